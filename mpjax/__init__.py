@@ -1,0 +1,43 @@
+"""mpjax: mixed-precision training for JAX and Flax.
+
+Public names are resolved on first use, so that importing mpjax imports neither Flax nor a data library.
+"""
+
+import importlib
+
+
+_HOMES = {
+    "mpjax.errors": ("Diverged", "DtypeError", "PrecisionWarning", "UsageError"),
+    "mpjax.precision": (
+        "LossScaleState",
+        "Policy",
+        "apply_policy",
+        "check_dtypes",
+        "dynamic_loss_scaling",
+        "get_policy",
+        "loss_scale_state",
+        "no_loss_scaling",
+        "scale_loss",
+        "scaled_value_and_grad",
+        "static_loss_scaling",
+        "where_finite",
+    ),
+    "mpjax.config": ("Config",),
+    "mpjax.training": ("TrainState", "make_eval_step", "make_train_step"),
+    "mpjax.run": ("run",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 (a list, computed)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'mpjax' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value  # also over the submodule of that name: mpjax.run is the function
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

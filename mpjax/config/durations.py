@@ -1,0 +1,54 @@
+"""Durations: a number of steps, examples or epochs, turned into steps in one place."""
+
+import dataclasses
+import math
+import re
+from typing import Literal
+
+
+_UNITS = {
+    "steps": "steps",
+    "step": "steps",
+    "": "steps",
+    "examples": "examples",
+    "example": "examples",
+    "epochs": "epochs",
+    "epoch": "epochs",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Duration:
+    """A length of training: `500` or `500 steps`, `1e6 examples`, `30 epochs`."""
+
+    amount: float
+    unit: Literal["steps", "examples", "epochs"] = "steps"
+
+    def __str__(self) -> str:
+        return f"{self.amount:.15g}" if self.unit == "steps" else f"{self.amount:.15g} {self.unit}"
+
+    def in_steps(self, batch_size: int, steps_per_epoch: int) -> int:
+        """The duration in steps, rounded to the nearest (at least 1 where it is not 0).
+
+        Args:
+          batch_size: examples per step.
+          steps_per_epoch: steps per pass over the training set.
+        """
+        per_unit = {"steps": 1.0, "examples": 1.0 / batch_size, "epochs": float(steps_per_epoch)}
+        steps = self.amount * per_unit[self.unit]
+        return max(1, round(steps)) if steps > 0 else 0
+
+
+def parse_duration(text: str) -> Duration:
+    """Reads `"500"`, `"30 epochs"`, `"1e6examples"`.
+
+    Raises:
+      ValueError: no such unit, not a number, negative or infinite, or part of a step.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"bad duration '{text}': wanted e.g. '500', '500 steps', '1e6 examples' or '30 epochs'")
+    amount, unit = float(match[1]), _UNITS[match[2]]
+    if not math.isfinite(amount) or (unit == "steps" and amount != int(amount)):
+        raise ValueError(f"bad duration '{text}': wanted a whole number of steps")
+    return Duration(amount, unit)

@@ -1,0 +1,186 @@
+"""Every setting of a run, with its default and meaning; the defaults are the default task.
+
+No JAX here: `--help` and a mistyped flag must answer at once.
+"""
+
+import dataclasses
+from typing import Annotated, Literal
+
+import tyro
+
+from mpjax.config.durations import Duration, parse_duration
+
+
+Steps = Annotated[
+    Duration,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="DURATION",
+        instance_from_str=lambda words: parse_duration(words[0]),
+        is_instance=lambda value: isinstance(value, Duration),
+        str_from_instance=lambda duration: [str(duration)],
+    ),
+]
+"""A `Duration` on the command line: `500`, `1e6 examples`, `30 epochs`."""
+
+
+def epochs(amount: float) -> Duration:
+    return Duration(amount, "epochs")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which images, and how they reach the device."""
+
+    name: str = "digits"
+    """Data set: `digits`, or any image-classification set of tensorflow-datasets that is prepared under data_dir."""
+    data_dir: str = ""
+    """Folder of prepared data sets; empty: `$MPJAX_CACHE/data`, by default `~/.cache/mpjax/data`."""
+    train_split: str = "train"
+    """Split to train on, in tensorflow-datasets' notation (`train[:90%]`)."""
+    test_split: str = "test"
+    """Split to evaluate on."""
+    batch_size: int = 64
+    """Examples per training step, over all devices."""
+    eval_batch_size: int = 360
+    """Examples per evaluation step."""
+    image_size: int = 0
+    """Side of the square image in pixels, by resizing and cropping on the host; 0: as stored."""
+    in_memory_mb: int = 2048
+    """Sets that decode to at most this many MB are held in memory; larger ones are streamed."""
+    workers: int = 2
+    """Threads that read and decode a streamed set."""
+    mean: tuple[float, ...] = (0.0,)
+    """Per-channel mean subtracted from images scaled to [0, 1]; one value serves all channels."""
+    std: tuple[float, ...] = (1.0,)
+    """Per-channel standard deviation divided by after the mean."""
+    crop_padding: int = 1
+    """Augmentation: pixels of zero padding before a random crop back to size; 0: none."""
+    flip: bool = False
+    """Augmentation: mirror images left to right with probability one half."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which network."""
+
+    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "mlp"] = "resnet18"
+    """Architecture."""
+    width: int = 16
+    """ResNet: channels of the first stage (64 in the paper). MLP: units of each hidden layer."""
+    stem: Literal["imagenet", "small"] = "small"
+    """ResNet: 7x7 stride 2 and max-pooling, or one 3x3 convolution for small images."""
+    depth: int = 2
+    """MLP: hidden layers."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Precision:
+    """In which dtypes the run computes, and how gradients are kept in range."""
+
+    policy: str = "mixed_float16"
+    """Preset (float32, mixed_bfloat16, mixed_float16, bfloat16, float16, O0-O3, float64), alias, or a policy such as
+    `params=float32,compute=float16,output=float32`."""
+    rules: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Exceptions: module pattern to dtype or policy, first match wins, as `--precision.rules "stem/*" float32`."""
+    loss_scale: str = "auto"
+    """`auto` (what the policy asks for), `dynamic`, `none`, or a number: a static scale."""
+    initial_scale: float = 2.0**15
+    """Dynamic loss scale: first scale."""
+    growth_interval: int = 2000
+    """Dynamic loss scale: good steps in a row until it doubles."""
+    min_scale: float = 1.0
+    """Dynamic loss scale: smallest. Training stops when gradients stay non-finite there."""
+    max_scale: float = 2.0**24
+    """Dynamic loss scale: largest."""
+    hysteresis: int = 1
+    """Dynamic loss scale: overflows in a row until it halves."""
+    patience: int = 10
+    """Steps in a row that may be skipped at the smallest scale (or with a static one) before training stops."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How parameters move."""
+
+    name: Literal["sgd", "adamw", "lamb"] = "sgd"
+    """Update rule."""
+    learning_rate: float = 0.1
+    """Peak learning rate."""
+    schedule: Literal["cosine", "one_cycle", "linear", "constant"] = "cosine"
+    """How the learning rate falls from its peak."""
+    warmup: Steps = epochs(2)
+    """Linear warm-up from 0 to the peak; one_cycle: the rising part."""
+    momentum: float = 0.9
+    """sgd: momentum."""
+    nesterov: bool = True
+    """sgd: Nesterov momentum."""
+    b1: float = 0.9
+    """adamw, lamb: decay of the first moment."""
+    b2: float = 0.999
+    """adamw, lamb: decay of the second moment."""
+    eps: float = 1e-8
+    """adamw, lamb: added to the root of the second moment."""
+    weight_decay: float = 5e-4
+    """Weight decay of kernels; norms and biases are spared. sgd: added to the gradient; adamw, lamb: decoupled."""
+    clip_norm: float = 0.0
+    """Largest global norm of the unscaled gradient; 0: no clipping."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """What one step does besides."""
+
+    label_smoothing: float = 0.1
+    """Share of the target spread evenly over all classes."""
+    accumulate: int = 1
+    """Micro-batches per step; their gradients are averaged."""
+    ema: float = 0.0
+    """Decay of a moving average of the parameters, which is then evaluated too; 0: none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+    """How often something happens besides training."""
+
+    log_every: Steps = Duration(20)
+    """Between lines of metrics."""
+    eval_every: Steps = epochs(5)
+    """Between evaluations; there is always one at the end."""
+    save_every: Steps = epochs(5)
+    """Between checkpoints; there is always one at the end and on interruption."""
+    keep: int = 2
+    """Newest checkpoints to keep, besides the best."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a run leaves behind besides metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    plot: bool = True
+    """Draw curves.png at the end."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Train an image classifier in mixed precision."""
+
+    steps: Steps = epochs(30)
+    """Length of training: steps, `1e6 examples` or `30 epochs`."""
+    seed: int = 0
+    """Seed of initialisation, shuffling and augmentation."""
+    output_dir: str = ""
+    """Folder of the run, new or with --resume; empty: runs/<data>-<model>-<policy>-<time>."""
+    resume: bool = False
+    """Go on from the last checkpoint in output_dir, with its settings where no others are given."""
+    cache_dir: str = ""
+    """Folder of compiled programs and prepared data; empty: `$MPJAX_CACHE`, by default `~/.cache/mpjax`."""
+    data: Data = Data()
+    model: Model = Model()
+    precision: Precision = Precision()
+    optimizer: Optimizer = Optimizer()
+    training: Training = Training()
+    loop: Loop = Loop()
+    report: Report = Report()

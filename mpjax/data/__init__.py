@@ -1,0 +1,1 @@
+"""Data in, batches out: sources, streams and augmentation."""

@@ -1,0 +1,1 @@
+"""Where the first non-finite value comes from."""

@@ -1,0 +1,1 @@
+"""Many steps: the loop, checkpoints, interruption."""

@@ -1,0 +1,1 @@
+"""Networks in Flax NNX, plain enough to read as a tutorial."""

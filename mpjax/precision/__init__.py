@@ -1,0 +1,33 @@
+"""The heart of mpjax: policies, casts and loss scaling, each usable without the others and without Flax."""
+
+from mpjax.precision.check import check_dtypes
+from mpjax.precision.loss_scale import (
+    LossScaleState,
+    dynamic_loss_scaling,
+    loss_scale_state,
+    no_loss_scaling,
+    scale_loss,
+    scaled_value_and_grad,
+    static_loss_scaling,
+    where_finite,
+)
+from mpjax.precision.modules import PolicyReport, apply_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
+
+
+__all__ = [
+    "LossScaleState",
+    "Policy",
+    "PolicyReport",
+    "apply_policy",
+    "check_dtypes",
+    "dynamic_loss_scaling",
+    "get_policy",
+    "loss_scale_state",
+    "no_loss_scaling",
+    "scale_loss",
+    "scaled_value_and_grad",
+    "static_loss_scaling",
+    "where_finite",
+]

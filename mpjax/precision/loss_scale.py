@@ -1,0 +1,274 @@
+"""Loss scaling as optax wrappers: the scale is optimizer state, and a step that overflowed changes nothing else.
+
+Method: Micikevicius et al., "Mixed Precision Training", 2017 (arXiv:1710.03740), section 3.2; dynamic scale as in
+NVIDIA Apex and torch.amp.GradScaler, growing after exactly `growth_interval` good steps.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mpjax.errors import PrecisionWarning, UsageError
+from mpjax.precision.accumulation import closes_window, discard_window, opens_window
+from mpjax.precision.dtypes import FLOAT16, FLOAT32, is_floating, widest
+
+
+T = TypeVar("T")
+
+
+class LossScaleState(NamedTuple):
+    """State of the loss-scaling wrappers; all scalars are arrays from birth, so a step compiles once.
+
+    Attributes:
+      scale: float32, what the next loss is multiplied by; a power of two.
+      good_steps: int32, finite steps since the scale last changed or a step was skipped.
+      skipped: int32, steps skipped in all.
+      consecutive_skips: int32, steps skipped since the last finite one.
+      finite: bool, whether the last gradients were finite, so that the last step was applied.
+      inner_state: the wrapped optimizer's state.
+    """
+
+    scale: jax.Array
+    good_steps: jax.Array
+    skipped: jax.Array
+    consecutive_skips: jax.Array
+    finite: jax.Array
+    inner_state: Any
+
+
+def dynamic_loss_scaling(
+    inner: optax.GradientTransformation,
+    *,
+    initial_scale: float = 2.0**15,
+    growth_interval: int = 2000,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    min_scale: float = 1.0,
+    max_scale: float = 2.0**24,
+    hysteresis: int = 1,
+    axis_name: str | tuple[str, ...] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer so that it gets unscaled float32 gradients, or is skipped when they overflowed.
+
+    Put clipping, weight decay and `optax.MultiSteps` inside. On a skipped step updates are exactly zero and the inner
+    state keeps every bit. With `optax.MultiSteps` inside, an overflow in any micro-batch discards the whole window, and
+    the scale moves only between windows.
+
+    Args:
+      inner: the optimizer (chain).
+      initial_scale: the first scale.
+      growth_interval: the scale grows after exactly this many consecutive good steps.
+      growth_factor: what it grows by.
+      backoff_factor: what it shrinks by on overflow.
+      min_scale: the scale never goes below.
+      max_scale: the scale never goes above.
+      hysteresis: consecutive overflows until the scale shrinks; each further one shrinks it again.
+      axis_name: mapped axes (`shard_map`, `pmap`) whose devices must agree to skip. Not needed under `jit`.
+
+    Returns:
+      An optax transformation whose state is a `LossScaleState`.
+
+    Raises:
+      UsageError: a setting with which the scale could leave the powers of two or [min_scale, max_scale].
+    """
+    _check_scales(initial_scale=initial_scale, min_scale=min_scale, max_scale=max_scale)
+    _check_scales(growth_factor=growth_factor, backoff_factor=backoff_factor)
+    _require(min_scale <= initial_scale <= max_scale, "min_scale <= initial_scale <= max_scale", initial_scale)
+    _require(growth_factor > 1, "growth_factor above 1", growth_factor)
+    _require(backoff_factor < 1, "backoff_factor below 1", backoff_factor)
+    _require(growth_interval >= 1 and int(growth_interval) == growth_interval, "growth_interval >= 1", growth_interval)
+    _require(hysteresis >= 1 and int(hysteresis) == hysteresis, "hysteresis >= 1", hysteresis)
+
+    def adjust(state: LossScaleState, finite: jax.Array) -> LossScaleState:
+        good_steps = state.good_steps + 1
+        grow = good_steps >= growth_interval
+        consecutive_skips = jnp.where(finite, 0, state.consecutive_skips + 1)
+        shrink = consecutive_skips >= hysteresis
+        # min and max come after the product: even 2^127 * 16 = inf is brought back to max_scale.
+        grown = jnp.where(grow, jnp.minimum(state.scale * growth_factor, max_scale), state.scale)
+        shrunk = jnp.where(shrink, jnp.maximum(state.scale * backoff_factor, min_scale), state.scale)
+        return state._replace(
+            scale=jnp.where(finite, grown, shrunk),
+            good_steps=jnp.where(finite & ~grow, good_steps, 0),
+            skipped=jnp.where(finite, state.skipped, state.skipped + 1),
+            consecutive_skips=consecutive_skips,
+        )
+
+    return _loss_scaling(inner, initial_scale, adjust, axis_name)
+
+
+def static_loss_scaling(
+    inner: optax.GradientTransformation, scale: float, *, axis_name: str | tuple[str, ...] | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """As `dynamic_loss_scaling`, with a scale that never changes; an overflow still skips the step.
+
+    Raises:
+      UsageError: `scale` is not a power of two.
+    """
+    _check_scales(scale=scale)
+
+    def adjust(state: LossScaleState, finite: jax.Array) -> LossScaleState:
+        return state._replace(
+            good_steps=jnp.where(finite, state.good_steps + 1, 0),
+            skipped=jnp.where(finite, state.skipped, state.skipped + 1),
+            consecutive_skips=jnp.where(finite, 0, state.consecutive_skips + 1),
+        )
+
+    return _loss_scaling(inner, scale, adjust, axis_name)
+
+
+def no_loss_scaling(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """The same state around an optimizer that is left alone: scale 1, nothing checked, nothing skipped."""
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params) -> LossScaleState:
+        return _initial_state(1.0, inner.init(params))
+
+    def update(updates, state: LossScaleState, params=None, **extra):
+        updates, inner_state = inner.update(updates, state.inner_state, params, **extra)
+        return updates, state._replace(inner_state=inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def loss_scale_state(opt_state) -> LossScaleState:
+    """The `LossScaleState` inside any optax state tree.
+
+    Raises:
+      UsageError: there is none, or more than one.
+    """
+    leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, LossScaleState))
+    found = [leaf for leaf in leaves if isinstance(leaf, LossScaleState)]
+    if len(found) != 1:
+        raise UsageError(
+            f"wanted one LossScaleState in the optimizer state, found {len(found)}: wrap the optimizer once, as in "
+            "mpjax.dynamic_loss_scaling(optax.adamw(1e-3)), and pass tx.init(params)"
+        )
+    return found[0]
+
+
+def scale_loss(loss: jax.Array, opt_state) -> jax.Array:
+    """The scalar loss times the scale, in float32 whatever the loss's dtype; differentiate this.
+
+    A float16 loss warns once its gradient, which is the scale, can reach 2^16 and so be inf in float16: compute the
+    loss in float32.
+    """
+    scale = loss_scale_state(opt_state).scale
+    loss = jnp.asarray(loss)
+    if loss.dtype == FLOAT16 and (isinstance(scale, jax.core.Tracer) or scale >= 2.0**16):
+        warnings.warn(
+            "the loss is float16: a loss scale of 2^16 or more overflows in its gradient, so that such steps are "
+            "skipped. Compute the loss in float32, as in logits.astype(jnp.float32)",
+            PrecisionWarning,
+            stacklevel=2,
+        )
+    dtype = widest(loss.dtype, FLOAT32)
+    return loss.astype(dtype) * scale.astype(dtype)
+
+
+def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
+    """Like `jax.value_and_grad` of `fn(params, *args)`, differentiating the scaled loss.
+
+    Returns:
+      A function `(opt_state, params, *args, **kwargs) -> (loss, grads)`, or `((loss, aux), grads)` with `has_aux`. The
+      loss is unscaled and float32; the gradients are still scaled, in the parameters' dtypes: `tx.update` unscales.
+    """
+
+    def scaled(params, opt_state, *args, **kwargs):
+        out = fn(params, *args, **kwargs)
+        loss, aux = out if has_aux else (out, None)
+        loss = jnp.asarray(loss)
+        return scale_loss(loss, opt_state), (loss.astype(widest(loss.dtype, FLOAT32)), aux)
+
+    differentiate = jax.value_and_grad(scaled, has_aux=True)
+
+    def value_and_grad(opt_state, params, *args, **kwargs):
+        (_, (loss, aux)), grads = differentiate(params, opt_state, *args, **kwargs)
+        return ((loss, aux) if has_aux else loss), grads
+
+    return value_and_grad
+
+
+def where_finite(opt_state, new: T, old: T) -> T:
+    """`new` if the last step's gradients were finite, else `old`; leaf by leaf, for trees of one structure."""
+    return _select(loss_scale_state(opt_state).finite, new, old)
+
+
+def _loss_scaling(inner, initial_scale, adjust, axis_name) -> optax.GradientTransformationExtraArgs:
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params) -> LossScaleState:
+        return _initial_state(initial_scale, _init_in_float32(inner, params))
+
+    def update(updates, state: LossScaleState, params=None, **extra):
+        unscaled = jax.tree.map(lambda g: _unscale(g, state.scale), updates)
+        # A window is one step, or the micro-batches of an optax.MultiSteps inside; it stays bad once it was bad.
+        finite = _all_finite(unscaled, axis_name) & (state.finite | opens_window(state.inner_state))
+        proposed, inner_state = inner.update(unscaled, state.inner_state, params, **extra)
+        done = closes_window(state.inner_state, inner_state)
+        kept = discard_window(state.inner_state, inner_state)
+        adjusted = _select(done, adjust(state, finite), state)
+        updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.zeros_like(u)), proposed)
+        return updates, adjusted._replace(finite=finite, inner_state=_select(finite, inner_state, kept))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _initial_state(scale: float, inner_state) -> LossScaleState:
+    zero = jnp.zeros((), jnp.int32)
+    return LossScaleState(jnp.asarray(scale, jnp.float32), zero, zero, zero, jnp.asarray(True), inner_state)
+
+
+def _init_in_float32(inner: optax.GradientTransformation, params):
+    """The inner state, with what follows the parameters' dtype (moments) at least float32, as the gradients will be."""
+    state = inner.init(params)
+    widened = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, widest(p.dtype, FLOAT32)) if is_floating(p) else p, params
+    )
+    wanted = jax.eval_shape(inner.init, widened)
+    if jax.tree.structure(wanted) != jax.tree.structure(state):
+        return state  # its shape depends on the parameters' dtypes, as master weights' does: it knows what it wants
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype) if is_floating(leaf) else leaf, state, wanted)
+
+
+def _unscale(gradient, scale: jax.Array):
+    if not jnp.issubdtype(gradient.dtype, jnp.inexact):
+        return gradient
+    # Dividing, not multiplying by 1/scale: the reciprocal of 2^127 is subnormal, which devices may flush to zero.
+    dtype = widest(gradient.dtype, FLOAT32)
+    return gradient.astype(dtype) / scale.astype(jnp.finfo(dtype).dtype)
+
+
+def _all_finite(tree, axis_name) -> jax.Array:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    finite = jnp.asarray(True)
+    for leaf in leaves:
+        finite &= jnp.isfinite(leaf).all()
+    if axis_name is not None:
+        finite = jax.lax.pmin(finite.astype(jnp.int32), axis_name) == 1
+    return finite
+
+
+def _select(condition: jax.Array, new: T, old: T) -> T:
+    # Leaf by leaf, not lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
+    def pick(a, b):
+        return a if a is b else jnp.where(condition, a, b)
+
+    return jax.tree.map(pick, new, old)
+
+
+def _check_scales(**scales: float) -> None:
+    for name, value in scales.items():
+        value = float(value)
+        normal = math.isfinite(value) and 2.0**-126 <= value <= 2.0**127
+        _require(normal and math.frexp(value)[0] == 0.5, f"{name} a power of two from 2^-126 to 2^127", value)
+
+
+def _require(condition: bool, wanted: str, got) -> None:
+    if not condition:
+        raise UsageError(f"loss scaling: wanted {wanted}, got {got}")

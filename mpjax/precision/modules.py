@@ -1,0 +1,193 @@
+"""Put a policy on a Flax NNX module: dtypes on every submodule, unedited, and a report of what each one got."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import numpy as np
+
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, require_x64, widest
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
+from mpjax.precision.rules import NORM, Lineage, Rules, decide, is_norm
+
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+
+class Row(NamedTuple):
+    """What one submodule got.
+
+    Attributes:
+      path: attribute names and indices joined by `/`; empty for the model itself.
+      type: its class's name.
+      param_dtype: the dtype of its own parameters; None if it has none.
+      compute_dtype: what it computes in; None if it has no `dtype` to set, so that its own code decides.
+      rule: the pattern that decided; "policy" where no rule did.
+    """
+
+    path: str
+    type: str
+    param_dtype: np.dtype | None
+    compute_dtype: np.dtype | None
+    rule: str
+
+
+class PolicyReport(tuple[Row, ...]):
+    """The rows of `apply_policy`; prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        cells = [Row._fields, *([str(value or "-") for value in row] for row in self)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(Row._fields))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
+        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
+    """Sets the dtypes of every submodule of `model`, in place.
+
+    Parameters are cast to `param_dtype`; layers compute in `compute_dtype`; normalisation layers take their input,
+    statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`; what the model returns is
+    cast to `output_dtype`. Rules of the policy come before these defaults. A later call replaces an earlier one.
+
+    Args:
+      model: any NNX module, also an abstract one from `nnx.eval_shape`.
+      policy: a `Policy` or what `get_policy` takes.
+
+    Returns:
+      A `PolicyReport`: prints as a table and iterates over rows (`path`, `type`, `param_dtype`, `compute_dtype`,
+      `rule`), one for each submodule that has parameters or a `dtype`.
+
+    Raises:
+      UsageError: a rule that matches nothing, float64 without 64-bit JAX, or something that is not an NNX module.
+    """
+    from flax import nnx
+
+    if not isinstance(model, nnx.Module):
+        raise UsageError(f"apply_policy takes a Flax NNX module, got {type(model).__name__}")
+    policy = get_policy(policy)
+    require_x64(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
+
+    modules = {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    lineages = {path: _lineage(path, modules) for path in sorted(modules)}
+    norm_dtype = widest(policy.compute_dtype, FLOAT32)
+    rules = Rules({**policy.rules, **({} if NORM in policy.rules else {NORM: norm_dtype})})
+    decided = decide(rules, lineages.values())
+
+    rows = []
+    for path, module in modules.items():
+        rule = decided[path]
+        row = _apply(path, module, policy, rule, rules[rule] if rule else None)
+        if row.param_dtype is not None or row.compute_dtype is not None:
+            rows.append(row)
+    return PolicyReport(rows)
+
+
+def _lineage(path: str, modules: dict) -> Lineage:
+    """The module at `path` and its parents, root first."""
+    parts = path.split("/") if path else []
+    ancestors = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
+    return tuple((name, frozenset(_class_names(modules[name]))) for name in ancestors if name in modules)
+
+
+def _class_names(module) -> Iterator[str]:
+    from flax import nnx
+
+    for cls in _plain_class(type(module)).__mro__:
+        if issubclass(cls, nnx.Module) and cls is not nnx.Module:
+            yield cls.__name__
+
+
+def _apply(path: str, module, policy: Policy, rule: str | None, value) -> Row:
+    """Sets the dtypes of one module, own parameters and computation, not those of its children."""
+    if isinstance(value, Policy):
+        param_dtype, compute_dtype, output_dtype = value.param_dtype, value.compute_dtype, value.output_dtype
+    elif value is not None:
+        param_dtype, compute_dtype = widest(policy.param_dtype, value), as_dtype(value)
+        output_dtype = policy.compute_dtype if rule is not None and rule.lower() == NORM else None
+    else:
+        param_dtype, compute_dtype, output_dtype = policy.param_dtype, policy.compute_dtype, None
+    if path == "":
+        output_dtype = policy.output_dtype
+
+    has_params = _cast_variables(module, param_dtype)
+    has_dtype = hasattr(module, "dtype")
+    if has_dtype:
+        module.dtype = compute_dtype
+    if hasattr(module, "param_dtype"):
+        module.param_dtype = param_dtype
+    norm = is_norm(_class_names(module))
+    inside = compute_dtype if norm else None
+    if norm and output_dtype is None:
+        output_dtype = compute_dtype
+    outside = output_dtype if path == "" or has_dtype or norm else None
+    module.__class__ = _casting(_plain_class(type(module)), inside, outside)
+    return Row(
+        path=path,
+        type=type(module).__name__,
+        param_dtype=param_dtype if has_params else None,
+        compute_dtype=compute_dtype if has_dtype or norm else None,
+        rule=rule or "policy",
+    )
+
+
+def _cast_variables(module, param_dtype: np.dtype) -> bool:
+    """Casts the module's own parameters, keeps its statistics at least float32; tells whether it has parameters."""
+    from flax import nnx
+
+    found = False
+    for variable in vars(module).values():
+        if not isinstance(variable, nnx.Variable) or not is_floating(variable.get_value()):
+            continue
+        if isinstance(variable, nnx.Param):
+            found = True
+            variable.set_value(_astype(variable.get_value(), param_dtype))
+        elif isinstance(variable, nnx.BatchStat):
+            variable.set_value(_astype(variable.get_value(), widest(param_dtype, FLOAT32)))
+    return found
+
+
+def _astype(value, dtype: np.dtype):
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(value.shape, dtype, sharding=value.sharding)
+    return value.astype(dtype)
+
+
+def _cast_floating(tree, dtype: np.dtype | None):
+    if dtype is None:
+        return tree
+    return jax.tree.map(lambda x: x.astype(dtype) if is_floating(x) else x, tree)
+
+
+def _plain_class(cls: type) -> type:
+    return getattr(cls, "_mpjax_plain_class", cls)
+
+
+@functools.cache
+def _casting(cls: type, inside: np.dtype | None, outside: np.dtype | None) -> type:
+    """`cls` with calls that cast floating inputs to `inside` and outputs to `outside`; `cls` itself where neither.
+
+    A subclass swapped in, as PyTorch's FSDP does: NNX keeps a module's class through split and merge, `isinstance`
+    still holds, and no code of the model changes. Cached, so that equal models have equal graph definitions.
+    """
+    if inside is None and outside is None:
+        return cls
+
+    call: Callable = cls.__call__
+
+    @functools.wraps(call)
+    def __call__(self, *args, **kwargs):
+        args, kwargs = _cast_floating((args, kwargs), inside)
+        return _cast_floating(call(self, *args, **kwargs), outside)
+
+    members = {"__call__": __call__, "__module__": cls.__module__, "_mpjax_plain_class": cls}
+    swapped = type(cls)(cls.__name__, (cls,), members)
+    swapped.__qualname__ = cls.__qualname__
+    return swapped

@@ -1,0 +1,99 @@
+"""Rules: which modules a pattern covers, which rule decides each module, and which rule decides none."""
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mpjax.errors import UsageError
+
+
+NORM = "type:norm"
+"""The pattern of every normalisation layer, and the only rule that may match nothing: not every model has one."""
+
+NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm"})
+
+Lineage = tuple[tuple[str, frozenset[str]], ...]
+"""A module and its parents, root first: the path and the names of the classes it inherits from, of each."""
+
+
+class Rules(Mapping[str, Any]):
+    """A frozen, hashable mapping from pattern to dtype or policy. Order counts: the first match wins.
+
+    A pattern is a glob on the module path (`"stem/*"`, `"layers/?/conv1"`; `*` crosses `/`), or `type:` and a glob on
+    the class name, bases included (`"type:Attention"`). Either covers the modules it matches and all that they hold.
+    `"type:norm"` covers the normalisation layers themselves.
+    """
+
+    def __init__(self, rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
+        pairs = tuple(rules.items() if isinstance(rules, Mapping) else rules)
+        for pattern, _ in pairs:
+            if not isinstance(pattern, str) or not pattern or set(pattern) & set("=;"):
+                raise UsageError(f"bad rule pattern {pattern!r}: wanted a module path, a glob or 'type:Class'")
+        if repeated := {p for p, _ in pairs if sum(p == other for other, _ in pairs) > 1}:
+            raise UsageError(f"rule given twice: {', '.join(sorted(repeated))}")
+        self._rules = dict(pairs)
+
+    def __getitem__(self, pattern: str):
+        return self._rules[pattern]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __eq__(self, other) -> bool:
+        # Unlike a dict: order decides which rule wins, so order is part of the value.
+        return isinstance(other, Mapping) and tuple(self.items()) == tuple(other.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.items()))
+
+    def __repr__(self) -> str:
+        return repr({pattern: str(value) for pattern, value in self.items()})
+
+
+def is_norm(types: Iterable[str]) -> bool:
+    """Whether class names (a class and its bases) are those of a normalisation layer."""
+    return not NORM_TYPES.isdisjoint(types)
+
+
+def covers(pattern: str, lineage: Lineage) -> bool:
+    """Whether `pattern` matches the module at the end of `lineage`, or one that holds it."""
+    if pattern.lower() == NORM:
+        return is_norm(lineage[-1][1])
+    if pattern.startswith("type:"):
+        glob = pattern.removeprefix("type:")
+        return any(fnmatch.fnmatchcase(name, glob) for _, types in lineage for name in types)
+    return any(fnmatch.fnmatchcase(path, pattern) for path, _ in lineage)
+
+
+def decide(rules: Rules, lineages: Iterable[Lineage]) -> dict[str, str | None]:
+    """The pattern that decides each module, by module path; None where no rule does.
+
+    Raises:
+      UsageError: a rule matches nothing, or only modules that earlier rules decide. All such rules are named, each
+        with the nearest paths or types.
+    """
+    lineages = tuple(lineages)
+    decided = {
+        lineage[-1][0]: next((pattern for pattern in rules if covers(pattern, lineage)), None) for lineage in lineages
+    }
+    idle = [p for p in rules if p not in decided.values() and p.lower() != NORM]
+    if idle:
+        raise UsageError("\n".join(_why_idle(pattern, rules, lineages) for pattern in idle))
+    return decided
+
+
+def _why_idle(pattern: str, rules: Rules, lineages: tuple[Lineage, ...]) -> str:
+    matched = [lineage for lineage in lineages if covers(pattern, lineage)]
+    if matched:
+        winner = next(p for p in rules if covers(p, matched[0]))
+        return f"rule '{pattern}' decides nothing: all it matches is decided by '{winner}' before it; put it first"
+    if pattern.startswith("type:"):
+        known = sorted({f"type:{name}" for lineage in lineages for _, types in lineage for name in types})
+    else:
+        known = sorted({path for lineage in lineages for path, _ in lineage if path})
+    near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
+    return f"rule '{pattern}' matches nothing; nearest: {', '.join(near) or 'the model has no submodules'}"

@@ -1,0 +1,1 @@
+"""One step: state, losses, optimizer, and the pure train and eval steps."""
