@@ -16,9 +16,9 @@ class Diverged(RuntimeError):
 class Interrupted(RuntimeError):
     """A signal ended the run after its checkpoint was saved. Exit code 128 + signal."""
 
-    def __init__(self, message: str, signal_number: int):
+    def __init__(self, message: str, signal_number: int | None):
         super().__init__(message)
-        self.signal_number = signal_number
+        self.signal_number = signal_number or 2
 
 
 class PrecisionWarning(UserWarning):

@@ -1,6 +1,7 @@
 """What every test runs under: strict dtypes and ranks, two CPU devices, a cache of its own."""
 
 import os
+import pathlib
 
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("MPJAX_TEST_PLATFORM", "cpu"))
@@ -9,12 +10,25 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 import jax
 import pytest
 
+import mpjax
 
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
+
+TESTS = pathlib.Path(__file__).parent
+PACKAGE = pathlib.Path(mpjax.__file__).parent
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory):
     """Prepared data and compiled programs of the tests, apart from the user's."""
     os.environ["MPJAX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _strict(request):
+    """Where a test mirrors a folder of mpjax, every implicit widening of a dtype or a rank is an error."""
+    folder = request.path.relative_to(TESTS).parts[0]
+    if not (PACKAGE / folder).is_dir():
+        yield
+        return
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield

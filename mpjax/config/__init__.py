@@ -1,6 +1,8 @@
 """Settings: files and command line in, one frozen `Config` out. Imports no JAX."""
 
+from mpjax.config.load import from_toml, load
+from mpjax.config.save import save, to_toml
 from mpjax.config.schema import Config
 
 
-__all__ = ["Config"]
+__all__ = ["Config", "from_toml", "load", "save", "to_toml"]

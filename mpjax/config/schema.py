@@ -85,6 +85,8 @@ class Precision:
     """Exceptions: module pattern to dtype or policy, first match wins, as `--precision.rules "stem/*" float32`."""
     loss_scale: str = "auto"
     """`auto` (what the policy asks for), `dynamic`, `none`, or a number: a static scale."""
+    master_weights: Literal["auto", "on", "off"] = "auto"
+    """Float32 copies of half-precision parameters in the optimizer; auto: what the policy asks for."""
     initial_scale: float = 2.0**15
     """Dynamic loss scale: first scale."""
     growth_interval: int = 2000
@@ -168,7 +170,7 @@ class Config:
     """Train an image classifier in mixed precision."""
 
     steps: Steps = epochs(30)
-    """Length of training: steps, `1e6 examples` or `30 epochs`."""
+    """Length of training: steps (attempted: skipped ones count), `1e6 examples` or `30 epochs`."""
     seed: int = 0
     """Seed of initialisation, shuffling and augmentation."""
     output_dir: str = ""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -61,10 +62,8 @@ def is_floating(leaf) -> bool:
 
 def widest(*dtypes: DTypeLike) -> np.dtype:
     """The narrowest dtype that holds all of them: float16 with bfloat16 gives float32."""
-    result = np.dtype(dtypes[0])
-    for dtype in dtypes[1:]:
-        result = np.dtype(jnp.promote_types(result, dtype))
-    return result
+    with jax.numpy_dtype_promotion("standard"):  # asked for here, so also where the user made promotion strict
+        return np.dtype(functools.reduce(jnp.promote_types, dtypes))
 
 
 def require_x64(*dtypes: DTypeLike) -> None:

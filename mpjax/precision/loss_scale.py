@@ -130,7 +130,8 @@ def no_loss_scaling(inner: optax.GradientTransformation) -> optax.GradientTransf
         return _initial_state(1.0, inner.init(params))
 
     def update(updates, state: LossScaleState, params=None, **extra):
-        updates, inner_state = inner.update(updates, state.inner_state, params, **extra)
+        with optax_promotion():
+            updates, inner_state = inner.update(updates, state.inner_state, params, **extra)
         return updates, state._replace(inner_state=inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -209,14 +210,21 @@ def _loss_scaling(inner, initial_scale, adjust, axis_name) -> optax.GradientTran
         unscaled = jax.tree.map(lambda g: _unscale(g, state.scale), updates)
         # A window is one step, or the micro-batches of an optax.MultiSteps inside; it stays bad once it was bad.
         finite = _all_finite(unscaled, axis_name) & (state.finite | opens_window(state.inner_state))
-        proposed, inner_state = inner.update(unscaled, state.inner_state, params, **extra)
+        with optax_promotion():
+            proposed, inner_state = inner.update(unscaled, state.inner_state, params, **extra)
         done = closes_window(state.inner_state, inner_state)
         kept = discard_window(state.inner_state, inner_state)
         adjusted = _select(done, adjust(state, finite), state)
-        updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.zeros_like(u)), proposed)
+        # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0.
+        updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.full_like(u, -0.0)), proposed)
         return updates, adjusted._replace(finite=finite, inner_state=_select(finite, inner_state, kept))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def optax_promotion():
+    """Optax divides by integer step counts; it works also where the user made dtype promotion strict for other code."""
+    return jax.numpy_dtype_promotion("standard")
 
 
 def _initial_state(scale: float, inner_state) -> LossScaleState:

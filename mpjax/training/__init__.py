@@ -1,1 +1,17 @@
-"""One step: state, losses, optimizer, and the pure train and eval steps."""
+"""One step: a model, an optimizer and an objective in, pure compiled functions of state and batch out."""
+
+from mpjax.training.eval_step import evaluate, make_eval_step
+from mpjax.training.state import TrainState, create_state
+from mpjax.training.structure import Structure, take_apart
+from mpjax.training.train_step import make_train_step
+
+
+__all__ = [
+    "Structure",
+    "TrainState",
+    "create_state",
+    "evaluate",
+    "make_eval_step",
+    "make_train_step",
+    "take_apart",
+]

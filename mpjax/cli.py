@@ -1,0 +1,71 @@
+"""Commands: arguments in, exit code out, and a message instead of a traceback for what the user can mend."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError
+
+
+def train(argv: Sequence[str]) -> int:
+    """`scripts/train.py`."""
+
+    def command() -> None:
+        from mpjax.config import load
+
+        config = load(argv, prog="train.py")
+        # Only now: flags are checked, and --help has answered, before JAX is imported.
+        from mpjax.run import run
+
+        run(config)
+
+    return exit_code(command)
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """`scripts/evaluate.py`."""
+
+    def command() -> None:
+        from mpjax.config.evaluation import load_evaluation
+
+        settings = load_evaluation(argv, prog="evaluate.py")
+        from mpjax.evaluation import evaluate_run
+
+        evaluate_run(settings)
+
+    return exit_code(command)
+
+
+def exit_code(command: Callable[[], None]) -> int:
+    """Runs a command. 0: done; 1: a system error; 2: bad usage; 3: diverged; 128 + signal: interrupted."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    warnings.showwarning = _show_warning
+    try:
+        command()
+    except SystemExit as error:  # tyro has printed what is wrong
+        return error.code if isinstance(error.code, int) else 2
+    except UsageError as error:
+        return _fail(error, 2)
+    except Diverged as error:
+        return _fail(error, 3)
+    except Interrupted as error:
+        return _fail(error, 128 + error.signal_number)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except OSError as error:
+        return _fail(error, 1)
+    return 0
+
+
+def _fail(error: object, code: int) -> int:
+    print(f"error: {error}" if code < 128 else error, file=sys.stderr)
+    return code
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """Advice of mpjax in one line; other warnings as Python shows them."""
+    if issubclass(category, PrecisionWarning):
+        print(f"warning: {message}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

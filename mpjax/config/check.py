@@ -1,0 +1,56 @@
+"""Settings that no run can have: numbers out of range, all of them named at once."""
+
+import math
+from collections.abc import Iterator
+
+from mpjax.config.schema import Config
+from mpjax.errors import UsageError
+
+
+def check(config: Config) -> None:
+    """Raises UsageError naming every setting that is out of range, with what it is and what is wanted."""
+    if faults := list(_faults(config)):
+        raise UsageError("\n".join(faults))
+
+
+def _faults(config: Config) -> Iterator[str]:
+    at_least_one = {
+        "data.batch_size": config.data.batch_size,
+        "data.eval_batch_size": config.data.eval_batch_size,
+        "data.workers": config.data.workers,
+        "model.width": config.model.width,
+        "model.depth": config.model.depth,
+        "precision.patience": config.precision.patience,
+        "training.accumulate": config.training.accumulate,
+        "loop.keep": config.loop.keep,
+    }
+    not_negative = {
+        "data.image_size": config.data.image_size,
+        "data.in_memory_mb": config.data.in_memory_mb,
+        "data.crop_padding": config.data.crop_padding,
+        "optimizer.learning_rate": config.optimizer.learning_rate,
+        "optimizer.weight_decay": config.optimizer.weight_decay,
+        "optimizer.eps": config.optimizer.eps,
+        "optimizer.clip_norm": config.optimizer.clip_norm,
+        "seed": config.seed,
+    }
+    below_one = {
+        "optimizer.momentum": config.optimizer.momentum,
+        "optimizer.b1": config.optimizer.b1,
+        "optimizer.b2": config.optimizer.b2,
+        "training.label_smoothing": config.training.label_smoothing,
+        "training.ema": config.training.ema,
+    }
+    for name, value in at_least_one.items():
+        if value < 1:
+            yield f"--{name} is {value}: wanted at least 1"
+    for name, value in not_negative.items():
+        if not 0 <= value < math.inf:
+            yield f"--{name} is {value}: wanted 0 or more"
+    for name, value in below_one.items():
+        if not 0 <= value < 1:
+            yield f"--{name} is {value}: wanted from 0 up to, not including, 1"
+    if config.steps.amount <= 0:
+        yield f"--steps is {config.steps}: wanted at least one step"
+    if not all(value > 0 for value in config.data.std):
+        yield f"--data.std is {config.data.std}: wanted positive numbers"

@@ -1,0 +1,55 @@
+"""Where things are kept: the cache of a user, the folder of a run."""
+
+import datetime
+import os
+import pathlib
+
+from mpjax.config.load import CONFIG_FILE
+from mpjax.config.schema import Config
+from mpjax.errors import UsageError
+
+
+def cache_folder(config: Config) -> pathlib.Path:
+    """The folder for compiled programs and prepared data, made if absent.
+
+    `cache_dir` if set, else `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return _made(pathlib.Path(config.cache_dir or os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax")))
+
+
+def data_folder(config: Config) -> pathlib.Path:
+    """The folder of prepared data sets: `data_dir` if set, else `data` in the cache."""
+    return pathlib.Path(config.data.data_dir).expanduser() if config.data.data_dir else cache_folder(config) / "data"
+
+
+def run_folder(config: Config) -> pathlib.Path:
+    """The folder of the run: a new one, or with `resume` the one that is there.
+
+    Raises:
+      UsageError: it is there although the run is new, or it is not although the run is to go on.
+    """
+    if config.resume:
+        folder = pathlib.Path(config.output_dir)
+        if not (folder / CONFIG_FILE).exists():
+            raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
+        return folder
+    folder = pathlib.Path(config.output_dir or _default_name(config)).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists: --resume goes on with the run in it, another --output_dir starts a new one")
+    return _made(folder)
+
+
+def _default_name(config: Config) -> pathlib.Path:
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    words = (config.data.name, config.model.name, config.precision.policy)
+    name = "-".join("".join(c if c.isalnum() else "_" for c in word) for word in words)
+    return pathlib.Path("runs", f"{name}-{now}")
+
+
+def _made(folder: pathlib.Path) -> pathlib.Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make folder {folder}: {error.strerror}") from None
+    return folder

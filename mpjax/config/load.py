@@ -1,0 +1,127 @@
+"""Files and command line -> Config: files are read as flags, so one strict parser checks them all."""
+
+import contextlib
+import difflib
+import io
+import pathlib
+import tomllib
+from collections.abc import Iterator, Sequence
+
+import tyro
+
+from mpjax.config.schema import Config
+from mpjax.errors import UsageError
+
+
+DESCRIPTION = """Train an image classifier in mixed precision.
+
+--config FILE (repeatable) reads settings from a TOML file; later files win over earlier ones, flags over files."""
+
+CONFIG_FILE = "config.toml"
+"""The resolved settings inside a run's folder."""
+
+
+def load(argv: Sequence[str], *, prog: str = "train.py") -> Config:
+    """The settings of a command line.
+
+    Args:
+      argv: the arguments, without the program's name: `--config FILE` (repeatable) and flags of `Config`.
+      prog: the program's name, for messages.
+
+    Returns:
+      The parsed settings. With `--resume` those of the run's own config.toml come before all others.
+
+    Raises:
+      UsageError: a file that is missing, unreadable or wrong; the message names it.
+      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
+    """
+    files, flags = split_config_files(argv)
+    from_files = [flag for file in files for flag in _checked_flags(pathlib.Path(file), prog)]
+    config = _parse([*from_files, *flags], prog)
+    if config.resume:
+        if not config.output_dir:
+            raise UsageError("--resume needs --output_dir: the folder of the run to go on with")
+        own = pathlib.Path(config.output_dir) / CONFIG_FILE
+        if own.exists():
+            config = _parse([*_checked_flags(own, prog), *from_files, *flags], prog)
+    return config
+
+
+def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`--config` values, and the other arguments.
+
+    Raises:
+      UsageError: `--config` without a file.
+    """
+    files, flags = [], []
+    rest = iter(argv)
+    for argument in rest:
+        if argument == "--config":
+            file = next(rest, None)
+            if file is None or file.startswith("--"):
+                raise UsageError("--config needs a file, as in --config configs/digits.toml")
+            files.append(file)
+        elif argument.startswith("--config="):
+            files.append(argument.removeprefix("--config="))
+        else:
+            flags.append(argument)
+    return files, flags
+
+
+def read_flags(file: pathlib.Path) -> list[str]:
+    """The settings of a TOML file as flags.
+
+    Raises:
+      UsageError: no such file, or it is not TOML.
+    """
+    try:
+        with file.open("rb") as stream:
+            return list(_flatten(tomllib.load(stream), ""))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(file.name, [f.name for f in file.parent.glob("*.toml")], n=1, cutoff=0.4)
+        hint = f"; did you mean {file.parent / near[0]}?" if near else ""
+        raise UsageError(f"no config file {file}{hint}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
+    """The flags of a file that is right by itself, so that a mistake in it is reported under its name."""
+    flags = read_flags(file)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+            _parse(flags, prog)
+    except SystemExit:
+        raise UsageError(f"in {file}:\n{printed.getvalue().rstrip()}") from None
+    return flags
+
+
+def _flatten(table: dict, prefix: str) -> Iterator[str]:
+    for key, value in table.items():
+        name = f"--{prefix}{key}"
+        if name == "--precision.rules" and isinstance(value, dict):
+            yield from [name, *(str(word) for rule in value.items() for word in rule)] if value else []
+        elif isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield from [name, *map(str, value)]
+        elif isinstance(value, bool):
+            yield name if value else f"--{prefix}no_{key}"
+        else:
+            yield f"{name}={value}"
+
+
+def _parse(flags: list[str], prog: str) -> Config:
+    return tyro.cli(Config, args=flags, prog=prog, description=DESCRIPTION, use_underscores=True)
+
+
+def from_toml(file: pathlib.Path) -> Config:
+    """The settings of one TOML file, over the defaults.
+
+    Raises:
+      UsageError: as `load`.
+    """
+    return load(["--config", str(file)])

@@ -1,0 +1,100 @@
+"""Images on the host: decode what is stored, cut a part out and bring it to size."""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from mpjax.errors import UsageError
+
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom of the part of an image that is wanted."""
+
+Frame = Callable[[int, int, np.random.Generator], Box]
+"""From the width and height of an image to the part that is wanted; only random frames draw."""
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def decode(stored: bytes | np.ndarray, channels: int) -> np.ndarray:
+    """The image as stored: [H, W, channels] uint8 if it was encoded, the same array if it was one."""
+    return _pixels(_converted(_picture(stored, channels), channels)) if isinstance(stored, bytes) else stored
+
+
+def resize(stored: bytes | np.ndarray, channels: int, size: int, frame: Frame, rng: np.random.Generator) -> np.ndarray:
+    """The part of an image that `frame` chooses, as [size, size, channels] uint8.
+
+    Args:
+      stored: an encoded image of any mode (palette, grayscale and CMYK become RGB), or a uint8 array [H, W, C].
+      channels: 1, 3 or 4.
+      size: side of the result, reached by antialiased linear interpolation.
+      frame: which part.
+      rng: what a random frame draws from.
+
+    Raises:
+      UsageError: the image cannot be decoded, or is not one that can be resized.
+    """
+    picture = _picture(stored, channels)
+    box = frame(*picture.size, rng)
+    width, height = picture.size
+    side = min(box[2] - box[0], box[3] - box[1])
+    # A JPEG can be decoded at 1/2, 1/4 or 1/8, much faster; never below the size that is wanted.
+    picture.draft(None, (int(np.ceil(width * size / side)), int(np.ceil(height * size / side))))
+    across, down = picture.width / width, picture.height / height
+    box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    picture = _converted(picture, channels)
+    return _pixels(picture.resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def centre(share: float = 1.0) -> Frame:
+    """The square in the middle whose side is `share` of the shorter side."""
+
+    def frame(width: int, height: int, rng: np.random.Generator) -> Box:
+        del rng
+        side = min(width, height) * share
+        left, top = (width - side) / 2, (height - side) / 2
+        return left, top, left + side, top + side
+
+    return frame
+
+
+def random_part(width: int, height: int, rng: np.random.Generator) -> Box:
+    """A random part: 8% to 100% of the area, 3:4 to 4:3 in ratio, anywhere; the middle where ten draws do not fit."""
+    for _ in range(10):
+        area = rng.uniform(0.08, 1.0) * width * height
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        across, down = np.sqrt(area * ratio), np.sqrt(area / ratio)
+        if across <= width and down <= height:
+            left, top = rng.uniform(0, width - across), rng.uniform(0, height - down)
+            return float(left), float(top), float(left + across), float(top + down)
+    return centre()(width, height, rng)
+
+
+def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
+    if channels not in _MODES:
+        raise UsageError(f"image: {channels} channels; only images of 1, 3 or 4 are resized; write --data.image_size 0")
+    if isinstance(stored, bytes):
+        try:
+            return Image.open(io.BytesIO(stored))
+        except OSError as error:
+            raise UsageError(f"image: cannot be decoded: {error}; prepare the data set again") from error
+    if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
+        raise UsageError(
+            f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] is resized; "
+            "write --data.image_size 0 to take images as they are stored"
+        )
+    return Image.fromarray(stored[..., 0] if channels == 1 else stored)
+
+
+def _converted(picture: Image.Image, channels: int) -> Image.Image:
+    try:
+        return picture.convert(_MODES[channels])
+    except OSError as error:
+        raise UsageError(f"image: cannot be decoded: {error}; prepare the data set again") from error
+
+
+def _pixels(picture: Image.Image) -> np.ndarray:
+    pixels = np.asarray(picture)
+    return pixels[..., None] if pixels.ndim == 2 else pixels

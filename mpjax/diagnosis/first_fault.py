@@ -1,0 +1,124 @@
+"""The first non-finite value of a training step: in which module, forward or backward."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mpjax.precision.dtypes import is_floating
+from mpjax.precision.loss_scale import loss_scale_state
+from mpjax.training.state import TrainState
+from mpjax.training.structure import Structure
+
+
+class Fault(NamedTuple):
+    """Where a step first went wrong.
+
+    Attributes:
+      path: the module's (or parameter's) path.
+      direction: "parameters", "forward" or "backward".
+      what: one sentence.
+    """
+
+    path: str
+    direction: str
+    what: str
+
+
+def first_fault(model: nnx.Module, loss_of: Callable[[nnx.Module], jax.Array], *, scale: float = 1.0) -> Fault | None:
+    """Runs one step module by module and names the first whose values are not finite.
+
+    Args:
+      model: in training mode, its policy applied; it is left as after one call.
+      loss_of: the model's scalar loss on the batch in question.
+      scale: the loss scale of the backward pass.
+
+    Returns:
+      The first fault, or None if everything is finite. Backward runs from the loss to the input, so that the first
+      fault there is the module latest in forward order whose parameters' gradients are not finite.
+    """
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    bad = [name for name, value in _named(params) if not _finite(value)]
+    if bad:
+        return Fault(bad[0], "parameters", f"parameter {bad[0]} is already {_kind(dict(_named(params))[bad[0]])}")
+
+    calls: list[tuple[str, str | None]] = []
+
+    def scaled(params, record: Callable[[str, object], None]) -> jax.Array:
+        watched = nnx.merge(graph, params, rest)
+        _watch(watched, record)
+        return loss_of(watched).astype(jnp.float32) * scale
+
+    loss = scaled(params, lambda path, out: calls.append((path, None if _finite(out) else _kind(out))))
+    for path, kind in calls:
+        if kind:
+            return Fault(path, "forward", f"the output of {path or 'the model'} is {kind}")
+    if not _finite(loss):
+        return Fault("loss", "forward", f"the loss is {_kind(loss)}, though the model's output is finite")
+
+    gradients = dict(_named(jax.grad(lambda params: scaled(params, lambda path, out: None))(params)))
+    for path, _ in reversed(list(calls)):
+        for name, gradient in gradients.items():
+            if name.rpartition("/")[0] == path and not _finite(gradient):
+                return Fault(
+                    path, "backward", f"the gradient of {name} is {_kind(gradient)} at a loss scale of {scale:g}"
+                )
+    return None
+
+
+def explain(structure: Structure, loss_fn: Callable, state: TrainState, batch: Mapping[str, jax.Array]) -> str:
+    """Names the first fault of the step that `state` would take on `batch`, in a sentence or two.
+
+    Args:
+      structure: the model taken apart.
+      loss_fn: `(model, batch, key) -> (loss, metrics)`.
+      state: the training state.
+      batch: the training batch.
+    """
+    model = structure.assemble(state.params, state.stats, state.key)
+    model.train()
+    scale = float(loss_scale_state(state.opt_state).scale)
+    fault = first_fault(model, lambda model: loss_fn(model, batch, state.key)[0], scale=scale)
+    if fault is None:
+        return "run again module by module, this step's values are finite: the overflow is in the update or the batch"
+    return f"first bad layer: {fault.path} ({fault.direction}): {fault.what}"
+
+
+def _watch(model: nnx.Module, record: Callable[[str, object], None]) -> None:
+    """Calls `record(path, output)` after each call of a module, innermost first."""
+    for path, module in nnx.iter_modules(model):
+        cls = type(module)
+        if any("__call__" in vars(base) for base in cls.__mro__):
+            module.__class__ = _recording(cls, "/".join(map(str, path)), record)
+
+
+def _recording(cls: type, path: str, record: Callable[[str, object], None]) -> type:
+    call = cls.__call__
+
+    @functools.wraps(call)
+    def __call__(self, *args, **kwargs):
+        out = call(self, *args, **kwargs)
+        record(path, out)
+        return out
+
+    return type(cls)(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
+
+
+def _named(state) -> Iterator[tuple[str, jax.Array]]:
+    for path, variable in nnx.to_flat_state(state):
+        yield "/".join(map(str, path)), variable.get_value()
+
+
+def _arrays(tree) -> list[jax.Array]:
+    return [leaf for leaf in jax.tree.leaves(tree) if is_floating(leaf)]
+
+
+def _finite(tree) -> bool:
+    return all(bool(jnp.isfinite(leaf).all()) for leaf in _arrays(tree))
+
+
+def _kind(tree) -> str:
+    return "nan" if any(bool(jnp.isnan(leaf).any()) for leaf in _arrays(tree)) else "inf"

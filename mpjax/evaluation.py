@@ -1,0 +1,72 @@
+"""Evaluation of a checkpoint on one page: a run's folder in, metrics out."""
+
+import dataclasses
+import json
+import pathlib
+
+import optax
+
+from mpjax import data
+from mpjax.config import from_toml
+from mpjax.config.evaluation import Evaluation
+from mpjax.config.folders import data_folder
+from mpjax.config.load import CONFIG_FILE
+from mpjax.errors import UsageError
+from mpjax.loop.checkpoint import read_checkpoint
+from mpjax.loop.restore import adopt
+from mpjax.precision.loss_scale import no_loss_scaling
+from mpjax.run import CHECKPOINTS, evaluate_state, set_up_jax
+from mpjax.training import make_eval_step
+from mpjax.training.mesh import data_mesh, evaluation_sharding, replicated
+from mpjax.training.precision import plan_precision
+from mpjax.training.setup import initial_state, make_task
+
+
+def evaluate_run(settings: Evaluation) -> dict[str, float]:
+    """Measures a checkpoint and prints the result.
+
+    Returns:
+      `test/loss` and `test/accuracy`, means over all examples of the split (`ema/…` with `settings.ema`).
+
+    Raises:
+      UsageError: no run, no such checkpoint, no such split, or a bad policy.
+    """
+    # Settings: the run's own, but for what is asked otherwise
+    folder = pathlib.Path(settings.run)
+    if not (folder / CONFIG_FILE).exists():
+        raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
+    config = from_toml(folder / CONFIG_FILE)
+    if settings.policy:
+        precision = dataclasses.replace(config.precision, policy=settings.policy, master_weights="auto")
+        config = dataclasses.replace(config, precision=precision)
+    if settings.split:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
+    if settings.ema and not config.training.ema:
+        raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
+    plan = plan_precision(config.precision)
+    set_up_jax(config, plan.policy)
+
+    # Data, model
+    source = data.open_source(config.data, data_folder(config))
+    tests = data.eval_batches(source, config.data)
+    task = make_task(
+        config, plan, image_shape=data.image_shape(source, config.data), num_classes=source.num_classes
+    )
+
+    # The checkpoint's parameters, in the policy's dtypes
+    mesh = data_mesh()
+    position, saved, about = read_checkpoint(folder / CHECKPOINTS, settings.checkpoint)
+    bare = no_loss_scaling(optax.identity())
+    fresh = initial_state(task, bare, seed=0, ema=settings.ema, sharding=replicated(mesh))
+    state = adopt(fresh, saved, same_scaling=False)
+
+    eval_step = make_eval_step(task.structure, task.objective.measure)
+    sharding = evaluation_sharding(mesh, config.data.eval_batch_size)
+    metrics = evaluate_state(eval_step, tests, sharding, state)
+    if settings.json:
+        print(json.dumps({"checkpoint": position, "policy": str(plan.policy), **metrics}))
+    else:
+        print(f"checkpoint {position} of {folder}, trained under {about['policy']}, evaluated under {plan.policy}")
+        for name, value in metrics.items():
+            print(f"  {name:<16}{value:.6f}")
+    return metrics

@@ -1,0 +1,107 @@
+"""Checkpoints of a run on disk: named arrays and a description, written in the background, complete or not at all."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from mpjax.errors import UsageError
+from mpjax.precision.check import path_name
+
+
+FORMAT = 1
+"""Version of the layout; a reader refuses a later one."""
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+      directory: where they are; made if absent.
+      keep: the newest to keep; the one with the best score is kept besides.
+    """
+
+    def __init__(self, directory: pathlib.Path, *, keep: int = 2):
+        policies = ocp.checkpoint_managers
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: metrics["score"], n=1, keep_checkpoints_without_metrics=False
+        )
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+        )
+        self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_names=("state", "about"))
+
+    def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
+        """Starts to write a checkpoint, unless there is one of this position.
+
+        Args:
+          position: attempted steps so far.
+          state: any pytree of arrays.
+          about: what a reader needs besides, as JSON.
+          score: how good it is, if that was measured: higher is better.
+        """
+        if position in self._manager.all_steps():
+            return
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(to_arrays(state)), about=ocp.args.JsonSave({**about, "format": FORMAT})
+        )
+        self._manager.save(position, args=items, metrics=None if score is None else {"score": score})
+
+    def close(self) -> None:
+        """Waits until the last checkpoint is complete."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int, dict[str, np.ndarray], dict]:
+    """Reads a complete checkpoint.
+
+    Args:
+      directory: the run's `checkpoints` folder.
+      which: "latest", "best", or a position.
+
+    Returns:
+      Its position, its arrays by path (on the host, as stored), and its description.
+
+    Raises:
+      UsageError: there is no such checkpoint, or a later version of mpjax wrote it.
+    """
+    steps = sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
+    if not steps:
+        raise UsageError(f"no complete checkpoint in {directory}")
+    with ocp.CheckpointManager(directory.resolve(), item_names=("state", "about")) as manager:
+        position = _choose(manager, steps, which)
+        shapes = manager.item_metadata(position)["state"]
+        like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), dict(shapes))
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(like), about=ocp.args.JsonRestore())
+        restored = manager.restore(position, args=items)
+    about = restored["about"]
+    if about["format"] > FORMAT:
+        raise UsageError(f"{directory}/{position} has format {about['format']}; this mpjax reads up to {FORMAT}")
+    return position, restored["state"], about
+
+
+def _choose(manager: ocp.CheckpointManager, steps: list[int], which: str) -> int:
+    if which == "latest":
+        return steps[-1]
+    if which == "best":
+        scores = {step: (manager.metrics(step) or {}).get("score") for step in steps}
+        scored = {step: score for step, score in scores.items() if score is not None}
+        return max(scored, key=lambda step: (scored[step], step)) if scored else steps[-1]
+    if not which.isdigit() or int(which) not in steps:
+        raise UsageError(f"no checkpoint '{which}': wanted latest, best or one of {', '.join(map(str, steps))}")
+    return int(which)
+
+
+def to_arrays(state) -> dict[str, Any]:
+    """The leaves of `state` by path; random keys as their integers."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {path_name(path): jax.random.key_data(leaf) if is_key(leaf) else leaf for path, leaf in leaves}
+
+
+def is_key(leaf) -> bool:
+    """Whether a leaf is a typed random key."""
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

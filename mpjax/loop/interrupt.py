@@ -1,0 +1,36 @@
+"""SIGINT and SIGTERM as a wish to stop after the step at hand; a second SIGINT stops at once."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+class StopRequest:
+    """Which signal asked to stop; None while none did."""
+
+    def __init__(self):
+        self.signal_number: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal_number is not None
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Within it, the first SIGINT or SIGTERM is recorded instead of ending the process."""
+    request = StopRequest()
+
+    def record(signal_number: int, frame) -> None:
+        request.signal_number = signal_number
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C again means now
+
+    if threading.current_thread() is not threading.main_thread():
+        yield request  # Python allows handlers in the main thread only; elsewhere the caller handles signals
+        return
+    before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

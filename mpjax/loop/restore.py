@@ -1,0 +1,113 @@
+"""A checkpoint into a training state, whatever policy either has: cast where they differ, and say so."""
+
+import re
+import warnings
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.errors import PrecisionWarning, UsageError
+from mpjax.loop.checkpoint import is_key
+from mpjax.precision.check import path_name
+from mpjax.precision.dtypes import is_floating, widest
+
+
+SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skips", "opt_state/finite")
+
+
+def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
+    """`state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
+
+    Half-precision parameters with float32 master weights are restored from the masters, and the other way round.
+
+    Args:
+      state: a fresh `TrainState` of the run to go on.
+      saved: arrays by path, from `read_checkpoint`.
+      same_scaling: whether the checkpoint's run scaled the loss as this one does; else the scale starts afresh.
+
+    Warns:
+      PrecisionWarning: the checkpoint has no loss-scale or other optimizer state, so that this starts afresh; values
+        that the present dtypes cannot hold.
+
+    Raises:
+      UsageError: parameters that are missing, unexpected or of another shape, all of them listed.
+    """
+    saved = {_plain(path): value for path, value in saved.items()}
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
+    names = [_plain(path_name(path)) for path, _ in leaves]
+    _refuse_other_model(dict(zip(names, (leaf for _, leaf in leaves))), saved)
+
+    missing, lossy, restored = [], [], []
+    for name, (_, leaf) in zip(names, leaves):
+        value = None if name in SCALER and not same_scaling else _find(name, leaf, saved)
+        if value is None:
+            missing += [] if name in SCALER and not same_scaling else [name]
+            restored.append(leaf)
+            continue
+        lossy += _losses(name, value, leaf)
+        restored.append(_place(value, leaf))
+    if any(name in SCALER for name in missing):
+        _warn("the checkpoint has no loss-scale state: the scale starts at its initial value")
+    if others := [name for name in missing if name not in SCALER]:
+        _warn(f"not in the checkpoint, so they start afresh: {', '.join(others[:8])}{' …' if others[8:] else ''}")
+    if lossy:
+        _warn("values that the present dtypes cannot hold: " + "; ".join(lossy))
+    return jax.tree.unflatten(treedef, restored)
+
+
+def _plain(path: str) -> str:
+    """A path as it would be without master weights, whose state wraps the optimizer's once more."""
+    return re.sub(r"(/inner_state)+", "/inner_state", path)
+
+
+def _find(name: str, leaf, saved: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    parameter = name.removeprefix("params/")
+    master = f"opt_state/inner_state/masters/{parameter}"
+    if parameter != name and master in saved and widest(leaf.dtype, saved[name].dtype) != saved[name].dtype:
+        return saved[master]
+    if name not in saved and "/masters/" in name:
+        name = "params/" + name.partition("/masters/")[2]
+    value = saved.get(name)
+    return value if value is None or value.shape == _shape(leaf) else None
+
+
+def _refuse_other_model(wanted: dict, saved: Mapping[str, np.ndarray]) -> None:
+    def model(names):
+        return {name for name in names if name.startswith(("params/", "stats/"))}
+
+    faults = [f"missing: {name}" for name in sorted(model(wanted) - model(saved))]
+    faults += [f"unexpected: {name}" for name in sorted(model(saved) - model(wanted))]
+    faults += [
+        f"shape: {name} is {saved[name].shape}, wanted {wanted[name].shape}"
+        for name in sorted(model(wanted) & model(saved))
+        if saved[name].shape != wanted[name].shape
+    ]
+    if faults:
+        shown = "\n  ".join(faults[:20] + ([f"and {len(faults) - 20} more"] if faults[20:] else []))
+        raise UsageError(f"the checkpoint is of another model:\n  {shown}")
+
+
+def _losses(name: str, value: np.ndarray, leaf) -> list[str]:
+    if not is_floating(leaf) or widest(leaf.dtype, value.dtype) == leaf.dtype:
+        return []
+    with np.errstate(over="ignore", under="ignore"):
+        cast = value.astype(leaf.dtype)
+    overflow = int(np.sum(np.isinf(cast) & np.isfinite(value)))
+    flushed = int(np.sum((cast == 0) & (value != 0)))
+    return [f"{name}: {overflow} overflow, {flushed} flush to zero in {leaf.dtype}"] if overflow or flushed else []
+
+
+def _shape(leaf) -> tuple[int, ...]:
+    return jax.eval_shape(jax.random.key_data, leaf).shape if is_key(leaf) else leaf.shape
+
+
+def _place(value: np.ndarray, leaf):
+    if is_key(leaf):
+        return jax.device_put(jax.random.wrap_key_data(jnp.asarray(value)), leaf.sharding)
+    return jax.device_put(np.asarray(value).astype(leaf.dtype), leaf.sharding)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, PrecisionWarning, stacklevel=3)

@@ -1,0 +1,121 @@
+"""The loop: dispatch step n, read the metrics of the steps before it, log, evaluate, save, stop."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+
+from mpjax.errors import Diverged, Interrupted
+from mpjax.loop.clock import Clock
+from mpjax.loop.divergence import Limits
+from mpjax.loop.interrupt import StopRequest
+from mpjax.loop.when import When
+
+
+class Writer(Protocol):
+    """Where metrics go."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def message(self, text: str) -> None: ...
+
+
+Metrics = Mapping[str, float]
+
+
+def train(
+    state,
+    train_step: Callable,
+    batches: Iterator[Mapping[str, Any]],
+    *,
+    start: int,
+    when: When,
+    batch_size: int,
+    limits: Limits,
+    writer: Writer,
+    evaluate: Callable[[Any], Metrics],
+    save: Callable[[int, Any, float | None], None],
+    explain: Callable[[Any, Mapping[str, Any]], str],
+    stop: StopRequest,
+):
+    """Runs steps `start + 1` to `when.steps` and gives the final state.
+
+    Metrics are read on the host one step after their interval ends, while the device is at work on the next step.
+
+    Args:
+      state: the training state; consumed.
+      train_step: `(state, batch) -> (state, metrics)`.
+      batches: on the device, beginning with that of step `start + 1`.
+      start: steps attempted before.
+      when: what is due when.
+      batch_size: examples per step, for the throughput.
+      limits: what counts as diverged.
+      writer: gets `train/…` metrics (means over the interval; the last value of counters) and those of `evaluate`.
+      evaluate: state to metrics, of which `test/accuracy` decides which checkpoint is best.
+      save: writes a checkpoint of (position, state, score).
+      explain: names the first bad layer for a state and a batch, once training has diverged.
+      stop: asks to stop after the step at hand.
+
+    Raises:
+      Diverged: see `Limits`; the message names the first bad layer.
+      Interrupted: `stop` was set; a checkpoint is saved.
+    """
+    clock = Clock()
+    window: list = []
+    began = 0.0
+
+    def close_window(position: int, batch) -> None:
+        nonlocal window, began
+        if not window:
+            return
+        steps = jax.device_get(window)
+        seconds = clock.seconds() - began
+        window, began = [], clock.seconds()
+        rate = {"examples_per_second": len(steps) * batch_size / seconds}
+        metrics = _summary(steps) | rate
+        writer.write(position, {f"train/{name}": value for name, value in metrics.items()})
+        for step in steps:
+            if reason := limits.exceeded_by(step):
+                raise Diverged(f"training diverged at step {position}: {reason}\n{explain(state, batch)}")
+
+    unread: int | None = None
+    for position in range(start + 1, when.steps + 1):
+        batch = next(batches)
+        state, metrics = train_step(state, batch)
+        if unread is not None:
+            close_window(unread, batch)
+            unread = None
+        window.append(metrics)
+
+        stopping = bool(stop) and position < when.steps
+        due_evaluate = when.due(when.evaluate, position) and not stopping
+        due_save = when.due(when.save, position) or stopping
+        if due_evaluate or due_save:
+            close_window(position, batch)
+            with clock.pause():
+                score = None
+                if due_evaluate:
+                    tested = dict(evaluate(state))
+                    score = tested["test/accuracy"]
+                    writer.write(position, tested)
+                if due_save:
+                    save(position, state, score)
+            if stopping:
+                raise Interrupted(f"stopped at step {position}; the checkpoint is saved", stop.signal_number)
+        elif when.due(when.log, position):
+            unread = position
+    return state
+
+
+_COUNTERS = ("learning_rate", "loss_scale", "skipped", "consecutive_skips")
+
+
+def _summary(steps: list[Metrics]) -> dict[str, float]:
+    """Means over the applied steps of an interval (over all, if none was applied); counters as they stand last."""
+    good = [step for step in steps if step["finite"]] or steps
+    means = {
+        name: math.fsum(float(step[name]) for step in good) / len(good)
+        for name in steps[0]
+        if name not in (*_COUNTERS, "finite")
+    }
+    return means | {name: float(steps[-1][name]) for name in _COUNTERS if name in steps[-1]}

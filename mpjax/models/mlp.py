@@ -1,0 +1,27 @@
+"""A multi-layer perceptron: the smallest network, and the tutorial's."""
+
+import jax
+from flax import nnx
+
+
+class MLP(nnx.Module):
+    """Hidden linear layers with ReLU between them, and a linear classifier.
+
+    Args:
+      features: values per example; images are flattened.
+      width: units of each hidden layer.
+      depth: number of hidden layers.
+      num_classes: number of logits.
+    """
+
+    def __init__(self, features: int, width: int, depth: int, num_classes: int, *, rngs: nnx.Rngs):
+        sizes = [features] + [width] * depth
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in zip(sizes, sizes[1:])])
+        self.head = nnx.Linear(sizes[-1], num_classes, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Examples [B, ...] to logits [B, num_classes]."""
+        x = x.reshape(x.shape[0], -1)
+        for layer in self.layers:
+            x = nnx.relu(layer(x))
+        return self.head(x)

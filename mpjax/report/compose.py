@@ -1,0 +1,39 @@
+"""Which writers a run has, by its config."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from mpjax.config import Config
+from mpjax.report.console import console_writer
+from mpjax.report.jsonl import jsonl_writer
+from mpjax.report.tensorboard import tensorboard_writer
+from mpjax.report.writer import Writers
+
+
+def open_writers(
+    run_dir: str | os.PathLike[str], config: Config, total_steps: int, resume_step: int | None = None
+) -> Writers:
+    """Opens metrics.jsonl, TensorBoard events if wanted, and the console.
+
+    Args:
+      run_dir: the run's folder; events go to its subfolder `tensorboard`.
+      config: its `report` says what is wanted.
+      total_steps: attempted steps at which the run ends.
+      resume_step: the step of the checkpoint the run goes on from; None: a new run.
+
+    Raises:
+      UsageError: a new run would write over an earlier one's metrics.
+      OSError: a file cannot be written; the message names it.
+    """
+    folder = Path(run_dir)
+    with contextlib.ExitStack() as opened:
+        writers = [jsonl_writer(folder / "metrics.jsonl", resume_step)]
+        opened.callback(writers[-1].close)
+        if config.report.tensorboard:
+            writers.append(tensorboard_writer(folder / "tensorboard", resume_step))
+            opened.callback(writers[-1].close)
+        # Last, so that an error above meets a terminal as the person left it.
+        writers.append(console_writer(total_steps, start_step=resume_step or 0))
+        opened.pop_all()
+    return Writers(writers)

@@ -1,0 +1,139 @@
+"""What the person sees while a run goes: a live display at a terminal, single lines anywhere else."""
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from mpjax.report.wording import duration, evaluation_fields, training_fields
+from mpjax.report.writer import Writer
+
+
+def console_writer(
+    total_steps: int,
+    start_step: int = 0,
+    stream: TextIO | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Writer:
+    """The display that suits `stream`: live at a terminal, plain lines in a file, a pipe or a dumb terminal.
+
+    Args:
+      total_steps: attempted steps at which the run ends.
+      start_step: attempted steps that a resumed run has behind it.
+      stream: where to write; None: standard output.
+      clock: seconds, from any start.
+    """
+    target: TextIO = sys.stdout if stream is None else stream
+    pace = _Pace(total_steps, clock)
+    if target.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown"):
+        return _LiveConsole(total_steps, start_step, target, pace)
+    return _PlainConsole(total_steps, target, pace)
+
+
+class _Pace:
+    """The time a run still takes, from its steps since the first report: compiling comes before that."""
+
+    def __init__(self, total_steps: int, clock: Callable[[], float]):
+        self._total_steps, self._clock = total_steps, clock
+        self._first: tuple[int, float] | None = None
+
+    def remaining(self, step: int) -> float | None:
+        """Seconds from `step` to the end; None while there is nothing to tell it from."""
+        if step >= self._total_steps:
+            return 0.0
+        now = self._clock()
+        first_step, first_time = self._first = self._first or (step, now)
+        if step <= first_step:
+            return None
+        return (self._total_steps - step) * (now - first_time) / (step - first_step)
+
+
+class _PlainConsole:
+    """Lines that read well in a log and split at two spaces."""
+
+    def __init__(self, total_steps: int, stream: TextIO, pace: _Pace):
+        self._total_steps, self._stream, self._pace = total_steps, stream, pace
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if trained := training_fields(metrics):
+            eta = ("eta", duration(self._pace.remaining(step)))
+            self._line(f"step {step:>5}/{self._total_steps}", *trained, eta)
+        if tested := evaluation_fields(metrics):
+            self._line("test", ("step", str(step)), *tested)
+
+    def message(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass  # the stream is the caller's
+
+    def _line(self, head: str, *fields: tuple[str, str]) -> None:
+        self.message("  ".join([head, *(f"{label} {text}" for label, text in fields)]))
+
+
+class _LiveConsole:
+    """A progress bar over the newest numbers, redrawn in place; messages and other prints scroll by above it.
+
+    It is redrawn when something is written, not by a thread of its own, which would take time from the training loop.
+    """
+
+    def __init__(self, total_steps: int, start_step: int, stream: TextIO, pace: _Pace):
+        from rich.console import Console
+        from rich.live import Live
+
+        self._total_steps, self._step, self._pace = total_steps, start_step, pace
+        self._remaining: float | None = None
+        self._trained: list[tuple[str, str]] = []
+        self._tested: list[tuple[str, str]] = []
+        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        self._live = Live(get_renderable=self._render, console=self._console, auto_refresh=False)
+        # A caller that never reaches close() must not leave the person without a cursor.
+        atexit.register(self._live.stop)
+        self._live.start(refresh=True)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step = step
+        if trained := training_fields(metrics):
+            self._trained, self._remaining = trained, self._pace.remaining(step)
+        if tested := evaluation_fields(metrics):
+            self._tested = tested
+        self._live.refresh()
+
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+        atexit.unregister(self._live.stop)
+
+    def _render(self):
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        total = max(1, self._total_steps)
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            f"step {self._step}/{self._total_steps}",
+            ProgressBar(total=total, completed=self._step, width=30),
+            f"{self._step / total:.0%}",
+            f"eta {duration(self._remaining)}",
+        )
+        # Loss and accuracy of both kinds stand under each other, the rest below: all fits 80 columns.
+        quality = [field for field in self._trained if field[0] in ("loss", "accuracy")]
+        others = [field for field in self._trained if field not in quality]
+        rows = (("train", quality), ("test", self._tested), ("", others))
+        return Group(bar, *(_numbers(head, fields) for head, fields in rows if fields))
+
+
+def _numbers(head: str, fields: list[tuple[str, str]]):
+    """One line of labelled numbers, the labels dimmed."""
+    from rich.text import Text
+
+    line = Text(f"{head:<5}", no_wrap=True, overflow="ellipsis")
+    for label, value in fields:
+        line.append(f"  {label} ", style="dim").append(value)
+    return line

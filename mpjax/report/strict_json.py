@@ -1,0 +1,33 @@
+"""Strict JSON for numbers that strict JSON does not have: NaN and the infinities are written as strings."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+_SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def encode(values: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """The JSON object of `values`, on one line unless indented, without a newline at its end."""
+    spelled = {name: _spell(value) for name, value in values.items()}
+    return json.dumps(spelled, indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def decode(text: str) -> dict[str, Any]:
+    """The values of a JSON object that `encode` wrote.
+
+    Raises:
+      ValueError: not a JSON object.
+    """
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"not a JSON object: {text[:40]}")
+    return {name: _SPELLED.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def _spell(value):
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

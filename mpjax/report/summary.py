@@ -1,0 +1,118 @@
+"""summary.json and the table at the end: what a run came to, in one flat object."""
+
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpjax.report import strict_json
+from mpjax.report.files import write_atomically
+from mpjax.report.wording import count, duration, number, rate
+
+
+def summarise(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    steps: int,
+    attempts: int,
+    skipped: int,
+    seconds: float,
+    compile_seconds: float,
+    examples_per_second: float,
+    policy: str,
+    parameters: int,
+    **more: str | float,
+) -> dict[str, Any]:
+    """What `summary.json` holds.
+
+    Args:
+      records: what `read_metrics` gives.
+      steps: steps that moved the parameters.
+      attempts: steps taken, skipped ones included.
+      skipped: steps whose gradients were not finite.
+      seconds: wall-clock time of the run, all included.
+      compile_seconds: the part of it before the first step had run.
+      examples_per_second: training throughput, compiling and evaluating left out.
+      policy: the precision policy, in words.
+      parameters: how many numbers the model learns.
+      **more: further entries, as they are.
+
+    Returns:
+      The last value of each metric of training and evaluation under its own name, `best/test/accuracy` with
+      `best/step` (the first step to reach it), and the arguments.
+    """
+    final = {
+        name: value
+        for record in records
+        for name, value in record.items()
+        if name.startswith(("train/", "test/", "ema/")) and name not in _NOT_FINAL
+    }
+    return {
+        **final,
+        **_best(records, "test/accuracy"),
+        "steps": steps,
+        "attempts": attempts,
+        "skipped": skipped,
+        "seconds": seconds,
+        "compile_seconds": compile_seconds,
+        "examples_per_second": examples_per_second,
+        "policy": policy,
+        "parameters": parameters,
+        **more,
+    }
+
+
+# Said better by entries of the whole run.
+_NOT_FINAL = ("train/skipped", "train/examples_per_second")
+
+
+def throughput(records: Sequence[Mapping[str, Any]]) -> float:
+    """Training examples per second: the median over the intervals between reports; NaN if there is none."""
+    rates = [record["train/examples_per_second"] for record in records if "train/examples_per_second" in record]
+    return statistics.median(rates) if rates else math.nan
+
+
+def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
+    """Writes summary.json, whole or not at all.
+
+    Raises:
+      OSError: names the file.
+    """
+    write_atomically(Path(path), strict_json.encode(summary, indent=2).encode() + b"\n")
+
+
+def summary_table(summary: Mapping[str, Any]) -> str:
+    """The summary for people: aligned lines, the same at a terminal and in a log."""
+    rows = [
+        ("policy", summary["policy"]),
+        ("parameters", f"{summary['parameters']:,}"),
+        ("steps", f"{summary['steps']} of {summary['attempts']} applied, {summary['skipped']} skipped"),
+        ("time", f"{duration(summary['seconds'])}, of which {duration(summary['compile_seconds'])} compiling"),
+        ("throughput", f"{rate(summary['examples_per_second'])} examples/s"),
+    ]
+    if "train/loss_scale" in summary:
+        rows.append(("loss scale", count(summary["train/loss_scale"])))
+    rows += [
+        (name.replace("/", " "), _with_best(name, summary))
+        for group in ("train", "test", "ema")
+        for name in summary
+        if name.startswith(f"{group}/") and name.endswith(("/loss", "/accuracy"))
+    ]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
+
+
+def _best(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    found = [(record[name], record["step"]) for record in records if math.isfinite(record.get(name, math.nan))]
+    if not found:
+        return {}
+    value, step = max(found, key=lambda pair: pair[0])
+    return {f"best/{name}": value, "best/step": step}
+
+
+def _with_best(name: str, summary: Mapping[str, Any]) -> str:
+    best = summary.get(f"best/{name}")
+    aside = "" if best is None else f"  (best {number(best)} at step {summary['best/step']})"
+    return number(summary[name]) + aside

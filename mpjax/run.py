@@ -1,0 +1,181 @@
+"""A whole run on one page: settings in; data, model, precision, step, loop; results out."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import pathlib
+import time
+
+import jax
+
+from mpjax import data, report
+from mpjax.config import Config, to_toml
+from mpjax.config.check import check
+from mpjax.config.folders import cache_folder, data_folder, run_folder
+from mpjax.config.load import CONFIG_FILE
+from mpjax.diagnosis.first_fault import explain
+from mpjax.loop.checkpoint import Checkpoints, read_checkpoint
+from mpjax.loop.divergence import Limits
+from mpjax.loop.interrupt import stop_on_signals
+from mpjax.loop.restore import adopt
+from mpjax.loop.train import train
+from mpjax.loop.when import When
+from mpjax.precision.dtypes import FLOAT64
+from mpjax.precision.loss_scale import loss_scale_state
+from mpjax.precision.policy import Policy
+from mpjax.training import TrainState, evaluate, make_eval_step, make_train_step
+from mpjax.training.mesh import batch_sharding, data_mesh, evaluation_sharding, replicated
+from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
+from mpjax.training.precision import advice, floor_of, plan_precision
+from mpjax.training.setup import initial_state, make_task
+
+
+CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints inside a run's folder."""
+
+
+def run(config: Config) -> dict:
+    """Trains as `config` says and leaves the results in its `output_dir`.
+
+    Returns:
+      What is also in `summary.json`.
+
+    Raises:
+      UsageError: settings that cannot be, a folder that exists without `resume`, data that is not there.
+      Diverged: values stay non-finite at the smallest loss scale; the message names the first bad layer.
+      Interrupted: SIGINT or SIGTERM came; a checkpoint is saved.
+    """
+    began = time.perf_counter()
+
+    # Settings
+    check(config)
+    plan = plan_precision(config.precision)
+    set_up_jax(config, plan.policy)
+    mesh = data_mesh()
+    batch_size = config.data.batch_size
+    split = batch_sharding(mesh, batch_size=batch_size, accumulate=config.training.accumulate)
+
+    # Data
+    source = data.open_source(config.data, data_folder(config))
+    batches = data.train_batches(source, config.data, config.seed)
+    tests = data.eval_batches(source, config.data)
+
+    # Durations, now that the length of an epoch is known
+    def steps(duration) -> int:
+        return duration.in_steps(batch_size, batches.steps_per_epoch)
+
+    every = config.loop
+    when = When(steps(config.steps), steps(every.log_every), steps(every.eval_every), steps(every.save_every))
+
+    # Model, precision, optimizer
+    task = make_task(config, plan, image_shape=data.image_shape(source, config.data), num_classes=source.num_classes)
+    schedule = learning_rate_schedule(config.optimizer, steps=when.steps, warmup=steps(config.optimizer.warmup))
+    tx = with_precision(
+        update_rule(config.optimizer, schedule),
+        config.precision,
+        loss_scale=plan.loss_scale,
+        masters=plan.master_weights,
+    )
+
+    # Steps
+    training = config.training
+    train_step = make_train_step(
+        task.structure,
+        tx,
+        task.objective.loss,
+        learning_rate=schedule,
+        accumulate=training.accumulate,
+        ema=training.ema,
+    )
+    eval_step = make_eval_step(task.structure, task.objective.measure)
+
+    # State: new, or from the last checkpoint
+    folder = run_folder(config)
+    state = initial_state(task, tx, seed=config.seed, ema=training.ema > 0, sharding=replicated(mesh))
+    about = {"policy": str(plan.policy), "loss_scale": str(plan.loss_scale), "config": to_toml(config)}
+    start, state = resumed(state, folder, about) if config.resume else (0, state)
+    report.write_environment(folder / "environment.json", [str(device.device_kind) for device in jax.devices()])
+    (folder / CONFIG_FILE).write_text(to_toml(dataclasses.replace(config, output_dir=str(folder), resume=False)))
+
+    with contextlib.ExitStack() as opened:
+        resume_step = start if config.resume else None
+        writer = opened.enter_context(
+            contextlib.closing(report.open_writers(folder, config, when.steps, resume_step))
+        )
+        for note in advice(plan, jax.devices()[0]):
+            writer.message(note)
+        checkpoints = opened.enter_context(contextlib.closing(Checkpoints(folder / CHECKPOINTS, keep=every.keep)))
+        stop = opened.enter_context(stop_on_signals())
+
+        stream = (jax.device_put(batch, split) for batch in batches.from_position(start))
+        first = next(stream)
+        compiling = time.perf_counter()
+        compiled = train_step.lower(state, first).compile()
+        compile_seconds = time.perf_counter() - compiling
+
+        # The loop
+        started = time.perf_counter()
+        state = train(
+            state,
+            compiled,
+            itertools.chain([first], stream),
+            start=start,
+            when=when,
+            batch_size=batch_size,
+            limits=Limits(floor_of(plan, config.precision), config.precision.patience),
+            writer=writer,
+            evaluate=functools.partial(evaluate_state, eval_step, tests, evaluation_sharding(mesh, config.data.eval_batch_size)),
+            save=lambda position, state, score: checkpoints.save(position, state, about, score=score),
+            explain=functools.partial(explain, task.structure, task.objective.loss),
+            stop=stop,
+        )
+
+    # Results
+    records = report.read_metrics(folder / "metrics.jsonl")
+    summary = report.summarise(
+        records,
+        steps=int(state.step),
+        attempts=int(state.attempts),
+        skipped=int(loss_scale_state(state.opt_state).skipped),
+        seconds=time.perf_counter() - began,
+        compile_seconds=compile_seconds,
+        startup_seconds=started - began,
+        examples_per_second=report.throughput(records),
+        policy=str(plan.policy),
+        parameters=sum(p.size for p in state.params.values()),
+        output_dir=str(folder),
+    )
+    report.write_summary(folder / "summary.json", summary)
+    if config.report.plot:
+        report.plot_curves(records, folder / "curves.png", title=str(folder))
+    print(report.summary_table(summary))
+    return summary
+
+
+def set_up_jax(config: Config, policy: Policy) -> None:
+    """Compiled programs are kept in the cache folder; float64 policies switch 64-bit arrays on. Before any array."""
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder(config) / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    if FLOAT64 in (policy.param_dtype, policy.compute_dtype, policy.output_dtype):
+        jax.config.update("jax_enable_x64", True)
+
+
+def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState]:
+    """The last checkpoint's position and state; the given ones where the run was stopped before its first."""
+    if not any((folder / CHECKPOINTS).glob("*")):
+        return 0, state
+    position, saved, then = read_checkpoint(folder / CHECKPOINTS)
+    return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
+
+
+def evaluate_state(eval_step, batches, sharding, state: TrainState) -> dict[str, float]:
+    """Metrics over the test set, of the parameters and of their moving average if there is one."""
+
+    def means(params) -> dict[str, float]:
+        return evaluate(eval_step, params, state.stats, (jax.device_put(batch, sharding) for batch in batches))
+
+    metrics = {f"test/{name}": value for name, value in means(state.params).items()}
+    if state.ema:
+        metrics |= {f"ema/{name}": value for name, value in means(state.ema).items()}
+    return metrics

@@ -1,0 +1,85 @@
+"""Settings in, optax optimizer out: schedule, update rule, decay of kernels only, clipping, loss scaling around it."""
+
+import jax
+import optax
+
+from mpjax.config import schema
+from mpjax.errors import UsageError
+from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
+from mpjax.precision.master import master_weights
+
+
+def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int) -> optax.Schedule:
+    """The learning rate as a function of applied steps: linear warm-up to the peak, then as `config.schedule` says.
+
+    Args:
+      config: the `optimizer` section.
+      steps: length of training.
+      warmup: steps until the peak.
+
+    Raises:
+      UsageError: a warm-up that does not end before training does.
+    """
+    peak = config.learning_rate
+    if warmup >= steps:
+        raise UsageError(f"--optimizer.warmup is {warmup} steps, but training is only {steps}: make it shorter")
+    rest = steps - warmup
+    if config.schedule == "one_cycle":
+        return optax.cosine_onecycle_schedule(steps, peak, pct_start=max(warmup, 1) / steps)
+    after = {
+        "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
+        "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
+        "constant": lambda: optax.constant_schedule(peak),
+    }[config.schedule]()
+    if warmup == 0:
+        return after
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+
+
+def update_rule(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    """Clipping of the unscaled gradient, then the update rule; weight decay spares norms and biases."""
+    rules = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb}
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
+    return optax.chain(clip, rules[config.name](config, learning_rate))
+
+
+def with_precision(
+    inner: optax.GradientTransformation, config: schema.Precision, *, loss_scale: str | float, masters: bool
+) -> optax.GradientTransformation:
+    """`inner` on float32 master weights if wanted, inside the loss scaling: "none", "dynamic", or a static scale."""
+    if masters:
+        inner = master_weights(inner)
+    if loss_scale == "none":
+        return no_loss_scaling(inner)
+    if isinstance(loss_scale, float):
+        return static_loss_scaling(inner, loss_scale)
+    return dynamic_loss_scaling(
+        inner,
+        initial_scale=config.initial_scale,
+        growth_interval=config.growth_interval,
+        min_scale=config.min_scale,
+        max_scale=config.max_scale,
+        hysteresis=config.hysteresis,
+    )
+
+
+def _sgd(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay, mask=_kernels),
+        optax.sgd(learning_rate, momentum=config.momentum, nesterov=config.nesterov),
+    )
+
+
+def _adamw(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    return optax.adamw(
+        learning_rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=_kernels
+    )
+
+
+def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    return optax.lamb(learning_rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=_kernels)
+
+
+def _kernels(params):
+    """True for the parameters that decay: scales and biases are vectors, kernels are not."""
+    return jax.tree.map(lambda p: p.ndim > 1, params)

@@ -1,0 +1,67 @@
+"""From settings to the parts of a step: model, objective, optimizer, and the state before the first step."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from mpjax import models
+from mpjax.config import Config
+from mpjax.data import prepare
+from mpjax.precision.modules import PolicyReport, apply_policy
+from mpjax.training.objective import Objective, classification
+from mpjax.training.precision import PrecisionPlan
+from mpjax.training.state import TrainState, create_state
+from mpjax.training.structure import Structure, take_apart
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A model with its policy applied, and what is asked of it.
+
+    Attributes:
+      structure: the model taken apart.
+      objective: its loss and its measures.
+      precision: what each submodule got.
+      make_model: key to model, with initial values.
+    """
+
+    structure: Structure
+    objective: Objective
+    precision: PolicyReport
+    make_model: Callable[[jax.Array], nnx.Module]
+
+
+def make_task(config: Config, plan: PrecisionPlan, *, image_shape: tuple[int, int, int], num_classes: int) -> Task:
+    """The task that `config` describes; no array is made yet.
+
+    Raises:
+      UsageError: a rule of the policy that matches no module.
+    """
+
+    def make_model(key: jax.Array) -> nnx.Module:
+        model = models.build(config.model, image_shape=image_shape, num_classes=num_classes, rngs=nnx.Rngs(key))
+        apply_policy(model, plan.policy)
+        return model
+
+    abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))
+    objective = classification(
+        lambda images, key: prepare(images, config.data, key),
+        plan.policy,
+        label_smoothing=config.training.label_smoothing,
+    )
+    return Task(take_apart(abstract)[0], objective, apply_policy(abstract, plan.policy), make_model)
+
+
+def initial_state(task: Task, tx: optax.GradientTransformation, *, seed: int, ema: bool, sharding) -> TrainState:
+    """The state before the first step, made on the devices it stays on."""
+
+    def make(key: jax.Array) -> TrainState:
+        model_key, step_key = jax.random.split(key)
+        _, params, stats = take_apart(task.make_model(model_key))
+        return create_state(params, stats, tx, step_key, ema=ema)
+
+    return jax.jit(make, out_shardings=sharding)(jax.random.key(seed))

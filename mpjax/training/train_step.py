@@ -1,0 +1,124 @@
+"""The training step: (state, batch) -> (state, metrics), pure, compiled once; an overflow skips all of it."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.loss_scale import loss_scale_state, optax_promotion, scaled_value_and_grad, where_finite
+from mpjax.training.state import TrainState
+from mpjax.training.structure import Structure
+
+
+def make_train_step(
+    structure: Structure,
+    tx: optax.GradientTransformation,
+    loss_fn: Callable,
+    *,
+    learning_rate: optax.Schedule | float | None = None,
+    accumulate: int = 1,
+    ema: float = 0.0,
+) -> Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
+    """The jit-compiled training step; it donates (overwrites) the state it is given.
+
+    Args:
+      structure: the model taken apart (`mpjax.training.take_apart`), its policy applied.
+      tx: the optimizer, inside one of the loss-scaling wrappers.
+      loss_fn: `(model, batch, key) -> (loss, metrics)`, scalars; the model is in training mode.
+      learning_rate: the optimizer's schedule, only to report the rate of the step.
+      accumulate: micro-batches that the batch is cut into, one after the other; gradients, losses and metrics are
+        averaged, statistics go from one to the next.
+      ema: decay of the moving average of parameters; 0 if the state keeps none.
+
+    Returns:
+      A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled), and
+      `learning_rate`, all float32; `loss_scale` (that of this step), `skipped` (in all), `consecutive_skips`, `finite`.
+    """
+
+    def gradients(state: TrainState, key: jax.Array, batch):
+        def loss_of(params, stats, key, batch):
+            model = structure.assemble(params, stats, key)
+            model.train()
+            loss, metrics = loss_fn(model, batch, key)
+            return loss, (structure.stats_of(model), metrics)
+
+        differentiate = scaled_value_and_grad(loss_of, has_aux=True)
+
+        def one(stats, key, batch):
+            (loss, (stats, metrics)), grads = differentiate(state.opt_state, state.params, stats, key, batch)
+            return stats, (grads, {"loss": loss, **metrics})
+
+        if accumulate == 1:
+            return one(state.stats, key, batch)
+        return _averaged(one, state.stats, jax.random.split(key, accumulate), _micro_batches(batch, accumulate))
+
+    @jax.jit(donate_argnums=0)
+    def train_step(state: TrainState, batch):
+        next_key, key = jax.random.split(state.key)
+        stats, (grads, metrics) = gradients(state, key, batch)
+        scale = loss_scale_state(state.opt_state).scale
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        with optax_promotion():
+            params = optax.apply_updates(state.params, updates)
+        averaged = {
+            name: ema * mean + (1 - ema) * params[name].astype(mean.dtype) for name, mean in state.ema.items()
+        }
+        scaling = loss_scale_state(opt_state)
+        metrics |= {
+            "grad_norm": _global_norm(grads, scale),
+            "loss_scale": scale,
+            "skipped": scaling.skipped,
+            "consecutive_skips": scaling.consecutive_skips,
+            "finite": scaling.finite,
+        }
+        if learning_rate is not None:
+            with optax_promotion():
+                rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
+            metrics["learning_rate"] = jnp.asarray(rate, jnp.float32)
+        new_state = TrainState(
+            step=state.step + scaling.finite.astype(jnp.int32),
+            attempts=state.attempts + 1,
+            params=params,
+            stats=where_finite(opt_state, stats, state.stats),
+            opt_state=opt_state,
+            ema=where_finite(opt_state, averaged, state.ema),
+            key=next_key,
+        )
+        return new_state, metrics
+
+    return train_step
+
+
+def _averaged(one: Callable, stats, keys: jax.Array, batches):
+    """Runs `one` over micro-batches, handing on the statistics; gives those and the mean of its other results."""
+    _, shapes = jax.eval_shape(one, stats, keys[0], jax.tree.map(lambda x: x[0], batches))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, widest(s.dtype, FLOAT32)), shapes)
+
+    def body(carry, micro):
+        stats, total = carry
+        stats, out = one(stats, *micro)
+        return (stats, jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, out)), None
+
+    (stats, total), _ = jax.lax.scan(body, (stats, zeros), (keys, batches))
+    return stats, jax.tree.map(lambda x: x / len(keys), total)
+
+
+def _micro_batches(batch, count: int):
+    """[B, ...] to [count, B / count, ...]; each takes every count-th example, so that no example changes device."""
+
+    def cut(x):
+        return jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0)
+
+    return jax.tree.map(cut, batch)
+
+
+def _global_norm(grads, scale: jax.Array) -> jax.Array:
+    """The norm of the unscaled gradients, summed in float32 (or wider): ten float16 values of 300 give 948.7."""
+
+    def square_sum(g):
+        g = g.astype(widest(g.dtype, FLOAT32))
+        return jnp.sum(jnp.square(g / scale.astype(g.dtype)))
+
+    return jnp.sqrt(sum(square_sum(g) for g in jax.tree.leaves(grads)))

@@ -1,0 +1,72 @@
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mpjax.data.contract import conform, require_examples
+from mpjax.errors import UsageError
+
+
+IMAGE = np.full((2, 3, 1), 200, np.uint8)
+
+
+def test_uint8_images_are_untouched():
+    assert conform({"image": IMAGE, "label": 1}, 10)["image"] is IMAGE
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_floating_images_become_float32(dtype):
+    settled = conform({"image": np.full((2, 3, 1), 0.5, dtype), "label": 1}, 10)["image"]
+    assert settled.dtype == np.float32
+    assert settled[0, 0, 0] == 0.5
+
+
+def test_float64_is_rounded_once():
+    # Through bfloat16 or float16 this would be 1.0.
+    settled = conform({"image": np.full((1, 1, 1), 1.0001, np.float64), "label": 0}, 1)["image"]
+    assert settled[0, 0, 0] == np.float32(1.0001)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64, np.uint16])
+def test_label_2049_stays_2049(dtype):
+    label = conform({"image": IMAGE, "label": np.asarray(2049, dtype)}, 3000)["label"]
+    assert (label.dtype, int(label)) == (np.int32, 2049)
+
+
+def test_batches_nested_ones_too():
+    batch = {"image": np.zeros((4, 5, 2, 3, 1)), "label": np.zeros((4, 5), np.int64)}
+    settled = conform(batch, 10, (2, 3, 1))
+    assert settled["image"].shape == (4, 5, 2, 3, 1)
+    assert (settled["label"].shape, settled["label"].dtype) == ((4, 5), np.int32)
+
+
+def with_pixel(value):
+    image = np.zeros((2, 3, 1))
+    image[1, 2, 0] = value
+    return image
+
+
+@pytest.mark.parametrize(
+    ("example", "says"),
+    [
+        ({"image": IMAGE, "label": 3.0}, r"label: dtype float64; wanted integer class numbers in \[0, 10\)"),
+        ({"image": IMAGE, "label": True}, "label: dtype bool"),
+        ({"image": IMAGE, "label": 10}, r"label: 10 is outside \[0, 10\)"),
+        ({"image": IMAGE, "label": -1}, r"label: -1 is outside \[0, 10\)"),
+        ({"image": IMAGE, "label": [1, 2]}, r"label: shape \(2,\) does not go with image shape \(2, 3, 1\)"),
+        ({"image": with_pixel(np.nan), "label": 1}, r"image: 1 of 6 values .* the first at \(1, 2, 0\): nan"),
+        ({"image": with_pixel(-np.inf), "label": 1}, r"image: 1 of 6 values .* the first at \(1, 2, 0\): -inf"),
+        ({"image": with_pixel(1e39), "label": 1}, "image: 1 of 6 values are not finite in float32"),
+        ({"image": IMAGE.astype(np.int32), "label": 1}, "image: dtype int32; wanted uint8"),
+        ({"image": IMAGE[..., 0], "label": 1}, r"image: shape \(2, 3\); wanted \[2, 3, 1\] per example"),
+        ({"image": IMAGE.transpose(1, 0, 2), "label": 1}, r"image: shape \(3, 2, 1\); wanted \[2, 3, 1\]"),
+        ({"image": IMAGE}, "label: missing; the example has image"),
+    ],
+)
+def test_refusals_name_the_field(example, says):
+    with pytest.raises(UsageError, match=says):
+        conform(example, 10, (2, 3, 1))
+
+
+def test_an_empty_split_is_refused():
+    with pytest.raises(UsageError, match="split 'train' is empty"):
+        require_examples("train", 0)

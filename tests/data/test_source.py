@@ -1,0 +1,38 @@
+import subprocess
+import sys
+
+import pytest
+
+from mpjax.config.schema import Data
+from mpjax.data.source import open_source
+from mpjax.errors import UsageError
+
+
+def test_digits_are_written_on_first_use(tmp_path):
+    assert len(open_source(Data(), tmp_path).train) == 1437
+    assert (tmp_path / "digits/1.0.0/dataset_info.json").exists()
+
+
+def test_digits_obey_the_splits(tmp_path):
+    source = open_source(Data(train_split="train[:100]", test_split="train[100:]"), tmp_path)
+    assert (len(source.train), len(source.test)) == (100, 1337)
+
+
+def test_other_names_are_prepared_sets(tiny_sets):
+    assert open_source(Data(name="tiny_tensor"), tiny_sets).num_classes == 3
+
+
+def test_synthetic_has_two_batches(tmp_path):
+    source = open_source(Data(name="synthetic:4x6x3:5", batch_size=8), tmp_path)
+    assert (len(source.train), source.image_shape, source.num_classes) == (16, (4, 6, 3), 5)
+
+
+@pytest.mark.parametrize("name", ["synthetic", "synthetic:8x8:3", "synthetic:8x8x1:0"])
+def test_synthetic_misspelt(tmp_path, name):
+    with pytest.raises(UsageError, match=f"got '{name}'; wanted synthetic:HEIGHTxWIDTHxCHANNELS:CLASSES"):
+        open_source(Data(name=name), tmp_path)
+
+
+def test_importing_the_stage_imports_no_data_library():
+    code = "import sys, mpjax.data; print({'grain', 'tensorflow_datasets', 'sklearn'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -1,0 +1,94 @@
+"""metrics.jsonl: strict lines, and no trace of an interruption."""
+
+import itertools
+import math
+
+import pytest
+
+from mpjax.errors import UsageError
+from mpjax.report.jsonl import jsonl_writer, read_metrics
+
+
+def ticking(*seconds):
+    return itertools.chain(seconds, itertools.repeat(seconds[-1])).__next__
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """What a run leaves that was killed while it wrote the line of step 60, after its checkpoint of step 20."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"step": 20, "time": 2.5, "train/loss": 1.5}\n'
+        '{"step": 20, "time": 3.0, "test/accuracy": 0.5}\n'
+        '{"step": 40, "time": 5.0, "train/loss": 1.25}\n'
+        '{"step": 60, "time": 7.0, "tr'
+    )
+    return path
+
+
+def test_each_line_is_on_disk_at_once(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    writer = jsonl_writer(path, clock=ticking(100.0, 102.5))
+    writer.message("not a metric")
+    writer.write(20, {"train/loss": 0.5, "train/grad_norm": math.inf, "train/skipped": 1})
+    expected = '{"step": 20, "time": 2.5, "train/loss": 0.5, "train/grad_norm": "Infinity", "train/skipped": 1}\n'
+    assert path.read_text() == expected
+    writer.close()
+
+
+def test_values_come_back_as_they_were(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writer = jsonl_writer(path, clock=ticking(0.0))
+    writer.write(1, {"train/loss": math.nan, "train/grad_norm": -math.inf, "train/accuracy": 0.1})
+    writer.close()
+    (record,) = read_metrics(path)
+    assert math.isnan(record.pop("train/loss"))
+    assert record == {"step": 1, "time": 0.0, "train/grad_norm": -math.inf, "train/accuracy": 0.1}
+
+
+def test_a_new_run_never_overwrites_an_earlier_one(killed):
+    before = killed.read_bytes()
+    with pytest.raises(UsageError, match=r"metrics\.jsonl belongs to an earlier run"):
+        jsonl_writer(killed)
+    assert killed.read_bytes() == before
+
+
+def test_a_resumed_run_reads_as_undisturbed(killed):
+    writer = jsonl_writer(killed, resume_step=20, clock=ticking(100.0, 101.0))
+    writer.write(40, {"train/loss": 1.125})
+    writer.close()
+    assert killed.read_text() == (
+        '{"step": 20, "time": 2.5, "train/loss": 1.5}\n'
+        '{"step": 20, "time": 3.0, "test/accuracy": 0.5}\n'
+        '{"step": 40, "time": 4.0, "train/loss": 1.125}\n'
+    )
+
+
+def test_resuming_after_the_last_line_drops_only_the_torn_one(killed):
+    jsonl_writer(killed, resume_step=60).close()
+    assert [record["step"] for record in read_metrics(killed)] == [20, 20, 40]
+    assert killed.read_text().endswith('"train/loss": 1.25}\n')
+
+
+def test_a_run_resumed_before_its_first_line_starts_afresh(tmp_path):
+    writer = jsonl_writer(tmp_path / "metrics.jsonl", resume_step=0, clock=ticking(5.0, 6.0))
+    writer.write(1, {})
+    writer.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "time": 1.0}]
+
+
+def test_a_torn_last_line_is_left_out(killed):
+    assert [record["step"] for record in read_metrics(killed)] == [20, 20, 40]
+
+
+def test_a_line_cut_at_its_newline_is_torn(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "time": 1.0}\n{"step": 2, "time": 2.0}')
+    assert read_metrics(path) == [{"step": 1, "time": 1.0}]
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\nrubbish\n{"step": 3}\n')
+    with pytest.raises(UsageError, match=r"metrics\.jsonl, line 2 is damaged"):
+        read_metrics(path)

@@ -1,0 +1,77 @@
+"""summary.json and the table at the end."""
+
+import json
+import math
+
+from mpjax.report.summary import summarise, summary_table, throughput, write_summary
+
+
+RECORDS = [
+    {"step": 20, "time": 1.0, "train/loss": 2.0, "train/skipped": 1.0, "train/loss_scale": 16384.0},
+    {"step": 20, "time": 1.5, "test/loss": 1.75, "test/accuracy": 0.875},
+    {"step": 40, "time": 2.5, "test/loss": 1.0, "test/accuracy": 0.9375},
+    {"step": 60, "time": 3.5, "test/loss": 0.75, "test/accuracy": 0.9375},
+    {"step": 80, "time": 4.0, "train/loss": 0.5, "train/skipped": 2.0, "train/loss_scale": 8192.0},
+    {"step": 80, "time": 4.5, "test/loss": 0.8, "test/accuracy": 0.9},
+]
+FACTS = {
+    "steps": 78,
+    "attempts": 80,
+    "skipped": 2,
+    "seconds": 75.4,
+    "compile_seconds": 8.1,
+    "examples_per_second": 5210.4,
+    "policy": "mixed_float16",
+    "parameters": 175258,
+}
+
+
+def test_final_metrics_are_the_last_and_the_best_is_the_first_to_reach_it():
+    assert summarise(RECORDS, **FACTS, seed=3) == {
+        "train/loss": 0.5,
+        "train/loss_scale": 8192.0,
+        "test/loss": 0.8,
+        "test/accuracy": 0.9,
+        "best/test/accuracy": 0.9375,
+        "best/step": 40,
+        **FACTS,
+        "seed": 3,
+    }
+
+
+def test_nan_is_never_best():
+    records = [{"step": 1, "test/accuracy": math.nan}, {"step": 2, "test/accuracy": 0.25}]
+    assert summarise(records, **FACTS)["best/step"] == 2
+    assert "best/test/accuracy" not in summarise(records[:1], **FACTS)
+
+
+def test_one_slow_interval_does_not_move_the_throughput():
+    rates = (5.0, 5000.0, 5200.0, 5100.0)
+    records = [{"step": step, "train/examples_per_second": rate} for step, rate in enumerate(rates)]
+    assert throughput([*records, {"step": 9, "test/loss": 1.0}]) == 5050.0
+    assert math.isnan(throughput([]))
+
+
+def test_the_file_is_strict_json(tmp_path):
+    write_summary(tmp_path / "summary.json", {"test/loss": math.nan, "steps": 78})
+    text = (tmp_path / "summary.json").read_text()
+    assert text == '{\n  "test/loss": "NaN",\n  "steps": 78\n}\n'
+    assert json.loads(text)["steps"] == 78
+
+
+def test_the_table_is_aligned():
+    assert summary_table(summarise(RECORDS, **FACTS)).splitlines() == [
+        "policy         mixed_float16",
+        "parameters     175,258",
+        "steps          78 of 80 applied, 2 skipped",
+        "time           1:15, of which 0:08 compiling",
+        "throughput     5210 examples/s",
+        "loss scale     8192",
+        "train loss     0.5000",
+        "test loss      0.8000",
+        "test accuracy  0.9000  (best 0.9375 at step 40)",
+    ]
+
+
+def test_a_run_without_metrics_has_a_table_too():
+    assert summary_table(summarise([], **FACTS)).splitlines()[-1] == "throughput  5210 examples/s"

@@ -1,0 +1,71 @@
+"""TensorBoard event files, read back record by record."""
+
+import math
+import struct
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
+
+from mpjax.report.tensorboard import tensorboard_writer
+
+
+def read_events(path):
+    data, events = path.read_bytes(), []
+    while data:
+        length, length_check = struct.unpack("<QI", data[:12])
+        body, (body_check,) = data[12 : 12 + length], struct.unpack("<I", data[12 + length : 16 + length])
+        assert length_check == masked_crc32c(data[:8])
+        assert body_check == masked_crc32c(body)
+        events.append(Event.FromString(body))
+        data = data[16 + length :]
+    return events
+
+
+def test_metrics_read_back_as_scalars_at_once(tmp_path):
+    writer = tensorboard_writer(tmp_path / "tensorboard")
+    writer.write(20, {"train/loss": 0.5, "train/loss_scale": 32768.0})
+    writer.write(40, {"train/loss": math.nan})
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    first, second, third = read_events(path)  # before close: a killed run keeps them
+    assert "tfevents" in path.name
+    assert first.file_version == "brain.Event:2"
+    assert second.step == 20
+    assert [(v.tag, v.simple_value) for v in second.summary.value] == [("train/loss", 0.5), ("train/loss_scale", 2**15)]
+    assert third.step == 40
+    assert math.isnan(third.summary.value[0].simple_value)
+    writer.close()
+
+
+def test_a_resumed_run_purges_the_steps_after_its_checkpoint(tmp_path):
+    tensorboard_writer(tmp_path).close()
+    tensorboard_writer(tmp_path, resume_step=40).close()
+    earlier, later = sorted(tmp_path.iterdir())
+    assert [event.step for event in read_events(earlier)] == [0]
+    purge = read_events(later)[1]
+    assert purge.step == 41
+    assert purge.session_log.status == SessionLog.START
+
+
+def test_a_metric_beyond_float32_is_infinite_not_an_error(tmp_path):
+    writer = tensorboard_writer(tmp_path)
+    writer.write(1, {"train/grad_norm": 1e300})
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    assert read_events(path)[1].summary.value[0].simple_value == math.inf
+
+
+def test_a_failed_write_names_the_file(tmp_path):
+    writer = tensorboard_writer(tmp_path)
+
+    class FullDisk:
+        def write(self, record):
+            raise OSError(28, "No space left on device")
+
+        def close(self):
+            pass
+
+    writer._file._file.close()
+    writer._file._file = FullDisk()
+    with pytest.raises(OSError, match=r"No space left.*tfevents"):
+        writer.write(1, {"train/loss": 1.0})

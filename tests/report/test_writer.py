@@ -1,0 +1,44 @@
+"""Several writers as one."""
+
+import pytest
+
+from mpjax.report.writer import Writers
+
+
+class Recorder:
+    def __init__(self, name, calls, failure=None):
+        self.name, self.calls, self.failure = name, calls, failure
+
+    def write(self, step, metrics):
+        self.calls.append((self.name, step, metrics))
+
+    def message(self, text):
+        self.calls.append((self.name, text))
+
+    def close(self):
+        self.calls.append((self.name, "close"))
+        if self.failure:
+            raise self.failure
+
+
+def test_every_writer_gets_metrics_and_messages_in_order():
+    calls = []
+    writers = Writers([Recorder("a", calls), Recorder("b", calls)])
+    writers.write(20, {"train/loss": 1.5})
+    writers.message("saved")
+    assert calls == [("a", 20, {"train/loss": 1.5}), ("b", 20, {"train/loss": 1.5}), ("a", "saved"), ("b", "saved")]
+
+
+def test_a_failing_close_does_not_keep_the_others_open():
+    calls = []
+    writers = Writers([Recorder("a", calls), Recorder("b", calls, OSError("full")), Recorder("c", calls)])
+    with pytest.raises(OSError, match="full"):
+        writers.close()
+    assert calls == [("c", "close"), ("b", "close"), ("a", "close")]
+
+
+def test_no_writers_are_silent():
+    quiet = Writers()
+    quiet.write(1, {"train/loss": 1.0})
+    quiet.message("nothing")
+    quiet.close()
