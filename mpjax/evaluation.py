@@ -49,9 +49,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     # Data, model
     source = data.open_source(config.data, data_folder(config))
     tests = data.eval_batches(source, config.data)
-    task = make_task(
-        config, plan, image_shape=data.image_shape(source, config.data), num_classes=source.num_classes
-    )
+    task = make_task(config, plan, image_shape=data.image_shape(source, config.data), num_classes=source.num_classes)
 
     # The checkpoint's parameters, in the policy's dtypes
     mesh = data_mesh()

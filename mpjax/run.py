@@ -15,7 +15,7 @@ from mpjax.config.check import check
 from mpjax.config.folders import cache_folder, data_folder, run_folder
 from mpjax.config.load import CONFIG_FILE
 from mpjax.diagnosis.first_fault import explain
-from mpjax.loop.checkpoint import Checkpoints, read_checkpoint
+from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
 from mpjax.loop.divergence import Limits
 from mpjax.loop.interrupt import stop_on_signals
 from mpjax.loop.restore import adopt
@@ -87,22 +87,28 @@ def run(config: Config) -> dict:
         learning_rate=schedule,
         accumulate=training.accumulate,
         ema=training.ema,
+        seed=config.seed,
     )
     eval_step = make_eval_step(task.structure, task.objective.measure)
 
     # State: new, or from the last checkpoint
     folder = run_folder(config)
     state = initial_state(task, tx, seed=config.seed, ema=training.ema > 0, sharding=replicated(mesh))
-    about = {"policy": str(plan.policy), "loss_scale": str(plan.loss_scale), "config": to_toml(config)}
+    about = {
+        "policy": str(plan.policy),
+        "loss_scale": str(plan.loss_scale),
+        "seed": config.seed,
+        "config": to_toml(config),
+    }
     start, state = resumed(state, folder, about) if config.resume else (0, state)
     report.write_environment(folder / "environment.json", [str(device.device_kind) for device in jax.devices()])
     (folder / CONFIG_FILE).write_text(to_toml(dataclasses.replace(config, output_dir=str(folder), resume=False)))
 
     with contextlib.ExitStack() as opened:
         resume_step = start if config.resume else None
-        writer = opened.enter_context(
-            contextlib.closing(report.open_writers(folder, config, when.steps, resume_step))
-        )
+        writer = opened.enter_context(contextlib.closing(report.open_writers(folder, config, when.steps, resume_step)))
+        if config.resume:
+            writer.message(f"resumed from step {start}")
         for note in advice(plan, jax.devices()[0]):
             writer.message(note)
         checkpoints = opened.enter_context(contextlib.closing(Checkpoints(folder / CHECKPOINTS, keep=every.keep)))
@@ -125,9 +131,11 @@ def run(config: Config) -> dict:
             batch_size=batch_size,
             limits=Limits(floor_of(plan, config.precision), config.precision.patience),
             writer=writer,
-            evaluate=functools.partial(evaluate_state, eval_step, tests, evaluation_sharding(mesh, config.data.eval_batch_size)),
+            evaluate=functools.partial(
+                evaluate_state, eval_step, tests, evaluation_sharding(mesh, config.data.eval_batch_size)
+            ),
             save=lambda position, state, score: checkpoints.save(position, state, about, score=score),
-            explain=functools.partial(explain, task.structure, task.objective.loss),
+            explain=functools.partial(explain, task.structure, task.objective.loss, config.seed),
             stop=stop,
         )
 
@@ -163,7 +171,7 @@ def set_up_jax(config: Config, policy: Policy) -> None:
 
 def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState]:
     """The last checkpoint's position and state; the given ones where the run was stopped before its first."""
-    if not any((folder / CHECKPOINTS).glob("*")):
+    if not complete_checkpoints(folder / CHECKPOINTS):
         return 0, state
     position, saved, then = read_checkpoint(folder / CHECKPOINTS)
     return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"])

@@ -45,7 +45,7 @@ def parse_duration(text: str) -> Duration:
     Raises:
       ValueError: no such unit, not a number, negative or infinite, or part of a step.
     """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"bad duration '{text}': wanted e.g. '500', '500 steps', '1e6 examples' or '30 epochs'")
     amount, unit = float(match[1]), _UNITS[match[2]]

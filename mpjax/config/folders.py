@@ -14,8 +14,9 @@ def cache_folder(config: Config) -> pathlib.Path:
 
     `cache_dir` if set, else `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return _made(pathlib.Path(config.cache_dir or os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax")))
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = config.cache_dir or os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax")
+    return _made(pathlib.Path(folder).expanduser())
 
 
 def data_folder(config: Config) -> pathlib.Path:
@@ -30,7 +31,7 @@ def run_folder(config: Config) -> pathlib.Path:
       UsageError: it is there although the run is new, or it is not although the run is to go on.
     """
     if config.resume:
-        folder = pathlib.Path(config.output_dir)
+        folder = pathlib.Path(config.output_dir).expanduser()
         if not (folder / CONFIG_FILE).exists():
             raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
         return folder

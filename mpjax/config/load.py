@@ -41,7 +41,7 @@ def load(argv: Sequence[str], *, prog: str = "train.py") -> Config:
     if config.resume:
         if not config.output_dir:
             raise UsageError("--resume needs --output_dir: the folder of the run to go on with")
-        own = pathlib.Path(config.output_dir) / CONFIG_FILE
+        own = pathlib.Path(config.output_dir).expanduser() / CONFIG_FILE
         if own.exists():
             config = _parse([*_checked_flags(own, prog), *from_files, *flags], prog)
     return config

@@ -98,7 +98,7 @@ class Precision:
     hysteresis: int = 1
     """Dynamic loss scale: overflows in a row until it halves."""
     patience: int = 10
-    """Steps in a row that may be skipped at the smallest scale (or with a static one) before training stops."""
+    """Training stops when so many steps in a row were skipped, the last at the smallest scale (or a static one)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

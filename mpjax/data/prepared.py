@@ -43,7 +43,8 @@ class PreparedExamples:
 
 def prepared_names(data_dir: pathlib.Path) -> list[str]:
     """The sets below `data_dir`, as `name/version` or `name/config/version`, oldest version first."""
-    found = [info.parent.relative_to(data_dir) for info in data_dir.glob("*/**/dataset_info.json")]
+    levels = ("*/*", "*/*/*")  # no deeper: there may be folders of a million images
+    found = [info.parent.relative_to(data_dir) for at in levels for info in data_dir.glob(f"{at}/dataset_info.json")]
     # A process killed between writing and renaming leaves a folder called incomplete.XXXXXX_version.
     whole = [path for path in found if not path.name.startswith("incomplete.")]
     return [path.as_posix() for path in sorted(whole, key=lambda path: (path.parts[:-1], _version(path.name)))]
@@ -120,7 +121,7 @@ def _image_and_label(builder: Any) -> tuple[str, str]:
         and isinstance(flat[label], tfds.features.ClassLabel)
     ):
         return image, label
-    shown = ", ".join(f"{key}: {feature!r}" for key, feature in flat.items()) or repr(features)
+    shown = ", ".join(f"{key}: {feature!r}" for key, feature in sorted(flat.items())) or repr(features)
     raise UsageError(
         f"data set '{builder.info.full_name}' has no image with a class label; its features are {shown}; "
         "wanted 'image', an Image or a Tensor [H, W, C], and 'label', a ClassLabel (or supervised_keys naming them)"

@@ -122,7 +122,8 @@ def train_batches(source: Source, config: Data, seed: int) -> Batches:
         set raises the latter when it comes to that example.
     """
     size, batch_size = len(source.train), config.batch_size
-    _check_counts(config.train_split, size, "batch_size", batch_size)
+    _check_numbers(config)
+    require_examples(config.train_split, size)
     if batch_size > size:
         raise UsageError(
             f"split '{config.train_split}' of '{source.name}' has {size} examples, fewer than one batch of "
@@ -147,7 +148,8 @@ def eval_batches(source: Source, config: Data) -> EvalBatches:
       UsageError: the split is empty, or an example is not what `contract.conform` wants.
     """
     size, batch_size = len(source.test), config.eval_batch_size
-    _check_counts(config.test_split, size, "eval_batch_size", batch_size)
+    _check_numbers(config)
+    require_examples(config.test_split, size)
     read = reader(source, config, training=False)
     if fits_in_memory(source, config, read):
         images, labels = read_all(source.test, read, config.workers)
@@ -163,10 +165,10 @@ def eval_batches(source: Source, config: Data) -> EvalBatches:
     return EvalBatches(lambda: _prefetched(batches, config.workers), size, batch_size)
 
 
-def _check_counts(split: str, size: int, field: str, batch_size: int) -> None:
-    require_examples(split, size)
-    if batch_size < 1:
-        raise UsageError(f"data.{field}: got {batch_size}; wanted at least 1")
+def _check_numbers(config: Data) -> None:
+    for field, least in (("batch_size", 1), ("eval_batch_size", 1), ("image_size", 0), ("workers", 0)):
+        if (value := getattr(config, field)) < least:
+            raise UsageError(f"data.{field}: got {value}; wanted at least {least}, as in --data.{field} {least}")
 
 
 def _prefetched(dataset: Any, workers: int) -> Iterable[Batch]:

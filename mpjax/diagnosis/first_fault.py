@@ -10,7 +10,7 @@ from flax import nnx
 
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.loss_scale import loss_scale_state
-from mpjax.training.state import TrainState
+from mpjax.training.state import TrainState, step_key
 from mpjax.training.structure import Structure
 
 
@@ -41,9 +41,10 @@ def first_fault(model: nnx.Module, loss_of: Callable[[nnx.Module], jax.Array], *
       fault there is the module latest in forward order whose parameters' gradients are not finite.
     """
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    bad = [name for name, value in _named(params) if not _finite(value)]
-    if bad:
-        return Fault(bad[0], "parameters", f"parameter {bad[0]} is already {_kind(dict(_named(params))[bad[0]])}")
+    values = dict(_named(params))
+    if bad := _not_finite(values):
+        already = f"it is {_kind(values[bad[0]])} before the step, as are {len(bad)} of {len(values)} parameters"
+        return Fault(bad[0], "parameters", already)
 
     calls: list[tuple[str, str | None]] = []
 
@@ -60,28 +61,34 @@ def first_fault(model: nnx.Module, loss_of: Callable[[nnx.Module], jax.Array], *
         return Fault("loss", "forward", f"the loss is {_kind(loss)}, though the model's output is finite")
 
     gradients = dict(_named(jax.grad(lambda params: scaled(params, lambda path, out: None))(params)))
-    for path, _ in reversed(list(calls)):
-        for name, gradient in gradients.items():
-            if name.rpartition("/")[0] == path and not _finite(gradient):
-                return Fault(
-                    path, "backward", f"the gradient of {name} is {_kind(gradient)} at a loss scale of {scale:g}"
-                )
-    return None
+    order = [path for path, _ in calls]
+    # A module that is not called as a whole has no place in the order: it comes last.
+    turn = {path: len(order) - index for index, path in enumerate(order)}
+    bad = _not_finite(gradients)
+    if not bad:
+        return None
+    first = min(bad, key=lambda name: turn.get(_module(name), len(order) + 1))
+    what = f"the gradient of {first} is {_kind(gradients[first])} at a loss scale of {scale:g}"
+    return Fault(_module(first), "backward", what)
 
 
-def explain(structure: Structure, loss_fn: Callable, state: TrainState, batch: Mapping[str, jax.Array]) -> str:
+def explain(
+    structure: Structure, loss_fn: Callable, seed: int, state: TrainState, batch: Mapping[str, jax.Array]
+) -> str:
     """Names the first fault of the step that `state` would take on `batch`, in a sentence or two.
 
     Args:
       structure: the model taken apart.
       loss_fn: `(model, batch, key) -> (loss, metrics)`.
+      seed: as given to `make_train_step`.
       state: the training state.
       batch: the training batch.
     """
-    model = structure.assemble(state.params, state.stats, state.key)
+    key = step_key(seed, state)
+    model = structure.assemble(state.params, state.stats, key)
     model.train()
     scale = float(loss_scale_state(state.opt_state).scale)
-    fault = first_fault(model, lambda model: loss_fn(model, batch, state.key)[0], scale=scale)
+    fault = first_fault(model, lambda model: loss_fn(model, batch, key)[0], scale=scale)
     if fault is None:
         return "run again module by module, this step's values are finite: the overflow is in the update or the batch"
     return f"first bad layer: {fault.path} ({fault.direction}): {fault.what}"
@@ -110,6 +117,14 @@ def _recording(cls: type, path: str, record: Callable[[str, object], None]) -> t
 def _named(state) -> Iterator[tuple[str, jax.Array]]:
     for path, variable in nnx.to_flat_state(state):
         yield "/".join(map(str, path)), variable.get_value()
+
+
+def _not_finite(arrays: Mapping[str, jax.Array]) -> list[str]:
+    return [name for name, value in arrays.items() if not _finite(value)]
+
+
+def _module(parameter: str) -> str:
+    return parameter.rpartition("/")[0]
 
 
 def _arrays(tree) -> list[jax.Array]:

@@ -1,5 +1,6 @@
 """Checkpoints of a run on disk: named arrays and a description, written in the background, complete or not at all."""
 
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,9 @@ from mpjax.precision.check import path_name
 FORMAT = 1
 """Version of the layout; a reader refuses a later one."""
 
+NOT_MEASURED = -math.inf
+"""The score of a checkpoint that was not evaluated: never the best where another was."""
+
 
 class Checkpoints:
     """The checkpoints of one run.
@@ -26,11 +30,11 @@ class Checkpoints:
 
     def __init__(self, directory: pathlib.Path, *, keep: int = 2):
         policies = ocp.checkpoint_managers
-        best = policies.BestN(
-            get_metric_fn=lambda metrics: metrics["score"], n=1, keep_checkpoints_without_metrics=False
-        )
+        best = policies.BestN(get_metric_fn=_score, n=1)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+            # Without best_fn scores would not be written, and a resumed run would not know its best checkpoint.
+            best_fn=_score,
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
         )
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_names=("state", "about"))
 
@@ -48,12 +52,17 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(to_arrays(state)), about=ocp.args.JsonSave({**about, "format": FORMAT})
         )
-        self._manager.save(position, args=items, metrics=None if score is None else {"score": score})
+        self._manager.save(position, args=items, metrics={"score": NOT_MEASURED if score is None else score})
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def complete_checkpoints(directory: pathlib.Path) -> list[int]:
+    """The positions of the complete checkpoints in a folder, which need not exist; one cut short is none."""
+    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
 
 
 def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int, dict[str, np.ndarray], dict]:
@@ -69,10 +78,11 @@ def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int
     Raises:
       UsageError: there is no such checkpoint, or a later version of mpjax wrote it.
     """
-    steps = sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
+    steps = complete_checkpoints(directory)
     if not steps:
         raise UsageError(f"no complete checkpoint in {directory}")
-    with ocp.CheckpointManager(directory.resolve(), item_names=("state", "about")) as manager:
+    handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
+    with ocp.CheckpointManager(directory.resolve(), item_handlers=handlers) as manager:
         position = _choose(manager, steps, which)
         shapes = manager.item_metadata(position)["state"]
         like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), dict(shapes))
@@ -88,20 +98,16 @@ def _choose(manager: ocp.CheckpointManager, steps: list[int], which: str) -> int
     if which == "latest":
         return steps[-1]
     if which == "best":
-        scores = {step: (manager.metrics(step) or {}).get("score") for step in steps}
-        scored = {step: score for step, score in scores.items() if score is not None}
-        return max(scored, key=lambda step: (scored[step], step)) if scored else steps[-1]
+        return max(steps, key=lambda step: (_score(manager.metrics(step)), step))
     if not which.isdigit() or int(which) not in steps:
         raise UsageError(f"no checkpoint '{which}': wanted latest, best or one of {', '.join(map(str, steps))}")
     return int(which)
 
 
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics["score"]
+
+
 def to_arrays(state) -> dict[str, Any]:
-    """The leaves of `state` by path; random keys as their integers."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {path_name(path): jax.random.key_data(leaf) if is_key(leaf) else leaf for path, leaf in leaves}
-
-
-def is_key(leaf) -> bool:
-    """Whether a leaf is a typed random key."""
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    """The leaves of `state` by path."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}

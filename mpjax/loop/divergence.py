@@ -20,9 +20,9 @@ class Limits:
     def exceeded_by(self, metrics: Mapping[str, float]) -> str | None:
         """Why the step with these metrics ends training, or None."""
         if self.floor is None:
-            if math.isfinite(metrics["loss"]):
-                return None
-            return f"the loss is {metrics['loss']}"
+            # The gradient too: after its last step a run would end well, with parameters that are NaN.
+            bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+            return f"{bad[0]} is {metrics[bad[0]]}" if bad else None
         if metrics["loss_scale"] > self.floor or metrics["consecutive_skips"] < self.patience:
             return None
         skips = int(metrics["consecutive_skips"])

@@ -5,11 +5,9 @@ import warnings
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import PrecisionWarning, UsageError
-from mpjax.loop.checkpoint import is_key
 from mpjax.precision.check import path_name
 from mpjax.precision.dtypes import is_floating, widest
 
@@ -70,7 +68,7 @@ def _find(name: str, leaf, saved: Mapping[str, np.ndarray]) -> np.ndarray | None
     if name not in saved and "/masters/" in name:
         name = "params/" + name.partition("/masters/")[2]
     value = saved.get(name)
-    return value if value is None or value.shape == _shape(leaf) else None
+    return value if value is None or value.shape == leaf.shape else None
 
 
 def _refuse_other_model(wanted: dict, saved: Mapping[str, np.ndarray]) -> None:
@@ -99,13 +97,7 @@ def _losses(name: str, value: np.ndarray, leaf) -> list[str]:
     return [f"{name}: {overflow} overflow, {flushed} flush to zero in {leaf.dtype}"] if overflow or flushed else []
 
 
-def _shape(leaf) -> tuple[int, ...]:
-    return jax.eval_shape(jax.random.key_data, leaf).shape if is_key(leaf) else leaf.shape
-
-
 def _place(value: np.ndarray, leaf):
-    if is_key(leaf):
-        return jax.device_put(jax.random.wrap_key_data(jnp.asarray(value)), leaf.sharding)
     return jax.device_put(np.asarray(value).astype(leaf.dtype), leaf.sharding)
 
 

@@ -74,9 +74,9 @@ def train(
         rate = {"examples_per_second": len(steps) * batch_size / seconds}
         metrics = _summary(steps) | rate
         writer.write(position, {f"train/{name}": value for name, value in metrics.items()})
-        for step in steps:
+        for number, step in enumerate(steps, start=position - len(steps) + 1):
             if reason := limits.exceeded_by(step):
-                raise Diverged(f"training diverged at step {position}: {reason}\n{explain(state, batch)}")
+                raise Diverged(f"training diverged at step {number}: {reason}\n{explain(state, batch)}")
 
     unread: int | None = None
     for position in range(start + 1, when.steps + 1):

@@ -11,6 +11,7 @@ from mpjax.precision.loss_scale import (
     static_loss_scaling,
     where_finite,
 )
+from mpjax.precision.master import master_weights
 from mpjax.precision.modules import PolicyReport, apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
@@ -25,6 +26,7 @@ __all__ = [
     "dynamic_loss_scaling",
     "get_policy",
     "loss_scale_state",
+    "master_weights",
     "no_loss_scaling",
     "scale_loss",
     "scaled_value_and_grad",

@@ -48,8 +48,10 @@ def as_dtype(spec: DTypeLike) -> np.dtype:
         raise UsageError(f"unknown dtype '{spec}': wanted one of {', '.join(d.name for d in _SPELLINGS)}{hint}")
     try:
         dtype = np.dtype(spec)
-    except TypeError as error:
-        raise UsageError(f"not a dtype: {spec!r}; wanted one of {', '.join(d.name for d in _SPELLINGS)}") from error
+    except TypeError:
+        dtype = None
+    if dtype is None or spec is None:  # np.dtype(None) is float64
+        raise UsageError(f"not a dtype: {spec!r}; wanted one of {', '.join(d.name for d in _SPELLINGS)}")
     if dtype not in _SPELLINGS:
         raise UsageError(f"dtype {dtype.name} is not for a policy: wanted one of {', '.join(map(str, _SPELLINGS))}")
     return dtype
@@ -101,10 +103,11 @@ def slow_half_reason(dtype: DTypeLike, device) -> str | None:
         return f"a CPU has no fast {dtype.name}: results are right, but expect no speed-up over float32"
     if device.platform == "tpu":
         return None if dtype == BFLOAT16 else "a TPU computes fast in bfloat16 only: use mixed_bfloat16"
-    capability = getattr(device, "compute_capability", None)
-    if capability is None:
+    try:
+        capability = float(device.compute_capability)
+    except (AttributeError, ValueError):  # AMD's is a name, "gfx942"
         return None
     needed = 7.0 if dtype == FLOAT16 else 8.0
-    if float(capability) < needed:
+    if capability < needed:
         return f"{device.device_kind} (compute capability {capability}) has no fast {dtype.name}: it needs {needed}"
     return None

@@ -16,6 +16,7 @@ import optax
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.precision.accumulation import closes_window, discard_window, opens_window
 from mpjax.precision.dtypes import FLOAT16, FLOAT32, is_floating, widest
+from mpjax.precision.master import MasterWeightsState
 
 
 T = TypeVar("T")
@@ -76,13 +77,15 @@ def dynamic_loss_scaling(
     Raises:
       UsageError: a setting with which the scale could leave the powers of two or [min_scale, max_scale].
     """
-    _check_scales(initial_scale=initial_scale, min_scale=min_scale, max_scale=max_scale)
-    _check_scales(growth_factor=growth_factor, backoff_factor=backoff_factor)
+    initial_scale = _power_of_two("initial_scale", initial_scale)
+    min_scale, max_scale = _power_of_two("min_scale", min_scale), _power_of_two("max_scale", max_scale)
+    growth_factor = _power_of_two("growth_factor", growth_factor)
+    backoff_factor = _power_of_two("backoff_factor", backoff_factor)
+    growth_interval = _count("growth_interval", growth_interval)
+    hysteresis = _count("hysteresis", hysteresis)
     _require(min_scale <= initial_scale <= max_scale, "min_scale <= initial_scale <= max_scale", initial_scale)
     _require(growth_factor > 1, "growth_factor above 1", growth_factor)
     _require(backoff_factor < 1, "backoff_factor below 1", backoff_factor)
-    _require(growth_interval >= 1 and int(growth_interval) == growth_interval, "growth_interval >= 1", growth_interval)
-    _require(hysteresis >= 1 and int(hysteresis) == hysteresis, "hysteresis >= 1", hysteresis)
 
     def adjust(state: LossScaleState, finite: jax.Array) -> LossScaleState:
         good_steps = state.good_steps + 1
@@ -110,7 +113,7 @@ def static_loss_scaling(
     Raises:
       UsageError: `scale` is not a power of two.
     """
-    _check_scales(scale=scale)
+    scale = _power_of_two("scale", scale)
 
     def adjust(state: LossScaleState, finite: jax.Array) -> LossScaleState:
         return state._replace(
@@ -161,6 +164,8 @@ def scale_loss(loss: jax.Array, opt_state) -> jax.Array:
     """
     scale = loss_scale_state(opt_state).scale
     loss = jnp.asarray(loss)
+    if not is_floating(loss):
+        raise UsageError(f"the loss is {loss.dtype}, which has no gradient: wanted a floating scalar")
     if loss.dtype == FLOAT16 and (isinstance(scale, jax.core.Tracer) or scale >= 2.0**16):
         warnings.warn(
             "the loss is float16: a loss scale of 2^16 or more overflows in its gradient, so that such steps are "
@@ -228,28 +233,43 @@ def optax_promotion():
 
 
 def _initial_state(scale: float, inner_state) -> LossScaleState:
-    zero = jnp.zeros((), jnp.int32)
-    return LossScaleState(jnp.asarray(scale, jnp.float32), zero, zero, zero, jnp.asarray(True), inner_state)
+    # An array each, not one three times: a state is donated, and a buffer can be given away only once.
+    good_steps, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
+    return LossScaleState(
+        jnp.asarray(scale, jnp.float32), good_steps, skipped, consecutive_skips, jnp.asarray(True), inner_state
+    )
 
 
 def _init_in_float32(inner: optax.GradientTransformation, params):
-    """The inner state, with what follows the parameters' dtype (moments) at least float32, as the gradients will be."""
+    """The inner state, with what follows the parameters' dtype (moments) at least float32, as the gradients will be.
+
+    What `master_weights` holds is float32 already, and has another structure for parameters that are.
+    """
+
+    def widen(leaf, like):
+        return leaf.astype(like.dtype) if is_floating(leaf) else leaf
+
+    def is_master(node) -> bool:
+        return isinstance(node, MasterWeightsState)
+
     state = inner.init(params)
     widened = jax.tree.map(
         lambda p: jax.ShapeDtypeStruct(p.shape, widest(p.dtype, FLOAT32)) if is_floating(p) else p, params
     )
     wanted = jax.eval_shape(inner.init, widened)
-    if jax.tree.structure(wanted) != jax.tree.structure(state):
-        return state  # its shape depends on the parameters' dtypes, as master weights' does: it knows what it wants
-    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype) if is_floating(leaf) else leaf, state, wanted)
+    if jax.tree.structure(wanted, is_leaf=is_master) != jax.tree.structure(state, is_leaf=is_master):
+        return state  # the inner transform tells dtypes apart by itself
+    return jax.tree.map(widen, state, wanted, is_leaf=is_master)
 
 
 def _unscale(gradient, scale: jax.Array):
     if not jnp.issubdtype(gradient.dtype, jnp.inexact):
         return gradient
+    if jnp.iscomplexobj(gradient):
+        return jax.lax.complex(_unscale(gradient.real, scale), _unscale(gradient.imag, scale))
     # Dividing, not multiplying by 1/scale: the reciprocal of 2^127 is subnormal, which devices may flush to zero.
     dtype = widest(gradient.dtype, FLOAT32)
-    return gradient.astype(dtype) / scale.astype(jnp.finfo(dtype).dtype)
+    return gradient.astype(dtype) / scale.astype(dtype)
 
 
 def _all_finite(tree, axis_name) -> jax.Array:
@@ -270,11 +290,15 @@ def _select(condition: jax.Array, new: T, old: T) -> T:
     return jax.tree.map(pick, new, old)
 
 
-def _check_scales(**scales: float) -> None:
-    for name, value in scales.items():
-        value = float(value)
-        normal = math.isfinite(value) and 2.0**-126 <= value <= 2.0**127
-        _require(normal and math.frexp(value)[0] == 0.5, f"{name} a power of two from 2^-126 to 2^127", value)
+def _power_of_two(name: str, value: float) -> float:
+    normal = 2.0**-126 <= value <= 2.0**127
+    _require(normal and math.frexp(value)[0] == 0.5, f"{name} a power of two from 2^-126 to 2^127", value)
+    return float(value)
+
+
+def _count(name: str, value: int) -> int:
+    _require(1 <= value < 2**31 and int(value) == value, f"{name} a whole number from 1 to 2^31 - 1", value)
+    return int(value)
 
 
 def _require(condition: bool, wanted: str, got) -> None:

@@ -12,6 +12,7 @@ from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, require_x64, 
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import NORM, Lineage, Rules, decide, is_norm
+from mpjax.precision.scopes import has_call
 
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     if not isinstance(model, nnx.Module):
         raise UsageError(f"apply_policy takes a Flax NNX module, got {type(model).__name__}")
     policy = get_policy(policy)
-    require_x64(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
+    require_x64(*_dtypes(policy))
 
     modules = {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
     lineages = {path: _lineage(path, modules) for path in sorted(modules)}
@@ -81,13 +82,36 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     rules = Rules({**policy.rules, **({} if NORM in policy.rules else {NORM: norm_dtype})})
     decided = decide(rules, lineages.values())
 
+    variables = _variables(model, modules)
     rows = []
     for path, module in modules.items():
         rule = decided[path]
-        row = _apply(path, module, policy, rule, rules[rule] if rule else None)
+        row = _apply(path, module, variables[path], policy, rule, rules[rule] if rule else None)
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
     return PolicyReport(rows)
+
+
+def _dtypes(value: "Policy | np.dtype") -> Iterator[np.dtype]:
+    """Every dtype that a policy or a rule's value can set on a module."""
+    if not isinstance(value, Policy):
+        yield value
+        return
+    yield from (value.param_dtype, value.compute_dtype, value.output_dtype)
+    for ruled in value.rules.values():
+        yield from _dtypes(ruled)
+
+
+def _variables(model, modules: dict) -> "dict[str, list[nnx.Variable]]":
+    """The variables of each module, by module path: its own, and those in containers that it holds."""
+    from flax import nnx
+
+    found = {path: [] for path in modules}
+    for path, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Variable):
+            owners = ("/".join(map(str, path[:depth])) for depth in reversed(range(len(path))))
+            found[next(owner for owner in owners if owner in modules)].append(node)
+    return found
 
 
 def _lineage(path: str, modules: dict) -> Lineage:
@@ -105,7 +129,7 @@ def _class_names(module) -> Iterator[str]:
             yield cls.__name__
 
 
-def _apply(path: str, module, policy: Policy, rule: str | None, value) -> Row:
+def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> Row:
     """Sets the dtypes of one module, own parameters and computation, not those of its children."""
     if isinstance(value, Policy):
         param_dtype, compute_dtype, output_dtype = value.param_dtype, value.compute_dtype, value.output_dtype
@@ -117,7 +141,7 @@ def _apply(path: str, module, policy: Policy, rule: str | None, value) -> Row:
     if path == "":
         output_dtype = policy.output_dtype
 
-    has_params = _cast_variables(module, param_dtype)
+    has_params = _cast_variables(variables, param_dtype)
     has_dtype = hasattr(module, "dtype")
     if has_dtype:
         module.dtype = compute_dtype
@@ -138,13 +162,13 @@ def _apply(path: str, module, policy: Policy, rule: str | None, value) -> Row:
     )
 
 
-def _cast_variables(module, param_dtype: np.dtype) -> bool:
-    """Casts the module's own parameters, keeps its statistics at least float32; tells whether it has parameters."""
+def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
+    """Casts a module's parameters, keeps its statistics at least float32; tells whether it has parameters."""
     from flax import nnx
 
     found = False
-    for variable in vars(module).values():
-        if not isinstance(variable, nnx.Variable) or not is_floating(variable.get_value()):
+    for variable in variables:
+        if not is_floating(variable.get_value()):
             continue
         if isinstance(variable, nnx.Param):
             found = True
@@ -177,7 +201,7 @@ def _casting(cls: type, inside: np.dtype | None, outside: np.dtype | None) -> ty
     A subclass swapped in, as PyTorch's FSDP does: NNX keeps a module's class through split and merge, `isinstance`
     still holds, and no code of the model changes. Cached, so that equal models have equal graph definitions.
     """
-    if inside is None and outside is None:
+    if (inside is None and outside is None) or not has_call(cls):
         return cls
 
     call: Callable = cls.__call__

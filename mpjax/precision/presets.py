@@ -90,8 +90,9 @@ def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
         raise UsageError(f"not a policy: {spec!r}; wanted a preset's name, a jmp string, a jmp.Policy or a Policy")
     head, *tail = (part.strip() for part in spec.split(";"))
     if preset := _BY_NAME.get(_normalised(head)):
-        rules = {**parse_rules(tail), **preset.policy.rules} if tail else preset.policy.rules
-        return dataclasses.replace(preset.policy, rules=rules)
+        own = parse_rules(tail)
+        usual = {pattern: value for pattern, value in preset.policy.rules.items() if pattern not in own}
+        return dataclasses.replace(preset.policy, rules={**own, **usual})
     if "=" in head:
         return parse_policy(spec)
     if _normalised(head) == "f16":  # jmp's bare dtype: that dtype everywhere

@@ -26,10 +26,8 @@ class Rules(Mapping[str, Any]):
     """
 
     def __init__(self, rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
-        pairs = tuple(rules.items() if isinstance(rules, Mapping) else rules)
-        for pattern, _ in pairs:
-            if not isinstance(pattern, str) or not pattern or set(pattern) & set("=;"):
-                raise UsageError(f"bad rule pattern {pattern!r}: wanted a module path, a glob or 'type:Class'")
+        items = rules.items() if isinstance(rules, Mapping) else rules
+        pairs = tuple((_checked(pattern), value) for pattern, value in items)
         if repeated := {p for p, _ in pairs if sum(p == other for other, _ in pairs) > 1}:
             raise UsageError(f"rule given twice: {', '.join(sorted(repeated))}")
         self._rules = dict(pairs)
@@ -52,6 +50,12 @@ class Rules(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr({pattern: str(value) for pattern, value in self.items()})
+
+
+def _checked(pattern: str) -> str:
+    if not isinstance(pattern, str) or not pattern.strip() or set(pattern) & set("=;"):
+        raise UsageError(f"bad rule pattern {pattern!r}: wanted a module path, a glob or 'type:Class'")
+    return pattern.strip()
 
 
 def is_norm(types: Iterable[str]) -> bool:

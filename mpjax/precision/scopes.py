@@ -17,7 +17,7 @@ def name_scopes(model: "nnx.Module") -> None:
     """
     from flax import nnx
 
-    modules = {path: module for path, module in nnx.iter_modules(model) if _has_call(type(module))}
+    modules = {path: module for path, module in nnx.iter_modules(model) if has_call(type(module))}
     for path, module in modules.items():
         parents = [path[:depth] for depth in range(len(path)) if path[:depth] in modules]
         name = "/".join(map(str, path[len(parents[-1]) if parents else 0 :]))
@@ -25,7 +25,8 @@ def name_scopes(model: "nnx.Module") -> None:
             module.__class__ = _scoped(type(module), name)
 
 
-def _has_call(cls: type) -> bool:
+def has_call(cls: type) -> bool:
+    """Whether instances of `cls` can be called."""
     # Not hasattr: every class object is itself callable.
     return any("__call__" in vars(base) for base in cls.__mro__)
 

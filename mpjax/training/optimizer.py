@@ -71,9 +71,7 @@ def _sgd(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.Gradi
 
 
 def _adamw(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    return optax.adamw(
-        learning_rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=_kernels
-    )
+    return optax.adamw(learning_rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=_kernels)
 
 
 def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:

@@ -56,7 +56,7 @@ def advice(plan: PrecisionPlan, device) -> list[str]:
     computes_in_float16 = FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy))
     if plan.loss_scale != "none" and not computes_in_float16:
         notes.append(
-            f"loss scaling is not needed: {policy.compute_dtype} has the range of float32; "
+            f"loss scaling is not needed: gradients do not underflow in {policy.compute_dtype} as they do in float16; "
             "--precision.loss_scale none saves the check"
         )
     if plan.loss_scale == "none" and computes_in_float16:
@@ -100,5 +100,3 @@ def _loss_scale(config: schema.Precision, preset: Preset) -> str | float:
         raise UsageError(
             f"--precision.loss_scale {config.loss_scale}: wanted auto, dynamic, none, or a power of two such as 1024"
         ) from None
-
-

@@ -60,8 +60,7 @@ def initial_state(task: Task, tx: optax.GradientTransformation, *, seed: int, em
     """The state before the first step, made on the devices it stays on."""
 
     def make(key: jax.Array) -> TrainState:
-        model_key, step_key = jax.random.split(key)
-        _, params, stats = take_apart(task.make_model(model_key))
-        return create_state(params, stats, tx, step_key, ema=ema)
+        _, params, stats = take_apart(task.make_model(key))
+        return create_state(params, stats, tx, ema=ema)
 
     return jax.jit(make, out_shardings=sharding)(jax.random.key(seed))

@@ -11,6 +11,8 @@ from flax import nnx
 Arrays = dict[str, jax.Array]
 """Arrays by path, as in `{"blocks/0/conv1/kernel": …}`: cheap to pass to a compiled function, and readable."""
 
+_STREAMS = 2**31
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -43,7 +45,8 @@ class Structure:
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
         """The model with these arrays; `key` feeds its random streams (dropout)."""
-        key = jax.random.key(0) if key is None else key
+        # Apart from what a loss draws from the same key: split(key)[i] is fold_in(key, i).
+        key = jax.random.fold_in(jax.random.key(0) if key is None else key, _STREAMS)
         streams = [
             jax.random.fold_in(key, index) if is_key else jnp.zeros((), jnp.uint32)
             for index, is_key in enumerate(self.rng_types)

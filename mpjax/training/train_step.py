@@ -8,7 +8,8 @@ import optax
 
 from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.loss_scale import loss_scale_state, optax_promotion, scaled_value_and_grad, where_finite
-from mpjax.training.state import TrainState
+from mpjax.training.metrics import Metrics, pack
+from mpjax.training.state import TrainState, step_key
 from mpjax.training.structure import Structure
 
 
@@ -20,7 +21,8 @@ def make_train_step(
     learning_rate: optax.Schedule | float | None = None,
     accumulate: int = 1,
     ema: float = 0.0,
-) -> Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
+    seed: int = 0,
+) -> Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, Metrics]]:
     """The jit-compiled training step; it donates (overwrites) the state it is given.
 
     Args:
@@ -31,10 +33,11 @@ def make_train_step(
       accumulate: micro-batches that the batch is cut into, one after the other; gradients, losses and metrics are
         averaged, statistics go from one to the next.
       ema: decay of the moving average of parameters; 0 if the state keeps none.
+      seed: of the random numbers; those of a step are a function of the seed and of the attempts before.
 
     Returns:
-      A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled), and
-      `learning_rate`, all float32; `loss_scale` (that of this step), `skipped` (in all), `consecutive_skips`, `finite`.
+      A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
+      `learning_rate`, `loss_scale` (that of this step), `skipped` (in all), `consecutive_skips`, and `finite` (1 or 0).
     """
 
     def gradients(state: TrainState, key: jax.Array, batch):
@@ -56,15 +59,12 @@ def make_train_step(
 
     @jax.jit(donate_argnums=0)
     def train_step(state: TrainState, batch):
-        next_key, key = jax.random.split(state.key)
-        stats, (grads, metrics) = gradients(state, key, batch)
+        stats, (grads, metrics) = gradients(state, step_key(seed, state), batch)
         scale = loss_scale_state(state.opt_state).scale
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         with optax_promotion():
             params = optax.apply_updates(state.params, updates)
-        averaged = {
-            name: ema * mean + (1 - ema) * params[name].astype(mean.dtype) for name, mean in state.ema.items()
-        }
+        averaged = {name: ema * mean + (1 - ema) * params[name].astype(mean.dtype) for name, mean in state.ema.items()}
         scaling = loss_scale_state(opt_state)
         metrics |= {
             "grad_norm": _global_norm(grads, scale),
@@ -79,14 +79,12 @@ def make_train_step(
             metrics["learning_rate"] = jnp.asarray(rate, jnp.float32)
         new_state = TrainState(
             step=state.step + scaling.finite.astype(jnp.int32),
-            attempts=state.attempts + 1,
             params=params,
             stats=where_finite(opt_state, stats, state.stats),
             opt_state=opt_state,
             ema=where_finite(opt_state, averaged, state.ema),
-            key=next_key,
         )
-        return new_state, metrics
+        return new_state, pack(metrics)
 
     return train_step
 

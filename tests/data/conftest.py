@@ -8,12 +8,6 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 
-def jpeg(height: int, width: int, level: int, mode: str = "RGB") -> bytes:
-    buffer = io.BytesIO()
-    Image.new(mode, (width, height), tuple([level] * len(mode)) if len(mode) > 1 else level).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
 class _Tiny(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
     FEATURES: dict
@@ -60,7 +54,10 @@ class TinyJpeg(_Tiny):
 
     def example(self, index):
         mode = "L" if index % 3 == 0 else "CMYK" if index % 4 == 1 else "RGB"
-        return {"image": jpeg(20 + index, 30, 20 * index, mode), "label": index % 3}
+        picture = Image.new(mode, (30, 20 + index), 20 * index if mode == "L" else (20 * index,) * len(mode))
+        buffer = io.BytesIO()
+        picture.save(buffer, "JPEG")
+        return {"image": buffer.getvalue(), "label": index % 3}
 
 
 class TinyText(_Tiny):

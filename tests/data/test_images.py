@@ -68,7 +68,7 @@ def test_resize_to_the_size_of_the_box_copies_it(channels):
 def test_resize_averages():
     image = np.zeros((64, 64, 1), np.uint8)
     image[::2] = 200
-    assert resize(image, 1, 8, centre(), rng()) == pytest.approx(np.full((8, 8, 1), 100), abs=1)
+    np.testing.assert_allclose(resize(image, 1, 8, centre(), rng()), 100, atol=5)  # without averaging: 0 or 200
 
 
 def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():

@@ -53,14 +53,17 @@ def test_an_empty_part(tiny_sets):
         open_prepared(Data(name="tiny_tensor", train_split="train[:0]"), tiny_sets)
 
 
-def test_newest_version_unless_one_is_named(own_dir):
-    for version in ("0.9.0", "10.0.0"):
+@pytest.mark.parametrize(
+    ("name", "opened"), [("tiny_tensor", "10.0.0"), ("tiny_tensor/9.0.0", "9.0.0"), ("tiny_tensor/1.0.0", "1.0.0")]
+)
+def test_newest_version_unless_one_is_named(own_dir, name, opened):
+    for version in ("9.0.0", "10.0.0"):
         shutil.copytree(own_dir / "tiny_tensor/1.0.0", own_dir / "tiny_tensor" / version)
-    assert prepared_names(own_dir)[1:4] == ["tiny_tensor/0.9.0", "tiny_tensor/1.0.0", "tiny_tensor/10.0.0"]
-    (own_dir / "tiny_tensor/1.0.0/features.json").unlink()  # only the versions that are opened need theirs
-    assert len(open_prepared(Data(name="tiny_tensor"), own_dir).train) == 10
-    (own_dir / "tiny_tensor/10.0.0/features.json").unlink()
-    assert len(open_prepared(Data(name="tiny_tensor/0.9.0"), own_dir).train) == 10
+    assert prepared_names(own_dir)[1:4] == ["tiny_tensor/1.0.0", "tiny_tensor/9.0.0", "tiny_tensor/10.0.0"]
+    for features in own_dir.glob("tiny_tensor/*/features.json"):
+        if features.parent.name != opened:
+            features.unlink()  # cannot be opened now
+    assert len(open_prepared(Data(name=name), own_dir).train) == 10
 
 
 def test_a_set_with_configs_is_named_with_one(own_dir):

@@ -5,7 +5,7 @@ import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.images import centre, random_part
-from mpjax.data.read import Reader, fits_in_memory, read_all, read_batch, reader
+from mpjax.data.read import Reader, fits_in_memory, image_shape, read_all, read_batch, reader
 from mpjax.data.synthetic import synthetic_source
 from mpjax.errors import UsageError
 
@@ -51,6 +51,11 @@ def test_images_that_vary_are_cut_at_random_in_training_and_in_the_middle_in_eva
     config = Data(image_size=224)
     assert reader(VARYING, config, training=True).frame is random_part
     assert reader(VARYING, config, training=False).frame(256, 256, np.random.default_rng(0)) == (16, 16, 240, 240)
+
+
+def test_the_shape_of_images_in_a_batch():
+    assert image_shape(SOURCE, Data()) == (8, 6, 3)
+    assert image_shape(VARYING, Data(image_size=5)) == (5, 5, 3)
 
 
 def test_images_that_vary_need_a_size():

@@ -1,0 +1,28 @@
+"""With what a result was measured: machine, versions, date."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+
+import jax
+
+
+def describe() -> dict:
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

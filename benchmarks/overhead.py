@@ -1,0 +1,210 @@
+"""What the framework costs per step: mpjax's training step beside a hand-written Flax linen loop of the same model.
+
+Both train in float32 with the same optimizer, donate their state, and report loss, accuracy and gradient norm; runs are interleaved
+and the ratio of medians is given, with the spread over repeats.
+
+    python benchmarks/overhead.py --output benchmarks/results/overhead_cpu.json
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from flax.training.train_state import TrainState as LinenState
+
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import mpjax
+from machine import describe
+from mpjax import models
+from mpjax.config.schema import Model
+from mpjax.training import create_state, take_apart
+from mpjax.training.objective import classification
+
+
+# --- The hand-written side -------------------------------------------------------------------------------------------
+
+
+class LinenMLP(nn.Module):
+    """As mpjax.models.mlp."""
+
+    width: int
+    depth: int
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train: bool = True):
+        x = x.reshape(x.shape[0], -1)
+        for _ in range(self.depth):
+            x = nn.relu(nn.Dense(self.width)(x))
+        return nn.Dense(self.num_classes)(x)
+
+
+class LinenBlock(nn.Module):
+    """As mpjax.models.resnet.BasicBlock."""
+
+    width: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        conv = functools.partial(nn.Conv, use_bias=False)
+        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5)
+        y = nn.relu(norm()(conv(self.width, (3, 3), strides=self.stride)(x)))
+        y = norm(scale_init=nn.initializers.zeros_init())(conv(self.width, (3, 3))(y))
+        if x.shape != y.shape:
+            x = norm()(conv(self.width, (1, 1), strides=self.stride)(x))
+        return nn.relu(x + y)
+
+
+class LinenResNet18(nn.Module):
+    """As mpjax.models.resnet.resnet18 with the small stem."""
+
+    width: int
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train: bool = True):
+        norm = nn.BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5)
+        x = nn.relu(norm(nn.Conv(self.width, (3, 3), use_bias=False)(x)))
+        for stage in range(4):
+            for index in range(2):
+                x = LinenBlock(self.width * 2**stage, 2 if stage > 0 and index == 0 else 1)(x, train)
+        return nn.Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
+
+
+class LinenStateWithStats(LinenState):
+    """Flax's TrainState and batch statistics."""
+
+    batch_stats: dict
+
+
+def hand_written(model: nn.Module, image_shape, tx) -> tuple[Callable, LinenStateWithStats]:
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, *image_shape)))
+    state = LinenStateWithStats.create(
+        apply_fn=model.apply, params=variables["params"], tx=tx, batch_stats=variables.get("batch_stats", {})
+    )
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state, batch):
+        def loss_of(params):
+            logits, new = model.apply(
+                {"params": params, "batch_stats": state.batch_stats},
+                batch["image"].astype(jnp.float32) / 255,
+                mutable=["batch_stats"],
+            )
+            loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+            return loss, (logits, new.get("batch_stats", {}))
+
+        (loss, (logits, stats)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        accuracy = jnp.mean(jnp.argmax(logits, -1) == batch["label"])
+        metrics = {"loss": loss, "accuracy": accuracy, "grad_norm": optax.global_norm(grads)}
+        return state.apply_gradients(grads=grads, batch_stats=stats), metrics
+
+    return step, state
+
+
+# --- The mpjax side --------------------------------------------------------------------------------------------------
+
+
+def with_mpjax(config: Model, image_shape, tx) -> tuple[Callable, mpjax.TrainState]:
+    model = models.build(config, image_shape=image_shape, num_classes=10, rngs=nnx.Rngs(0))
+    mpjax.apply_policy(model, "float32")
+    structure, params, stats = take_apart(model)
+    tx = mpjax.no_loss_scaling(tx)
+    objective = classification(lambda images, key: images.astype(jnp.float32) / 255, mpjax.get_policy("float32"))
+    return mpjax.make_train_step(structure, tx, objective.loss), create_state(params, stats, tx)
+
+
+# --- The comparison --------------------------------------------------------------------------------------------------
+
+
+def seconds_per_step(step: Callable, state, batches: list, steps: int) -> tuple[float, object]:
+    start = time.perf_counter()
+    for index in range(steps):
+        state, metrics = step(state, batches[index % len(batches)])
+    jax.block_until_ready((state, metrics))
+    return (time.perf_counter() - start) / steps, state
+
+
+def compare(mine, hand, batches: list, *, steps: int, repeats: int) -> dict:
+    (step_a, state_a), (step_b, state_b) = mine, hand
+    _, state_a = seconds_per_step(step_a, state_a, batches, 3)
+    _, state_b = seconds_per_step(step_b, state_b, batches, 3)
+    a, b = [], []
+    for _ in range(repeats):
+        seconds, state_a = seconds_per_step(step_a, state_a, batches, steps)
+        a.append(seconds)
+        seconds, state_b = seconds_per_step(step_b, state_b, batches, steps)
+        b.append(seconds)
+    ratios = sorted(x / y for x, y in zip(a, b))
+    return {
+        "ratio_of_medians": statistics.median(a) / statistics.median(b),
+        "ratio_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
+        "mpjax_leaves": len(jax.tree.leaves(state_a)),
+        "hand_written_leaves": len(jax.tree.leaves(state_b)),
+        "steps": steps,
+        "repeats": repeats,
+    }
+
+
+def batches_of(image_shape, batch_size: int) -> list:
+    rng = np.random.default_rng(0)
+    return [
+        jax.device_put(
+            {
+                "image": rng.integers(0, 256, (batch_size, *image_shape), dtype=np.uint8),
+                "label": rng.integers(0, 10, batch_size, dtype=np.int32),
+            }
+        )
+        for _ in range(4)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=pathlib.Path, help="write the results here as JSON")
+    parser.add_argument("--repeats", type=int, default=21)
+    arguments = parser.parse_args()
+
+    def tx():
+        return optax.sgd(0.01, momentum=0.9, nesterov=True)
+
+    results = {}
+    mlp = Model(name="mlp", width=16, depth=8)
+    results["mlp 8x8, 9 layers of 16, batch 16"] = compare(
+        with_mpjax(mlp, (8, 8, 1), tx()),
+        hand_written(LinenMLP(16, 8, 10), (8, 8, 1), tx()),
+        batches_of((8, 8, 1), 16),
+        steps=500,
+        repeats=arguments.repeats,
+    )
+    resnet = Model(name="resnet18", width=64, stem="small")
+    results["resnet18 32x32, batch 32"] = compare(
+        with_mpjax(resnet, (32, 32, 3), tx()),
+        hand_written(LinenResNet18(64, 10), (32, 32, 3), tx()),
+        batches_of((32, 32, 3), 32),
+        steps=2,
+        repeats=max(3, arguments.repeats // 3),
+    )
+    for name, result in results.items():
+        low, high = result["ratio_quartiles"]
+        print(f"{name}: {result['ratio_of_medians']:.3f} of the hand-written step (quartiles {low:.3f} to {high:.3f})")
+    if arguments.output:
+        arguments.output.write_text(json.dumps({**describe(), "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
