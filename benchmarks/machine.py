@@ -9,14 +9,14 @@ import jax
 
 
 def describe() -> dict:
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")}
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
     return {
         "date": datetime.date.today().isoformat(),
         "device": jax.devices()[0].device_kind,
         "cores": os.cpu_count(),
         "processor": _processor(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {name: importlib.metadata.version(name) for name in packages},
     }
 
 

@@ -1,6 +1,7 @@
 """Files and command line -> Config: files are read as flags, so one strict parser checks them all."""
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import pathlib
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import tyro
 
+from mpjax.config.durations import Duration
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
@@ -72,17 +74,19 @@ def read_flags(file: pathlib.Path) -> list[str]:
     """The settings of a TOML file as flags.
 
     Raises:
-      UsageError: no such file, or it is not TOML.
+      UsageError: no such file, it is not TOML, or a setting is of another kind; the message names the file.
     """
     try:
         with file.open("rb") as stream:
-            return list(_flatten(tomllib.load(stream), ""))
+            return list(_flatten(tomllib.load(stream), Config(), ""))
     except FileNotFoundError:
         near = difflib.get_close_matches(file.name, [f.name for f in file.parent.glob("*.toml")], n=1, cutoff=0.4)
         hint = f"; did you mean {file.parent / near[0]}?" if near else ""
         raise UsageError(f"no config file {file}{hint}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not TOML: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"in {file}: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
 
@@ -99,19 +103,37 @@ def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
     return flags
 
 
-def _flatten(table: dict, prefix: str) -> Iterator[str]:
+def _flatten(table: dict, section: object, prefix: str) -> Iterator[str]:
+    """The flags of a table; `section` is the part of the default config that it is about, None if there is none."""
     for key, value in table.items():
         name = f"--{prefix}{key}"
-        if name == "--precision.rules" and isinstance(value, dict):
+        default = getattr(section, key, None)
+        if wanted := _other_kind(value, default):
+            raise UsageError(f"{prefix}{key} is {value!r}: wanted {wanted}")
+        if isinstance(default, dict):
             yield from [name, *(str(word) for rule in value.items() for word in rule)] if value else []
+        elif value == {} and default is None:
+            yield name  # an empty table, misspelt: for the parser to report
         elif isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from _flatten(value, default, f"{prefix}{key}.")
         elif isinstance(value, list):
             yield from [name, *map(str, value)]
         elif isinstance(value, bool):
             yield name if value else f"--{prefix}no_{key}"
         else:
             yield f"{name}={value}"
+
+
+def _other_kind(value: object, default: object) -> str | None:
+    """What is wanted instead of `value`, where a flag would not show that it is of another kind than the default."""
+    is_table = isinstance(default, dict) or (dataclasses.is_dataclass(default) and not isinstance(default, Duration))
+    if default is None:
+        return None  # no such setting, which the parser reports
+    if is_table != isinstance(value, dict):
+        return "a table" if is_table else "one value, not a table"
+    if isinstance(default, bool) != isinstance(value, bool):
+        return "true or false" if isinstance(default, bool) else "a number or a word, not true or false"
+    return None
 
 
 def _parse(flags: list[str], prog: str) -> Config:

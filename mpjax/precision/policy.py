@@ -46,7 +46,7 @@ class Policy:
     compute_dtype: Any = None
     output_dtype: Any = None
     reduce_dtype: Any = None
-    rules: Any = Rules()
+    rules: Any = ()
 
     def __post_init__(self):
         def settle(field: str, default: DTypeLike) -> np.dtype:

@@ -13,6 +13,9 @@ from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.training.structure import Arrays
 
 
+_STEPS = 2**31
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
@@ -42,7 +45,8 @@ class TrainState:
 
 def step_key(seed: int, state: TrainState) -> jax.Array:
     """The random key of the step that `state` takes next."""
-    return jax.random.fold_in(jax.random.key(seed), state.attempts)
+    # Apart from the initial values, which nnx.Rngs draws from fold_in(key(seed), count).
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STEPS), state.attempts)
 
 
 def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation, *, ema: bool = False) -> TrainState:

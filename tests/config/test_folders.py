@@ -1,0 +1,68 @@
+"""Where a run and the cache are kept."""
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+from mpjax.config import Config
+from mpjax.config.folders import cache_folder, data_folder, run_folder
+from mpjax.errors import UsageError
+
+
+CONFIG = Config()
+
+
+def config_in(folder, **changes):
+    return dataclasses.replace(CONFIG, output_dir=str(folder), **changes)
+
+
+def test_the_cache_is_where_the_first_of_setting_and_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("MPJAX_CACHE", raising=False)
+    assert cache_folder(CONFIG) == tmp_path / "xdg" / "mpjax"
+    monkeypatch.setenv("MPJAX_CACHE", str(tmp_path / "own"))
+    assert cache_folder(CONFIG) == tmp_path / "own"
+    assert cache_folder(dataclasses.replace(CONFIG, cache_dir=str(tmp_path / "set"))) == tmp_path / "set"
+    assert (tmp_path / "set").is_dir()
+    assert data_folder(CONFIG) == tmp_path / "own" / "data"
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("MPJAX_CACHE")
+    assert cache_folder(CONFIG) == tmp_path / ".cache" / "mpjax"
+    assert cache_folder(dataclasses.replace(CONFIG, cache_dir="~/cache")) == tmp_path / "cache"
+    assert run_folder(config_in("~/run")) == tmp_path / "run"
+    (tmp_path / "run" / "config.toml").touch()
+    assert run_folder(config_in("~/run", resume=True)) == tmp_path / "run"
+
+
+def test_a_new_run_makes_its_folder_and_takes_an_empty_one(tmp_path):
+    assert run_folder(config_in(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
+    assert (tmp_path / "a" / "b").is_dir()
+    assert run_folder(config_in(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
+
+
+def test_a_folder_that_holds_something_is_never_taken(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError, match=r"exists: --resume goes on with the run in it, another --output_dir starts"):
+        run_folder(config_in(tmp_path))
+    with pytest.raises(UsageError, match="notes.txt exists"):
+        run_folder(config_in(tmp_path / "notes.txt"))
+    with pytest.raises(UsageError, match=r"cannot make folder .*notes.txt/run: Not a directory"):
+        run_folder(config_in(tmp_path / "notes.txt" / "run"))
+
+
+def test_resuming_needs_a_run(tmp_path):
+    with pytest.raises(UsageError, match=r"--resume: no run in .* \(no config.toml\); leave out --resume to start one"):
+        run_folder(config_in(tmp_path, resume=True))
+
+
+def test_without_a_name_a_run_is_named_for_data_model_policy_and_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = run_folder(dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, name="synthetic:8x8x1:10")))
+    assert folder.parent == pathlib.Path("runs")
+    assert re.fullmatch(r"synthetic_8x8x1_10-resnet18-mixed_float16-\d{8}-\d{6}", folder.name)

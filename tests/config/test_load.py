@@ -1,0 +1,134 @@
+"""Files and flags through one strict parser."""
+
+import pytest
+
+from mpjax.config import Config, from_toml, load
+from mpjax.config.durations import Duration
+from mpjax.errors import UsageError
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a TOML file and gives its path."""
+
+    def write(text, name="a.toml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_nothing_gives_the_default_task():
+    assert load([]) == Config()
+
+
+def test_flags_win_over_later_files_over_earlier_files(file):
+    first = file("seed = 1\nsteps = '3 epochs'\n[optimizer]\nname = 'adamw'\nlearning_rate = 0.5\n", "first.toml")
+    second = file("seed = 2\n[optimizer]\nlearning_rate = 0.25\n", "second.toml")
+    config = load(["--seed", "3", "--config", first, f"--config={second}"])
+    assert config.seed == 3
+    assert config.optimizer.learning_rate == 0.25
+    assert config.optimizer.name == "adamw"
+    assert config.steps == Duration(3, "epochs")
+
+
+def test_every_kind_of_value_is_read_from_a_file(file):
+    config = from_toml(
+        file(
+            "output_dir = ''\nseed = 7\n[data]\nmean = [-0.5, 0.25, 1e-3]\nflip = true\n[optimizer]\n"
+            "warmup = 12\nlearning_rate = 1\n[report]\nplot = false\n"
+            "[precision]\ninitial_scale = 1024\n[precision.rules]\n'stem/*' = 'float32'\n'type:Linear' = 'bfloat16'\n"
+        )
+    )
+    assert config.data.mean == (-0.5, 0.25, 0.001)
+    assert (config.seed, config.data.flip, config.report.plot, config.output_dir) == (7, True, False, "")
+    assert (config.optimizer.learning_rate, config.optimizer.warmup) == (1.0, Duration(12))
+    assert list(config.precision.rules.items()) == [("stem/*", "float32"), ("type:Linear", "bfloat16")]
+
+
+def test_rules_as_flags_replace_those_of_a_file(file):
+    path = file("[precision.rules]\n'stem/*' = 'float32'\n")
+    config = load(["--config", path, "--precision.rules", "head", "float32", "stem/*", "bfloat16"])
+    assert config.precision.rules == {"head": "float32", "stem/*": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[optimizer]\nlerning_rate = 0.1", "--optimizer.learning_rate"),
+        ("[optimiser]\nlearning_rate = 0.1", "--optimizer.learning_rate"),
+        ("[optimiser]", "Unrecognized options: --optimiser"),
+        ("steppes = 3", "Unrecognized options: --steppes=3"),
+        ("[optimizer]\nlearning_rate = 'fast'", "could not convert string to float"),
+        ("seed = 1.5", "--seed"),
+        ("seed = true", "seed is True: wanted a number or a word, not true or false"),
+        ("[report]\nplot = 'yes'", "report.plot is 'yes': wanted true or false"),
+        ("data = 'digits'", "data is 'digits': wanted a table"),
+        ("[steps]\nepochs = 3", "wanted one value, not a table"),
+        ("[precision]\nrules = 'stem'", "precision.rules is 'stem': wanted a table"),
+        ("[model]\nname = 'resnet19'", "'resnet18', 'resnet34'"),
+        ("steps = '30 weeks'", "bad duration '30 weeks': wanted e.g. '500'"),
+        ("steps = = 3", "is not TOML: Invalid value"),
+    ],
+)
+def test_a_mistake_in_a_file_is_reported_under_its_name(file, text, says):
+    path = file(text, "mistaken.toml")
+    with pytest.raises(UsageError) as raised:
+        load(["--config", file("seed = 1", "good.toml"), "--config", path])
+    message = " ".join(str(raised.value).split())
+    assert "mistaken.toml" in message
+    assert "good.toml" not in message
+    assert says in message
+
+
+def test_a_missing_file_is_named_with_the_nearest(file, tmp_path):
+    file("", "digits.toml")
+    with pytest.raises(UsageError, match=rf"no config file {tmp_path}/digit.toml; did you mean {tmp_path}/digits.toml"):
+        load(["--config", str(tmp_path / "digit.toml")])
+    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
+        load(["--config", str(tmp_path)])
+
+
+@pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed", "1"]])
+def test_config_needs_a_file(argv):
+    with pytest.raises(UsageError, match="--config needs a file, as in --config configs/digits.toml"):
+        load(argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--optimizer.lerning_rate", "3"], "--optimizer.learning_rate FLOAT"),
+        (["--seed", "x"], "Error parsing --seed"),
+        (["--seed"], "--seed"),
+        (["--model.name", "resnet19"], "'resnet18', 'resnet34'"),
+        (["--steps", "-5"], "bad duration '-5'"),
+        (["--loop.log_every=3 weeks"], "bad duration '3 weeks'"),
+        (["stray"], "stray"),
+    ],
+)
+def test_a_wrong_flag_ends_with_code_2_and_is_named(argv, says, capsys):
+    with pytest.raises(SystemExit) as raised:
+        load(argv)
+    assert raised.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_resuming_starts_from_the_runs_own_settings(file, tmp_path):
+    file("seed = 5\nsteps = 100\noutput_dir = 'elsewhere'\n[optimizer]\nlearning_rate = 0.5\n", "config.toml")
+    other = file("[optimizer]\nname = 'adamw'\n", "other.toml")
+    config = load(["--config", other, "--resume", "--output_dir", str(tmp_path), "--steps", "200"])
+    assert (config.seed, config.steps, config.optimizer.learning_rate) == (5, Duration(200), 0.5)
+    assert (config.optimizer.name, config.output_dir, config.resume) == ("adamw", str(tmp_path), True)
+
+
+def test_a_damaged_config_of_the_run_is_named(file, tmp_path):
+    path = file("sed = 5", "config.toml")
+    with pytest.raises(UsageError, match=path):
+        load(["--resume", "--output_dir", str(tmp_path)])
+
+
+def test_resuming_needs_to_know_the_run():
+    with pytest.raises(UsageError, match="--resume needs --output_dir: the folder of the run to go on with"):
+        load(["--resume"])

@@ -1,0 +1,63 @@
+"""Every field survives the way through TOML."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from mpjax.config import Config, from_toml, save, to_toml
+from mpjax.config.durations import Duration
+
+
+def _fields(section, path=()):
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, Duration):
+            yield from _fields(value, (*path, field.name))
+        else:
+            choices = typing.get_args(typing.get_type_hints(type(section))[field.name])
+            yield ".".join((*path, field.name)), value, [c for c in choices if isinstance(c, str)]
+
+
+def _other(value, choices):
+    """A value that is not the default."""
+    if choices:
+        return next(choice for choice in choices if choice != value)
+    others = {bool: lambda: not value, int: lambda: value + 3, float: lambda: value / 3 + 1e-7}
+    others |= {str: lambda: "a b=ü", tuple: lambda: (0.1, -2.0), Duration: lambda: Duration(2.5, "epochs")}
+    others |= {dict: lambda: {"stem/*": "float32", "type:Linear": "params=float32,compute=bfloat16"}}
+    return others[type(value)]()
+
+
+def _replaced(section, path, value):
+    head, _, rest = path.partition(".")
+    return dataclasses.replace(section, **{head: _replaced(getattr(section, head), rest, value) if rest else value})
+
+
+FIELDS = {path: (value, choices) for path, value, choices in _fields(Config())}
+
+
+def test_there_are_sections_of_fields():
+    assert len(FIELDS) > 40
+    assert "precision.rules" in FIELDS
+    assert "steps" in FIELDS
+
+
+@pytest.mark.parametrize("path", [path for path in FIELDS if path != "resume"])
+def test_a_field_round_trips(path, tmp_path):
+    changed = _replaced(Config(), path, _other(*FIELDS[path]))
+    assert changed != Config()
+    save(changed, tmp_path / "config.toml")
+    assert from_toml(tmp_path / "config.toml") == changed
+
+
+def test_durations_are_written_as_they_are_typed():
+    text = to_toml(dataclasses.replace(Config(), steps=Duration(500)))
+    assert text.startswith("steps = 500\n")
+    assert 'eval_every = "5 epochs"' in text
+
+
+def test_the_order_of_rules_is_kept(tmp_path):
+    config = _replaced(Config(), "precision.rules", {"b": "float32", "a": "float32"})
+    save(config, tmp_path / "config.toml")
+    assert list(from_toml(tmp_path / "config.toml").precision.rules) == ["b", "a"]

@@ -1,0 +1,33 @@
+"""The defaults are the default task, and every field says what it means."""
+
+import ast
+import dataclasses
+import inspect
+
+import pytest
+
+from mpjax.config import schema
+from mpjax.config.schema import Config
+
+
+SECTIONS = (schema.Data, schema.Model, schema.Precision, schema.Optimizer, schema.Training, schema.Loop, schema.Report)
+
+
+def test_the_default_task_is_the_digits_in_mixed_float16():
+    config = Config()
+    assert (config.data.name, config.model.name, config.precision.policy) == ("digits", "resnet18", "mixed_float16")
+
+
+def test_the_sections_are_all_there():
+    settings = [field.type for field in dataclasses.fields(Config)]
+    assert tuple(kind for kind in settings if dataclasses.is_dataclass(kind)) == SECTIONS
+
+
+@pytest.mark.parametrize("section", [Config, *SECTIONS])
+def test_every_field_is_frozen_and_documented(section):
+    assert section.__dataclass_params__.frozen
+    body = ast.parse(inspect.getsource(section)).body[0].body
+    for node, following in zip(body, [*body[1:], None]):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) not in [s.__name__ for s in SECTIONS]:
+            assert isinstance(following, ast.Expr), f"{section.__name__}.{node.target.id} has no docstring"
+            assert following.value.value.endswith(".")

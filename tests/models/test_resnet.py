@@ -1,0 +1,100 @@
+"""ResNet v1.5 as published: sizes, strides, initial values."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mpjax.models import resnet
+
+
+def abstract(name, stem=resnet.ImageNetStem, **settings):
+    make = functools.partial(getattr(resnet, name), stem, channels=3, width=64, num_classes=1000, **settings)
+    return nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+    ],
+)
+def test_parameter_count_at_1000_classes(name, parameters):
+    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(abstract(name), nnx.Param))) == parameters
+
+
+def test_a_bottleneck_strides_in_its_3x3_convolution():
+    block = abstract("resnet50").blocks[3]
+    strides = {name: getattr(block, name).strides for name in ("conv1", "conv2", "conv3")}
+    assert {name: stride if isinstance(stride, tuple) else (stride, stride) for name, stride in strides.items()} == {
+        "conv1": (1, 1),
+        "conv2": (2, 2),
+        "conv3": (1, 1),
+    }
+    assert [tuple(block.conv1.kernel_size), tuple(block.conv2.kernel_size)] == [(1, 1), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("stem", "side", "sides"),
+    [(resnet.ImageNetStem, 224, [56, 56, 28, 14, 7]), (resnet.SmallStem, 32, [32, 32, 16, 8, 4])],
+)
+@pytest.mark.parametrize(("name", "ends", "channels"), [("resnet18", (2, 4, 6, 8), 1), ("resnet50", (3, 7, 13, 16), 4)])
+def test_every_stage_after_the_first_halves_the_image_and_doubles_the_channels(name, ends, channels, stem, side, sides):
+    model = abstract(name, stem)
+
+    def shapes(model, x):
+        found = [x := model.stem(x)]
+        for block in model.blocks:
+            found.append(x := block(x))
+        return found, model.head(jnp.mean(x, axis=(1, 2)))
+
+    images = jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32)
+    found, logits = nnx.eval_shape(shapes, model, images)
+    stages = [found[0], *(found[end] for end in ends)]
+    assert [out.shape[1] for out in stages] == [out.shape[2] for out in stages] == sides
+    assert [out.shape[3] for out in stages] == [64, 64 * channels, 128 * channels, 256 * channels, 512 * channels]
+    assert logits.shape == (2, 1000)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return resnet.resnet18(resnet.SmallStem, channels=1, width=4, num_classes=10, rngs=nnx.Rngs(0))
+
+
+def test_a_block_starts_as_its_shortcut(small):
+    x = jnp.abs(jax.random.normal(jax.random.key(0), (2, 4, 4, 4)))
+    assert small.blocks[0].shortcut is resnet.identity
+    np.testing.assert_array_equal(small.blocks[0](x), x)
+
+
+def test_shortcuts_convolve_only_where_the_shape_changes(small):
+    assert [isinstance(block.shortcut, resnet.Shortcut) for block in small.blocks] == [False, False, *[True, False] * 3]
+
+
+def test_convolutions_have_no_bias_and_kernels_the_variance_of_their_fan_out(small):
+    kernel = small.blocks[7].conv2.kernel[...]
+    assert small.blocks[7].conv2.bias is None
+    assert kernel.shape == (3, 3, 32, 32)
+    assert float(jnp.std(kernel)) == pytest.approx((2 / (9 * 32)) ** 0.5, rel=0.05)
+
+
+def test_batch_norms_average_over_ten_steps(small):
+    assert (small.stem.norm.momentum, small.stem.norm.epsilon) == (0.9, 1e-5)
+
+
+def test_evaluation_leaves_the_statistics_alone_and_training_moves_them(small):
+    x = jax.random.normal(jax.random.key(1), (2, 8, 8, 1)) + 3
+    before = np.array(small.stem.norm.mean[...])
+    small.eval()
+    assert small(x).shape == (2, 10)
+    np.testing.assert_array_equal(small.stem.norm.mean[...], before)
+    small.train()
+    small(x)
+    assert not np.array_equal(small.stem.norm.mean[...], before)

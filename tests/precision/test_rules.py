@@ -1,0 +1,107 @@
+"""Rules: globs on paths and types, the first match wins, and no rule is idle in silence."""
+
+import pytest
+
+from mpjax.errors import UsageError
+from mpjax.precision.rules import Rules, covers, decide, is_norm
+
+
+MODEL = ("", frozenset({"Net"}))
+STEM = ("stem", frozenset({"Block"}))
+CONV = ("stem/conv1", frozenset({"Conv"}))
+BN = ("stem/bn", frozenset({"GhostNorm", "BatchNorm"}))
+HEAD = ("head", frozenset({"Linear"}))
+LINEAGES = ((MODEL,), (MODEL, STEM), (MODEL, STEM, CONV), (MODEL, STEM, BN), (MODEL, HEAD))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "covered"),
+    [
+        ("stem/*", ["stem/conv1", "stem/bn"]),
+        ("stem", ["stem", "stem/conv1", "stem/bn"]),
+        ("*", ["", "stem", "stem/conv1", "stem/bn", "head"]),
+        ("stem/conv?", ["stem/conv1"]),
+        ("*/bn", ["stem/bn"]),
+        ("[sh]*", ["stem", "stem/conv1", "stem/bn", "head"]),
+        ("Stem", []),
+        ("type:Block", ["stem", "stem/conv1", "stem/bn"]),
+        ("type:BatchNorm", ["stem/bn"]),
+        ("type:*Norm", ["stem/bn"]),
+        ("type:norm", ["stem/bn"]),
+        ("type:Norm", ["stem/bn"]),
+        ("type:linear", []),
+        ("type:Net", ["", "stem", "stem/conv1", "stem/bn", "head"]),
+    ],
+)
+def test_what_a_pattern_covers(pattern, covered):
+    assert [lineage[-1][0] for lineage in LINEAGES if covers(pattern, lineage)] == covered
+
+
+def test_the_first_matching_rule_decides():
+    rules = Rules({"stem/conv1": "float16", "stem/*": "float32", "type:Linear": "bfloat16"})
+    assert decide(rules, LINEAGES) == {
+        "": None,
+        "stem": None,
+        "stem/conv1": "stem/conv1",
+        "stem/bn": "stem/*",
+        "head": "type:Linear",
+    }
+
+
+def test_a27_a_rule_that_matches_nothing_names_the_nearest_paths():
+    with pytest.raises(UsageError, match=r"^rule 'stem/conv2' matches nothing; nearest: stem/conv1"):
+        decide(Rules({"stem/conv2": "float32"}), LINEAGES)
+
+
+def test_a27_a_type_that_matches_nothing_names_the_nearest_types():
+    with pytest.raises(UsageError, match=r"^rule 'type:linaer' matches nothing; nearest: type:Linear"):
+        decide(Rules({"type:linaer": "float32"}), LINEAGES)
+
+
+def test_a27_all_idle_rules_are_named_at_once():
+    with pytest.raises(UsageError) as caught:
+        decide(Rules({"hade": "float32", "stme": "float32", "head": "float32"}), LINEAGES)
+    assert [line.split("'")[1] for line in str(caught.value).splitlines()] == ["hade", "stme"]
+
+
+def test_a27_a_rule_shadowed_by_an_earlier_one_is_an_error_that_names_it():
+    with pytest.raises(UsageError, match=r"'stem/bn' decides nothing: .* decided by 'stem/\*' before it; put it first"):
+        decide(Rules({"stem/*": "float32", "stem/bn": "float16"}), LINEAGES)
+
+
+def test_a_model_without_submodules_says_so():
+    with pytest.raises(UsageError, match="the model has no submodules"):
+        decide(Rules({"stem": "float32"}), ((MODEL,),))
+
+
+def test_only_the_norm_rule_may_match_nothing():
+    assert decide(Rules({"type:norm": "float32"}), ((MODEL,), (MODEL, HEAD))) == {"": None, "head": None}
+
+
+@pytest.mark.parametrize("pattern", ["", "  ", "a=b", "a;b", 3, None])
+def test_a_bad_pattern_is_an_error(pattern):
+    with pytest.raises(UsageError, match="bad rule pattern"):
+        Rules([(pattern, "float32")])
+
+
+def test_spaces_around_a_pattern_do_not_count():
+    assert list(Rules({" stem/* ": "float32"})) == ["stem/*"]
+
+
+def test_a_rule_given_twice_is_an_error():
+    with pytest.raises(UsageError, match="rule given twice: stem"):
+        Rules([("stem", "float32"), ("stem ", "float16")])
+
+
+def test_rules_are_values_whose_order_counts():
+    rules, same, other = Rules({"a": 1, "b": 2}), Rules([("a", 1), ("b", 2)]), Rules({"b": 2, "a": 1})
+    assert rules == same
+    assert hash(rules) == hash(same)
+    assert rules != other
+    assert (rules["b"], len(rules), list(other)) == (2, 2, ["b", "a"])
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm"])
+def test_a_norm_is_known_by_any_class_it_inherits_from(name):
+    assert is_norm(("MyNorm", name))
+    assert not is_norm(("WeightNormalised", "Linear"))
