@@ -1,6 +1,6 @@
 """Test accuracy of the default task under each precision policy, over several seeds.
 
-    python benchmarks/digits_precision.py --output benchmarks/results/digits_precision_cpu.json
+python benchmarks/digits_precision.py --output benchmarks/results/digits_precision_cpu.json
 """
 
 import argparse
@@ -16,8 +16,9 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import mpjax
 from machine import describe
+
+import mpjax
 
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16")
@@ -39,7 +40,7 @@ def train(policy: str, seed: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, help="write the results here as JSON")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
@@ -48,7 +49,8 @@ def main() -> None:
         for policy in POLICIES:  # interleaved, so that a busy machine slows all of them alike
             results[policy].append(train(policy, seed))
             print(policy, results[policy][-1], file=sys.stderr, flush=True)
-    print("| policy | test accuracy, mean of seeds | lowest | highest | skipped steps |\n| --- | --- | --- | --- | --- |")
+    print("| policy | test accuracy, mean of seeds | lowest | highest | skipped steps |")
+    print("| --- | --- | --- | --- | --- |")
     for policy, runs in results.items():
         scores = [100 * run["test/accuracy"] for run in runs]
         skipped = sum(run["skipped"] for run in runs)

@@ -1,7 +1,7 @@
 """What the framework costs per step: mpjax's training step beside a hand-written Flax linen loop of the same model.
 
-Both train in float32 with the same optimizer, donate their state, and report loss, accuracy and gradient norm; runs are interleaved
-and the ratio of medians is given, with the spread over repeats.
+Both train in float32 with the same optimizer, donate their state, and report loss, accuracy and gradient norm. Runs are
+interleaved; the ratio of medians is given, and the quartiles of the ratios of neighbouring runs.
 
     python benchmarks/overhead.py --output benchmarks/results/overhead_cpu.json
 """
@@ -26,8 +26,9 @@ from flax.training.train_state import TrainState as LinenState
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import mpjax
 from machine import describe
+
+import mpjax
 from mpjax import models
 from mpjax.config.schema import Model
 from mpjax.training import create_state, take_apart
@@ -149,7 +150,7 @@ def compare(mine, hand, batches: list, *, steps: int, repeats: int) -> dict:
         a.append(seconds)
         seconds, state_b = seconds_per_step(step_b, state_b, batches, steps)
         b.append(seconds)
-    ratios = sorted(x / y for x, y in zip(a, b))
+    ratios = sorted(x / y for x, y in zip(a, b, strict=True))
     return {
         "ratio_of_medians": statistics.median(a) / statistics.median(b),
         "ratio_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
@@ -174,7 +175,7 @@ def batches_of(image_shape, batch_size: int) -> list:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, help="write the results here as JSON")
     parser.add_argument("--repeats", type=int, default=21)
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """Seconds from the command to the first step of the default run: with empty caches, and with full ones.
 
-    python benchmarks/startup.py --output benchmarks/results/startup_cpu.json
+python benchmarks/startup.py --output benchmarks/results/startup_cpu.json
 """
 
 import argparse
@@ -44,7 +44,7 @@ def seconds_of_help() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, help="write the results here as JSON")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

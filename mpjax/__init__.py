@@ -16,6 +16,7 @@ _HOMES = {
         "dynamic_loss_scaling",
         "get_policy",
         "loss_scale_state",
+        "master_weights",
         "no_loss_scaling",
         "scale_loss",
         "scaled_value_and_grad",

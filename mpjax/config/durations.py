@@ -6,7 +6,9 @@ import re
 from typing import Literal
 
 
-_UNITS = {
+Unit = Literal["steps", "examples", "epochs"]
+
+_UNITS: dict[str, Unit] = {
     "steps": "steps",
     "step": "steps",
     "": "steps",
@@ -22,7 +24,7 @@ class Duration:
     """A length of training: `500` or `500 steps`, `1e6 examples`, `30 epochs`."""
 
     amount: float
-    unit: Literal["steps", "examples", "epochs"] = "steps"
+    unit: Unit = "steps"
 
     def __str__(self) -> str:
         return f"{self.amount:.15g}" if self.unit == "steps" else f"{self.amount:.15g} {self.unit}"

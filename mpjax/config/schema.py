@@ -25,6 +25,7 @@ Steps = Annotated[
 
 
 def epochs(amount: float) -> Duration:
+    """A `Duration` in epochs."""
     return Duration(amount, "epochs")
 
 

@@ -13,12 +13,14 @@ from mpjax.precision.dtypes import is_floating, widest
 
 
 SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skips", "opt_state/finite")
+_MASTERS = "opt_state/inner_state/masters/"
 
 
 def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
     """`state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
 
-    Half-precision parameters with float32 master weights are restored from the masters, and the other way round.
+    Half-precision parameters with float32 master weights are restored from the masters, and the other way round. A
+    moving average that the checkpoint has not starts at its parameters.
 
     Args:
       state: a fresh `TrainState` of the run to go on.
@@ -35,10 +37,10 @@ def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
     saved = {_plain(path): value for path, value in saved.items()}
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_plain(path_name(path)) for path, _ in leaves]
-    _refuse_other_model(dict(zip(names, (leaf for _, leaf in leaves))), saved)
+    _refuse_other_model(dict(zip(names, (leaf for _, leaf in leaves), strict=True)), saved)
 
     missing, lossy, restored = [], [], []
-    for name, (_, leaf) in zip(names, leaves):
+    for name, (_, leaf) in zip(names, leaves, strict=True):
         value = None if name in SCALER and not same_scaling else _find(name, leaf, saved)
         if value is None:
             missing += [] if name in SCALER and not same_scaling else [name]
@@ -61,12 +63,11 @@ def _plain(path: str) -> str:
 
 
 def _find(name: str, leaf, saved: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    parameter = name.removeprefix("params/")
-    master = f"opt_state/inner_state/masters/{parameter}"
-    if parameter != name and master in saved and widest(leaf.dtype, saved[name].dtype) != saved[name].dtype:
-        return saved[master]
-    if name not in saved and "/masters/" in name:
-        name = "params/" + name.partition("/masters/")[2]
+    if name not in saved and name.startswith((_MASTERS, "ema/")):
+        name = "params/" + name.removeprefix(_MASTERS).removeprefix("ema/")
+    master = _MASTERS + name.removeprefix("params/")
+    if name.startswith("params/") and master in saved and widest(leaf.dtype, saved[name].dtype) != saved[name].dtype:
+        name = master
     value = saved.get(name)
     return value if value is None or value.shape == leaf.shape else None
 
@@ -90,15 +91,19 @@ def _refuse_other_model(wanted: dict, saved: Mapping[str, np.ndarray]) -> None:
 def _losses(name: str, value: np.ndarray, leaf) -> list[str]:
     if not is_floating(leaf) or widest(leaf.dtype, value.dtype) == leaf.dtype:
         return []
-    with np.errstate(over="ignore", under="ignore"):
-        cast = value.astype(leaf.dtype)
+    cast = _cast(value, leaf)
     overflow = int(np.sum(np.isinf(cast) & np.isfinite(value)))
     flushed = int(np.sum((cast == 0) & (value != 0)))
     return [f"{name}: {overflow} overflow, {flushed} flush to zero in {leaf.dtype}"] if overflow or flushed else []
 
 
 def _place(value: np.ndarray, leaf):
-    return jax.device_put(np.asarray(value).astype(leaf.dtype), leaf.sharding)
+    return jax.device_put(_cast(np.asarray(value), leaf), leaf.sharding)
+
+
+def _cast(value: np.ndarray, leaf) -> np.ndarray:
+    with np.errstate(over="ignore", under="ignore"):  # told by _losses
+        return value.astype(leaf.dtype)
 
 
 def _warn(text: str) -> None:

@@ -16,8 +16,9 @@ from mpjax.loop.when import When
 class Writer(Protocol):
     """Where metrics go."""
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-    def message(self, text: str) -> None: ...
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of one moment."""
+        ...
 
 
 Metrics = Mapping[str, float]

@@ -1,5 +1,7 @@
 """A multi-layer perceptron: the smallest network, and the tutorial's."""
 
+import itertools
+
 import jax
 from flax import nnx
 
@@ -16,7 +18,7 @@ class MLP(nnx.Module):
 
     def __init__(self, features: int, width: int, depth: int, num_classes: int, *, rngs: nnx.Rngs):
         sizes = [features] + [width] * depth
-        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in zip(sizes, sizes[1:])])
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(sizes)])
         self.head = nnx.Linear(sizes[-1], num_classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

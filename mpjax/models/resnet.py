@@ -87,7 +87,8 @@ class ImageNetStem(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.norm(self.conv(x)))
-        return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        # Flax takes pairs of numbers too, but its signature says only names.
+        return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
 
 
 class SmallStem(nnx.Module):

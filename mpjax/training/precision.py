@@ -33,7 +33,7 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
     policy = get_policy(config.policy)
     rules = {**config.rules, **{p: v for p, v in policy.rules.items() if p not in config.rules}}
     policy = dataclasses.replace(policy, rules=rules)
-    preset = find_preset(config.policy) or Preset("", policy, loss_scale=_usual_scaling(policy))
+    preset = find_preset(config.policy) or Preset("", policy)
     if preset.mode == "autocast":
         raise UsageError(
             f"--precision.policy {config.policy} places casts by autocast, which the trainer does not offer: "
@@ -46,7 +46,7 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
             f"{policy.param_dtype} already; write float16 or bfloat16 as the policy, or leave master_weights at auto"
         )
     masters = config.master_weights == "on" or (config.master_weights == "auto" and preset.master_weights)
-    return PrecisionPlan(policy, _loss_scale(config, preset), masters)
+    return PrecisionPlan(policy, _loss_scale(config, preset, policy), masters)
 
 
 def advice(plan: PrecisionPlan, device) -> list[str]:
@@ -88,10 +88,10 @@ def _rule_dtypes(policy: Policy):
     return [value.compute_dtype if isinstance(value, Policy) else value for value in policy.rules.values()]
 
 
-def _loss_scale(config: schema.Precision, preset: Preset) -> str | float:
+def _loss_scale(config: schema.Precision, preset: Preset, policy: Policy) -> str | float:
     word = config.loss_scale.strip().lower()
     if word == "auto":
-        return 1.0 if preset.loss_scale == "static" else preset.loss_scale
+        return 1.0 if preset.loss_scale == "static" else _usual_scaling(policy)
     if word in ("dynamic", "none"):
         return word
     try:

@@ -1,6 +1,7 @@
 """The training step: (state, batch) -> (state, metrics), pure, compiled once; an overflow skips all of it."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def make_train_step(
         scale = loss_scale_state(state.opt_state).scale
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         with optax_promotion():
-            params = optax.apply_updates(state.params, updates)
+            params: Any = optax.apply_updates(state.params, updates)
         averaged = {name: ema * mean + (1 - ema) * params[name].astype(mean.dtype) for name, mean in state.ema.items()}
         scaling = loss_scale_state(opt_state)
         metrics |= {

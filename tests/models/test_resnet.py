@@ -65,7 +65,7 @@ def test_every_stage_after_the_first_halves_the_image_and_doubles_the_channels(n
 
 @pytest.fixture(scope="module")
 def small():
-    return resnet.resnet18(resnet.SmallStem, channels=1, width=4, num_classes=10, rngs=nnx.Rngs(0))
+    return nnx.jit(lambda: resnet.resnet18(resnet.SmallStem, channels=1, width=4, num_classes=10, rngs=nnx.Rngs(0)))()
 
 
 def test_a_block_starts_as_its_shortcut(small):

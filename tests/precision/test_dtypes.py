@@ -39,7 +39,7 @@ def test_a_dtype_is_read_from_any_spelling(spec, name):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("float61", "unknown dtype 'float61'.*did you mean 'float16'"),
+        ("flaot16", "unknown dtype 'flaot16'.*did you mean 'float16'"),
         ("half", "'half' differs from device to device: write 'float16' or 'bfloat16'"),
         ("tomato", "wanted one of float16, bfloat16, float32, float64$"),
         (np.int32, "dtype int32 is not for a policy"),

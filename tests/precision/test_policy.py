@@ -111,7 +111,8 @@ def test_the_grammar_is_that_of_jmp(parts, short):
     text = ",".join(f"{key}={part}" for key, part in zip(keys, parts, strict=True) if part)
     assert get_policy(text) == from_jmp(jmp.get_policy(text))
     assert names(get_policy(text))[:3] == tuple(
-        np.dtype(getattr(jmp.get_policy(text), field)).name for field in ("param_dtype", "compute_dtype", "output_dtype")
+        np.dtype(getattr(jmp.get_policy(text), field)).name
+        for field in ("param_dtype", "compute_dtype", "output_dtype")
     )
 
 
@@ -120,7 +121,7 @@ def test_the_string_of_a_jmp_policy_is_accepted(text):
     theirs = jmp.get_policy(text)
     assert get_policy(str(theirs)) == get_policy(theirs)
     assert get_policy(theirs).jmp == theirs
-    assert str(get_policy(theirs).jmp) == text
+    assert str(get_policy(theirs).jmp) == str(theirs)
 
 
 def test_case_and_spaces_are_forgiven():
@@ -178,7 +179,7 @@ def test_a27_a_bad_rule_value_is_an_error(value):
 
 
 def test_a_policy_is_a_frozen_value():
-    assert HALF == Policy(np.float32, "f16", "FP32")
+    assert Policy(np.float32, "f16", "FP32") == HALF
     assert hash(HALF) == hash(Policy(np.float32, "f16", "FP32"))
     assert Policy(rules={"a": "f16", "b": "f32"}) != Policy(rules={"b": "f32", "a": "f16"})
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -196,7 +197,12 @@ DTYPES = st.sampled_from(NAMES)
 PLAIN = st.builds(Policy, DTYPES, DTYPES, DTYPES, DTYPES)
 PATTERNS = st.text(st.characters(exclude_characters="=;", codec="utf-8"), min_size=1).filter(str.strip)
 RULED = st.builds(
-    Policy, DTYPES, DTYPES, DTYPES, DTYPES, st.lists(st.tuples(PATTERNS, DTYPES | PLAIN), unique_by=lambda p: p[0].strip())
+    Policy,
+    DTYPES,
+    DTYPES,
+    DTYPES,
+    DTYPES,
+    st.lists(st.tuples(PATTERNS, DTYPES | PLAIN), unique_by=lambda p: p[0].strip()),
 )
 
 

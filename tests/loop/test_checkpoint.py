@@ -1,0 +1,120 @@
+"""Checkpoints on disk: what is kept, what is read back, what counts as complete."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpjax.errors import UsageError
+from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
+
+
+STATE = {
+    "params": {"blocks/0/kernel": jnp.arange(6.0).reshape(2, 3), "half": jnp.array([1.5, -2], jnp.bfloat16)},
+    "scale": jnp.float32(32768),
+    "finite": jnp.bool_(True),
+    "count": jnp.int32(7),
+    "empty": (),
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Seven checkpoints in two sittings, of which some were scored."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    for sitting in (((1, 0.2), (2, 0.9), (3, None), (4, 0.5)), ((5, 0.9), (6, 0.1), (7, None))):
+        checkpoints = Checkpoints(folder, keep=2)
+        for position, score in sitting:
+            state = jax.tree.map(lambda x, p=position: (x + jnp.asarray(p, x.dtype)).astype(x.dtype), STATE)
+            checkpoints.save(position, state, {"policy": "p", "loss_scale": "dynamic"}, score=score)
+        checkpoints.close()
+    return folder
+
+
+def test_the_newest_and_the_best_are_kept_also_over_a_resumption(kept):
+    assert complete_checkpoints(kept) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("which", "position"), [("latest", 7), ("best", 5), ("6", 6)])
+def test_a_checkpoint_is_chosen(kept, which, position):
+    assert read_checkpoint(kept, which)[0] == position
+
+
+def test_arrays_come_back_by_path_as_stored(kept):
+    _, arrays, about = read_checkpoint(kept, "6")
+    assert sorted(arrays) == ["count", "finite", "params/blocks/0/kernel", "params/half", "scale"]
+    np.testing.assert_array_equal(arrays["params/blocks/0/kernel"], [[6, 7, 8], [9, 10, 11]])
+    assert arrays["params/half"].dtype == jnp.bfloat16
+    assert (int(arrays["count"]), float(arrays["scale"]), bool(arrays["finite"])) == (13, 32774, True)
+    assert all(isinstance(array, np.ndarray) for array in arrays.values())
+    assert about == {"policy": "p", "loss_scale": "dynamic", "format": 1}
+
+
+@pytest.mark.parametrize("which", ["1", "8", "newest", "-7", "7.0"])
+def test_an_absent_checkpoint_is_refused_with_those_there(kept, which):
+    with pytest.raises(UsageError, match=f"no checkpoint '{which}': wanted latest, best or one of 5, 6, 7"):
+        read_checkpoint(kept, which)
+
+
+def test_a_best_one_among_the_unscored_is_the_newest(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for position in (1, 2):
+        checkpoints.save(position, STATE, {}, score=None)
+    checkpoints.close()
+    assert read_checkpoint(tmp_path, "best")[0] == 2
+
+
+def test_a_second_save_of_a_position_is_no_fault(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(4, STATE, {}, score=None)
+    checkpoints.save(4, {**STATE, "count": jnp.int32(99)}, {}, score=1.0)
+    checkpoints.close()
+    assert int(read_checkpoint(tmp_path)[1]["count"]) == 7
+
+
+def test_what_was_saved_does_not_change_with_the_donated_state(tmp_path):
+    """The state is written in the background while the next step overwrites its buffers."""
+    state = {"a": jnp.zeros(1_000_000)}
+    overwrite = jax.jit(lambda s: {"a": s["a"] + 1}, donate_argnums=0)
+    overwrite.lower(state).compile()
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state, {}, score=None)
+    for _ in range(5):
+        state = overwrite(state)
+    checkpoints.close()
+    assert not read_checkpoint(tmp_path)[1]["a"].any()
+
+
+@pytest.mark.parametrize("leftover", [None, "4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-1732000000"])
+def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path, leftover):
+    folder = tmp_path / "checkpoints"
+    if leftover:
+        (folder / leftover / "state").mkdir(parents=True)
+    assert complete_checkpoints(folder) == []
+    with pytest.raises(UsageError, match="no complete checkpoint in .*checkpoints"):
+        read_checkpoint(folder)
+
+
+def test_one_cut_short_is_passed_over_and_written_anew(tmp_path):
+    """What SIGKILL leaves: a temporary folder beside the complete ones."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, STATE, {}, score=None)
+    checkpoints.close()
+    (tmp_path / "4.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    assert read_checkpoint(tmp_path)[0] == 3
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(4, STATE, {}, score=None)
+    checkpoints.close()
+    assert read_checkpoint(tmp_path)[0] == 4
+
+
+def test_a_later_format_is_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, STATE, {}, score=None)
+    checkpoints.close()
+    (about,) = (tmp_path / "1" / "about").glob("metadata*")
+    about.write_text(json.dumps({**json.loads(about.read_text()), "format": 2}))
+    with pytest.raises(UsageError, match="has format 2; this mpjax reads up to 1"):
+        read_checkpoint(tmp_path)

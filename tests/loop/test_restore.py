@@ -1,0 +1,143 @@
+"""A checkpoint of any policy into a state of any other."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mpjax.config.schema import Precision
+from mpjax.errors import PrecisionWarning, UsageError
+from mpjax.loop.checkpoint import to_arrays
+from mpjax.loop.restore import adopt
+from mpjax.training import TrainState
+from mpjax.training.optimizer import with_precision
+from mpjax.training.precision import plan_precision
+
+
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16")
+FINE = 1.0001  # float16 and bfloat16 round it to 1
+STEPS = 6
+
+
+def state_of(policy, value=0.0, *, inner=None, ema=False, **precision):
+    """A state whose parameters, moments, statistics and counters all tell `value`."""
+    config = Precision(policy=policy, **precision)
+    plan = plan_precision(config)
+    tx = with_precision(inner or optax.adam(0.1), config, loss_scale=plan.loss_scale, masters=plan.master_weights)
+    fine = {"head/kernel": jnp.full((2, 3), value, jnp.float32), "head/bias": jnp.full(3, -value, jnp.float32)}
+    params = jax.tree.map(lambda p: p.astype(plan.policy.param_dtype), fine)
+    opt_state = tx.init(params)
+    if plan.master_weights:
+        opt_state = opt_state._replace(inner_state=opt_state.inner_state._replace(masters=fine))
+    opt_state = optax.tree.map_params(tx, lambda leaf: leaf + jnp.asarray(value / 4, leaf.dtype), opt_state) if (
+        value and not plan.master_weights
+    ) else opt_state
+    counted = {"good_steps": jnp.int32(5), "skipped": jnp.int32(2), "scale": jnp.float32(4096)} if value else {}
+    return TrainState(
+        step=jnp.int32(STEPS if value else 0),
+        params=params,
+        stats={"norm/mean": jnp.full(3, 7 * value, jnp.float32)},
+        opt_state=opt_state._replace(**counted),
+        ema=dict(fine) if ema else {},
+    )
+
+
+def saved_of(state):
+    return {path: np.asarray(leaf) for path, leaf in to_arrays(state).items()}
+
+
+@pytest.mark.parametrize("into", POLICIES)
+@pytest.mark.parametrize("written", POLICIES)
+def test_a30_any_policy_loads_under_any_other(written, into):
+    """A30: float32 values come from master weights where there are any, and go into them where there are."""
+    saved, fresh = saved_of(state_of(written, FINE)), state_of(into)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = adopt(fresh, saved, same_scaling=("float16" in written) == ("float16" in into))
+    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(fresh), strict=True):
+        assert (leaf.dtype, leaf.shape, leaf.sharding) == (like.dtype, like.shape, like.sharding), path
+    wanted = jnp.asarray(FINE, fresh.params["head/kernel"].dtype)
+    assert (state.params["head/kernel"] == wanted).all()
+    if into in ("bfloat16", "float16"):
+        assert (state.opt_state.inner_state.masters["head/kernel"] == jnp.float32(FINE)).all()
+    assert (state.stats["norm/mean"] == jnp.float32(7) * jnp.float32(FINE)).all()
+    assert (int(state.step), int(state.attempts)) == (6, 8)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a30_the_same_policy_gives_every_bit(policy):
+    written = state_of(policy, FINE, ema=True)
+    state = adopt(state_of(policy, ema=True), saved_of(written))
+    for one, other in zip(jax.tree.leaves(written), jax.tree.leaves(state), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    assert float(state.opt_state.scale) == 4096
+
+
+def test_a30_another_kind_of_scaling_starts_afresh():
+    state = adopt(state_of("mixed_float16"), saved_of(state_of("float32", FINE)), same_scaling=False)
+    assert (float(state.opt_state.scale), int(state.opt_state.good_steps)) == (32768, 0)
+    assert int(state.opt_state.skipped) == 2
+
+
+def test_a30_moments_survive_a_change_of_policy():
+    saved = saved_of(state_of("float32", FINE))
+    plain = adopt(state_of("mixed_float16"), saved)
+    masters = adopt(state_of("float16"), saved)
+    for moments in (plain.opt_state.inner_state[0].mu, masters.opt_state.inner_state.inner_state[0].mu):
+        assert (moments["head/kernel"] == jnp.float32(FINE / 4)).all()
+
+
+def test_a30_one_without_scaler_state_loads_with_a_warning():
+    scaler = ("scale", "good_steps", "consecutive_skips", "finite")
+    saved = saved_of(state_of("mixed_float16", FINE))
+    saved = {path: value for path, value in saved.items() if path not in {f"opt_state/{name}" for name in scaler}}
+    with pytest.warns(PrecisionWarning, match="has no loss-scale state: the scale starts at its initial value"):
+        state = adopt(state_of("mixed_float16"), saved)
+    assert float(state.opt_state.scale) == 32768
+    assert (state.params["head/kernel"] == jnp.float32(FINE)).all()
+
+
+def test_another_optimizer_starts_afresh_and_says_so():
+    fresh = state_of("float32", inner=optax.sgd(0.1, momentum=0.9))
+    with pytest.warns(PrecisionWarning, match=r"not in the checkpoint, so they start afresh: opt_state/inner_state/0/tra"):
+        state = adopt(fresh, saved_of(state_of("float32", FINE)))
+    assert not state.opt_state.inner_state[0].trace["head/kernel"].any()
+
+
+@pytest.mark.parametrize("written", ["float32", "float16"])
+def test_a_moving_average_that_was_not_kept_starts_at_the_parameters(written):
+    state = adopt(state_of(written, ema=True), saved_of(state_of(written, FINE)))
+    assert (state.ema["head/kernel"] == jnp.float32(FINE)).all()
+
+
+def test_a30_another_model_is_refused_with_all_faults():
+    saved = saved_of(state_of("float32", FINE))
+    saved["params/head/kernel"] = np.zeros((2, 4), np.float32)
+    saved["params/blocks/0/kernel"] = np.zeros(1, np.float32)
+    del saved["params/head/bias"], saved["stats/norm/mean"]
+    with pytest.raises(UsageError) as raised:
+        adopt(state_of("float32"), saved)
+    assert str(raised.value).splitlines() == [
+        "the checkpoint is of another model:",
+        "  missing: params/head/bias",
+        "  missing: stats/norm/mean",
+        "  unexpected: params/blocks/0/kernel",
+        "  shape: params/head/kernel is (2, 4), wanted (2, 3)",
+    ]
+
+
+def test_a_long_list_of_faults_is_cut():
+    saved = {**saved_of(state_of("float32", FINE)), **{f"params/{i}": np.zeros(1) for i in range(30)}}
+    with pytest.raises(UsageError, match=r"and 10 more$"):
+        adopt(state_of("float32"), saved)
+
+
+def test_values_that_do_not_fit_are_counted():
+    saved = saved_of(state_of("float32", FINE))
+    saved["params/head/kernel"] = np.array([[1e6, 1e-9, 1], [1e5, 0, -1e6]], np.float32)
+    with pytest.warns(PrecisionWarning, match="params/head/kernel: 3 overflow, 1 flush to zero in float16"):
+        adopt(state_of("float16", master_weights="off"), saved, same_scaling=False)

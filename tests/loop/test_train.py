@@ -1,0 +1,184 @@
+"""The loop, on a step that only counts."""
+
+import itertools
+import math
+import signal
+
+import jax.numpy as jnp
+import pytest
+
+from mpjax.errors import Diverged, Interrupted
+from mpjax.loop.divergence import Limits
+from mpjax.loop.interrupt import StopRequest
+from mpjax.loop.train import train
+from mpjax.loop.when import When
+
+
+class Recorder:
+    """Stands for everything that the loop talks to, and keeps what it was told in order."""
+
+    def __init__(self, *, losses=None, finite=None, stop_at=None):
+        self.events, self.written, self.stop = [], {}, StopRequest()
+        self.losses, self.finite, self.stop_at = losses or {}, finite or {}, stop_at
+
+    def step(self, state, batch):
+        self.events.append(f"step {batch}")
+        if batch == self.stop_at:
+            self.stop.signal_number = signal.SIGTERM
+        good = self.finite.get(batch, True)
+        metrics = {
+            "loss": jnp.float32(self.losses.get(batch, batch)),
+            "grad_norm": jnp.float32(1),
+            "learning_rate": jnp.float32(batch / 100),
+            "loss_scale": jnp.float32(1),
+            "skipped": jnp.float32(0 if good else 1),
+            "consecutive_skips": jnp.float32(0 if good else 1),
+            "finite": jnp.float32(good),
+        }
+        return state + 1, metrics
+
+    def write(self, step, metrics):
+        self.events.append(f"write {step} {min(metrics).split('/')[0]}")
+        self.written.setdefault(step, {}).update(metrics)
+
+    def message(self, text):
+        self.events.append(text)
+
+    def evaluate(self, state):
+        self.events.append(f"evaluate {state}")
+        return {"test/accuracy": state / 100, "test/loss": 1.0}
+
+    def save(self, position, state, score):
+        self.events.append(f"save {position} {state} {score}")
+
+    def train(self, steps=10, log=0, evaluate=0, save=0, start=0, limits=Limits(1.0, 99)):
+        return train(
+            start,
+            self.step,
+            itertools.count(start + 1),
+            start=start,
+            when=When(steps, log, evaluate, save),
+            batch_size=4,
+            limits=limits,
+            writer=self,
+            evaluate=self.evaluate,
+            save=self.save,
+            explain=lambda state, batch: f"first bad layer: head, at state {state} and batch {batch}",
+            stop=self.stop,
+        )
+
+
+def test_everything_in_its_order():
+    """Metrics of an interval are read while the next step is at work, unless a pause comes first."""
+    recorder = Recorder()
+    assert recorder.train(steps=6, log=2, evaluate=3, save=4) == 6
+    assert recorder.events == [
+        "step 1",
+        "step 2",
+        "step 3",
+        "write 2 train",
+        "write 3 train",
+        "evaluate 3",
+        "write 3 test",
+        "step 4",
+        "write 4 train",
+        "save 4 4 None",
+        "step 5",
+        "step 6",
+        "write 6 train",
+        "evaluate 6",
+        "write 6 test",
+        "save 6 6 0.06",
+    ]
+
+
+def test_metrics_are_means_over_the_interval_and_counters_the_last():
+    recorder = Recorder()
+    recorder.train(steps=4, log=2)
+    assert recorder.written[2]["train/loss"] == 1.5
+    assert recorder.written[4]["train/loss"] == 3.5
+    assert recorder.written[4]["train/learning_rate"] == pytest.approx(0.04)
+    assert set(recorder.written[2]) == {
+        f"train/{name}"
+        for name in ("loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "consecutive_skips")
+    } | {"train/examples_per_second"}
+    assert all(isinstance(value, float) for value in recorder.written[2].values())
+
+
+def test_skipped_steps_do_not_spoil_the_means():
+    recorder = Recorder(losses={2: math.nan, 4: math.inf}, finite={2: False, 4: False})
+    recorder.train(steps=4, log=4)
+    assert recorder.written[4]["train/loss"] == 2
+    assert recorder.written[4]["train/skipped"] == 1
+
+
+def test_an_interval_of_skips_alone_says_so():
+    recorder = Recorder(losses={1: math.nan}, finite={1: False})
+    recorder.train(steps=1)
+    assert math.isnan(recorder.written[1]["train/loss"])
+
+
+def test_a_resumed_loop_goes_on_behind_its_checkpoint():
+    recorder = Recorder()
+    assert recorder.train(steps=9, log=5, start=7) == 9
+    assert recorder.events[:2] == ["step 8", "step 9"]
+    assert recorder.written[9]["train/loss"] == 8.5
+
+
+def test_a_finished_loop_does_nothing():
+    recorder = Recorder()
+    assert recorder.train(steps=7, start=7) == 7
+    assert recorder.events == []
+
+
+@pytest.mark.parametrize(("log", "seen_at"), [(1, 4), (2, 5), (0, 10)])
+def test_divergence_names_its_step_and_the_bad_layer(log, seen_at):
+    recorder = Recorder(losses={3: math.nan})
+    with pytest.raises(Diverged) as raised:
+        recorder.train(log=log, limits=Limits(None, 10))
+    assert str(raised.value) == (
+        "training diverged at step 3: loss is nan\n"
+        f"first bad layer: head, at state {seen_at} and batch {seen_at}"
+    )
+    assert recorder.written[3 if log == 1 else 4 if log else 10]
+
+
+def test_nothing_is_saved_once_training_has_diverged():
+    recorder = Recorder(losses={3: math.nan})
+    with pytest.raises(Diverged):
+        recorder.train(save=3, limits=Limits(None, 10))
+    assert not [event for event in recorder.events if event.startswith(("save", "evaluate"))]
+
+
+def test_a_wish_to_stop_is_granted_after_the_step_with_a_checkpoint():
+    recorder = Recorder(stop_at=3)
+    with pytest.raises(Interrupted, match="stopped at step 3; the checkpoint is saved") as raised:
+        recorder.train(evaluate=3)
+    assert raised.value.signal_number == signal.SIGTERM
+    assert recorder.events[-2:] == ["write 3 train", "save 3 3 None"]
+
+
+def test_a_wish_that_comes_with_the_last_step_changes_nothing():
+    recorder = Recorder(stop_at=10)
+    assert recorder.train() == 10
+    assert recorder.events[-1] == "save 10 10 0.1"
+
+
+def test_throughput_leaves_out_evaluating_and_saving(monkeypatch):
+    """A second a step, a thousand for an evaluation: 4 examples per second."""
+    now = [0.0]
+    monkeypatch.setattr("mpjax.loop.clock.time.perf_counter", lambda: now[0])
+    recorder = Recorder()
+    step, evaluate = recorder.step, recorder.evaluate
+
+    def slow_step(state, batch):
+        now[0] += 1
+        return step(state, batch)
+
+    def slow_evaluation(state):
+        now[0] += 1000
+        return evaluate(state)
+
+    recorder.step, recorder.evaluate = slow_step, slow_evaluation
+    recorder.train(steps=6, log=3, evaluate=3)
+    assert [recorder.written[at]["train/examples_per_second"] for at in (3, 6)] == [4, 4]

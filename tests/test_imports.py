@@ -1,0 +1,105 @@
+"""The order of the folders, what `import mpjax` brings along, and the public names."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import mpjax
+
+
+PACKAGE = pathlib.Path(mpjax.__file__).parent
+ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report")
+WIRING = ("run", "evaluation", "cli")
+
+PUBLIC = (
+    "Policy get_policy apply_policy autocast full_precision dynamic_loss_scaling static_loss_scaling no_loss_scaling "
+    "LossScaleState loss_scale_state scale_loss scaled_value_and_grad where_finite master_weights check_dtypes audit "
+    "diagnose load_pretrained TrainState make_train_step make_eval_step Config run"
+).split()
+
+
+def sources():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def stage(module):
+    """`mpjax.loop.train` belongs to `loop`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imported_stages(tree):
+    """Stages of mpjax that a module imports, also inside functions and for type checking."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (stage(alias.name) for alias in node.names if alias.name.split(".")[0] == "mpjax")
+        elif isinstance(node, ast.ImportFrom) and node.module == "mpjax":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mpjax."):
+            yield stage(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_folder_imports_only_those_before_it(source):
+    own = source.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    allowed = {"errors", *((*ORDER, *WIRING) if own in WIRING else ORDER[: ORDER.index(own) + 1] if own in ORDER else ())}
+    assert set(imported_stages(ast.parse(source.read_text()))) <= allowed
+
+
+def test_every_folder_has_its_place():
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= set(ORDER)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "errors", *WIRING}
+
+
+def modules_after(statement):
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import mpjax", {"jax", "flax", "numpy", "grain", "tensorflow_datasets"}),
+        ("import mpjax.config", {"jax", "flax", "numpy", "grain", "tensorflow_datasets"}),
+        ("from mpjax import Policy, dynamic_loss_scaling", {"flax", "grain", "tensorflow_datasets", "tyro", "orbax"}),
+        ("from mpjax import make_train_step", {"grain", "tensorflow_datasets", "orbax", "matplotlib"}),
+    ],
+)
+def test_an_import_brings_along_only_what_it_needs(statement, absent):
+    assert not absent & modules_after(statement)
+
+
+def test_public_names_are_those_of_the_design_and_errors():
+    errors = {"Diverged", "DtypeError", "PrecisionWarning", "UsageError"}
+    assert set(mpjax.__all__) - errors <= set(PUBLIC)
+    assert dir(mpjax) == mpjax.__all__
+    assert {"Policy", "apply_policy", "master_weights", "make_train_step", "Config", "run"} <= set(mpjax.__all__)
+
+
+@pytest.mark.parametrize("name", mpjax.__all__)
+def test_a_public_name_resolves_to_what_is_documented(name):
+    value = getattr(mpjax, name)
+    assert value.__doc__
+    assert not isinstance(value, type(sys))  # mpjax.run is the function, not the module
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_defined_under_a_public_name_is_exported(name):
+    """Names of the design that some module defines are importable from mpjax."""
+    defined = any(
+        isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
+        for source in sources()
+        for node in ast.parse(source.read_text()).body
+    )
+    assert defined == (name in mpjax.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'mpjax' has no attribute 'polcy'"):
+        mpjax.polcy  # noqa: B018

@@ -1,0 +1,176 @@
+"""Schedules at their ends, one literal step of every rule, decay of kernels only."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpjax.config.durations import Duration
+from mpjax.config.schema import Optimizer, Precision
+from mpjax.errors import UsageError
+from mpjax.precision import LossScaleState, loss_scale_state
+from mpjax.precision.master import MasterWeightsState
+from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
+
+
+KERNEL = jnp.array([[1.0, -2.0]])
+BIAS = jnp.array([1.0, -2.0])
+PARAMS = {"kernel": KERNEL, "bias": BIAS}
+GRADS = {"kernel": jnp.array([[0.3, 0.4]]), "bias": jnp.array([0.0, 1.2])}  # norm 1.3
+
+
+def schedule(name, warmup, steps=100, **settings):
+    config = Optimizer(schedule=name, learning_rate=0.4, warmup=Duration(0), **settings)
+    return learning_rate_schedule(config, steps=steps, warmup=warmup)
+
+
+def rate_of(name, warmup, step):
+    with np.errstate(all="raise"):
+        return float(schedule(name, warmup)(jnp.int32(step)))
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion():
+    """Optax divides by integer step counts; the train step allows that for its sake, as this does."""
+    import jax
+
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "step", "rate"),
+    [
+        ("cosine", 0, 0, 0.4),
+        ("cosine", 0, 50, 0.2),
+        ("cosine", 0, 100, 0.0),
+        ("cosine", 20, 0, 0.0),
+        ("cosine", 20, 5, 0.1),
+        ("cosine", 20, 20, 0.4),
+        ("cosine", 20, 60, 0.2),
+        ("cosine", 20, 100, 0.0),
+        ("linear", 20, 10, 0.2),
+        ("linear", 20, 40, 0.3),
+        ("linear", 20, 100, 0.0),
+        ("constant", 0, 99, 0.4),
+        ("constant", 20, 10, 0.2),
+        ("constant", 20, 99, 0.4),
+        ("one_cycle", 20, 0, 0.4 / 25),
+        ("one_cycle", 20, 20, 0.4),
+        ("one_cycle", 20, 100, 0.4 / 25e4),
+    ],
+)
+def test_the_learning_rate_at(name, warmup, step, rate):
+    assert rate_of(name, warmup, step) == pytest.approx(rate, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant", "one_cycle"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_shortest_training_has_a_finite_learning_rate(name, steps):
+    rates = [float(schedule(name, 0, steps)(jnp.int32(step))) for step in range(steps)]
+    assert all(np.isfinite(rates))
+    assert max(rates) > 0
+
+
+@pytest.mark.parametrize("warmup", [100, 101])
+def test_a_warmup_that_does_not_end_before_training_is_refused(warmup):
+    with pytest.raises(UsageError, match=f"--optimizer.warmup is {warmup} steps, but training is only 100: make it"):
+        schedule("cosine", warmup)
+
+
+def step_of(config, grads=GRADS, steps=1, rate=0.1):
+    tx = update_rule(config, lambda count: rate)
+    state = tx.init(PARAMS)
+    for _ in range(steps):
+        updates, state = tx.update(grads, state, PARAMS)
+    return {name: np.asarray(value) for name, value in updates.items()}
+
+
+def test_one_step_of_sgd():
+    """-0.1 * (g + 0.01 p) for the kernel, -0.1 * g for the bias; Nesterov's first step is 1.9 times that."""
+    plain = step_of(Optimizer(name="sgd", momentum=0.0, nesterov=False, weight_decay=0.01))
+    np.testing.assert_allclose(plain["kernel"], [[-0.031, -0.038]], rtol=1e-6)
+    np.testing.assert_allclose(plain["bias"], [0, -0.12], rtol=1e-6)
+    nesterov = step_of(Optimizer(name="sgd", momentum=0.9, nesterov=True, weight_decay=0.01))
+    np.testing.assert_allclose(nesterov["kernel"], [[-0.0589, -0.0722]], rtol=1e-6)
+
+
+def test_two_steps_of_sgd_with_momentum():
+    second = step_of(Optimizer(name="sgd", momentum=0.9, nesterov=False, weight_decay=0.0), steps=2)
+    np.testing.assert_allclose(second["bias"], [0, -0.1 * 1.9 * 1.2], rtol=1e-6)
+
+
+def test_one_step_of_adamw():
+    """The first step is the gradient's sign times the rate, besides decay; eps is added to the root."""
+    updates = step_of(Optimizer(name="adamw", eps=0.1, weight_decay=0.01))
+    np.testing.assert_allclose(updates["kernel"], [[-0.1 * (0.75 + 0.01), -0.1 * (0.8 - 0.02)]], rtol=1e-5)
+    np.testing.assert_allclose(updates["bias"], [0, -0.1 * 1.2 / 1.3], rtol=1e-5)
+
+
+def test_the_second_moment_decays_with_b2_and_the_first_with_b1():
+    tx = update_rule(Optimizer(name="adamw", b1=0.8, b2=0.9), lambda count: 0.1)
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    adam = state[1][0]
+    np.testing.assert_allclose(adam.mu["bias"], [0, 0.2 * 1.2], rtol=1e-5)
+    np.testing.assert_allclose(adam.nu["bias"], [0, 0.1 * 1.44], rtol=1e-5)
+
+
+def test_one_step_of_lamb():
+    """LAMB scales Adam's direction to the parameter's norm: all of it moves by 0.1 * |p|."""
+    updates = step_of(Optimizer(name="lamb", weight_decay=0.0, eps=1e-8))
+    np.testing.assert_allclose(updates["kernel"], -0.1 * 5**0.5 * np.array([[1, 1]]) / 2**0.5, rtol=1e-5)
+    np.testing.assert_allclose(updates["bias"], [0, -0.1 * 5**0.5], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_decay_spares_norms_and_biases(name):
+    zero = {name: jnp.zeros_like(value) for name, value in PARAMS.items()}
+    updates = step_of(Optimizer(name=name, weight_decay=0.5, momentum=0.0, nesterov=False), grads=zero)
+    assert updates["bias"].tolist() == [0, 0]
+    assert np.all(updates["kernel"] * np.asarray(KERNEL) < 0)
+
+
+@pytest.mark.parametrize(("clip_norm", "factor"), [(0.13, 0.1), (1.3, 1.0), (2.0, 1.0), (0.0, 1.0)])
+def test_clipping_is_to_the_global_norm(clip_norm, factor):
+    config = Optimizer(name="sgd", momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=clip_norm)
+    np.testing.assert_allclose(step_of(config)["bias"], [0, -0.12 * factor], rtol=1e-5)
+
+
+def test_decay_comes_after_clipping():
+    config = Optimizer(name="sgd", momentum=0.0, nesterov=False, weight_decay=0.01, clip_norm=0.13)
+    np.testing.assert_allclose(step_of(config)["kernel"], [[-0.1 * (0.03 + 0.01), -0.1 * (0.04 - 0.02)]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["none", "dynamic", 1024.0])
+def test_a6_clipping_gives_the_same_update_whatever_the_loss_scale(scale):
+    config = Optimizer(name="sgd", momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=0.13)
+    tx = with_precision(update_rule(config, lambda count: 0.1), Precision(), loss_scale=scale, masters=False)
+    state = tx.init(PARAMS)
+    factor = loss_scale_state(state).scale
+    assert float(factor) == {"none": 1, "dynamic": 32768}.get(scale, 1024)
+    updates, _ = tx.update({name: g * factor for name, g in GRADS.items()}, state, PARAMS)
+    np.testing.assert_allclose(updates["bias"], [0, -0.012], rtol=1e-5)
+
+
+def test_the_settings_of_the_dynamic_scale_arrive():
+    config = Precision(initial_scale=64, growth_interval=2, min_scale=32, max_scale=128, hysteresis=2)
+    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="dynamic", masters=False)
+    bad = {name: g * jnp.inf for name, g in GRADS.items()}
+    state, scales = tx.init(PARAMS), []
+    for grads in (GRADS,) * 6 + (bad,) * 6:
+        _, state = tx.update(grads, state, PARAMS)
+        scales.append(float(state.scale))
+    # Doubled after two good steps, at most 128; halved from the second overflow in a row on, at least 32.
+    assert scales == [64, 128, 128, 128, 128, 128, 128, 64, 32, 32, 32, 32]
+
+
+def test_masters_are_inside_the_loss_scaling():
+    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), Precision(), loss_scale="dynamic", masters=True)
+    state = tx.init({name: value.astype(jnp.float16) for name, value in PARAMS.items()})
+    assert isinstance(state, LossScaleState)
+    assert isinstance(state.inner_state, MasterWeightsState)
+    assert state.inner_state.masters["kernel"].dtype == jnp.float32
+
+
+def test_a_static_scale_that_is_no_power_of_two_is_refused():
+    with pytest.raises(UsageError, match="a power of two"):
+        with_precision(update_rule(Optimizer(), lambda count: 0.1), Precision(), loss_scale=3.0, masters=False)
