@@ -36,7 +36,7 @@ def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'mpjax' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value  # also over the submodule of that name: mpjax.run is the function
+    globals()[name] = value
     return value
 
 

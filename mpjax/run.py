@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import sys
 import time
+import types
 
 import jax
 
@@ -187,3 +189,13 @@ def evaluate_state(eval_step, batches, sharding, state: TrainState) -> dict[str,
     if state.ema:
         metrics |= {f"ema/{name}": value for name, value in means(state.ema).items()}
     return metrics
+
+
+class _CallableModule(types.ModuleType):
+    """`mpjax.run` is the function, and importing this module makes it the module: so the module can be called too."""
+
+    def __call__(self, config: Config) -> dict:
+        return run(config)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 
@@ -17,10 +18,12 @@ from mpjax.report import read_metrics
 from mpjax.run import run
 
 
-SMALL = """--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 8 --data.eval_batch_size 6
+SMALL = shlex.split("""
+--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 8 --data.eval_batch_size 6
 --steps 20 --optimizer.name adamw --optimizer.learning_rate 0.01 --optimizer.warmup 2 --training.ema 0.9
 --loop.log_every 3 --loop.eval_every 5 --loop.save_every 7 --loop.keep 9 --report.no_tensorboard --report.no_plot
---precision.initial_scale 16777216 --precision.growth_interval 4""".split()
+--precision.initial_scale 16777216 --precision.growth_interval 4
+""")
 
 TIMES = ("time", "train/examples_per_second")
 
@@ -75,7 +78,19 @@ def test_a_run_leaves_settings_environment_metrics_summary_and_checkpoints(undis
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert (folder / "config.toml").read_text() == to_toml(load([*SMALL, "--output_dir", str(folder)]))
     assert complete_checkpoints(folder / "checkpoints") == [7, 14, 20]
-    assert [record["step"] for record in metrics_of(folder) if "train/loss" in record] == [3, 5, 6, 7, 9, 10, 12, 14, 15, 18, 20]
+    assert [record["step"] for record in metrics_of(folder) if "train/loss" in record] == [
+        3,
+        5,
+        6,
+        7,
+        9,
+        10,
+        12,
+        14,
+        15,
+        18,
+        20,
+    ]
     assert [record["step"] for record in metrics_of(folder) if "test/loss" in record] == [5, 10, 15, 20]
 
 
@@ -140,6 +155,7 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
     assert metrics_of(folder) == metrics_of(undisturbed[0])
 
 
+@pytest.mark.slow
 def test_a30_a_run_goes_on_under_other_policies(undisturbed, tmp_path):
     folder = shutil.copytree(undisturbed[0], tmp_path / "policies")
     for steps, policy in enumerate(("float16", "mixed_bfloat16", "float32"), start=21):
@@ -176,7 +192,16 @@ def test_a30_another_model_is_refused_with_all_faults(stopped):
 
 
 def test_the_best_and_the_newest_checkpoints_are_kept_over_a_resumption(tmp_path):
-    flags = ("--loop.keep", "1", "--loop.eval_every", "10", "--loop.save_every", "10", "--optimizer.schedule", "constant")
+    flags = (
+        "--loop.keep",
+        "1",
+        "--loop.eval_every",
+        "10",
+        "--loop.save_every",
+        "10",
+        "--optimizer.schedule",
+        "constant",
+    )
     train(tmp_path / "a", *flags, "--steps", "60")
     resume(tmp_path / "a", "--steps", "80", "--optimizer.learning_rate", "30")
     tested = {r["step"]: r["test/accuracy"] for r in metrics_of(tmp_path / "a") if "test/accuracy" in r}
@@ -219,16 +244,11 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed
             "scale 1.67772e+07",
             "first bad layer: head (backward): the gradient of head/",
         ),
-        (
-            ("--precision.loss_scale", "16777216", "--precision.patience", "4"),
-            "training diverged at step 4: gradients were not finite 4 steps in a row",
-            "first bad layer: head (backward)",
-        ),
         # A rate at which weights leave float16 in the first step: then the forward pass overflows at any scale.
         (
             ("--optimizer.learning_rate", "1e4", "--optimizer.warmup", "0", "--precision.initial_scale", "1"),
             "the last at the smallest loss scale 1",
-            "first bad layer: layers/1 (forward): the output of layers/1 is inf",
+            "first bad layer: layers/0 (forward): the output of layers/0 is inf",
         ),
         (
             ("--precision.policy", "float32", "--optimizer.learning_rate", "1e30", "--optimizer.name", "sgd"),

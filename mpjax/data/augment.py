@@ -42,7 +42,7 @@ def random_crop(images: jax.Array, padding: int, key: jax.Array) -> jax.Array:
     """Shifts each image [H, W, C] by up to `padding` pixels either way; what moves in is 0."""
     batch, height, width, channels = images.shape
     padded = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    offsets = jax.random.randint(key, (batch, 2), 0, 2 * padding + 1)
+    offsets = jax.random.randint(key, (batch, 2), 0, 2 * padding + 1, dtype=jnp.int32)
 
     def cut(image: jax.Array, offset: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice(image, (offset[0], offset[1], jnp.int32(0)), (height, width, channels))

@@ -34,6 +34,16 @@ def closes_window(old, new) -> jax.Array:
     return jnp.asarray(True) if before is None else after.gradient_step != before.gradient_step
 
 
+def countable(gradients, finite: jax.Array, state):
+    """The gradients, but zeros for bad ones, which an accumulator told to skip what is not finite would not count.
+
+    Then its window would never close, and the scale never shrink.
+    """
+    if _accumulator(state) is None:
+        return gradients
+    return jax.tree.map(lambda g: jnp.where(finite, g, jnp.zeros_like(g)), gradients)
+
+
 def discard_window(old, new):
     """State `old` with nothing learnt from a bad window, only its place in it as in `new`.
 

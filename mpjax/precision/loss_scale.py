@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import PrecisionWarning, UsageError
-from mpjax.precision.accumulation import closes_window, discard_window, opens_window
+from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
 from mpjax.precision.dtypes import FLOAT16, FLOAT32, is_floating, widest
 from mpjax.precision.master import MasterWeightsState
 
@@ -216,7 +216,8 @@ def _loss_scaling(inner, initial_scale, adjust, axis_name) -> optax.GradientTran
         # A window is one step, or the micro-batches of an optax.MultiSteps inside; it stays bad once it was bad.
         finite = _all_finite(unscaled, axis_name) & (state.finite | opens_window(state.inner_state))
         with optax_promotion():
-            proposed, inner_state = inner.update(unscaled, state.inner_state, params, **extra)
+            counted = countable(unscaled, finite, state.inner_state)
+            proposed, inner_state = inner.update(counted, state.inner_state, params, **extra)
         done = closes_window(state.inner_state, inner_state)
         kept = discard_window(state.inner_state, inner_state)
         adjusted = _select(done, adjust(state, finite), state)

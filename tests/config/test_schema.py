@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import itertools
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_the_sections_are_all_there():
 def test_every_field_is_frozen_and_documented(section):
     assert section.__dataclass_params__.frozen
     body = ast.parse(inspect.getsource(section)).body[0].body
-    for node, following in zip(body, [*body[1:], None]):
+    for node, following in itertools.pairwise([*body, None]):
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) not in [s.__name__ for s in SECTIONS]:
             assert isinstance(following, ast.Expr), f"{section.__name__}.{node.target.id} has no docstring"
             assert following.value.value.endswith(".")

@@ -126,4 +126,4 @@ def test_looking_leaves_the_model_as_it_was(chain):
     kind = type(chain.layers[0])
     first_fault(chain, loss_of)
     assert type(chain.layers[0]) is kind
-    assert all(a is b or (a == b).all() for a, b in zip(before, jax.tree.leaves(nnx.state(chain))))
+    assert all(a is b or (a == b).all() for a, b in zip(before, jax.tree.leaves(nnx.state(chain)), strict=True))

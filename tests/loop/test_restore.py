@@ -32,9 +32,11 @@ def state_of(policy, value=0.0, *, inner=None, ema=False, **precision):
     opt_state = tx.init(params)
     if plan.master_weights:
         opt_state = opt_state._replace(inner_state=opt_state.inner_state._replace(masters=fine))
-    opt_state = optax.tree.map_params(tx, lambda leaf: leaf + jnp.asarray(value / 4, leaf.dtype), opt_state) if (
-        value and not plan.master_weights
-    ) else opt_state
+    opt_state = (
+        optax.tree.map_params(tx, lambda leaf: leaf + jnp.asarray(value / 4, leaf.dtype), opt_state)
+        if (value and not plan.master_weights)
+        else opt_state
+    )
     counted = {"good_steps": jnp.int32(5), "skipped": jnp.int32(2), "scale": jnp.float32(4096)} if value else {}
     return TrainState(
         step=jnp.int32(STEPS if value else 0),
@@ -103,7 +105,9 @@ def test_a30_one_without_scaler_state_loads_with_a_warning():
 
 def test_another_optimizer_starts_afresh_and_says_so():
     fresh = state_of("float32", inner=optax.sgd(0.1, momentum=0.9))
-    with pytest.warns(PrecisionWarning, match=r"not in the checkpoint, so they start afresh: opt_state/inner_state/0/tra"):
+    with pytest.warns(
+        PrecisionWarning, match=r"not in the checkpoint, so they start afresh: opt_state/inner_state/0/tra"
+    ):
         state = adopt(fresh, saved_of(state_of("float32", FINE)))
     assert not state.opt_state.inner_state[0].trace["head/kernel"].any()
 

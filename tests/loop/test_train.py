@@ -14,6 +14,9 @@ from mpjax.loop.train import train
 from mpjax.loop.when import When
 
 
+PATIENT = Limits(1.0, 99)
+
+
 class Recorder:
     """Stands for everything that the loop talks to, and keeps what it was told in order."""
 
@@ -51,7 +54,7 @@ class Recorder:
     def save(self, position, state, score):
         self.events.append(f"save {position} {state} {score}")
 
-    def train(self, steps=10, log=0, evaluate=0, save=0, start=0, limits=Limits(1.0, 99)):
+    def train(self, steps=10, log=0, evaluate=0, save=0, start=0, limits=PATIENT):
         return train(
             start,
             self.step,
@@ -99,8 +102,7 @@ def test_metrics_are_means_over_the_interval_and_counters_the_last():
     assert recorder.written[4]["train/loss"] == 3.5
     assert recorder.written[4]["train/learning_rate"] == pytest.approx(0.04)
     assert set(recorder.written[2]) == {
-        f"train/{name}"
-        for name in ("loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "consecutive_skips")
+        f"train/{name}" for name in ("loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "consecutive_skips")
     } | {"train/examples_per_second"}
     assert all(isinstance(value, float) for value in recorder.written[2].values())
 
@@ -137,8 +139,7 @@ def test_divergence_names_its_step_and_the_bad_layer(log, seen_at):
     with pytest.raises(Diverged) as raised:
         recorder.train(log=log, limits=Limits(None, 10))
     assert str(raised.value) == (
-        "training diverged at step 3: loss is nan\n"
-        f"first bad layer: head, at state {seen_at} and batch {seen_at}"
+        f"training diverged at step 3: loss is nan\nfirst bad layer: head, at state {seen_at} and batch {seen_at}"
     )
     assert recorder.written[3 if log == 1 else 4 if log else 10]
 

@@ -23,8 +23,6 @@ def build(**settings):
         ("resnet18", 8, resnet.BasicBlock),
         ("resnet34", 16, resnet.BasicBlock),
         ("resnet50", 16, resnet.Bottleneck),
-        ("resnet101", 33, resnet.Bottleneck),
-        ("resnet152", 50, resnet.Bottleneck),
     ],
 )
 def test_a_resnet_of_its_depth(name, blocks, block):

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision.accumulation import closes_window, discard_window, opens_window
+from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
 
 
 PARAMS = {"w": jnp.zeros(2, jnp.float32)}
@@ -59,6 +59,20 @@ def test_a7_a_window_discarded_at_its_end_starts_anew_and_the_optimizer_has_not_
     found = states(optax.MultiSteps(optax.adam(0.1), 2), 2)
     kept = discard_window(found[1], found[2])
     assert (kept.mini_step, kept.gradient_step, kept.inner_opt_state[0].count) == (0, 0, 0)
+
+
+def test_a_micro_batch_that_the_accumulator_skips_by_itself_closes_no_window():
+    tx = optax.MultiSteps(optax.sgd(0.1), 2, should_skip_update_fn=optax.skip_not_finite)
+    old = tx.init(PARAMS)
+    assert not closes_window(old, tx.update({"w": jnp.full(2, jnp.nan)}, old, PARAMS)[1])
+
+
+def test_bad_gradients_count_as_zeros_in_a_window_and_good_ones_and_single_steps_as_they_are():
+    bad, no = {"w": jnp.full(2, jnp.inf, jnp.float32)}, jnp.asarray(False)
+    window, single = optax.MultiSteps(optax.sgd(0.1), 2).init(PARAMS), optax.sgd(0.1).init(PARAMS)
+    assert countable(bad, no, window)["w"].tolist() == [0.0, 0.0]
+    assert countable(GRADS, ~no, window)["w"].tolist() == [1.0, 1.0]
+    assert countable(bad, no, single) is bad
 
 
 @pytest.mark.parametrize("ask", [opens_window, lambda state: closes_window(state, state)])

@@ -76,8 +76,8 @@ def test_a16_masters_moments_and_what_the_inner_optimizer_sees_are_float32():
 def test_parameters_that_are_not_half_have_no_copy_and_move_as_without():
     params = {"half": jnp.ones(2, jnp.bfloat16), "full": jnp.ones(2, jnp.float32)}
     grads = {"half": jnp.ones(2, jnp.bfloat16), "full": jnp.ones(2, jnp.float32)}
-    moved, state = run(master_weights(optax.sgd(0.1)), params, grads, 3)
-    alone, _ = run(optax.sgd(0.1), {"full": params["full"]}, {"full": grads["full"]}, 3)
+    moved, state = run(master_weights(optax.sgd(0.125)), params, grads, 3)
+    alone, _ = run(optax.sgd(0.125), {"full": params["full"]}, {"full": grads["full"]}, 3)
     assert state.masters["full"] is None
     np.testing.assert_array_equal(moved["full"], alone["full"])
 

@@ -21,7 +21,7 @@ def test_label_smoothing_by_hand():
     """A tenth of the target is spread over all three classes: 0.9 * nll + 0.1 * mean of the negative log softmax."""
     losses = cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), label_smoothing=0.1)
     log_softmax = np.array(LOGITS) - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
-    expected = [-0.9 * row[label] - 0.1 * row.mean() for row, label in zip(log_softmax, LABELS)]
+    expected = [-0.9 * row[label] - 0.1 * row.mean() for row, label in zip(log_softmax, LABELS, strict=True)]
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 

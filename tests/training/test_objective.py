@@ -45,7 +45,9 @@ def test_a28_images_are_cast_once():
     """A28: whatever prepares them, one conversion to the compute dtype is in the program."""
     objective, images = classification(lambda x, key: x, get_policy("mixed_float16")), jnp.zeros((2, 1, 2, 1))
     jaxpr = jax.make_jaxpr(lambda x: objective.measure(lambda x: x[:, 0, :, 0], {**BATCH, "image": x}))(images)
-    casts = [e for e in jaxpr.eqns if e.primitive.name == "convert_element_type" and e.invars[0] is jaxpr.jaxpr.invars[0]]
+    casts = [
+        e for e in jaxpr.eqns if e.primitive.name == "convert_element_type" and e.invars[0] is jaxpr.jaxpr.invars[0]
+    ]
     assert [e.params["new_dtype"] for e in casts] == [np.dtype("float16")]
     # The labels stay integers.
     assert all(e.outvars[0].aval.shape != (2,) or e.params["new_dtype"] != np.dtype("float16") for e in casts)

@@ -91,7 +91,7 @@ def test_a27_contradictions_say_what_to_write(settings, says):
 def test_a26_advice(settings, device, says):
     notes = advice(plan_precision(Precision(**settings)), device)
     assert len(notes) == len(says)
-    assert all(part in note for part, note in zip(says, notes))
+    assert all(part in note for part, note in zip(says, notes, strict=True))
 
 
 @pytest.mark.parametrize(

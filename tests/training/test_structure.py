@@ -33,7 +33,9 @@ def model():
 def test_arrays_are_named_by_path_and_sorted_into_kinds(model):
     _, params, stats = take_apart(model)
     assert set(stats) == {"norm/mean", "norm/var"}
-    assert set(params) == {"norm/scale", "norm/bias"} | {f"layers/{i}/{n}" for i in range(11) for n in ("kernel", "bias")}
+    assert set(params) == {"norm/scale", "norm/bias"} | {
+        f"layers/{i}/{n}" for i in range(11) for n in ("kernel", "bias")
+    }
     np.testing.assert_array_equal(params["layers/10/kernel"], model.layers[10].kernel[...])
 
 

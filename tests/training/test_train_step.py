@@ -1,6 +1,7 @@
 """The training step: what it applies, what it skips, what it reports."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,8 @@ def test_a1_a_skipped_step_leaves_every_bit(overflow, part):
     assert_identical(get(states[2]), get(states[3]))
     assert len(jax.tree.leaves(get(states[2]))) > 0
     for before, after in ((1, 2), (3, 4)):
-        changed = [a.tobytes() != b.tobytes() for a, b in zip(*map(jax.tree.leaves, map(get, (states[before], states[after]))))]
-        assert all(changed)
+        leaves = zip(jax.tree.leaves(get(states[before])), jax.tree.leaves(get(states[after])), strict=True)
+        assert all(a.tobytes() != b.tobytes() for a, b in leaves)
 
 
 def test_a1_a_skipped_step_halves_the_scale_and_restarts_the_count(overflow):
@@ -71,7 +72,7 @@ def test_a1_the_logged_learning_rate_does_not_advance_on_a_skipped_step(overflow
 def test_the_logged_learning_rate_is_the_applied_one(trainer, batch):
     made = trainer(optax.sgd(schedule), learning_rate=schedule)
     states, metrics = made.run([batch(1), batch(2, poisoned=(0,)), batch(3), batch(4)])
-    for before, after, of_step in zip(states, states[1:], metrics):
+    for (before, after), of_step in zip(itertools.pairwise(states), metrics, strict=True):
         moved = jax.tree.map(lambda a, b: (a - b).astype(np.float64), before.params, after.params)
         length = np.sqrt(sum(np.sum(m**2) for m in jax.tree.leaves(moved)))
         if of_step["finite"]:
@@ -138,9 +139,9 @@ def test_a7_accumulation_equals_one_large_batch(trainer, batch, scaling):
     settings = {"scaling": scaling, "net": {"norm": False}}
     whole, of_whole = trainer(**settings).run([batch(i, size=16) for i in range(3)])
     parts, of_parts = trainer(accumulate=4, **settings).run([batch(i, size=16) for i in range(3)])
-    for one, other in zip(jax.tree.leaves(whole[-1].params), jax.tree.leaves(parts[-1].params)):
+    for one, other in zip(jax.tree.leaves(whole[-1].params), jax.tree.leaves(parts[-1].params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    for one, other in zip(of_whole, of_parts):
+    for one, other in zip(of_whole, of_parts, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
 
@@ -177,14 +178,14 @@ def test_the_moving_average_by_hand(trainer, batch):
     states, _ = trainer(ema=0.75).run([batch(1), batch(2)])
     for name, first in states[0].params.items():
         one, two = states[1].params[name], states[2].params[name]
-        np.testing.assert_allclose(states[2].ema[name], 0.5625 * first + 0.1875 * one + 0.25 * two, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            states[2].ema[name], 0.5625 * first + 0.1875 * one + 0.25 * two, rtol=1e-5, atol=1e-7
+        )
 
 
 def test_a10_one_compilation_over_an_overflow_and_a_loss_that_stays_finite(trainer, batch):
     """A10: the gradients overflow in float16 under a scale of 2^24, the loss that is reported does not."""
-    made = trainer(
-        policy="mixed_float16", scaling=lambda inner: dynamic_loss_scaling(inner, initial_scale=2.0**24)
-    )
+    made = trainer(policy="mixed_float16", scaling=lambda inner: dynamic_loss_scaling(inner, initial_scale=2.0**24))
     _, metrics = made.run([batch(i) for i in range(20)])
     assert made.step._cache_size() == 1
     assert metrics[0]["finite"] == 0

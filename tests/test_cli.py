@@ -1,0 +1,241 @@
+"""The commands as a person meets them: help, messages, exit codes, signals."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+
+import mpjax
+from mpjax import cli
+from mpjax.config import Config
+from mpjax.config.durations import Duration
+from mpjax.config.evaluation import Evaluation
+from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError
+from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
+from mpjax.report import read_metrics
+
+
+ROOT = pathlib.Path(mpjax.__file__).parents[1]
+SCRIPTS = ROOT / "scripts"
+
+# About two seconds of training in steps of a fraction of a millisecond.
+LONG = shlex.split("""
+--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 8 --data.eval_batch_size 16
+--steps 4000 --optimizer.warmup 10 --precision.initial_scale 16777216 --precision.growth_interval 100
+--loop.log_every 50 --loop.eval_every 1000 --loop.save_every 200 --loop.keep 99
+--report.no_tensorboard --report.no_plot
+""")
+
+
+def command(script, *arguments, **settings):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, *settings.get("python", ()), str(SCRIPTS / script), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def flags_of(section, prefix=""):
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name, None)
+        if dataclasses.is_dataclass(value) and not isinstance(value, Duration):
+            yield from flags_of(value, f"{prefix}{field.name}.")
+        else:
+            yield f"--{prefix}{field.name}"
+
+
+@pytest.mark.parametrize(("script", "settings"), [("train.py", Config()), ("evaluate.py", Evaluation(run="a"))])
+def test_help_lists_every_field_and_imports_no_jax(script, settings):
+    process = command(script, "--help", python=("-X", "importtime"))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert not set(re.findall(r"--[\w.]+", " ".join(flags_of(settings)))) - set(re.findall(r"--[\w.]+", out))
+    imported = set(re.findall(r"\|\s+([\w.]+)$", err, flags=re.MULTILINE))
+    assert "tyro" in imported
+    assert not {"jax", "flax", "numpy", "optax", "orbax", "grain", "tensorflow_datasets"} & imported
+
+
+def test_help_tells_defaults_and_meanings(capsys):
+    assert cli.train(["--help"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--config FILE (repeatable) reads settings from a TOML file" in out
+    assert "--optimizer.learning_rate FLOAT Peak learning rate. (default: 0.1)" in out
+    assert "Steps skipped" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--optimizer.lerning_rate", "3"], "--optimizer.learning_rate FLOAT"),
+        (["--model.name", "resnet19"], "invalid choice 'resnet19' for argument '--model.name'"),
+        (["--steps", "thirty"], "bad duration 'thirty': wanted e.g. '500'"),
+        (["--steps", "0"], "error: --steps is 0: wanted at least one step"),
+        (["--config", "digits.tml"], "error: no config file digits.tml"),
+        (["--precision.policy", "mixed_flot16"], "did you mean 'mixed_float16'?"),
+        (
+            ["--precision.policy", "float32", "--precision.master_weights", "on"],
+            "contradicts --precision.policy float32",
+        ),
+        (["--data.batch_size", "63"], "take a multiple of 2, such as 62"),
+        (["--data.name", "mnst"], "data set 'mnst' is not prepared"),
+        (["--data.train_split", "trian"], "split 'trian' of 'digits/1.0.0'"),
+        (
+            ["--data.name", "synthetic:8x8x1:10", "--steps", "5", "--optimizer.warmup", "5"],
+            "--optimizer.warmup is 5 steps",
+        ),
+        (["--resume"], "--resume needs --output_dir"),
+        (["--output_dir", str(ROOT)], "exists: --resume goes on with the run in it, another --output_dir starts"),
+        (["--data.name", "synthetic:8x8x1:10", "--cache_dir", f"{__file__}/x"], "cannot make folder"),
+    ],
+)
+def test_a_mistake_gets_one_message_and_code_2(arguments, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.train(["--model.name", "mlp", "--optimizer.warmup", "1", *arguments]) == 2
+    captured = capsys.readouterr()
+    message = " ".join(captured.err.replace("│", " ").split())
+    assert says in message
+    assert "Traceback" not in message
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_results_is_not_written_over(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text("seed = 1")
+    arguments = ["--model.name", "mlp", "--data.name", "synthetic:8x8x1:10", "--output_dir", str(tmp_path)]
+    assert cli.train(arguments) == 2
+    assert f"error: {tmp_path} exists: --resume goes on with the run in it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_evaluating_a_run_that_is_not_there(tmp_path, capsys):
+    assert cli.evaluate(["--run", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: no run in {tmp_path} (no config.toml)")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("wrong"), 2, "error: wrong\n"),
+        (Diverged("training diverged"), 3, "error: training diverged\n"),
+        (Interrupted("stopped at step 3", signal.SIGINT), 130, "stopped at step 3\n"),
+        (Interrupted("stopped at step 3", signal.SIGTERM), 143, "stopped at step 3\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (OSError(28, "No space left on device", "a/metrics.jsonl"), 1, None),
+        (SystemExit(2), 2, ""),
+        (SystemExit(0), 0, ""),
+        (SystemExit("why"), 2, ""),
+    ],
+)
+def test_exit_codes(error, code, message, capsys):
+    def fails():
+        raise error
+
+    assert cli.exit_code(fails) == code
+    err = capsys.readouterr().err
+    assert err == message if message is not None else "No space left on device: 'a/metrics.jsonl'" in err
+
+
+def test_a_fault_of_the_program_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        cli.exit_code(lambda: 1 // 0)
+
+
+def test_advice_is_one_line_and_other_warnings_keep_their_place(capsys):
+    def warns():
+        warnings.warn("the loss is float16", PrecisionWarning, stacklevel=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = cli._show_warning
+            warnings.warn("old", FutureWarning, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PrecisionWarning)
+        assert cli.exit_code(warns) == 0
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == "warning: the loss is float16"
+    assert "FutureWarning: old" in rest[0]
+
+
+def test_a3_a_run_that_diverges_ends_with_code_3(tmp_path, capsys):
+    flags = ["--steps", "40", "--precision.policy", "float32", "--optimizer.learning_rate", "1e30"]
+    assert cli.train([*LONG, *flags, "--output_dir", str(tmp_path / "a")]) == 3
+    err = capsys.readouterr().err
+    assert re.match(r"error: training diverged at step \d+: loss is nan\nfirst bad layer: head/", err)
+    assert len(err.splitlines()) == 2
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    process = command("train.py", *LONG, "--output_dir", folder)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    assert "test accuracy" in out
+    return folder
+
+
+def metrics_of(folder, steps):
+    times = ("time", "train/examples_per_second")
+    records = read_metrics(folder / "metrics.jsonl")
+    return [{k: v for k, v in record.items() if k not in times} for record in records if record["step"] in steps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["KILL", "INT", "TERM"]
+)
+def test_a31_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_path, number, code):
+    """A31: after SIGKILL from the last complete checkpoint; after SIGINT and SIGTERM from the one they cause."""
+    folder = tmp_path / "run"
+    process = command("train.py", *LONG, "--output_dir", folder)
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints" / "600").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    saved = complete_checkpoints(folder / "checkpoints")
+    assert 600 <= saved[-1] < 4000
+    assert not (folder / "summary.json").exists()
+    if number == signal.SIGKILL:
+        assert err == ""
+        assert saved[-1] % 200 == 0
+    else:
+        assert err == f"stopped at step {saved[-1]}; the checkpoint is saved\n"
+
+    process = command("train.py", "--resume", "--output_dir", folder)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    assert f"resumed from step {saved[-1]}\n" in out
+    (_, one, _), (_, other, _) = (read_checkpoint(f / "checkpoints", "4000") for f in (folder, undisturbed))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value.tobytes() == other[name].tobytes(), name
+    # A stop between two lines of metrics leaves a line of its own.
+    window = range(saved[-1] - saved[-1] % 50, saved[-1] + 50) if saved[-1] % 50 else ()
+    steps = [step for step in range(4001) if step not in window]
+    assert metrics_of(folder, steps) == metrics_of(undisturbed, steps)
+
+
+def test_a_float64_run_in_a_process_of_its_own(tmp_path):
+    """64-bit arrays are switched on for the whole process, before the first array."""
+    flags = ["--steps", "20", "--precision.policy", "float64", "--data.crop_padding", "0", "--training.ema", "0.9"]
+    process = command("train.py", *LONG, *flags, "--output_dir", tmp_path / "a")
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    arrays = read_checkpoint(tmp_path / "a" / "checkpoints")[1]
+    dtypes = {str(value.dtype) for name, value in arrays.items() if name.startswith(("params/", "ema/"))}
+    assert dtypes == {"float64"}
