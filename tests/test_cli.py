@@ -232,7 +232,7 @@ def test_a31_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tm
 
 def test_a_float64_run_in_a_process_of_its_own(tmp_path):
     """64-bit arrays are switched on for the whole process, before the first array."""
-    flags = ["--steps", "20", "--precision.policy", "float64", "--data.crop_padding", "0", "--training.ema", "0.9"]
+    flags = ["--steps", "20", "--precision.policy", "float64", "--training.ema", "0.9"]
     process = command("train.py", *LONG, *flags, "--output_dir", tmp_path / "a")
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")

@@ -112,6 +112,14 @@ def test_a_public_name_resolves_to_what_is_documented():
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
+def test_run_can_be_called_also_after_its_module_was_imported():
+    code = "import mpjax.run, mpjax\n"
+    code += "try: mpjax.run(mpjax.Config(seed=-1))\n"
+    code += "except mpjax.UsageError as error: print(error)"
+    wanted = "--seed is -1: wanted 0 or more\n"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == wanted
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_what_is_defined_under_a_public_name_is_exported(name):
     """Names of the design that some module defines are importable from mpjax."""
