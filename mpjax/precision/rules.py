@@ -52,7 +52,7 @@ class Rules(Mapping[str, Any]):
         return repr({pattern: str(value) for pattern, value in self.items()})
 
 
-def _checked(pattern: str) -> str:
+def _checked(pattern: Any) -> str:
     if not isinstance(pattern, str) or not pattern.strip() or set(pattern) & set("=;"):
         raise UsageError(f"bad rule pattern {pattern!r}: wanted a module path, a glob or 'type:Class'")
     return pattern.strip()
