@@ -55,7 +55,7 @@ class Digits(tfds.core.GeneratorBasedBuilder):
         from sklearn.datasets import load_digits
 
         digits: Any = load_digits()
-        for index, (image, label) in enumerate(zip(digits.images, digits.target)):
+        for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
             if (index % TEST_EVERY == 0) == test:
                 pixels = np.round(image * (255 / 16)).astype(np.uint8)[:, :, None]
                 yield index, {"image": pixels, "label": int(label)}

@@ -6,8 +6,6 @@ from mpjax.precision.loss_scale import (
     dynamic_loss_scaling,
     loss_scale_state,
     no_loss_scaling,
-    scale_loss,
-    scaled_value_and_grad,
     static_loss_scaling,
     where_finite,
 )
@@ -15,6 +13,7 @@ from mpjax.precision.master import master_weights
 from mpjax.precision.modules import PolicyReport, apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
+from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad
 
 
 __all__ = [

@@ -25,13 +25,13 @@ def _accumulator(state) -> optax.MultiStepsState | None:
 def opens_window(state) -> jax.Array:
     """Whether the next micro-batch is the first of its window."""
     accumulator = _accumulator(state)
-    return jnp.asarray(True) if accumulator is None else accumulator.mini_step == 0
+    return jnp.asarray(accumulator is None or accumulator.mini_step == 0)
 
 
 def closes_window(old, new) -> jax.Array:
     """Whether going from state `old` to `new` completed a window."""
     before, after = _accumulator(old), _accumulator(new)
-    return jnp.asarray(True) if before is None else after.gradient_step != before.gradient_step
+    return jnp.asarray(before is None or after is None or after.gradient_step != before.gradient_step)
 
 
 def countable(gradients, finite: jax.Array, state):

@@ -70,7 +70,7 @@ def widest(*dtypes: DTypeLike) -> np.dtype:
 
 def require_x64(*dtypes: DTypeLike) -> None:
     """Raises UsageError when one of `dtypes` is float64 and JAX would silently give float32 instead."""
-    if FLOAT64 in map(np.dtype, dtypes) and not jax.config.jax_enable_x64:
+    if FLOAT64 in [np.dtype(dtype) for dtype in dtypes] and jax.dtypes.canonicalize_dtype(FLOAT64) != FLOAT64:
         raise UsageError("float64 needs 64-bit JAX: call jax.config.update('jax_enable_x64', True) before any array")
 
 

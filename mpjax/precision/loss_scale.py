@@ -5,17 +5,15 @@ NVIDIA Apex and torch.amp.GradScaler, growing after exactly `growth_interval` go
 """
 
 import math
-import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from mpjax.errors import PrecisionWarning, UsageError
+from mpjax.errors import UsageError
 from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
-from mpjax.precision.dtypes import FLOAT16, FLOAT32, is_floating, widest
+from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.master import MasterWeightsState
 
 
@@ -132,7 +130,7 @@ def no_loss_scaling(inner: optax.GradientTransformation) -> optax.GradientTransf
     def init(params) -> LossScaleState:
         return _initial_state(1.0, inner.init(params))
 
-    def update(updates, state: LossScaleState, params=None, **extra):
+    def update(updates, state, params=None, **extra):
         with optax_promotion():
             updates, inner_state = inner.update(updates, state.inner_state, params, **extra)
         return updates, state._replace(inner_state=inner_state)
@@ -156,50 +154,6 @@ def loss_scale_state(opt_state) -> LossScaleState:
     return found[0]
 
 
-def scale_loss(loss: jax.Array, opt_state) -> jax.Array:
-    """The scalar loss times the scale, in float32 whatever the loss's dtype; differentiate this.
-
-    A float16 loss warns once its gradient, which is the scale, can reach 2^16 and so be inf in float16: compute the
-    loss in float32.
-    """
-    scale = loss_scale_state(opt_state).scale
-    loss = jnp.asarray(loss)
-    if not is_floating(loss):
-        raise UsageError(f"the loss is {loss.dtype}, which has no gradient: wanted a floating scalar")
-    if loss.dtype == FLOAT16 and (isinstance(scale, jax.core.Tracer) or scale >= 2.0**16):
-        warnings.warn(
-            "the loss is float16: a loss scale of 2^16 or more overflows in its gradient, so that such steps are "
-            "skipped. Compute the loss in float32, as in logits.astype(jnp.float32)",
-            PrecisionWarning,
-            stacklevel=2,
-        )
-    dtype = widest(loss.dtype, FLOAT32)
-    return loss.astype(dtype) * scale.astype(dtype)
-
-
-def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
-    """Like `jax.value_and_grad` of `fn(params, *args)`, differentiating the scaled loss.
-
-    Returns:
-      A function `(opt_state, params, *args, **kwargs) -> (loss, grads)`, or `((loss, aux), grads)` with `has_aux`. The
-      loss is unscaled and float32; the gradients are still scaled, in the parameters' dtypes: `tx.update` unscales.
-    """
-
-    def scaled(params, opt_state, *args, **kwargs):
-        out = fn(params, *args, **kwargs)
-        loss, aux = out if has_aux else (out, None)
-        loss = jnp.asarray(loss)
-        return scale_loss(loss, opt_state), (loss.astype(widest(loss.dtype, FLOAT32)), aux)
-
-    differentiate = jax.value_and_grad(scaled, has_aux=True)
-
-    def value_and_grad(opt_state, params, *args, **kwargs):
-        (_, (loss, aux)), grads = differentiate(params, opt_state, *args, **kwargs)
-        return ((loss, aux) if has_aux else loss), grads
-
-    return value_and_grad
-
-
 def where_finite(opt_state, new: T, old: T) -> T:
     """`new` if the last step's gradients were finite, else `old`; leaf by leaf, for trees of one structure."""
     return _select(loss_scale_state(opt_state).finite, new, old)
@@ -211,7 +165,7 @@ def _loss_scaling(inner, initial_scale, adjust, axis_name) -> optax.GradientTran
     def init(params) -> LossScaleState:
         return _initial_state(initial_scale, _init_in_float32(inner, params))
 
-    def update(updates, state: LossScaleState, params=None, **extra):
+    def update(updates, state, params=None, **extra):
         unscaled = jax.tree.map(lambda g: _unscale(g, state.scale), updates)
         # A window is one step, or the micro-batches of an optax.MultiSteps inside; it stays bad once it was bad.
         finite = _all_finite(unscaled, axis_name) & (state.finite | opens_window(state.inner_state))

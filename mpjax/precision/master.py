@@ -36,7 +36,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
         masters = jax.tree.map(lambda p: p.astype(FLOAT32) if p.dtype in HALF else None, params)
         return MasterWeightsState(masters, inner.init(_full(masters, params)))
 
-    def update(updates, state: MasterWeightsState, params=None, **extra):
+    def update(updates, state, params=None, **extra):
         if params is None:
             raise ValueError("master_weights needs the parameters: tx.update(grads, opt_state, params)")
         full = _full(state.masters, params)

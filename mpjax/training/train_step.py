@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.precision.dtypes import FLOAT32, widest
-from mpjax.precision.loss_scale import loss_scale_state, optax_promotion, scaled_value_and_grad, where_finite
+from mpjax.precision.loss_scale import loss_scale_state, optax_promotion, where_finite
+from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.metrics import Metrics, pack
 from mpjax.training.state import TrainState, step_key
 from mpjax.training.structure import Structure

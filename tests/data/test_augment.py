@@ -44,7 +44,7 @@ def test_no_augmentation_without_a_key():
 def test_random_crop_is_a_loop_over_offsets():
     padded = np.pad(IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)))
     offsets = np.asarray(jax.random.randint(KEY, (6, 2), 0, 5))
-    wanted = [image[top : top + 5, left : left + 7] for image, (top, left) in zip(padded, offsets)]
+    wanted = [image[top : top + 5, left : left + 7] for image, (top, left) in zip(padded, offsets, strict=True)]
     np.testing.assert_array_equal(random_crop(jnp.asarray(IMAGES), 2, KEY), np.stack(wanted))
 
 

@@ -1,7 +1,6 @@
 """Loss scaling: exact growth and backoff, a skipped step that changes nothing else, one trace, no host sync."""
 
 import functools
-import warnings
 
 import flax.serialization
 import jax
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from mpjax.errors import PrecisionWarning, UsageError
+from mpjax.errors import UsageError
 from mpjax.precision import (
     LossScaleState,
     check_dtypes,
@@ -596,82 +595,6 @@ def test_a7_two_accumulators_are_an_error():
     tx = dynamic_loss_scaling(inner)
     with pytest.raises(UsageError, match=r"one optax.MultiSteps inside, found several"):
         tx.update(GOOD, tx.init(GOOD), GOOD)
-
-
-# The scaled loss
-
-
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
-def test_a10_the_scaled_loss_is_formed_in_float32(dtype):
-    state = dynamic_loss_scaling(optax.sgd(1.0)).init(GOOD)
-    scaled = scale_loss(jnp.array(4.0, dtype), {"nested": (state,)})
-    assert scaled.dtype == jnp.float32
-    assert scaled == 131072.0
-
-
-def test_a10_a_float16_loss_is_warned_about_once_its_scale_can_overflow():
-    state = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=2.0**16).init(GOOD)
-    with pytest.warns(PrecisionWarning, match="loss is float16.*Compute the loss in float32"):
-        scale_loss(jnp.array(1.0, jnp.float16), state)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scale_loss(jnp.array(1.0, jnp.bfloat16), state)
-        scale_loss(jnp.array(1.0, jnp.float16), state._replace(scale=jnp.float32(2.0**15)))
-
-
-def test_a10_the_first_step_with_a_float16_loss_is_kept_and_the_run_compiles_once():
-    tx = dynamic_loss_scaling(optax.sgd(0.5), initial_scale=2.0**15)
-    traces = []
-
-    def loss(params, x):
-        return jnp.mean((params["w"].astype(jnp.float16) * x) ** 2)
-
-    @jax.jit
-    def step(params, state, x):
-        traces.append(x.shape)
-        value, grads = scaled_value_and_grad(loss)(state, params, x)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    params = {"w": jnp.array([1.0, 2.0], jnp.float32)}
-    state, finite, losses = tx.init(params), [], []
-    for x in (0.25, 60000.0, 0.25, 0.25):  # tracing warns: the scale may grow past what a float16 loss can take
-        params, state, value = step(params, state, jnp.full(2, x, jnp.float16))
-        assert value.dtype == jnp.float32
-        finite.append(bool(state.finite))
-        losses.append(float(value))
-    assert finite == [True, False, True, True]
-    assert losses[0] == (0.0625 + 0.25) / 2
-    assert losses[2] < losses[0]
-    assert len(traces) == 1
-
-
-def test_the_value_and_gradient_with_and_without_auxiliary_output():
-    state = static_loss_scaling(optax.sgd(1.0), 8.0).init(GOOD)
-
-    def loss(params, x, *, power):
-        return jnp.sum(params["w"] ** power) * x, {"x": x}
-
-    (value, aux), grads = scaled_value_and_grad(loss, has_aux=True)(state, GOOD, jnp.float32(3.0), power=2)
-    assert (value, value.dtype, aux) == (15.0, jnp.float32, {"x": 3.0})
-    assert grads["w"].tolist() == [48.0, -96.0]  # still scaled
-    value, grads = scaled_value_and_grad(lambda p: jnp.sum(p["w"] ** 2))(state, GOOD)
-    assert value == 5.0
-    assert grads["w"].tolist() == [16.0, -32.0]
-
-
-def test_an_integer_loss_is_an_error_and_not_a_zero_gradient():
-    state = no_loss_scaling(optax.sgd(1.0)).init(GOOD)
-    with pytest.raises(UsageError, match="the loss is int32, which has no gradient"):
-        scaled_value_and_grad(lambda p: jnp.argmax(p["w"]))(state, GOOD)
-
-
-def test_a23_a_summed_loss_of_81920_survives_the_default_scale():
-    state = dynamic_loss_scaling(optax.sgd(1.0)).init(GOOD)
-    params = {"w": jnp.ones(4096, jnp.float32)}
-    value, grads = scaled_value_and_grad(lambda p: jnp.sum(p["w"] * 20.0))(state, params)
-    assert value == 81920.0
-    assert np.all(grads["w"] == 20.0 * 2.0**15)
 
 
 # The state
