@@ -1,5 +1,6 @@
 """The heart of mpjax: policies, casts and loss scaling, each usable without the others and without Flax."""
 
+from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_precision
 from mpjax.precision.check import check_dtypes
 from mpjax.precision.loss_scale import (
     LossScaleState,
@@ -17,12 +18,16 @@ from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad
 
 
 __all__ = [
+    "OPERATIONS",
     "LossScaleState",
+    "Operations",
     "Policy",
     "PolicyReport",
     "apply_policy",
+    "autocast",
     "check_dtypes",
     "dynamic_loss_scaling",
+    "full_precision",
     "get_policy",
     "loss_scale_state",
     "master_weights",

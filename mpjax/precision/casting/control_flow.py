@@ -1,0 +1,135 @@
+"""Autocast inside control flow: each body is run with casts, inside the same construct as before.
+
+Where values go round (the carry of a loop) they keep the dtype they were traced with; where branches meet, the widest.
+Each handler takes the function that runs a jaxpr, the equation, its inputs, and the debug information of its program.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from mpjax.precision.casting.jaxprs import open_shardings, opened, scan_counts
+from mpjax.precision.casting.values import arrays_of, avals_of, cast_like, values_of
+from mpjax.precision.dtypes import is_floating, widest
+
+
+def jit(run, eqn, inputs, debug_info) -> list:
+    """A jit inside; scalars that were weak outside are weak inside."""
+    params = eqn.params
+    weak = [value.weak for value in inputs]
+    out_weak: list[bool] = []
+
+    def inner(*arrays):
+        outputs = run(params["jaxpr"], values_of(arrays, weak))
+        out_weak[:] = [value.weak for value in outputs]
+        return arrays_of(outputs)
+
+    inner.__name__ = params["name"]
+    shardings = {
+        "in_shardings": open_shardings(params["in_shardings"]),
+        "out_shardings": list(open_shardings(params["out_shardings"])),
+    }
+    given = {name: value for name, value in shardings.items() if any(s is not None for s in value)}
+    arrays = jax.jit(inner, **given)(*arrays_of(inputs))
+    return values_of(arrays, out_weak if len(out_weak) == len(arrays) else ())
+
+
+def scan(run, eqn, inputs, debug_info) -> list:
+    """`lax.scan`."""
+    params = eqn.params
+    num_consts, num_carry = scan_counts(params)
+    body, _ = opened(params["jaxpr"])
+    carry_avals = avals_of(body.invars[num_consts : num_consts + num_carry])
+    arrays = arrays_of(inputs)
+    consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
+    init = cast_like(arrays[num_consts : num_consts + num_carry], carry_avals)
+
+    def step(carry, x):
+        out = arrays_of(run(params["jaxpr"], values_of([*consts, *carry, *x])))
+        return cast_like(out[:num_carry], carry_avals), out[num_carry:]
+
+    carry, ys = jax.lax.scan(
+        step, init, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
+    )
+    return values_of([*carry, *ys])
+
+
+def while_loop(run, eqn, inputs, debug_info) -> list:
+    """`lax.while_loop`, and `fori_loop` that became one."""
+    params = eqn.params
+    split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    arrays = arrays_of(inputs)
+    cond_consts, body_consts = arrays[: split[0]], arrays[split[0] : split[1]]
+    avals = avals_of(eqn.outvars)
+
+    def go_on(carry):
+        return run(params["cond_jaxpr"], values_of([*cond_consts, *carry]))[0].array
+
+    def body(carry):
+        return cast_like(arrays_of(run(params["body_jaxpr"], values_of([*body_consts, *carry]))), avals)
+
+    return values_of(jax.lax.while_loop(go_on, body, cast_like(arrays[split[1] :], avals)))
+
+
+def cond(run, eqn, inputs, debug_info) -> list:
+    """`lax.cond` and `lax.switch`."""
+    index, *operands = arrays_of(inputs)
+
+    def branch(jaxpr) -> Callable:
+        return lambda *arrays: arrays_of(run(jaxpr, values_of(arrays)))
+
+    branches = [branch(jaxpr) for jaxpr in eqn.params["branches"]]
+    shapes = zip(*(jax.eval_shape(one, *operands) for one in branches), strict=True)
+    dtypes = [widest(*(s.dtype for s in outs)) if is_floating(outs[0]) else None for outs in shapes]
+
+    def same_dtypes(one: Callable) -> Callable:
+        return lambda *arrays: [a if d is None else a.astype(d) for a, d in zip(one(*arrays), dtypes, strict=True)]
+
+    return values_of(jax.lax.switch(index, [same_dtypes(one) for one in branches], *operands))
+
+
+def remat(run, eqn, inputs, debug_info) -> list:
+    """`jax.checkpoint`."""
+
+    def inner(*arrays):
+        return arrays_of(run(eqn.params["jaxpr"], values_of(arrays)))
+
+    options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
+    return values_of(jax.checkpoint(inner, **options)(*arrays_of(inputs)))
+
+
+def call(run, eqn, inputs, debug_info) -> list:
+    """A call that means nothing more than its body."""
+    return run(eqn.params.get("call_jaxpr", eqn.params.get("jaxpr")), inputs)
+
+
+def shard_map(run, eqn, inputs, debug_info) -> list:
+    """`jax.shard_map`."""
+    params = eqn.params
+
+    def inner(*arrays):
+        return tuple(arrays_of(run(params["jaxpr"], values_of(arrays))))
+
+    mapped = jax.shard_map(
+        inner,
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=tuple(params["out_specs"]),
+        check_vma=params["check_vma"],
+        axis_names=set(params["manual_axes"]),
+    )
+    return values_of(mapped(*arrays_of(inputs)))
+
+
+HANDLERS = {
+    "jit": jit,
+    "scan": scan,
+    "while": while_loop,
+    "cond": cond,
+    "remat2": remat,
+    "checkpoint": remat,
+    "closed_call": call,
+    "core_call": call,
+    "call": call,
+    "shard_map": shard_map,
+}

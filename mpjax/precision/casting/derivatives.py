@@ -1,0 +1,113 @@
+"""Autocast through derivative rules of the user's own: primal and rule are each run with casts.
+
+The rule is got by differentiating the one equation at the dtypes it was traced with: no private form of it is needed.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.precision.casting.jaxprs import as_function
+from mpjax.precision.casting.values import arrays_of, avals_of, cast_like, values_of
+from mpjax.precision.dtypes import is_floating
+
+
+def custom_jvp(run, eqn, inputs, debug_info) -> list:
+    """The primal and the user's rule, each run by the interpreter; the rule is got by differentiating the equation."""
+    original = as_function(eqn, debug_info)
+    avals = avals_of(eqn.invars)
+    differentiable = [i for i, aval in enumerate(avals) if is_floating(aval)]
+
+    def primal(*arrays):
+        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays)))
+
+    function = jax.custom_jvp(primal)
+
+    @function.defjvp
+    def rule(primals, tangents):
+        def jvp_at(primals, tangents):
+            def of_floats(*floats):
+                full = list(primals)
+                for i, x in zip(differentiable, floats, strict=True):
+                    full[i] = x
+                return original(*full)
+
+            return jax.jvp(of_floats, [primals[i] for i in differentiable], tangents)
+
+        moving = [tangents[i] for i in differentiable]
+        traced = jax.make_jaxpr(jvp_at)(
+            _like(avals), [jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype) for i in differentiable]
+        )
+        outputs = arrays_of(run(traced, values_of([*primals, *moving])))
+        shapes = jax.eval_shape(primal, *primals)
+        values, slopes = outputs[: len(shapes)], outputs[len(shapes) :]
+        return cast_like(values, shapes), cast_like(slopes, shapes)
+
+    return values_of(function(*arrays_of(inputs)))
+
+
+def custom_vjp(run, eqn, inputs, debug_info) -> list:
+    """As `custom_jvp`: forward and backward of the user's rule are got by differentiating the equation."""
+    original = as_function(eqn, debug_info)
+    in_avals, out_avals = avals_of(eqn.invars), avals_of(eqn.outvars)
+    differentiable = [i for i, aval in enumerate(in_avals) if is_floating(aval)]
+    backward: dict[str, Any] = {}
+
+    def forward_at(*arrays):
+        def of_floats(*floats):
+            full = list(arrays)
+            for i, x in zip(differentiable, floats, strict=True):
+                full[i] = x
+            return original(*full)
+
+        outputs, pull = jax.vjp(of_floats, *(arrays[i] for i in differentiable))
+        residuals, backward["tree"] = jax.tree.flatten(pull)
+        return list(outputs), residuals
+
+    def primal(*arrays):
+        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays)))
+
+    def forward(*arrays):
+        traced, (_, residual_shapes) = jax.make_jaxpr(forward_at, return_shape=True)(*_like(in_avals))
+        backward["residuals"] = residual_shapes
+        outputs = arrays_of(run(traced, values_of(arrays)))
+        values, residuals = outputs[: len(out_avals)], outputs[len(out_avals) :]
+        return cast_like(values, jax.eval_shape(primal, *arrays)), (
+            residuals,
+            [jnp.zeros((0,), a.dtype) for a in arrays],
+        )
+
+    def pull_back(kept, cotangents):
+        residuals, like = kept
+
+        def pull_at(residuals, cotangents):
+            return jax.tree.unflatten(backward["tree"], residuals)(cotangents)
+
+        shapes = backward["residuals"], [_struct(aval) for aval in out_avals]
+        traced = jax.make_jaxpr(pull_at)(*shapes)
+        grads = iter(arrays_of(run(traced, values_of([*residuals, *cotangents]))))
+        return tuple(
+            next(grads).astype(like[i].dtype) if i in differentiable else _no_gradient(aval)
+            for i, aval in enumerate(in_avals)
+        )
+
+    function = jax.custom_vjp(primal)
+    function.defvjp(forward, pull_back)
+    return values_of(function(*arrays_of(inputs)))
+
+
+def _struct(aval) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _like(avals) -> list[jax.ShapeDtypeStruct]:
+    return [_struct(aval) for aval in avals]
+
+
+def _no_gradient(aval):
+    return np.zeros(aval.shape, jax.dtypes.float0)
+
+
+HANDLERS = {"custom_jvp_call": custom_jvp, "custom_vjp_call": custom_vjp}

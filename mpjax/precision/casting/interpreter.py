@@ -1,0 +1,119 @@
+"""Runs a jaxpr again, equation by equation, with the casts that autocast's lists ask for."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from mpjax.precision.casting import control_flow, derivatives
+from mpjax.precision.casting.jaxprs import as_function, opened
+from mpjax.precision.casting.operations import Operations
+from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, values_of
+from mpjax.precision.dtypes import FLOAT32, FLOAT64, is_floating, widest
+
+
+FULL_PRECISION = "mpjax_full_precision"
+"""The name of the inner `jit` that marks a region to leave alone."""
+
+HANDLERS = {**control_flow.HANDLERS, **derivatives.HANDLERS}
+
+
+class Interpreter(NamedTuple):
+    """How to run a jaxpr.
+
+    Attributes:
+      compute_dtype: of the low list.
+      operations: the lists.
+    """
+
+    compute_dtype: np.dtype
+    operations: Operations
+
+    def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
+        """The outputs of a jaxpr, open or closed, for inputs of whatever floating dtypes."""
+        body, consts = opened(jaxpr)
+        env: dict[Any, Value] = dict(zip(body.constvars, map(Value, consts), strict=True))
+        env.update(zip(body.invars, inputs, strict=True))
+
+        def read(atom) -> Value:
+            if isinstance(atom, core.Literal):
+                return Value(atom.val, weak=np.ndim(atom.val) == 0)
+            return env[atom]
+
+        for eqn in body.eqns:
+            with _scope(eqn):
+                outputs = self._apply(eqn, [read(atom) for atom in eqn.invars], body.debug_info)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(atom) for atom in body.outvars]
+
+    def _apply(self, eqn, inputs: list[Value], debug_info) -> list[Value]:
+        name = eqn.primitive.name
+        if name == "jit" and eqn.params["name"] == FULL_PRECISION:
+            return _as_traced(eqn, inputs, debug_info)
+        if name in HANDLERS:
+            return HANDLERS[name](self.run, eqn, inputs, debug_info)
+        rule = self.operations.rule(name)
+        if rule == "as_traced" or any(getattr(value.array, "dtype", None) == FLOAT64 for value in inputs):
+            return _as_traced(eqn, inputs, debug_info)
+        if name == "convert_element_type":
+            return [_converted(eqn, inputs[0])]
+        dtype = {"low": self.compute_dtype, "full": FLOAT32}.get(rule) or _widest(inputs)
+        arrays = [cast(value.array, dtype) for value in inputs]
+        outputs = _bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
+        # What is made of scalars alone, as the zeros of a `where`, still takes the dtype of what it meets.
+        weak = rule == "widest" and bool(inputs) and all(value.weak for value in inputs)
+        return [Value(array, weak) for array in outputs]
+
+
+def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
+    """An equation in the dtypes of the original program, as kernels and regions left alone need it."""
+    arrays = cast_like((value.array for value in inputs), avals_of(eqn.invars))
+    return values_of(as_function(eqn, debug_info)(*arrays))
+
+
+def _converted(eqn, value: Value) -> Value:
+    """A cast of the program itself; where it changed nothing but weakness, there is nothing to cast."""
+    traced, new = eqn.invars[0].aval, eqn.params["new_dtype"]
+    if is_floating(traced) and traced.dtype == new:
+        return value
+    return Value(jax.lax.convert_element_type(value.array, new))
+
+
+def _product(eqn, dtype: np.dtype | None) -> dict:
+    """Parameters of a product: its result in the low dtype, unless the program asked for another than its inputs'."""
+    asked = eqn.params.get("preferred_element_type")
+    traced = widest(*(aval.dtype for aval in avals_of(eqn.invars) if is_floating(aval)))
+    return eqn.params if asked is None or asked != traced else {**eqn.params, "preferred_element_type": dtype}
+
+
+def _widest(inputs: Sequence[Value]) -> np.dtype | None:
+    floating = [value for value in inputs if is_floating(value.array)]
+    strong = [value for value in floating if not value.weak] or floating
+    return widest(*(value.array.dtype for value in strong)) if strong else None
+
+
+def _bind(primitive, arrays, params) -> Sequence[jax.Array]:
+    if primitive.name in _SCATTERS:
+        operand, indices, updates = arrays
+        kept = {name: params[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
+        return [_SCATTERS[primitive.name](operand, indices, updates, **kept)]
+    outputs = primitive.bind(*arrays, **params)
+    return outputs if primitive.multiple_results else [outputs]
+
+
+# Not bound with their parameters, which hold the program of the combination in the dtype it was traced with.
+_SCATTERS = {
+    "scatter": jax.lax.scatter,
+    "scatter-add": jax.lax.scatter_add,
+    "scatter-mul": jax.lax.scatter_mul,
+    "scatter-min": jax.lax.scatter_min,
+    "scatter-max": jax.lax.scatter_max,
+}
+
+
+def _scope(eqn):
+    name = str(eqn.source_info.name_stack)
+    return jax.named_scope(name) if name else contextlib.nullcontext()

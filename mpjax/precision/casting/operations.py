@@ -1,0 +1,71 @@
+"""Which primitive runs in which dtype under autocast: lists as data, printable, and open to additions.
+
+After torch.amp's lists for CUDA (PyTorch, aten/src/ATen/autocast_mode.h), on JAX primitives.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+from jax.extend.core import primitives
+
+from mpjax.errors import UsageError
+
+
+LOW = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
+
+FULL = frozenset(
+    {
+        *("exp", "exp2", "expm1", "log", "log1p", "pow", "integer_pow", "square", "rsqrt"),
+        *("acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "tan"),
+        *("erf_inv", "lgamma", "digamma", "polygamma", "igamma", "igammac"),
+        *("reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"),
+    }
+)
+
+_STANDARD = frozenset(getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """Lists of primitives by name.
+
+    Attributes:
+      low: cast their floating inputs to the policy's `compute_dtype` and give that back.
+      full: cast their floating inputs to float32 and give that back.
+      as_traced: keep the dtypes of the original program, as do primitives that JAX does not export (kernels, FFI).
+
+    All others run in the widest of their inputs. 64-bit floats, integers and keys are never cast.
+    """
+
+    low: frozenset[str] = LOW
+    full: frozenset[str] = FULL
+    as_traced: frozenset[str] = frozenset({"reduce", "reduce_window", "select_and_scatter", "custom_linear_solve"})
+
+    def rule(self, primitive: str) -> str:
+        """ "low", "full", "widest" or "as_traced"."""
+        if primitive in self.low:
+            return "low"
+        if primitive in self.full:
+            return "full"
+        return "widest" if primitive in _STANDARD and primitive not in self.as_traced else "as_traced"
+
+    def adding(self, *, low: Iterable[str] = (), full: Iterable[str] = (), widest: Iterable[str] = ()) -> "Operations":
+        """These lists with primitives moved: `OPERATIONS.adding(low=["tanh"], widest=["square"])`.
+
+        Raises:
+          UsageError: a primitive in two lists.
+        """
+        low, full, widest = frozenset(low), frozenset(full), frozenset(widest)
+        if twice := (low & full) | (low & widest) | (full & widest):
+            raise UsageError(f"primitives in two lists: {', '.join(sorted(twice))}")
+        moved = low | full | widest
+        return Operations((self.low - moved) | low, (self.full - moved) | full, self.as_traced - moved)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{name}: {', '.join(sorted(names))}"
+            for name, names in (("low", self.low), ("float32", self.full), ("as traced", self.as_traced))
+        )
+
+
+OPERATIONS = Operations()

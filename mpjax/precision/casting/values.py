@@ -1,0 +1,49 @@
+"""An array on its way through autocast: its dtype may differ from the one it was traced with."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mpjax.precision.dtypes import is_floating
+
+
+class Value(NamedTuple):
+    """An array and where it came from.
+
+    Attributes:
+      array: the array or tracer, or the number of a literal.
+      weak: it came from a Python scalar, so that it takes the dtype of what it meets.
+    """
+
+    array: Any
+    weak: bool = False
+
+
+def values_of(arrays: Iterable, weak: Sequence[bool] = ()) -> list[Value]:
+    """Arrays as values, none of them weak unless said."""
+    arrays = list(arrays)
+    return [Value(array, flag) for array, flag in zip(arrays, weak or [False] * len(arrays), strict=True)]
+
+
+def arrays_of(values: Iterable[Value]) -> list[jax.Array]:
+    """The arrays of values."""
+    return [jnp.asarray(value.array) for value in values]
+
+
+def cast(array, dtype):
+    """A floating array (or the number of a literal) in `dtype`; all others, and all if it is None, as they are."""
+    if dtype is None or not (is_floating(array) or isinstance(array, float)):
+        return array
+    return array if getattr(array, "dtype", None) == dtype else jnp.asarray(array).astype(dtype)
+
+
+def cast_like(arrays: Iterable, avals: Iterable) -> list:
+    """Floating arrays in the dtypes of `avals` (what they were traced with, or what they must agree on)."""
+    return [cast(array, aval.dtype) for array, aval in zip(arrays, avals, strict=True)]
+
+
+def avals_of(atoms: Iterable) -> list:
+    """What the variables and literals of an equation were traced with."""
+    return [atom.aval for atom in atoms]
