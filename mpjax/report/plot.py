@@ -41,7 +41,7 @@ def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "")
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for panel in axes:
         _dress(panel)
-    for draw, panel in zip(drawers, axes, strict=True):
+    for draw, panel in zip(drawers, axes, strict=False):
         draw(panel, records)
         _legend(panel)
     if not drawers:
