@@ -7,7 +7,7 @@ import importlib
 
 
 _HOMES = {
-    "mpjax.errors": ("Diverged", "DtypeError", "PrecisionWarning", "UsageError"),
+    "mpjax.errors": ("Diverged", "DtypeError", "Interrupted", "PrecisionWarning", "UsageError"),
     "mpjax.precision": (
         "LossScaleState",
         "Policy",
@@ -25,8 +25,8 @@ _HOMES = {
         "static_loss_scaling",
         "where_finite",
     ),
-    "mpjax.config": ("Config",),
-    "mpjax.training": ("TrainState", "make_eval_step", "make_train_step"),
+    "mpjax.config": ("Config", "Duration"),
+    "mpjax.training": ("TrainState", "create_state", "make_eval_step", "make_train_step", "take_apart"),
     "mpjax.run": ("run",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

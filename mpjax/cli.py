@@ -53,6 +53,9 @@ def exit_code(command: Callable[[], None]) -> int:
         return _fail(error, 128 + error.signal_number)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stdout = None
+        return 1
     except OSError as error:
         return _fail(error, 1)
     return 0

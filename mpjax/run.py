@@ -1,7 +1,6 @@
 """A whole run on one page: settings in; data, model, precision, step, loop; results out."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import pathlib
@@ -14,7 +13,7 @@ import jax
 from mpjax import data, report
 from mpjax.config import Config, to_toml
 from mpjax.config.check import check
-from mpjax.config.folders import cache_folder, data_folder, run_folder
+from mpjax.config.folders import cache_folder, data_folder, run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
 from mpjax.diagnosis.first_fault import explain
 from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
@@ -104,13 +103,14 @@ def run(config: Config) -> dict:
     }
     start, state = resumed(state, folder, about) if config.resume else (0, state)
     report.write_environment(folder / "environment.json", [str(device.device_kind) for device in jax.devices()])
-    (folder / CONFIG_FILE).write_text(to_toml(dataclasses.replace(config, output_dir=str(folder), resume=False)))
+    (folder / CONFIG_FILE).write_text(run_settings(config, folder))
 
     with contextlib.ExitStack() as opened:
         resume_step = start if config.resume else None
         writer = opened.enter_context(contextlib.closing(report.open_writers(folder, config, when.steps, resume_step)))
-        if config.resume:
-            writer.message(f"resumed from step {start}")
+        writer.message(f"{'resumed from step ' + str(start) if config.resume else 'new run'} in {folder}")
+        if start >= when.steps:
+            writer.message(f"nothing left to train: --steps is {when.steps}")
         for note in advice(plan, jax.devices()[0]):
             writer.message(note)
         checkpoints = opened.enter_context(contextlib.closing(Checkpoints(folder / CHECKPOINTS, keep=every.keep)))

@@ -52,5 +52,7 @@ def _faults(config: Config) -> Iterator[str]:
             yield f"--{name} is {value}: wanted from 0 up to, not including, 1"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
-    if not all(value > 0 for value in config.data.std):
+    if not all(0 < value < math.inf for value in config.data.std):
         yield f"--data.std is {config.data.std}: wanted positive numbers"
+    if not all(map(math.isfinite, config.data.mean)):
+        yield f"--data.mean is {config.data.mean}: wanted finite numbers"

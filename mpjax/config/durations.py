@@ -41,6 +41,15 @@ class Duration:
         return max(1, round(steps)) if steps > 0 else 0
 
 
+def as_duration(value: "Duration | int | str") -> Duration:
+    """A `Duration` from itself, a number of steps, or text such as `"30 epochs"`.
+
+    Raises:
+      ValueError: as `parse_duration`.
+    """
+    return value if isinstance(value, Duration) else parse_duration(str(value))
+
+
 def parse_duration(text: str) -> Duration:
     """Reads `"500"`, `"30 epochs"`, `"1e6examples"`.
 

@@ -1,10 +1,12 @@
 """Where things are kept: the cache of a user, the folder of a run."""
 
+import dataclasses
 import datetime
 import os
 import pathlib
 
 from mpjax.config.load import CONFIG_FILE
+from mpjax.config.save import to_toml
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
@@ -25,7 +27,7 @@ def data_folder(config: Config) -> pathlib.Path:
 
 
 def run_folder(config: Config) -> pathlib.Path:
-    """The folder of the run: a new one, or with `resume` the one that is there.
+    """The folder of the run: a new one, claimed by its config.toml, or with `resume` the one that is there.
 
     Raises:
       UsageError: it is there although the run is new, or it is not although the run is to go on.
@@ -36,9 +38,24 @@ def run_folder(config: Config) -> pathlib.Path:
             raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
         return folder
     folder = pathlib.Path(config.output_dir or _default_name(config)).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists: --resume goes on with the run in it, another --output_dir starts a new one")
-    return _made(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: wanted a folder for the run as --output_dir")
+    taken = f"{folder} exists: --resume goes on with the run in it, another --output_dir starts a new one"
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(taken)
+    try:
+        with (_made(folder) / CONFIG_FILE).open("x") as file:  # claims it: of two runs that start at once, one gets it
+            file.write(run_settings(config, folder))
+    except FileExistsError:
+        raise UsageError(taken) from None
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror}") from None
+    return folder
+
+
+def run_settings(config: Config, folder: pathlib.Path) -> str:
+    """What the run's config.toml says: these settings, so that running them again elsewhere repeats the run."""
+    return to_toml(dataclasses.replace(config, output_dir=str(folder), resume=False))
 
 
 def _default_name(config: Config) -> pathlib.Path:

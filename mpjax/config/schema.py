@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mpjax.config.durations import Duration, parse_duration
+from mpjax.config.durations import Duration, as_duration, parse_duration
 
 
 Steps = Annotated[
@@ -24,6 +24,12 @@ Steps = Annotated[
 """A `Duration` on the command line: `500`, `1e6 examples`, `30 epochs`."""
 
 
+def _settle_durations(section, *names: str) -> None:
+    """From Python, a duration may also be given as a number of steps or as text."""
+    for name in names:
+        object.__setattr__(section, name, as_duration(getattr(section, name)))
+
+
 def epochs(amount: float) -> Duration:
     """A `Duration` in epochs."""
     return Duration(amount, "epochs")
@@ -34,7 +40,8 @@ class Data:
     """Which images, and how they reach the device."""
 
     name: str = "digits"
-    """Data set: `digits`, or any image-classification set of tensorflow-datasets that is prepared under data_dir."""
+    """Data set: `digits`, or any image-classification set of tensorflow-datasets that is prepared under data_dir;
+    `synthetic:32x32x3:100` generates images of that shape and number of classes."""
     data_dir: str = ""
     """Folder of prepared data sets; empty: `$MPJAX_CACHE/data`, by default `~/.cache/mpjax/data`."""
     train_split: str = "train"
@@ -113,7 +120,7 @@ class Optimizer:
     schedule: Literal["cosine", "one_cycle", "linear", "constant"] = "cosine"
     """How the learning rate falls from its peak."""
     warmup: Steps = epochs(2)
-    """Linear warm-up from 0 to the peak; one_cycle: the rising part."""
+    """Linear warm-up from 0 to the peak (one_cycle: the rising part), at most a fifth of training."""
     momentum: float = 0.9
     """sgd: momentum."""
     nesterov: bool = True
@@ -128,6 +135,9 @@ class Optimizer:
     """Weight decay of kernels; norms and biases are spared. sgd: added to the gradient; adamw, lamb: decoupled."""
     clip_norm: float = 0.0
     """Largest global norm of the unscaled gradient; 0: no clipping."""
+
+    def __post_init__(self):
+        _settle_durations(self, "warmup")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,6 +164,9 @@ class Loop:
     """Between checkpoints; there is always one at the end and on interruption."""
     keep: int = 2
     """Newest checkpoints to keep, besides the best."""
+
+    def __post_init__(self):
+        _settle_durations(self, "log_every", "eval_every", "save_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,3 +200,6 @@ class Config:
     training: Training = Training()
     loop: Loop = Loop()
     report: Report = Report()
+
+    def __post_init__(self):
+        _settle_durations(self, "steps")

@@ -24,7 +24,7 @@ def prepare(images: jax.Array, config: Data, key: jax.Array | None = None) -> ja
     """
     if images.ndim != 4 or not (images.dtype == jnp.uint8 or jnp.issubdtype(images.dtype, jnp.floating)):
         raise UsageError(f"image: got {images.dtype} {images.shape}; wanted uint8 or floating [B, H, W, C]")
-    mean, std = (_per_channel(field, getattr(config, field), images.shape[-1]) for field in ("mean", "std"))
+    mean, std = normalisation(config, images.shape[-1])
     if key is not None:
         # On the stored values: uint8 moves a quarter of the bytes, and padding with 0 is black.
         crop_key, flip_key = jax.random.split(key)
@@ -36,6 +36,15 @@ def prepare(images: jax.Array, config: Data, key: jax.Array | None = None) -> ja
     if images.dtype == jnp.uint8:
         pixels = pixels / 255
     return (pixels - mean) / std
+
+
+def normalisation(config: Data, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    """`mean` and `std` as float32 [1, 1, 1, 1 or C].
+
+    Raises:
+      UsageError: they are neither one value nor one per channel.
+    """
+    return _per_channel("mean", config.mean, channels), _per_channel("std", config.std, channels)
 
 
 def random_crop(images: jax.Array, padding: int, key: jax.Array) -> jax.Array:
@@ -61,7 +70,7 @@ def _per_channel(field: str, values: tuple[float, ...], channels: int) -> np.nda
     if len(values) not in (1, channels):
         raise UsageError(
             f"data.{field}: got {len(values)} values {values} for images of {channels} channels; "
-            f"wanted 1 or {channels}, as in --data.{field} {' '.join(['0.5'] * channels)}"
+            f"wanted one for all or one per channel, as in --data.{field} {' '.join(['0.5'] * channels)}"
         )
     if field == "std" and min(values) <= 0:
         raise UsageError(f"data.std: got {values}; wanted values above 0, as in --data.std 1")

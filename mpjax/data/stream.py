@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpjax.config.schema import Data
+from mpjax.data.augment import normalisation
 from mpjax.data.contract import require_examples
 from mpjax.data.examples import Source
 from mpjax.data.read import fits_in_memory, read_all, read_batch, reader
@@ -132,6 +133,7 @@ def train_batches(source: Source, config: Data, seed: int) -> Batches:
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed: got {seed}; wanted 0 to 2**32 - 1, as in --seed 0")
     read = reader(source, config, training=True)
+    normalisation(config, read.shape[-1])  # refused here, before anything is written
     if fits_in_memory(source, config, read):
         return BatchesInMemory(*read_all(source.train, read, config.workers), batch_size, seed)
     import grain

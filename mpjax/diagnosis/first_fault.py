@@ -91,6 +91,11 @@ def explain(
     fault = first_fault(model, lambda model: loss_fn(model, batch, key)[0], scale=scale)
     if fault is None:
         return "run again module by module, this step's values are finite: the overflow is in the update or the batch"
+    if fault.direction == "parameters":
+        return (
+            f"first bad layer: no longer known, as the bad step was applied to the parameters ({fault.path}: "
+            f"{fault.what}); with --precision.loss_scale 1 such steps are skipped and the layer is named"
+        )
     return f"first bad layer: {fault.path} ({fault.direction}): {fault.what}"
 
 

@@ -1,8 +1,10 @@
 """Checkpoints of a run on disk: named arrays and a description, written in the background, complete or not at all."""
 
+import contextlib
+import errno
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -36,6 +38,7 @@ class Checkpoints:
             best_fn=_score,
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
         )
+        self._directory = directory
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_names=("state", "about"))
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
@@ -52,11 +55,13 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(to_arrays(state)), about=ocp.args.JsonSave({**about, "format": FORMAT})
         )
-        self._manager.save(position, args=items, metrics={"score": NOT_MEASURED if score is None else score})
+        with _written_to(self._directory):
+            self._manager.save(position, args=items, metrics={"score": NOT_MEASURED if score is None else score})
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete."""
-        self._manager.wait_until_finished()
+        with _written_to(self._directory):
+            self._manager.wait_until_finished()
         self._manager.close()
 
 
@@ -84,14 +89,31 @@ def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int
     handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
     with ocp.CheckpointManager(directory.resolve(), item_handlers=handlers) as manager:
         position = _choose(manager, steps, which)
-        shapes = manager.item_metadata(position)["state"]
-        like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), dict(shapes))
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(like), about=ocp.args.JsonRestore())
-        restored = manager.restore(position, args=items)
+        try:
+            shapes = manager.item_metadata(position)["state"]
+            like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), dict(shapes))
+            items = ocp.args.Composite(state=ocp.args.StandardRestore(like), about=ocp.args.JsonRestore())
+            restored = manager.restore(position, args=items)
+        except Exception as error:  # Orbax and tensorstore have many for a file that is cut short
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise UsageError(
+                f"checkpoint {directory / str(position)} is damaged; remove it to use another: {reason}"
+            ) from error
     about = restored["about"]
     if about["format"] > FORMAT:
         raise UsageError(f"{directory}/{position} has format {about['format']}; this mpjax reads up to {FORMAT}")
     return position, restored["state"], about
+
+
+@contextlib.contextmanager
+def _written_to(directory: pathlib.Path) -> Iterator[None]:
+    """Turns what Orbax and tensorstore raise on a full disk, a ValueError, into an OSError that names the folder."""
+    try:
+        yield
+    except Exception as error:
+        full = "RESOURCE_EXHAUSTED" in str(error) or "No space left" in str(error)
+        reason = "No space left on device" if full else str(error).partition("\n")[0][:200]
+        raise OSError(errno.ENOSPC if full else errno.EIO, reason, str(directory)) from error
 
 
 def _choose(manager: ocp.CheckpointManager, steps: list[int], which: str) -> int:
@@ -99,7 +121,7 @@ def _choose(manager: ocp.CheckpointManager, steps: list[int], which: str) -> int
         return steps[-1]
     if which == "best":
         return max(steps, key=lambda step: (_score(manager.metrics(step)), step))
-    if not which.isdigit() or int(which) not in steps:
+    if not which.isdecimal() or int(which) not in steps:
         raise UsageError(f"no checkpoint '{which}': wanted latest, best or one of {', '.join(map(str, steps))}")
     return int(which)
 

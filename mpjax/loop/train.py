@@ -94,13 +94,15 @@ def train(
         if due_evaluate or due_save:
             close_window(position, batch)
             with clock.pause():
-                score = None
+                tested: Metrics = {}
                 if due_evaluate:
-                    tested = dict(evaluate(state))
-                    score = tested["test/accuracy"]
+                    tested = evaluate(state)
                     writer.write(position, tested)
                 if due_save:
-                    save(position, state, score)
+                    save(position, state, tested.get("test/accuracy"))
+                if position == when.steps and not math.isfinite(tested["test/loss"]):
+                    reason = f"the test loss is {tested['test/loss']} at the end"
+                    raise Diverged(f"training diverged: {reason}\n{explain(state, batch)}")
             if stopping:
                 raise Interrupted(f"stopped at step {position}; the checkpoint is saved", stop.signal_number)
         elif when.due(when.log, position):

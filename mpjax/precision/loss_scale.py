@@ -144,8 +144,7 @@ def loss_scale_state(opt_state) -> LossScaleState:
     Raises:
       UsageError: there is none, or more than one.
     """
-    leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, LossScaleState))
-    found = [leaf for leaf in leaves if isinstance(leaf, LossScaleState)]
+    found = _states_in(opt_state)
     if len(found) != 1:
         raise UsageError(
             f"wanted one LossScaleState in the optimizer state, found {len(found)}: wrap the optimizer once, as in "
@@ -163,7 +162,9 @@ def _loss_scaling(inner, initial_scale, adjust, axis_name) -> optax.GradientTran
     inner = optax.with_extra_args_support(inner)
 
     def init(params) -> LossScaleState:
-        return _initial_state(initial_scale, _init_in_float32(inner, params))
+        inner_state = _init_in_float32(inner, params)
+        _require(not _states_in(inner_state), "one wrapper around an optimizer", "a second inside, which scales twice")
+        return _initial_state(initial_scale, inner_state)
 
     def update(updates, state, params=None, **extra):
         unscaled = jax.tree.map(lambda g: _unscale(g, state.scale), updates)
@@ -185,6 +186,11 @@ def _loss_scaling(inner, initial_scale, adjust, axis_name) -> optax.GradientTran
 def optax_promotion():
     """Optax divides by integer step counts; it works also where the user made dtype promotion strict for other code."""
     return jax.numpy_dtype_promotion("standard")
+
+
+def _states_in(tree) -> list[LossScaleState]:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LossScaleState))
+    return [leaf for leaf in leaves if isinstance(leaf, LossScaleState)]
 
 
 def _initial_state(scale: float, inner_state) -> LossScaleState:

@@ -142,10 +142,10 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
         output_dtype = policy.output_dtype
 
     has_params = _cast_variables(variables, param_dtype)
-    has_dtype = hasattr(module, "dtype")
+    has_dtype = _settable(module, "dtype")
     if has_dtype:
         module.dtype = compute_dtype
-    if hasattr(module, "param_dtype"):
+    if _settable(module, "param_dtype"):
         module.param_dtype = param_dtype
     norm = is_norm(_class_names(module))
     inside = compute_dtype if norm else None
@@ -182,6 +182,11 @@ def _astype(value, dtype: np.dtype):
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, dtype, sharding=value.sharding)
     return value.astype(dtype)
+
+
+def _settable(module, name: str) -> bool:
+    """Whether a module has an attribute that is its own to set, not a property that its code computes."""
+    return hasattr(module, name) and not isinstance(getattr(type(module), name, None), property)
 
 
 def _cast_floating(tree, dtype: np.dtype | None):

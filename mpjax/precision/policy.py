@@ -115,8 +115,13 @@ def parse_policy(text: str) -> Policy:
     Raises:
       UsageError: an unknown key, a key given twice, or a part without a value; the message names the part.
     """
-    head, *tail = (part.strip() for part in text.split(";"))
+    head, *tail = split_rules(text)
     return dataclasses.replace(_parse_dtypes(head), rules=parse_rules(tail))
+
+
+def split_rules(text: str) -> list[str]:
+    """The parts between semicolons; empty ones, as after a last semicolon, are left out."""
+    return [part.strip() for part in text.split(";") if part.strip()] or [""]
 
 
 def parse_rules(parts: list[str]) -> Rules:

@@ -6,7 +6,7 @@ import difflib
 import jmp
 
 from mpjax.errors import UsageError
-from mpjax.precision.policy import Policy, from_jmp, parse_policy, parse_rules
+from mpjax.precision.policy import Policy, from_jmp, parse_policy, parse_rules, split_rules
 from mpjax.precision.rules import NORM
 
 
@@ -88,7 +88,7 @@ def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
         spec = str(spec)
     if not isinstance(spec, str):
         raise UsageError(f"not a policy: {spec!r}; wanted a preset's name, a jmp string, a jmp.Policy or a Policy")
-    head, *tail = (part.strip() for part in spec.split(";"))
+    head, *tail = split_rules(spec)
     if preset := _BY_NAME.get(_normalised(head)):
         own = parse_rules(tail)
         usual = {pattern: value for pattern, value in preset.policy.rules.items() if pattern not in own}

@@ -100,6 +100,8 @@ def summary_table(summary: Mapping[str, Any]) -> str:
         for name in summary
         if name.startswith(f"{group}/") and name.endswith(("/loss", "/accuracy"))
     ]
+    if "output_dir" in summary:
+        rows.append(("folder", str(summary["output_dir"])))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
 

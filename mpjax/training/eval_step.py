@@ -27,7 +27,8 @@ def make_eval_step(
         model = structure.assemble(params, stats)
         model.eval()
         values = measure(model, batch)
-        weight = batch.get("weight", jnp.ones(batch["label"].shape[0], jnp.float32))
+        size = next(iter(values.values())).shape[0]
+        weight = batch.get("weight", jnp.ones(size, jnp.float32))
         # where, not a product: 0 * nan of a padding example would be nan.
         sums = {name: jnp.sum(jnp.where(weight > 0, value * weight, 0)) for name, value in values.items()}
         return sums | {"count": jnp.sum(weight)}

@@ -4,7 +4,6 @@ import jax
 import optax
 
 from mpjax.config import schema
-from mpjax.errors import UsageError
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
 
@@ -15,14 +14,10 @@ def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int)
     Args:
       config: the `optimizer` section.
       steps: length of training.
-      warmup: steps until the peak.
-
-    Raises:
-      UsageError: a warm-up that does not end before training does.
+      warmup: steps until the peak; at most a fifth of training, so that a short trial of a long recipe still learns.
     """
     peak = config.learning_rate
-    if warmup >= steps:
-        raise UsageError(f"--optimizer.warmup is {warmup} steps, but training is only {steps}: make it shorter")
+    warmup = min(warmup, steps // 5)
     rest = steps - warmup
     if config.schedule == "one_cycle":
         return optax.cosine_onecycle_schedule(steps, peak, pct_start=max(warmup, 1) / steps)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.loss_scale import loss_scale_state, optax_promotion, where_finite
 from mpjax.precision.scaled_loss import scaled_value_and_grad
@@ -109,6 +110,8 @@ def _micro_batches(batch, count: int):
     """[B, ...] to [count, B / count, ...]; each takes every count-th example, so that no example changes device."""
 
     def cut(x):
+        if x.shape[0] % count:
+            raise UsageError(f"a batch of {x.shape[0]} examples does not divide into {count} micro-batches")
         return jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0)
 
     return jax.tree.map(cut, batch)

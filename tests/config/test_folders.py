@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mpjax.config import Config
+from mpjax.config import Config, from_toml
 from mpjax.config.folders import cache_folder, data_folder, run_folder
 from mpjax.errors import UsageError
 
@@ -36,21 +36,22 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     assert cache_folder(CONFIG) == tmp_path / ".cache" / "mpjax"
     assert cache_folder(dataclasses.replace(CONFIG, cache_dir="~/cache")) == tmp_path / "cache"
     assert run_folder(config_in("~/run")) == tmp_path / "run"
-    (tmp_path / "run" / "config.toml").touch()
     assert run_folder(config_in("~/run", resume=True)) == tmp_path / "run"
 
 
-def test_a_new_run_makes_its_folder_and_takes_an_empty_one(tmp_path):
-    assert run_folder(config_in(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
-    assert (tmp_path / "a" / "b").is_dir()
-    assert run_folder(config_in(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
+def test_a_new_run_makes_its_folder_or_takes_an_empty_one_and_writes_its_settings(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "a" / "b", tmp_path / "empty"):
+        config = config_in(folder)
+        assert run_folder(config) == folder
+        assert from_toml(folder / "config.toml") == config
 
 
 def test_a_folder_that_holds_something_is_never_taken(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match=r"exists: --resume goes on with the run in it, another --output_dir starts"):
         run_folder(config_in(tmp_path))
-    with pytest.raises(UsageError, match="notes.txt exists"):
+    with pytest.raises(UsageError, match="notes.txt is a file"):
         run_folder(config_in(tmp_path / "notes.txt"))
     with pytest.raises(UsageError, match=r"cannot make folder .*notes.txt/run: Not a directory"):
         run_folder(config_in(tmp_path / "notes.txt" / "run"))
@@ -66,3 +67,18 @@ def test_without_a_name_a_run_is_named_for_data_model_policy_and_time(tmp_path, 
     folder = run_folder(dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, name="synthetic:8x8x1:10")))
     assert folder.parent == pathlib.Path("runs")
     assert re.fullmatch(r"synthetic_8x8x1_10-resnet18-mixed_float16-\d{8}-\d{6}", folder.name)
+
+
+def test_of_two_runs_that_start_in_one_folder_at_once_one_is_refused(tmp_path, monkeypatch):
+    """The second saw the folder empty, but the first had claimed it by then."""
+    config = Config(output_dir=str(tmp_path / "run"))
+    assert run_folder(config) == tmp_path / "run"
+    monkeypatch.setattr(pathlib.Path, "iterdir", lambda self: iter(()))
+    with pytest.raises(UsageError, match="exists: --resume goes on"):
+        run_folder(config)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(UsageError, match="run is a file: wanted a folder"):
+        run_folder(Config(output_dir=str(tmp_path / "run")))

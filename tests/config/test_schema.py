@@ -8,7 +8,8 @@ import itertools
 import pytest
 
 from mpjax.config import schema
-from mpjax.config.schema import Config
+from mpjax.config.durations import Duration
+from mpjax.config.schema import Config, Loop, Optimizer
 
 
 SECTIONS = (schema.Data, schema.Model, schema.Precision, schema.Optimizer, schema.Training, schema.Loop, schema.Report)
@@ -32,3 +33,12 @@ def test_every_field_is_frozen_and_documented(section):
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) not in [s.__name__ for s in SECTIONS]:
             assert isinstance(following, ast.Expr), f"{section.__name__}.{node.target.id} has no docstring"
             assert following.value.value.endswith(".")
+
+
+def test_from_python_durations_are_also_numbers_of_steps_or_text():
+    config = Config(steps=100, optimizer=Optimizer(warmup="2 epochs"), loop=Loop(log_every="1e3 examples"))
+    assert config.steps == Duration(100)
+    assert config.optimizer.warmup == Duration(2, "epochs")
+    assert config.loop.log_every == Duration(1000, "examples")
+    with pytest.raises(ValueError, match="bad duration 'soon'"):
+        Config(steps="soon")

@@ -159,3 +159,11 @@ def test_labels_out_of_range_are_refused(config):
         take(train_batches(wrong, config, 0), 0, 4)
     with pytest.raises(UsageError, match=r"label: 2 is outside \[0, 2\)"):
         list(eval_batches(wrong, config))
+
+
+@pytest.mark.parametrize("setting", ["mean", "std"])
+def test_a_normalisation_for_other_channels_is_refused_with_the_data(setting):
+    config = Data(name="synthetic:8x8x3:10", batch_size=4, **{setting: (0.5, 0.5)})
+    source = synthetic_source(10, (8, 8, 3), 8)
+    with pytest.raises(UsageError, match=f"data.{setting}: got 2 values"):
+        train_batches(source, config, 0)

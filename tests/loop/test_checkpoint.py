@@ -118,3 +118,26 @@ def test_a_later_format_is_refused(tmp_path):
     about.write_text(json.dumps({**json.loads(about.read_text()), "format": 2}))
     with pytest.raises(UsageError, match="has format 2; this mpjax reads up to 1"):
         read_checkpoint(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"params/w": np.arange(4096.0)}, {}, score=None)
+    checkpoints.close()
+    largest = max((tmp_path / "7" / "state").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    largest.write_bytes(largest.read_bytes()[:100])
+    with pytest.raises(UsageError, match=r"checkpoint .*7 is damaged; remove it"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_full_disk_is_a_system_error_that_names_the_folder(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+
+    def full(*args, **kwargs):
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing key in OCDBT database")
+
+    monkeypatch.setattr(checkpoints._manager, "save", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        checkpoints.save(1, {"w": np.zeros(2)}, {}, score=None)
+    assert caught.value.filename == str(tmp_path)
+    checkpoints.close()

@@ -145,3 +145,11 @@ def test_values_that_do_not_fit_are_counted():
     saved["params/head/kernel"] = np.array([[1e6, 1e-9, 1], [1e5, 0, -1e6]], np.float32)
     with pytest.warns(PrecisionWarning, match="params/head/kernel: 3 overflow, 1 flush to zero in float16"):
         adopt(state_of("float16", master_weights="off"), saved, same_scaling=False)
+
+
+def test_a_schedule_that_is_new_to_the_run_goes_on_where_the_run_is():
+    saved = to_arrays(state_of("float32", 1.0, inner=optax.sgd(0.1)))
+    fresh = state_of("float32", inner=optax.sgd(optax.linear_schedule(1.0, 0.0, 100)))
+    state = adopt(fresh, saved)
+    counts = [leaf for name, leaf in to_arrays(state).items() if name.endswith("/count")]
+    assert [int(count) for count in counts] == [STEPS]

@@ -23,6 +23,7 @@ class Recorder:
     def __init__(self, *, losses=None, finite=None, stop_at=None):
         self.events, self.written, self.stop = [], {}, StopRequest()
         self.losses, self.finite, self.stop_at = losses or {}, finite or {}, stop_at
+        self.tested = 1.0
 
     def step(self, state, batch):
         self.events.append(f"step {batch}")
@@ -49,7 +50,7 @@ class Recorder:
 
     def evaluate(self, state):
         self.events.append(f"evaluate {state}")
-        return {"test/accuracy": state / 100, "test/loss": 1.0}
+        return {"test/accuracy": state / 100, "test/loss": self.tested}
 
     def save(self, position, state, score):
         self.events.append(f"save {position} {state} {score}")
@@ -183,3 +184,11 @@ def test_throughput_leaves_out_evaluating_and_saving(monkeypatch):
     recorder.step, recorder.evaluate = slow_step, slow_evaluation
     recorder.train(steps=6, log=3, evaluate=3)
     assert [recorder.written[at]["train/examples_per_second"] for at in (3, 6)] == [4, 4]
+
+
+def test_a_run_whose_last_test_loss_is_nan_has_diverged_after_it_was_saved():
+    recorder = Recorder()
+    recorder.tested = math.nan
+    with pytest.raises(Diverged, match=r"the test loss is nan at the end\nfirst bad layer: head, at state 10"):
+        recorder.train()
+    assert recorder.events[-1] == "save 10 10 0.1"

@@ -781,3 +781,9 @@ def test_an_nnx_optimizer_skips_an_overflow():
     state = loss_scale_state(optimizer.opt_state)
     assert (state.scale[...], state.skipped[...], state.inner_state[0].count[...]) == (2.0**14, 1, 1)
     assert where_finite(optimizer.opt_state, jnp.float32(1.0), jnp.float32(0.0)) == 0.0
+
+
+@pytest.mark.parametrize("outer", [dynamic_loss_scaling, lambda tx: static_loss_scaling(tx, 8.0)])
+def test_wrapping_an_optimizer_twice_is_an_error(outer):
+    with pytest.raises(UsageError, match="wanted one wrapper around an optimizer"):
+        outer(optax.chain(dynamic_loss_scaling(optax.sgd(1.0)))).init(GOOD)

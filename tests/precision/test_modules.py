@@ -572,3 +572,21 @@ def test_gradients_of_float32_parameters_are_float32():
 
     with jax.numpy_dtype_promotion("standard"):
         check_dtypes(jax.eval_shape(jax.grad(loss), params), "float32", name="gradients")
+
+
+class OwnDtype(nnx.Module):
+    """A module whose dtype is its own affair."""
+
+    def __init__(self):
+        self.weight = nnx.Param(jnp.ones(2))
+
+    @property
+    def dtype(self):
+        return self.weight.get_value().dtype
+
+
+def test_a_dtype_that_is_computed_is_left_alone():
+    model = OwnDtype()
+    (row,) = apply_policy(model, "float16")
+    assert (row.param_dtype, row.compute_dtype) == (jnp.float16, None)
+    assert model.dtype == jnp.float16

@@ -8,11 +8,10 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
 from mpjax.precision.casting.operations import OPERATIONS, Operations
-from mpjax.precision.casting.values import arrays_of, values_of
+from mpjax.precision.casting.values import arrays_of, is_weak, split_arrays, values_of
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
@@ -39,19 +38,15 @@ def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = O
 
     @functools.wraps(fn)
     def autocast_fn(*args, **kwargs):
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        positions = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and hasattr(leaf, "shape")]
+        arrays, with_arrays = split_arrays((args, kwargs))
 
         def of_arrays(*arrays):
-            filled = list(leaves)
-            for position, array in zip(positions, arrays, strict=True):
-                filled[position] = array
-            args, kwargs = jax.tree.unflatten(treedef, filled)
+            args, kwargs = with_arrays(arrays)
             return fn(*args, **kwargs)
 
-        arrays = [jnp.asarray(leaves[position]) for position in positions]
         jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        outputs = Interpreter(compute_dtype, operations).run(jaxpr, values_of(arrays))
+        inputs = values_of(arrays, [is_weak(array) for array in arrays])
+        outputs = Interpreter(compute_dtype, operations).run(jaxpr, inputs)
         return jax.tree.unflatten(jax.tree.structure(shape), arrays_of(outputs))
 
     return autocast_fn
@@ -60,16 +55,18 @@ def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = O
 def full_precision(fn: Callable) -> Callable:
     """A region that autocast leaves alone: `fn` gets its inputs in the dtypes they have without autocast.
 
-    Outside autocast it is as `fn`.
+    Outside autocast it is as `fn`, compiled anew at each call unless inside a `jit`.
     """
-
-    def region(*args, **kwargs):
-        return fn(*args, **kwargs)
-
-    region.__name__ = FULL_PRECISION
 
     @functools.wraps(fn)
     def full_precision_fn(*args, **kwargs):
-        return jax.jit(region)(*args, **kwargs)
+        arrays, with_arrays = split_arrays((args, kwargs))
+
+        def region(*arrays):
+            args, kwargs = with_arrays(arrays)
+            return fn(*args, **kwargs)
+
+        region.__name__ = FULL_PRECISION
+        return jax.jit(region)(*arrays)
 
     return full_precision_fn

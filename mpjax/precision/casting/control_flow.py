@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import jax
 
-from mpjax.precision.casting.jaxprs import open_shardings, opened, scan_counts
+from mpjax.precision.casting.jaxprs import manual_axes, open_shardings, opened, scan_counts
 from mpjax.precision.casting.values import arrays_of, avals_of, cast_like, values_of
 from mpjax.precision.dtypes import is_floating, widest
 
@@ -42,10 +42,11 @@ def scan(run, eqn, inputs, debug_info) -> list:
     carry_avals = avals_of(body.invars[num_consts : num_consts + num_carry])
     arrays = arrays_of(inputs)
     consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
+    weak = [value.weak for value in inputs[:num_consts]] + [False] * (len(inputs) - num_consts)
     init = cast_like(arrays[num_consts : num_consts + num_carry], carry_avals)
 
     def step(carry, x):
-        out = arrays_of(run(params["jaxpr"], values_of([*consts, *carry, *x])))
+        out = arrays_of(run(params["jaxpr"], values_of([*consts, *carry, *x], weak)))
         return cast_like(out[:num_carry], carry_avals), out[num_carry:]
 
     carry, ys = jax.lax.scan(
@@ -57,16 +58,19 @@ def scan(run, eqn, inputs, debug_info) -> list:
 def while_loop(run, eqn, inputs, debug_info) -> list:
     """`lax.while_loop`, and `fori_loop` that became one."""
     params = eqn.params
+    weak = [value.weak for value in inputs]
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     arrays = arrays_of(inputs)
     cond_consts, body_consts = arrays[: split[0]], arrays[split[0] : split[1]]
+    strong = [False] * len(arrays[split[1] :])
     avals = avals_of(eqn.outvars)
 
     def go_on(carry):
-        return run(params["cond_jaxpr"], values_of([*cond_consts, *carry]))[0].array
+        return run(params["cond_jaxpr"], values_of([*cond_consts, *carry], weak[: split[0]] + strong))[0].array
 
     def body(carry):
-        return cast_like(arrays_of(run(params["body_jaxpr"], values_of([*body_consts, *carry]))), avals)
+        given = values_of([*body_consts, *carry], weak[split[0] : split[1]] + strong)
+        return cast_like(arrays_of(run(params["body_jaxpr"], given)), avals)
 
     return values_of(jax.lax.while_loop(go_on, body, cast_like(arrays[split[1] :], avals)))
 
@@ -74,9 +78,10 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
 def cond(run, eqn, inputs, debug_info) -> list:
     """`lax.cond` and `lax.switch`."""
     index, *operands = arrays_of(inputs)
+    weak = [value.weak for value in inputs[1:]]
 
     def branch(jaxpr) -> Callable:
-        return lambda *arrays: arrays_of(run(jaxpr, values_of(arrays)))
+        return lambda *arrays: arrays_of(run(jaxpr, values_of(arrays, weak)))
 
     branches = [branch(jaxpr) for jaxpr in eqn.params["branches"]]
     shapes = zip(*(jax.eval_shape(one, *operands) for one in branches), strict=True)
@@ -90,9 +95,10 @@ def cond(run, eqn, inputs, debug_info) -> list:
 
 def remat(run, eqn, inputs, debug_info) -> list:
     """`jax.checkpoint`."""
+    weak = [value.weak for value in inputs]
 
     def inner(*arrays):
-        return arrays_of(run(eqn.params["jaxpr"], values_of(arrays)))
+        return arrays_of(run(eqn.params["jaxpr"], values_of(arrays, weak)))
 
     options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
     return values_of(jax.checkpoint(inner, **options)(*arrays_of(inputs)))
@@ -106,9 +112,10 @@ def call(run, eqn, inputs, debug_info) -> list:
 def shard_map(run, eqn, inputs, debug_info) -> list:
     """`jax.shard_map`."""
     params = eqn.params
+    weak = [value.weak for value in inputs]
 
     def inner(*arrays):
-        return tuple(arrays_of(run(params["jaxpr"], values_of(arrays))))
+        return tuple(arrays_of(run(params["jaxpr"], values_of(arrays, weak))))
 
     mapped = jax.shard_map(
         inner,
@@ -116,7 +123,7 @@ def shard_map(run, eqn, inputs, debug_info) -> list:
         in_specs=tuple(params["in_specs"]),
         out_specs=tuple(params["out_specs"]),
         check_vma=params["check_vma"],
-        axis_names=set(params["manual_axes"]),
+        axis_names=set(manual_axes(params)),
     )
     return values_of(mapped(*arrays_of(inputs)))
 
@@ -130,6 +137,7 @@ HANDLERS = {
     "checkpoint": remat,
     "closed_call": call,
     "core_call": call,
+    "eval_jaxpr": call,
     "call": call,
     "shard_map": shard_map,
 }

@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.errors import UsageError
 from mpjax.precision.casting.jaxprs import as_function
 from mpjax.precision.casting.values import arrays_of, avals_of, cast_like, values_of
-from mpjax.precision.dtypes import is_floating
 
 
 def custom_jvp(run, eqn, inputs, debug_info) -> list:
     """The primal and the user's rule, each run by the interpreter; the rule is got by differentiating the equation."""
     original = as_function(eqn, debug_info)
+    weak = [value.weak for value in inputs]
     avals = avals_of(eqn.invars)
-    differentiable = [i for i, aval in enumerate(avals) if is_floating(aval)]
+    differentiable = _differentiable(eqn)
 
     def primal(*arrays):
-        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays)))
+        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, weak)))
 
     function = jax.custom_jvp(primal)
 
@@ -40,19 +41,20 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
         traced = jax.make_jaxpr(jvp_at)(
             _like(avals), [jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype) for i in differentiable]
         )
-        outputs = arrays_of(run(traced, values_of([*primals, *moving])))
+        outputs = arrays_of(run(traced, values_of([*primals, *moving], weak + [False] * len(moving))))
         shapes = jax.eval_shape(primal, *primals)
         values, slopes = outputs[: len(shapes)], outputs[len(shapes) :]
         return cast_like(values, shapes), cast_like(slopes, shapes)
 
-    return values_of(function(*arrays_of(inputs)))
+    return values_of(function(*_constants_held(eqn, inputs)))
 
 
 def custom_vjp(run, eqn, inputs, debug_info) -> list:
     """As `custom_jvp`: forward and backward of the user's rule are got by differentiating the equation."""
     original = as_function(eqn, debug_info)
+    weak = [value.weak for value in inputs]
     in_avals, out_avals = avals_of(eqn.invars), avals_of(eqn.outvars)
-    differentiable = [i for i, aval in enumerate(in_avals) if is_floating(aval)]
+    differentiable = _differentiable(eqn)
     backward: dict[str, Any] = {}
 
     def forward_at(*arrays):
@@ -67,16 +69,16 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
         return list(outputs), residuals
 
     def primal(*arrays):
-        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays)))
+        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, weak)))
 
     def forward(*arrays):
         traced, (_, residual_shapes) = jax.make_jaxpr(forward_at, return_shape=True)(*_like(in_avals))
         backward["residuals"] = residual_shapes
-        outputs = arrays_of(run(traced, values_of(arrays)))
+        outputs = arrays_of(run(traced, values_of(arrays, weak)))
         values, residuals = outputs[: len(out_avals)], outputs[len(out_avals) :]
         return cast_like(values, jax.eval_shape(primal, *arrays)), (
             residuals,
-            [jnp.zeros((0,), a.dtype) for a in arrays],
+            [jnp.zeros((0,), arrays[i].dtype) for i in differentiable],
         )
 
     def pull_back(kept, cotangents):
@@ -88,14 +90,39 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
         shapes = backward["residuals"], [_struct(aval) for aval in out_avals]
         traced = jax.make_jaxpr(pull_at)(*shapes)
         grads = iter(arrays_of(run(traced, values_of([*residuals, *cotangents]))))
+        dtypes = (kept.dtype for kept in like)
         return tuple(
-            next(grads).astype(like[i].dtype) if i in differentiable else _no_gradient(aval)
+            next(grads).astype(next(dtypes)) if i in differentiable else _no_gradient(aval)
             for i, aval in enumerate(in_avals)
         )
 
     function = jax.custom_vjp(primal)
     function.defvjp(forward, pull_back)
-    return values_of(function(*arrays_of(inputs)))
+    return values_of(function(*_constants_held(eqn, inputs)))
+
+
+def _differentiable(eqn) -> list[int]:
+    """Which inputs a rule of the user's is a rule for: numbers, and none that the function closed over."""
+    avals, closed_over = avals_of(eqn.invars), eqn.params.get("num_consts", 0)
+    return [i for i, aval in enumerate(avals) if i >= closed_over and jnp.issubdtype(aval.dtype, jnp.inexact)]
+
+
+def _constants_held(eqn, inputs) -> list[jax.Array]:
+    closed_over = eqn.params.get("num_consts", 0)
+    return [_held(x) if i < closed_over else x for i, x in enumerate(arrays_of(inputs))]
+
+
+@jax.custom_jvp
+def _held(x):
+    return x
+
+
+@_held.defjvp
+def _no_rule(primals, tangents):
+    raise UsageError(
+        "a custom_jvp or custom_vjp function is differentiated with respect to an array it closed over, for which it "
+        "has no rule: make that array an argument"
+    )
 
 
 def _struct(aval) -> jax.ShapeDtypeStruct:

@@ -11,8 +11,8 @@ from jax.extend import core
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.jaxprs import as_function, opened
 from mpjax.precision.casting.operations import Operations
-from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, values_of
-from mpjax.precision.dtypes import FLOAT32, FLOAT64, is_floating, widest
+from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, is_weak, values_of
+from mpjax.precision.dtypes import FLOAT32, FLOAT64, float_range, is_floating, widest
 
 
 FULL_PRECISION = "mpjax_full_precision"
@@ -35,12 +35,13 @@ class Interpreter(NamedTuple):
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """The outputs of a jaxpr, open or closed, for inputs of whatever floating dtypes."""
         body, consts = opened(jaxpr)
-        env: dict[Any, Value] = dict(zip(body.constvars, map(Value, consts), strict=True))
+        constants = (Value(const, is_weak(const)) for const in consts)
+        env: dict[Any, Value] = dict(zip(body.constvars, constants, strict=True))
         env.update(zip(body.invars, inputs, strict=True))
 
         def read(atom) -> Value:
             if isinstance(atom, core.Literal):
-                return Value(atom.val, weak=np.ndim(atom.val) == 0)
+                return Value(atom.val, weak=np.ndim(atom.val) == 0 and _fits(atom.val, self.compute_dtype))
             return env[atom]
 
         for eqn in body.eqns:
@@ -56,16 +57,35 @@ class Interpreter(NamedTuple):
         if name in HANDLERS:
             return HANDLERS[name](self.run, eqn, inputs, debug_info)
         rule = self.operations.rule(name)
-        if rule == "as_traced" or any(getattr(value.array, "dtype", None) == FLOAT64 for value in inputs):
+        wide = any(getattr(value.array, "dtype", None) == FLOAT64 for value in inputs)
+        if rule == "as_traced" or wide or _says_its_dtypes(eqn):
             return _as_traced(eqn, inputs, debug_info)
         if name == "convert_element_type":
             return [_converted(eqn, inputs[0])]
+        if name in _EACH:
+            return [Value(array) for array in _bind(eqn.primitive, [value.array for value in inputs], eqn.params)]
         dtype = {"low": self.compute_dtype, "full": FLOAT32}.get(rule) or _widest(inputs)
         arrays = [cast(value.array, dtype) for value in inputs]
         outputs = _bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
-        # What is made of scalars alone, as the zeros of a `where`, still takes the dtype of what it meets.
-        weak = rule == "widest" and bool(inputs) and all(value.weak for value in inputs)
-        return [Value(array, weak) for array in outputs]
+        # What is made of scalars alone, as the zeros of a `where` or the root in a scale, takes the dtype of what it
+        # meets; what float32 was asked for and is no scalar may be too large for it.
+        weak = bool(inputs) and all(value.weak for value in inputs) and rule != "low"
+        return [Value(array, weak and (rule == "widest" or np.ndim(array) == 0)) for array in outputs]
+
+
+def _fits(number, dtype: np.dtype) -> bool:
+    """Whether `dtype` can hold a number: -1e9 as a mask would become -inf in float16, and 1e-8 as an epsilon zero."""
+    if np.asarray(number).dtype.kind != "f":
+        return True
+    size, band = abs(number), float_range(dtype)
+    return not np.isfinite(size) or size == 0 or band.smallest_subnormal <= size <= band.largest
+
+
+def _says_its_dtypes(eqn) -> bool:
+    """Whether parameters hold dtypes that casting would contradict: a product's algorithm, a function in a scatter."""
+    if eqn.primitive.name == "scatter":
+        return eqn.params.get("update_jaxpr") is not None
+    return isinstance(eqn.params.get("precision"), jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
 
 
 def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
@@ -79,14 +99,16 @@ def _converted(eqn, value: Value) -> Value:
     traced, new = eqn.invars[0].aval, eqn.params["new_dtype"]
     if is_floating(traced) and traced.dtype == new:
         return value
-    return Value(jax.lax.convert_element_type(value.array, new))
+    # A Python int in an argument becomes a float where it meets one, and is a Python scalar still.
+    return Value(jax.lax.convert_element_type(value.array, new), is_weak(eqn.invars[0].aval))
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:
     """Parameters of a product: its result in the low dtype, unless the program asked for another than its inputs'."""
     asked = eqn.params.get("preferred_element_type")
-    traced = widest(*(aval.dtype for aval in avals_of(eqn.invars) if is_floating(aval)))
-    return eqn.params if asked is None or asked != traced else {**eqn.params, "preferred_element_type": dtype}
+    floating = [aval.dtype for aval in avals_of(eqn.invars) if is_floating(aval)]
+    implied = asked is not None and floating and asked == widest(*floating)
+    return {**eqn.params, "preferred_element_type": dtype} if implied else eqn.params
 
 
 def _widest(inputs: Sequence[Value]) -> np.dtype | None:
@@ -104,10 +126,14 @@ def _bind(primitive, arrays, params) -> Sequence[jax.Array]:
     return outputs if primitive.multiple_results else [outputs]
 
 
+# Several operands that have nothing to do with each other: each keeps its dtype.
+_EACH = frozenset({"optimization_barrier", "sort", "psum", "psum_invariant", "pmax", "pmin", "device_put"})
+
 # Not bound with their parameters, which hold the program of the combination in the dtype it was traced with.
 _SCATTERS = {
     "scatter": jax.lax.scatter,
     "scatter-add": jax.lax.scatter_add,
+    "scatter-sub": jax.lax.scatter_sub,
     "scatter-mul": jax.lax.scatter_mul,
     "scatter-min": jax.lax.scatter_min,
     "scatter-max": jax.lax.scatter_max,

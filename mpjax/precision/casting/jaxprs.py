@@ -24,6 +24,11 @@ def scan_counts(params: dict) -> tuple[int, int]:
     return len(consts.vals), len(carry.vals)
 
 
+def manual_axes(params: dict) -> frozenset:
+    """The mesh axes that a `shard_map` maps over."""
+    return params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
+
+
 def as_function(eqn, debug_info) -> Callable:
     """One equation as a function of all its inputs to a list of outputs; its derivative rules stay in force."""
     inputs = [var for var in eqn.invars if not isinstance(var, core.Literal)]

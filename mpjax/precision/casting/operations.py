@@ -15,14 +15,34 @@ LOW = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_do
 
 FULL = frozenset(
     {
-        *("exp", "exp2", "expm1", "log", "log1p", "pow", "integer_pow", "square", "rsqrt"),
+        *("exp", "exp2", "expm1", "log", "log1p", "log2", "pow", "integer_pow", "square", "rsqrt"),
         *("acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "tan"),
-        *("erf_inv", "lgamma", "digamma", "polygamma", "igamma", "igammac"),
+        *("erf_inv", "lgamma", "digamma", "polygamma", "igamma", "igammac", "zeta", "regularized_incomplete_beta"),
         *("reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"),
     }
 )
 
-_STANDARD = frozenset(getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p"))
+# Programs and packings of their own, and linear algebra that JAX has in 32 bits and more only.
+AS_TRACED = frozenset(
+    {
+        *("reduce", "reduce_window", "select_and_scatter", "select_and_gather_add", "custom_linear_solve"),
+        *("bitcast_convert_type", "complex", "fft", "get", "swap", "random_gamma", "igamma_grad_a"),
+        *("cholesky", "eig", "eigh", "hessenberg", "householder_product", "lu", "qr", "schur", "svd"),
+        *("triangular_solve", "tridiagonal", "tridiagonal_solve"),
+    }
+)
+
+# What JAX does not export but works in any floating dtype.
+_UNEXPORTED = frozenset(
+    {
+        *("split", "tile", "scatter-sub", "optimization_barrier", "mesh_cast", "reshard"),
+        *("pvary", "pcast", "psum_invariant", "all_gather_invariant", "all_gather_reduced", "reduce_scatter"),
+    }
+)
+
+WIDEST = (
+    frozenset(getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")) | _UNEXPORTED
+) - (LOW | FULL | AS_TRACED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +52,15 @@ class Operations:
     Attributes:
       low: cast their floating inputs to the policy's `compute_dtype` and give that back.
       full: cast their floating inputs to float32 and give that back.
-      as_traced: keep the dtypes of the original program, as do primitives that JAX does not export (kernels, FFI).
+      widest: cast their floating inputs to the widest of them; Python scalars do not count.
 
-    All others run in the widest of their inputs. 64-bit floats, integers and keys are never cast.
+    All others (kernels, callbacks, linear algebra) keep the dtypes of the original program. 64-bit floats, integers
+    and keys are never cast.
     """
 
     low: frozenset[str] = LOW
     full: frozenset[str] = FULL
-    as_traced: frozenset[str] = frozenset({"reduce", "reduce_window", "select_and_scatter", "custom_linear_solve"})
+    widest: frozenset[str] = WIDEST
 
     def rule(self, primitive: str) -> str:
         """ "low", "full", "widest" or "as_traced"."""
@@ -47,7 +68,7 @@ class Operations:
             return "low"
         if primitive in self.full:
             return "full"
-        return "widest" if primitive in _STANDARD and primitive not in self.as_traced else "as_traced"
+        return "widest" if primitive in self.widest else "as_traced"
 
     def adding(self, *, low: Iterable[str] = (), full: Iterable[str] = (), widest: Iterable[str] = ()) -> "Operations":
         """These lists with primitives moved: `OPERATIONS.adding(low=["tanh"], widest=["square"])`.
@@ -59,12 +80,12 @@ class Operations:
         if twice := (low & full) | (low & widest) | (full & widest):
             raise UsageError(f"primitives in two lists: {', '.join(sorted(twice))}")
         moved = low | full | widest
-        return Operations((self.low - moved) | low, (self.full - moved) | full, self.as_traced - moved)
+        return Operations((self.low - moved) | low, (self.full - moved) | full, (self.widest - moved) | widest)
 
     def __str__(self) -> str:
         return "\n".join(
             f"{name}: {', '.join(sorted(names))}"
-            for name, names in (("low", self.low), ("float32", self.full), ("as traced", self.as_traced))
+            for name, names in (("low", self.low), ("float32", self.full), ("widest", self.widest))
         )
 
 

@@ -1,10 +1,11 @@
 """An array on its way through autocast: its dtype may differ from the one it was traced with."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mpjax.precision.dtypes import is_floating
 
@@ -27,9 +28,34 @@ def values_of(arrays: Iterable, weak: Sequence[bool] = ()) -> list[Value]:
     return [Value(array, flag) for array, flag in zip(arrays, weak or [False] * len(arrays), strict=True)]
 
 
+def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
+    """The arrays among the leaves of a tree, and the function that puts others of their shapes in their place."""
+    leaves, treedef = jax.tree.flatten(tree)
+    positions = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+
+    def with_arrays(arrays):
+        filled = list(leaves)
+        for position, array in zip(positions, arrays, strict=True):
+            filled[position] = array
+        return jax.tree.unflatten(treedef, filled)
+
+    return [jnp.asarray(leaves[position]) for position in positions], with_arrays
+
+
+def _is_array(leaf) -> bool:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind not in "OSUMm"  # objects, texts and times are none of JAX's
+    return isinstance(leaf, jax.Array)
+
+
 def arrays_of(values: Iterable[Value]) -> list[jax.Array]:
     """The arrays of values."""
     return [jnp.asarray(value.array) for value in values]
+
+
+def is_weak(array) -> bool:
+    """Whether an array is a Python scalar in disguise, as JAX's promotion sees it."""
+    return bool(getattr(array, "weak_type", False))
 
 
 def cast(array, dtype):

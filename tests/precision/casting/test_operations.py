@@ -1,0 +1,57 @@
+"""The lists: what is in them, and how a user moves a primitive."""
+
+import jax.numpy as jnp
+import pytest
+
+import mpjax
+from mpjax.errors import UsageError
+from mpjax.precision.casting import OPERATIONS
+
+
+X = jnp.linspace(0.1, 1.0, 16, dtype=jnp.float32).reshape(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("primitive", "rule"),
+    [
+        *((name, "low") for name in ("dot_general", "conv_general_dilated", "ragged_dot_general")),
+        *((name, "full") for name in ("exp", "log", "log1p", "expm1", "pow", "integer_pow", "square", "rsqrt")),
+        *((name, "full") for name in ("erf_inv", "reduce_sum", "reduce_prod", "cumsum", "cumprod", "cumlogsumexp")),
+        *((name, "widest") for name in ("add", "mul", "concatenate", "select_n", "scatter-sub", "split", "tanh")),
+        *((name, "as_traced") for name in ("fft", "svd", "pallas_call", "pure_callback", "no_such_primitive")),
+    ],
+)
+def test_the_rule_of_a_primitive(primitive, rule):
+    assert OPERATIONS.rule(primitive) == rule
+
+
+@pytest.mark.parametrize(
+    ("moved", "fn", "dtype"),
+    [
+        ({"low": ["tanh"]}, jnp.tanh, "float16"),
+        ({"low": ["reduce_sum"]}, jnp.sum, "float16"),
+        ({"full": ["dot_general"]}, lambda x: x @ x, "float32"),
+        ({"full": ["tanh"]}, lambda x: jnp.tanh(x @ x), "float32"),
+        ({"widest": ["exp"]}, lambda x: jnp.exp(x @ x), "float16"),
+    ],
+)
+def test_a_moved_primitive_runs_in_its_new_dtype(moved, fn, dtype):
+    assert mpjax.autocast(fn, "float16", operations=OPERATIONS.adding(**moved))(X).dtype == dtype
+
+
+def test_a_primitive_that_jax_does_not_export_can_be_moved():
+    assert OPERATIONS.adding(widest=["mine"]).rule("mine") == "widest"
+    assert OPERATIONS.adding(low=["mine"]).rule("mine") == "low"
+    assert OPERATIONS.rule("mine") == "as_traced"
+
+
+def test_a_primitive_in_two_lists_is_an_error_that_names_it():
+    with pytest.raises(UsageError, match="two lists: tanh"):
+        OPERATIONS.adding(low=["tanh"], full=["tanh"])
+
+
+def test_the_lists_can_be_printed():
+    low, full, widest = str(OPERATIONS).splitlines()
+    assert low == "low: conv_general_dilated, dot_general, ragged_dot, ragged_dot_general"
+    assert full.startswith("float32: acos, acosh, asin")
+    assert ", add, " in widest
