@@ -108,7 +108,9 @@ def run(config: Config) -> dict:
     with contextlib.ExitStack() as opened:
         resume_step = start if config.resume else None
         writer = opened.enter_context(contextlib.closing(report.open_writers(folder, config, when.steps, resume_step)))
-        writer.message(f"{'resumed from step ' + str(start) if config.resume else 'new run'} in {folder}")
+        writer.message(f"run folder: {folder}")
+        if config.resume:
+            writer.message(f"resumed from step {start}")
         if start >= when.steps:
             writer.message(f"nothing left to train: --steps is {when.steps}")
         for note in advice(plan, jax.devices()[0]):
