@@ -284,7 +284,8 @@ def test_jvp_and_a_gradient_penalty_are_as_by_hand(half):
     np.testing.assert_allclose(jax.grad(penalty(cast))(W, X), expected, rtol=0.02, atol=0.01)
     inside = jax.grad(mpjax.autocast(penalty(net), half))(W, X)
     assert inside.dtype == F32
-    np.testing.assert_allclose(inside, jax.grad(penalty(net))(W, X), rtol=0.1, atol=0.5)
+    reference = jax.grad(penalty(net))(W, X)
+    assert jnp.linalg.norm(inside - reference) < 0.02 * jnp.linalg.norm(reference)
 
 
 def test_it_is_traced_once_for_equal_inputs():
