@@ -1,0 +1,75 @@
+"""Every shipped configuration loads, says what it is for, round-trips, and trains two steps on generated data."""
+
+import pathlib
+
+import pytest
+
+from mpjax.config import Config, from_toml, load, to_toml
+from mpjax.run import run
+
+
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+FILES = sorted(CONFIGS.rglob("*.toml"))
+SMALL = ["--data.batch_size", "4", "--data.eval_batch_size", "4", "--data.crop_padding", "1", "--steps", "2"]
+QUIET = ["--report.no_tensorboard", "--report.no_plot"]
+
+
+def name_of(file):
+    return str(file.relative_to(CONFIGS))
+
+
+def test_the_shipped_files_are_these():
+    tasks = ["cifar100_resnet50.toml", "cifar10_resnet18.toml", "digits.toml", "imagenet_resnet50.toml"]
+    policies = ["bfloat16", "float16", "float32", "mixed_bfloat16", "mixed_float16"]
+    assert sorted(map(name_of, FILES)) == sorted(tasks + [f"precision/{policy}.toml" for policy in policies])
+
+
+def test_the_digits_file_says_what_the_defaults_are():
+    assert from_toml(CONFIGS / "digits.toml") == Config()
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_a_file_loads_and_round_trips(file, tmp_path):
+    config = from_toml(file)
+    (tmp_path / "again.toml").write_text(to_toml(config))
+    assert from_toml(tmp_path / "again.toml") == config
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_a_header_says_what_how_long_and_how(file):
+    header = [line for line in file.read_text().splitlines() if line.startswith("#")]
+    text = "\n".join(header)
+    for word in ("Time:", "Result:", "Command:  python scripts/train.py --config configs/"):
+        assert word in text
+    assert f"--config configs/{name_of(file)}" in text
+
+
+def train_two_steps(folder, *arguments):
+    summary = run(load([*arguments, *SMALL, *QUIET, "--output_dir", str(folder)]))
+    assert (summary["attempts"], (folder / "checkpoints" / "2").is_dir()) == (2, True)
+    return summary
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.parent.name == "precision"], ids=name_of)
+def test_a_precision_file_trains_two_steps(file, tmp_path):
+    flags = ["--model.name", "mlp", "--data.name", "synthetic:8x8x1:10"]
+    files = ["--config", str(CONFIGS / "digits.toml"), "--config", str(file)]
+    summary = train_two_steps(tmp_path / "run", *files, *flags)
+    compute = file.stem.removeprefix("mixed_")
+    assert f"compute={compute}," in summary["policy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "data", "flags", "parameters"),
+    [
+        ("digits.toml", "synthetic:8x8x1:10", [], 701_178),
+        ("cifar10_resnet18.toml", "synthetic:32x32x3:10", [], 11_173_962),
+        ("cifar100_resnet50.toml", "synthetic:32x32x3:100", [], 23_705_252),
+        ("imagenet_resnet50.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 25_557_032),
+    ],
+)
+def test_a_task_file_trains_two_steps(name, data, flags, parameters, tmp_path):
+    """At the size of the model that it names; ImageNet's images are smaller, to fit the time."""
+    summary = train_two_steps(tmp_path / "run", "--config", str(CONFIGS / name), "--data.name", data, *flags)
+    assert summary["parameters"] == parameters
