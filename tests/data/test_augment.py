@@ -94,7 +94,7 @@ def test_raw_keys_serve_too():
         (
             IMAGES,
             Data(mean=(0.5, 0.5)),
-            r"data.mean: got 2 values \(0.5, 0.5\) for images of 3 channels; wanted 1 or 3",
+            r"data.mean: got 2 values \(0.5, 0.5\) for images of 3 channels; wanted one for all or one per channel",
         ),
         (IMAGES, Data(std=(1.0, 0.0, 1.0)), "data.std: .*wanted values above 0"),
         (IMAGES[0], PLAIN, r"image: got uint8 \(5, 7, 3\); wanted uint8 or floating \[B, H, W, C\]"),
