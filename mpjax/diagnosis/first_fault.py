@@ -1,17 +1,17 @@
 """The first non-finite value of a training step: in which module, forward or backward."""
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.precision.calls import has_call, with_call
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.training.state import TrainState, step_key
-from mpjax.training.structure import Structure
+from mpjax.training.structure import Structure, named
 
 
 class Fault(NamedTuple):
@@ -41,7 +41,7 @@ def first_fault(model: nnx.Module, loss_of: Callable[[nnx.Module], jax.Array], *
       fault there is the module latest in forward order whose parameters' gradients are not finite.
     """
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    values = dict(_named(params))
+    values = named(params)
     if bad := _not_finite(values):
         already = f"it is {_kind(values[bad[0]])} before the step, as are {len(bad)} of {len(values)} parameters"
         return Fault(bad[0], "parameters", already)
@@ -60,7 +60,7 @@ def first_fault(model: nnx.Module, loss_of: Callable[[nnx.Module], jax.Array], *
     if not _finite(loss):
         return Fault("loss", "forward", f"the loss is {_kind(loss)}, though the model's output is finite")
 
-    gradients = dict(_named(jax.grad(lambda params: scaled(params, lambda path, out: None))(params)))
+    gradients = named(jax.grad(lambda params: scaled(params, lambda path, out: None))(params))
     order = [path for path, _ in calls]
     # A module that is not called as a whole has no place in the order: it comes last.
     turn = {path: len(order) - index for index, path in enumerate(order)}
@@ -102,26 +102,17 @@ def explain(
 def _watch(model: nnx.Module, record: Callable[[str, object], None]) -> None:
     """Calls `record(path, output)` after each call of a module, innermost first."""
     for path, module in nnx.iter_modules(model):
-        cls = type(module)
-        if any("__call__" in vars(base) for base in cls.__mro__):
-            module.__class__ = _recording(cls, "/".join(map(str, path)), record)
+        if has_call(type(module)):
+            module.__class__ = _recording(type(module), "/".join(map(str, path)), record)
 
 
 def _recording(cls: type, path: str, record: Callable[[str, object], None]) -> type:
-    call = cls.__call__
-
-    @functools.wraps(call)
-    def __call__(self, *args, **kwargs):
+    def around(call, self, *args, **kwargs):
         out = call(self, *args, **kwargs)
         record(path, out)
         return out
 
-    return type(cls)(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
-
-
-def _named(state) -> Iterator[tuple[str, jax.Array]]:
-    for path, variable in nnx.to_flat_state(state):
-        yield "/".join(map(str, path)), variable.get_value()
+    return with_call(cls, around)
 
 
 def _not_finite(arrays: Mapping[str, jax.Array]) -> list[str]:

@@ -1,18 +1,18 @@
 """Put a policy on a Flax NNX module: dtypes on every submodule, unedited, and a report of what each one got."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
 from mpjax.errors import UsageError
+from mpjax.precision.calls import has_call, with_call
 from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, require_x64, widest
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import NORM, Lineage, Rules, decide, is_norm
-from mpjax.precision.scopes import has_call
 
 
 if TYPE_CHECKING:
@@ -209,14 +209,8 @@ def _casting(cls: type, inside: np.dtype | None, outside: np.dtype | None) -> ty
     if (inside is None and outside is None) or not has_call(cls):
         return cls
 
-    call: Callable = cls.__call__
-
-    @functools.wraps(call)
-    def __call__(self, *args, **kwargs):
+    def around(call, self, *args, **kwargs):
         args, kwargs = _cast_floating((args, kwargs), inside)
         return _cast_floating(call(self, *args, **kwargs), outside)
 
-    members = {"__call__": __call__, "__module__": cls.__module__, "_mpjax_plain_class": cls}
-    swapped = type(cls)(cls.__name__, (cls,), members)
-    swapped.__qualname__ = cls.__qualname__
-    return swapped
+    return with_call(cls, around, _mpjax_plain_class=cls)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from mpjax.precision.calls import has_call, with_call
+
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -25,22 +27,12 @@ def name_scopes(model: "nnx.Module") -> None:
             module.__class__ = _scoped(type(module), name)
 
 
-def has_call(cls: type) -> bool:
-    """Whether instances of `cls` can be called."""
-    # Not hasattr: every class object is itself callable.
-    return any("__call__" in vars(base) for base in cls.__mro__)
-
-
 @functools.cache
 def _scoped(cls: type, name: str) -> type:
     """`cls` with calls under a named scope; cached, so that equal models have equal graph definitions."""
-    call = cls.__call__
 
-    @functools.wraps(call)
-    def __call__(self, *args, **kwargs):
+    def around(call, self, *args, **kwargs):
         with jax.named_scope(name):
             return call(self, *args, **kwargs)
 
-    scoped = type(cls)(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
-    scoped.__qualname__ = cls.__qualname__
-    return scoped
+    return with_call(cls, around)

@@ -56,7 +56,7 @@ class Structure:
 
     def stats_of(self, model: nnx.Module) -> Arrays:
         """The model's present statistics, as after a call in training mode."""
-        arrays = _named(nnx.state(model))
+        arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
 
 
@@ -65,13 +65,14 @@ def take_apart(model: nnx.Module) -> tuple[Structure, Arrays, Arrays]:
     graph, params, rngs, stats = nnx.split(model, nnx.Param, nnx.RngState, ...)
     rng_types = tuple(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(rngs))
     structure = Structure(graph, _part(params), _part(stats), _part(rngs), rng_types)
-    return structure, _named(params), _named(stats)
+    return structure, named(params), named(stats)
 
 
 def _part(state) -> Part:
-    return Part(tuple(_named(state)), jax.tree.structure(state))
+    return Part(tuple(named(state)), jax.tree.structure(state))
 
 
-def _named(state) -> Arrays:
+def named(state) -> Arrays:
+    """The arrays of an NNX state by path."""
     # In the order of the state's leaves, which wrap() relies on.
     return {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from mpjax.precision import apply_policy
-from mpjax.precision.scopes import has_call, name_scopes
+from mpjax.precision.scopes import name_scopes
 
 
 class Block(nnx.Module):
@@ -89,12 +89,3 @@ def test_the_program_is_the_same_but_for_its_names():
     name_scopes(named)
     x = jnp.ones((1, 2), jnp.float32)
     assert str(jax.make_jaxpr(named)(x)) == str(jax.make_jaxpr(plain)(x))
-
-
-def test_what_can_be_called():
-    class Bare(nnx.Module):
-        pass
-
-    assert has_call(Block)
-    assert has_call(type("Sub", (Block,), {}))
-    assert not has_call(Bare)
