@@ -37,7 +37,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
     config = from_toml(folder / CONFIG_FILE)
     if settings.policy:
-        precision = dataclasses.replace(config.precision, policy=settings.policy, master_weights="auto")
+        precision = dataclasses.replace(config.precision, policy=settings.policy, mode="auto", master_weights="auto")
         config = dataclasses.replace(config, precision=precision)
     if settings.split:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
@@ -58,7 +58,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     fresh = initial_state(task, bare, seed=0, ema=settings.ema, sharding=replicated(mesh))
     state = adopt(fresh, saved, same_scaling=False)
 
-    eval_step = make_eval_step(task.structure, task.objective.measure)
+    eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
     sharding = evaluation_sharding(mesh, config.data.eval_batch_size)
     metrics = evaluate_state(eval_step, tests, sharding, state)
     if settings.json:

@@ -85,12 +85,13 @@ def run(config: Config) -> dict:
         task.structure,
         tx,
         task.objective.loss,
+        cast=task.cast,
         learning_rate=schedule,
         accumulate=training.accumulate,
         ema=training.ema,
         seed=config.seed,
     )
-    eval_step = make_eval_step(task.structure, task.objective.measure)
+    eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
 
     # State: new, or from the last checkpoint
     folder = run_folder(config)
@@ -139,7 +140,7 @@ def run(config: Config) -> dict:
                 evaluate_state, eval_step, tests, evaluation_sharding(mesh, config.data.eval_batch_size)
             ),
             save=lambda position, state, score: checkpoints.save(position, state, about, score=score),
-            explain=functools.partial(explain, task.structure, task.objective.loss, config.seed),
+            explain=functools.partial(explain, task.structure, task.objective.loss, task.cast, config.seed),
             stop=stop,
         )
 

@@ -89,12 +89,17 @@ class Precision:
     policy: str = "mixed_float16"
     """Preset (float32, mixed_bfloat16, mixed_float16, bfloat16, float16, O0-O3, float64), alias, or a policy such as
     `params=float32,compute=float16,output=float32`."""
+    mode: Literal["auto", "module", "autocast"] = "auto"
+    """Where casts are: at the modules' boundaries (module), or at each operation (autocast), as torch.amp has it; auto:
+    module, and autocast for O1."""
     rules: dict[str, str] = dataclasses.field(default_factory=dict)
     """Exceptions: module pattern to dtype or policy, first match wins, as `--precision.rules "stem/*" float32`."""
     loss_scale: str = "auto"
     """`auto` (what the policy asks for), `dynamic`, `none`, or a number: a static scale."""
     master_weights: Literal["auto", "on", "off"] = "auto"
     """Float32 copies of half-precision parameters in the optimizer; auto: what the policy asks for."""
+    stochastic_rounding: bool = False
+    """Round half-precision parameters from their float32 copies by chance, right in the mean, not to the nearest."""
     initial_scale: float = 2.0**15
     """Dynamic loss scale: first scale."""
     growth_interval: int = 2000
@@ -105,6 +110,8 @@ class Precision:
     """Dynamic loss scale: largest."""
     hysteresis: int = 1
     """Dynamic loss scale: overflows in a row until it halves."""
+    tolerance: float = 0.0
+    """Dynamic loss scale: it halves only when at least this share of the steps since it last changed overflowed."""
     patience: int = 10
     """Training stops when so many steps in a row were skipped, the last at the smallest scale (or a static one)."""
 

@@ -15,6 +15,7 @@ from mpjax.precision.modules import PolicyReport, apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad
+from mpjax.precision.scopes import name_scopes
 
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "get_policy",
     "loss_scale_state",
     "master_weights",
+    "name_scopes",
     "no_loss_scaling",
     "scale_loss",
     "scaled_value_and_grad",

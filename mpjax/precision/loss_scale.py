@@ -5,6 +5,7 @@ NVIDIA Apex and torch.amp.GradScaler, growing after exactly `growth_interval` go
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -12,12 +13,13 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
-from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.precision.master import MasterWeightsState
+from mpjax.precision.attempt import Attempt, CountedState, alone, counted, select, together
+from mpjax.precision.dtypes import FLOAT32, widest
 
 
 T = TypeVar("T")
+
+Optimizers = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]
 
 
 class LossScaleState(NamedTuple):
@@ -29,7 +31,7 @@ class LossScaleState(NamedTuple):
       skipped: int32, steps skipped in all.
       consecutive_skips: int32, steps skipped since the last finite one.
       finite: bool, whether the last gradients were finite, so that the last step was applied.
-      inner_state: the wrapped optimizer's state.
+      inner_state: the wrapped optimizer's state; of several, a `GroupState` each by name.
     """
 
     scale: jax.Array
@@ -41,7 +43,7 @@ class LossScaleState(NamedTuple):
 
 
 def dynamic_loss_scaling(
-    inner: optax.GradientTransformation,
+    inner: Optimizers,
     *,
     initial_scale: float = 2.0**15,
     growth_interval: int = 2000,
@@ -50,6 +52,7 @@ def dynamic_loss_scaling(
     min_scale: float = 1.0,
     max_scale: float = 2.0**24,
     hysteresis: int = 1,
+    tolerance: float = 0.0,
     axis_name: str | tuple[str, ...] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer so that it gets unscaled float32 gradients, or is skipped when they overflowed.
@@ -58,8 +61,12 @@ def dynamic_loss_scaling(
     state keeps every bit. With `optax.MultiSteps` inside, an overflow in any micro-batch discards the whole window, and
     the scale moves only between windows.
 
+    Several optimizers share a scale when given by name, `{"generator": optax.adam(1e-4), "critic": optax.adam(4e-4)}`:
+    parameters and gradients are mappings of the same names, an overflow in one's gradients skips that one alone, and
+    the scale shrinks once.
+
     Args:
-      inner: the optimizer (chain).
+      inner: the optimizer (chain), or several by name.
       initial_scale: the first scale.
       growth_interval: the scale grows after exactly this many consecutive good steps.
       growth_factor: what it grows by.
@@ -67,6 +74,8 @@ def dynamic_loss_scaling(
       min_scale: the scale never goes below.
       max_scale: the scale never goes above.
       hysteresis: consecutive overflows until the scale shrinks; each further one shrinks it again.
+      tolerance: the scale shrinks only when at least this share of the steps since it last changed overflowed, as
+        fairseq's `--fp16-scale-tolerance`.
       axis_name: mapped axes (`shard_map`, `pmap`) whose devices must agree to skip. Not needed under `jit`.
 
     Returns:
@@ -84,12 +93,19 @@ def dynamic_loss_scaling(
     _require(min_scale <= initial_scale <= max_scale, "min_scale <= initial_scale <= max_scale", initial_scale)
     _require(growth_factor > 1, "growth_factor above 1", growth_factor)
     _require(backoff_factor < 1, "backoff_factor below 1", backoff_factor)
+    _require(0 <= tolerance < 1, "tolerance from 0 up to, not including, 1", tolerance)
 
     def adjust(state: LossScaleState, finite: jax.Array) -> LossScaleState:
         good_steps = state.good_steps + 1
         grow = good_steps >= growth_interval
         consecutive_skips = jnp.where(finite, 0, state.consecutive_skips + 1)
         shrink = consecutive_skips >= hysteresis
+        inner_state = state.inner_state
+        if tolerance:
+            shrink &= inner_state.skipped >= tolerance * inner_state.steps.astype(jnp.float32)
+            changed = jnp.where(finite, grow, shrink)
+            steps, skipped = (jnp.where(changed, 0, count) for count in (inner_state.steps, inner_state.skipped))
+            inner_state = inner_state._replace(steps=steps, skipped=skipped)
         # min and max come after the product: even 2^127 * 16 = inf is brought back to max_scale.
         grown = jnp.where(grow, jnp.minimum(state.scale * growth_factor, max_scale), state.scale)
         shrunk = jnp.where(shrink, jnp.maximum(state.scale * backoff_factor, min_scale), state.scale)
@@ -98,13 +114,15 @@ def dynamic_loss_scaling(
             good_steps=jnp.where(finite & ~grow, good_steps, 0),
             skipped=jnp.where(finite, state.skipped, state.skipped + 1),
             consecutive_skips=consecutive_skips,
+            inner_state=inner_state,
         )
 
-    return _loss_scaling(inner, initial_scale, adjust, axis_name)
+    attempt = counted(_attempt(inner)) if tolerance else _attempt(inner)
+    return _loss_scaling(attempt, initial_scale, adjust, axis_name)
 
 
 def static_loss_scaling(
-    inner: optax.GradientTransformation, scale: float, *, axis_name: str | tuple[str, ...] | None = None
+    inner: Optimizers, scale: float, *, axis_name: str | tuple[str, ...] | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """As `dynamic_loss_scaling`, with a scale that never changes; an overflow still skips the step.
 
@@ -120,19 +138,18 @@ def static_loss_scaling(
             consecutive_skips=jnp.where(finite, 0, state.consecutive_skips + 1),
         )
 
-    return _loss_scaling(inner, scale, adjust, axis_name)
+    return _loss_scaling(_attempt(inner), scale, adjust, axis_name)
 
 
-def no_loss_scaling(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def no_loss_scaling(inner: Optimizers) -> optax.GradientTransformationExtraArgs:
     """The same state around an optimizer that is left alone: scale 1, nothing checked, nothing skipped."""
-    inner = optax.with_extra_args_support(inner)
+    attempt = _attempt(inner)
 
     def init(params) -> LossScaleState:
-        return _initial_state(1.0, inner.init(params))
+        return _initial_state(1.0, attempt.init(params))
 
     def update(updates, state, params=None, **extra):
-        with optax_promotion():
-            updates, inner_state = inner.update(updates, state.inner_state, params, **extra)
+        updates, inner_state = attempt.unconditionally(updates, state.inner_state, params, extra)
         return updates, state._replace(inner_state=inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -153,39 +170,46 @@ def loss_scale_state(opt_state) -> LossScaleState:
     return found[0]
 
 
-def where_finite(opt_state, new: T, old: T) -> T:
-    """`new` if the last step's gradients were finite, else `old`; leaf by leaf, for trees of one structure."""
-    return _select(loss_scale_state(opt_state).finite, new, old)
+def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
+    """`new` if the last step's gradients were finite, else `old`; leaf by leaf, for trees of one structure.
+
+    Args:
+      opt_state: the optimizer's state after the step.
+      new: what the step made.
+      old: what was before it.
+      group: of several optimizers with one scale, the one whose gradients count; by default all must be finite.
+
+    Raises:
+      UsageError: no optimizer of that name.
+    """
+    state = loss_scale_state(opt_state)
+    if group is None:
+        return select(state.finite, new, old)
+    inner_state = state.inner_state.inner_state if isinstance(state.inner_state, CountedState) else state.inner_state
+    groups = inner_state if isinstance(inner_state, Mapping) else {}
+    if group not in groups:
+        names = ", ".join(groups) or "one, without a name"
+        raise UsageError(f"no optimizer '{group}' under this loss scale; there is {names}")
+    return select(groups[group].finite, new, old)
 
 
-def _loss_scaling(inner, initial_scale, adjust, axis_name) -> optax.GradientTransformationExtraArgs:
-    inner = optax.with_extra_args_support(inner)
+def _attempt(inner: Optimizers) -> Attempt:
+    return together({name: alone(tx) for name, tx in inner.items()}) if isinstance(inner, Mapping) else alone(inner)
 
+
+def _loss_scaling(attempt: Attempt, initial_scale, adjust, axis_name) -> optax.GradientTransformationExtraArgs:
     def init(params) -> LossScaleState:
-        inner_state = _init_in_float32(inner, params)
+        inner_state = attempt.init(params)
         _require(not _states_in(inner_state), "one wrapper around an optimizer", "a second inside, which scales twice")
         return _initial_state(initial_scale, inner_state)
 
     def update(updates, state, params=None, **extra):
         unscaled = jax.tree.map(lambda g: _unscale(g, state.scale), updates)
-        # A window is one step, or the micro-batches of an optax.MultiSteps inside; it stays bad once it was bad.
-        finite = _all_finite(unscaled, axis_name) & (state.finite | opens_window(state.inner_state))
-        with optax_promotion():
-            counted = countable(unscaled, finite, state.inner_state)
-            proposed, inner_state = inner.update(counted, state.inner_state, params, **extra)
-        done = closes_window(state.inner_state, inner_state)
-        kept = discard_window(state.inner_state, inner_state)
-        adjusted = _select(done, adjust(state, finite), state)
-        # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0.
-        updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.full_like(u, -0.0)), proposed)
-        return updates, adjusted._replace(finite=finite, inner_state=_select(finite, inner_state, kept))
+        step = attempt.where_finite(unscaled, state.finite, state.inner_state, params, extra, axis_name)
+        after = state._replace(finite=step.finite, inner_state=step.state)
+        return step.updates, select(step.done, adjust(after, step.finite), after)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def optax_promotion():
-    """Optax divides by integer step counts; it works also where the user made dtype promotion strict for other code."""
-    return jax.numpy_dtype_promotion("standard")
 
 
 def _states_in(tree) -> list[LossScaleState]:
@@ -201,28 +225,6 @@ def _initial_state(scale: float, inner_state) -> LossScaleState:
     )
 
 
-def _init_in_float32(inner: optax.GradientTransformation, params):
-    """The inner state, with what follows the parameters' dtype (moments) at least float32, as the gradients will be.
-
-    What `master_weights` holds is float32 already, and has another structure for parameters that are.
-    """
-
-    def widen(leaf, like):
-        return leaf.astype(like.dtype) if is_floating(leaf) else leaf
-
-    def is_master(node) -> bool:
-        return isinstance(node, MasterWeightsState)
-
-    state = inner.init(params)
-    widened = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct(p.shape, widest(p.dtype, FLOAT32)) if is_floating(p) else p, params
-    )
-    wanted = jax.eval_shape(inner.init, widened)
-    if jax.tree.structure(wanted, is_leaf=is_master) != jax.tree.structure(state, is_leaf=is_master):
-        return state  # the inner transform tells dtypes apart by itself
-    return jax.tree.map(widen, state, wanted, is_leaf=is_master)
-
-
 def _unscale(gradient, scale: jax.Array):
     if not jnp.issubdtype(gradient.dtype, jnp.inexact):
         return gradient
@@ -231,24 +233,6 @@ def _unscale(gradient, scale: jax.Array):
     # Dividing, not multiplying by 1/scale: the reciprocal of 2^127 is subnormal, which devices may flush to zero.
     dtype = widest(gradient.dtype, FLOAT32)
     return gradient.astype(dtype) / scale.astype(dtype)
-
-
-def _all_finite(tree, axis_name) -> jax.Array:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    finite = jnp.asarray(True)
-    for leaf in leaves:
-        finite &= jnp.isfinite(leaf).all()
-    if axis_name is not None:
-        finite = jax.lax.pmin(finite.astype(jnp.int32), axis_name) == 1
-    return finite
-
-
-def _select(condition: jax.Array, new: T, old: T) -> T:
-    # Leaf by leaf, not lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
-    def pick(a, b):
-        return a if a is b else jnp.where(condition, a, b)
-
-    return jax.tree.map(pick, new, old)
 
 
 def _power_of_two(name: str, value: float) -> float:

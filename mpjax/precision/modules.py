@@ -1,5 +1,6 @@
 """Put a policy on a Flax NNX module: dtypes on every submodule, unedited, and a report of what each one got."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,7 @@ from mpjax.precision.calls import has_call, with_call
 from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, require_x64, widest
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
-from mpjax.precision.rules import NORM, Lineage, Rules, decide, is_norm
+from mpjax.precision.rules import NORM, Lineage, Rules, by_path, decide, is_norm
 
 
 if TYPE_CHECKING:
@@ -76,11 +77,10 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     policy = get_policy(policy)
     require_x64(*_dtypes(policy))
 
-    modules = {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
-    lineages = {path: _lineage(path, modules) for path in sorted(modules)}
+    modules = _modules(model)
     norm_dtype = widest(policy.compute_dtype, FLOAT32)
     rules = Rules({**policy.rules, **({} if NORM in policy.rules else {NORM: norm_dtype})})
-    decided = decide(rules, lineages.values())
+    decided = decide(rules, _lineages(modules))
 
     variables = _variables(model, modules)
     rows = []
@@ -90,6 +90,33 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
     return PolicyReport(rows)
+
+
+def storage_policy(policy: Policy) -> Policy:
+    """What to apply to a model whose calls are under `autocast`: it stores as `policy` says, and casts nothing down."""
+    compute = widest(policy.compute_dtype, FLOAT32)
+
+    def stored(value: Policy | np.dtype) -> Policy:
+        param = value.param_dtype if isinstance(value, Policy) else widest(policy.param_dtype, value)
+        return Policy(param, compute, compute)
+
+    rules = {pattern: stored(value) for pattern, value in policy.rules.items()}
+    return dataclasses.replace(policy, compute_dtype=compute, rules=rules)
+
+
+def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
+    """What to give `autocast` for calls of `model`, its scopes named: `policy`, with module paths in place of types."""
+    return dataclasses.replace(policy, rules=by_path(policy.rules, _lineages(_modules(model))))
+
+
+def _modules(model) -> dict:
+    from flax import nnx
+
+    return {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+
+
+def _lineages(modules: dict) -> list[Lineage]:
+    return [_lineage(path, modules) for path in sorted(modules)]
 
 
 def _dtypes(value: "Policy | np.dtype") -> Iterator[np.dtype]:

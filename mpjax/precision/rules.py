@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+import glob
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -73,6 +74,30 @@ def covers(pattern: str, lineage: Lineage) -> bool:
     return any(fnmatch.fnmatchcase(path, pattern) for path, _ in lineage)
 
 
+def winner(rules: Rules, lineage: Lineage) -> str | None:
+    """The pattern that decides the module at the end of `lineage`; None if no rule does."""
+    return next((pattern for pattern in rules if covers(pattern, lineage)), None)
+
+
+def scope_lineage(scope: str) -> Lineage:
+    """A named scope and those around it, as modules of no known type."""
+    parts = scope.split("/") if scope else []
+    return tuple(("/".join(parts[:depth]), frozenset()) for depth in range(len(parts) + 1))
+
+
+def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
+    """The same rules for named scopes, which have no type: each `type:` pattern as the paths of what it matches."""
+    paths: dict[str, Any] = {}
+    for pattern, value in rules.items():
+        if pattern.startswith("type:"):
+            for lineage in lineages:
+                if covers(pattern, lineage):
+                    paths.setdefault(glob.escape(lineage[-1][0]) or "*", value)
+        else:
+            paths.setdefault(pattern, value)
+    return Rules(paths)
+
+
 def decide(rules: Rules, lineages: Iterable[Lineage]) -> dict[str, str | None]:
     """The pattern that decides each module, by module path; None where no rule does.
 
@@ -81,9 +106,7 @@ def decide(rules: Rules, lineages: Iterable[Lineage]) -> dict[str, str | None]:
         with the nearest paths or types.
     """
     lineages = tuple(lineages)
-    decided = {
-        lineage[-1][0]: next((pattern for pattern in rules if covers(pattern, lineage)), None) for lineage in lineages
-    }
+    decided = {lineage[-1][0]: winner(rules, lineage) for lineage in lineages}
     idle = [p for p in rules if p not in decided.values() and p.lower() != NORM]
     if idle:
         raise UsageError("\n".join(_why_idle(pattern, rules, lineages) for pattern in idle))
@@ -93,8 +116,8 @@ def decide(rules: Rules, lineages: Iterable[Lineage]) -> dict[str, str | None]:
 def _why_idle(pattern: str, rules: Rules, lineages: tuple[Lineage, ...]) -> str:
     matched = [lineage for lineage in lineages if covers(pattern, lineage)]
     if matched:
-        winner = next(p for p in rules if covers(p, matched[0]))
-        return f"rule '{pattern}' decides nothing: all it matches is decided by '{winner}' before it; put it first"
+        first = winner(rules, matched[0])
+        return f"rule '{pattern}' decides nothing: all it matches is decided by '{first}' before it; put it first"
     if pattern.startswith("type:"):
         known = sorted({f"type:{name}" for lineage in lineages for _, types in lineage for name in types})
     else:

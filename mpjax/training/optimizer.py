@@ -43,7 +43,7 @@ def with_precision(
 ) -> optax.GradientTransformation:
     """`inner` on float32 master weights if wanted, inside the loss scaling: "none", "dynamic", or a static scale."""
     if masters:
-        inner = master_weights(inner)
+        inner = master_weights(inner, stochastic_rounding=config.stochastic_rounding)
     if loss_scale == "none":
         return no_loss_scaling(inner)
     if isinstance(loss_scale, float):
@@ -55,6 +55,7 @@ def with_precision(
         min_scale=config.min_scale,
         max_scale=config.max_scale,
         hysteresis=config.hysteresis,
+        tolerance=config.tolerance,
     )
 
 

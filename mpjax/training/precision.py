@@ -8,6 +8,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT16, HALF, slow_half_reason
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import Preset, find_preset, get_policy
+from mpjax.precision.rules import NORM
 
 
 class PrecisionPlan(NamedTuple):
@@ -15,11 +16,13 @@ class PrecisionPlan(NamedTuple):
 
     Attributes:
       policy: its dtypes and rules.
+      mode: "module" (dtypes set on the model's modules) or "autocast" (casts placed per operation).
       loss_scale: "none", "dynamic", or a static scale.
       master_weights: whether the optimizer keeps float32 copies of half-precision parameters.
     """
 
     policy: Policy
+    mode: str
     loss_scale: str | float
     master_weights: bool
 
@@ -34,11 +37,6 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
     rules = {**config.rules, **{p: v for p, v in policy.rules.items() if p not in config.rules}}
     policy = dataclasses.replace(policy, rules=rules)
     preset = find_preset(config.policy) or Preset("", policy)
-    if preset.mode == "autocast":
-        raise UsageError(
-            f"--precision.policy {config.policy} places casts by autocast, which the trainer does not offer: "
-            "write O2, the same dtypes set on modules"
-        )
     halves = policy.param_dtype in HALF
     if config.master_weights == "on" and not halves:
         raise UsageError(
@@ -46,7 +44,12 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
             f"{policy.param_dtype} already; write float16 or bfloat16 as the policy, or leave master_weights at auto"
         )
     masters = config.master_weights == "on" or (config.master_weights == "auto" and preset.master_weights)
-    return PrecisionPlan(policy, _loss_scale(config, preset, policy), masters)
+    if config.stochastic_rounding and not masters:
+        raise UsageError(
+            "--precision.stochastic_rounding rounds parameters from their float32 master weights, of which this run has "
+            "none: write float16 or bfloat16 as the policy, and master_weights auto or on"
+        )
+    return PrecisionPlan(policy, _mode(config, preset, policy), _loss_scale(config, preset, policy), masters)
 
 
 def advice(plan: PrecisionPlan, device) -> list[str]:
@@ -78,6 +81,23 @@ def floor_of(plan: PrecisionPlan, config: schema.Precision) -> float | None:
     if plan.loss_scale == "none":
         return None
     return config.min_scale if plan.loss_scale == "dynamic" else float(plan.loss_scale)
+
+
+def _mode(config: schema.Precision, preset: Preset, policy: Policy) -> str:
+    if config.mode == "auto":
+        return preset.mode
+    if config.mode == "module" and preset.mode == "autocast":
+        raise UsageError(
+            f"--precision.mode module contradicts --precision.policy {config.policy}, which is autocast; write O2 for "
+            "the same dtypes set on modules"
+        )
+    half_norms = [value for pattern, value in policy.rules.items() if pattern.lower() == NORM and value in HALF]
+    if config.mode == "autocast" and half_norms:
+        raise UsageError(
+            f"--precision.mode autocast contradicts --precision.policy {config.policy}: autocast computes norms in "
+            f"float32, and the policy in {half_norms[0]}; leave out one of the two"
+        )
+    return config.mode
 
 
 def _usual_scaling(policy: Policy) -> str:

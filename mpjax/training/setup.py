@@ -1,6 +1,7 @@
 """From settings to the parts of a step: model, objective, optimizer, and the state before the first step."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,13 @@ from flax import nnx
 from mpjax import models
 from mpjax.config import Config
 from mpjax.data import prepare
-from mpjax.precision.modules import PolicyReport, apply_policy
+from mpjax.precision.casting import autocast
+from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
+from mpjax.precision.scopes import name_scopes
 from mpjax.training.objective import Objective, classification
 from mpjax.training.precision import PrecisionPlan
 from mpjax.training.state import TrainState, create_state
-from mpjax.training.structure import Structure, take_apart
+from mpjax.training.structure import Structure, take_apart, uncast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +28,14 @@ class Task:
     Attributes:
       structure: the model taken apart.
       objective: its loss and its measures.
+      cast: puts the casts of the policy around a pure function that calls the model; identity if they are in the model.
       precision: what each submodule got.
       make_model: key to model, with initial values.
     """
 
     structure: Structure
     objective: Objective
+    cast: Callable[[Callable], Callable]
     precision: PolicyReport
     make_model: Callable[[jax.Array], nnx.Module]
 
@@ -42,18 +47,23 @@ def make_task(config: Config, plan: PrecisionPlan, *, image_shape: tuple[int, in
       UsageError: a rule of the policy that matches no module.
     """
 
+    autocasting = plan.mode == "autocast"
+    policy = storage_policy(plan.policy) if autocasting else plan.policy
+
     def make_model(key: jax.Array) -> nnx.Module:
         model = models.build(config.model, image_shape=image_shape, num_classes=num_classes, rngs=nnx.Rngs(key))
-        apply_policy(model, plan.policy)
+        name_scopes(model)
+        apply_policy(model, policy)
         return model
 
     abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))
     objective = classification(
         lambda images, key: prepare(images, config.data, key),
-        plan.policy,
+        policy,
         label_smoothing=config.training.label_smoothing,
     )
-    return Task(take_apart(abstract)[0], objective, apply_policy(abstract, plan.policy), make_model)
+    cast = functools.partial(autocast, policy=scope_policy(abstract, plan.policy)) if autocasting else uncast
+    return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model)
 
 
 def initial_state(task: Task, tx: optax.GradientTransformation, *, seed: int, ema: bool, sharding) -> TrainState:

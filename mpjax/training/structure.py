@@ -1,6 +1,7 @@
 """A Flax model taken apart once: flat dicts of arrays by path for the step, and how to put them together again."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,6 +59,11 @@ class Structure:
         """The model's present statistics, as after a call in training mode."""
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
+
+
+def uncast(fn: Callable) -> Callable:
+    """`fn` itself: the casts are in the model."""
+    return fn
 
 
 def take_apart(model: nnx.Module) -> tuple[Structure, Arrays, Arrays]:

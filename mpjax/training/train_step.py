@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
+from mpjax.precision.attempt import optax_promotion
 from mpjax.precision.dtypes import FLOAT32, widest
-from mpjax.precision.loss_scale import loss_scale_state, optax_promotion, where_finite
+from mpjax.precision.loss_scale import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.metrics import Metrics, pack
 from mpjax.training.state import TrainState, step_key
-from mpjax.training.structure import Structure
+from mpjax.training.structure import Structure, uncast
 
 
 def make_train_step(
@@ -21,6 +22,7 @@ def make_train_step(
     tx: optax.GradientTransformation,
     loss_fn: Callable,
     *,
+    cast: Callable[[Callable], Callable] = uncast,
     learning_rate: optax.Schedule | float | None = None,
     accumulate: int = 1,
     ema: float = 0.0,
@@ -32,6 +34,8 @@ def make_train_step(
       structure: the model taken apart (`mpjax.training.take_apart`), its policy applied.
       tx: the optimizer, inside one of the loss-scaling wrappers.
       loss_fn: `(model, batch, key) -> (loss, metrics)`, scalars; the model is in training mode.
+      cast: puts casts around the pure function that calls the model, as `functools.partial(mpjax.autocast,
+        policy="mixed_float16")` does; by default they are in the model.
       learning_rate: the optimizer's schedule, only to report the rate of the step.
       accumulate: micro-batches that the batch is cut into, one after the other; gradients, losses and metrics are
         averaged, statistics go from one to the next.
@@ -50,7 +54,7 @@ def make_train_step(
             loss, metrics = loss_fn(model, batch, key)
             return loss, (structure.stats_of(model), metrics)
 
-        differentiate = scaled_value_and_grad(loss_of, has_aux=True)
+        differentiate = scaled_value_and_grad(cast(loss_of), has_aux=True)
 
         def one(stats, key, batch):
             (loss, (stats, metrics)), grads = differentiate(state.opt_state, state.params, stats, key, batch)

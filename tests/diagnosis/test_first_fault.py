@@ -9,6 +9,7 @@ from flax import nnx
 from mpjax.diagnosis.first_fault import explain, first_fault
 from mpjax.precision import apply_policy, dynamic_loss_scaling
 from mpjax.training import create_state, take_apart
+from mpjax.training.structure import uncast
 
 
 class Chain(nnx.Module):
@@ -118,7 +119,7 @@ def test_a_state_and_a_batch_are_explained_in_a_sentence(chain, factor, says):
     def loss(model, batch, key):
         return jnp.mean(model(batch["image"])), {}
 
-    assert explain(structure, loss, 0, state, {"image": jnp.ones((2, 4))}) == says
+    assert explain(structure, loss, uncast, 0, state, {"image": jnp.ones((2, 4))}) == says
 
 
 def test_looking_leaves_the_model_as_it_was(chain):

@@ -56,7 +56,9 @@ def test_float16_by_a_rule_alone_is_scaled():
     ("settings", "says"),
     [
         ({"policy": "mixed_flot16"}, "unknown precision policy 'mixed_flot16'; did you mean 'mixed_float16'"),
-        ({"policy": "O1"}, "--precision.policy O1 places casts by autocast.*: write O2"),
+        ({"policy": "O1", "mode": "module"}, "--precision.mode module contradicts --precision.policy O1.*write O2"),
+        ({"policy": "O3", "mode": "autocast"}, "--precision.mode autocast contradicts --precision.policy O3.*norms"),
+        ({"stochastic_rounding": True}, "--precision.stochastic_rounding rounds parameters from their float32 master"),
         (
             {"policy": "mixed_float16", "master_weights": "on"},
             "--precision.master_weights on contradicts --precision.policy mixed_float16: its parameters are float32 "

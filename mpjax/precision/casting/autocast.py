@@ -8,13 +8,17 @@ import functools
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
+from mpjax.errors import UsageError
 from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
+from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.values import arrays_of, is_weak, split_arrays, values_of
-from mpjax.precision.dtypes import HALF
+from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
+from mpjax.precision.rules import NORM, Rules, decide, scope_lineage, winner
 
 
 def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = OPERATIONS) -> Callable:
@@ -23,18 +27,33 @@ def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = O
     Parameters and inputs stay as they are and are cast at each use, so that gradients arrive in the parameters' dtypes.
     Values leave `fn` in the dtype their last operation gave them.
 
+    Rules of the policy are for named scopes (`jax.named_scope`): Flax linen and Haiku open one for each module,
+    `mpjax.precision.name_scopes` makes an NNX model do so. A rule of float32 computes all in its scopes in float32, one
+    of float16 or bfloat16 the products.
+
     Args:
       fn: any function of pytrees; their arrays are traced, other leaves are passed on as they are.
-      policy: a `Policy` or what `get_policy` takes; its `compute_dtype` counts. With float32 or float64 there is
-        nothing to cast, and `fn` itself is returned.
+      policy: a `Policy` or what `get_policy` takes; its `compute_dtype` and its rules count. Where neither is half
+        precision there is nothing to cast, and `fn` itself is returned.
       operations: which primitive runs in which dtype.
 
     Returns:
-      A function of the same signature.
+      A function of the same signature. It raises UsageError when a rule matches no scope.
+
+    Raises:
+      UsageError: a rule for a type, which scopes do not have, or for float64.
     """
-    compute_dtype = get_policy(policy).compute_dtype
-    if compute_dtype not in HALF:
+    policy = get_policy(policy)
+    rules = _rules_for_scopes(policy)
+    if not {policy.compute_dtype, *rules.values()} & set(HALF):
         return fn
+
+    @functools.cache
+    def dtype_of(scope: str) -> np.dtype:
+        pattern = winner(rules, scope_lineage(scope))
+        return rules[pattern] if pattern else policy.compute_dtype
+
+    interpreter = Interpreter(dtype_of if rules else lambda scope: policy.compute_dtype, operations)
 
     @functools.wraps(fn)
     def autocast_fn(*args, **kwargs):
@@ -45,11 +64,30 @@ def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = O
             return fn(*args, **kwargs)
 
         jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        inputs = values_of(arrays, [is_weak(array) for array in arrays])
-        outputs = Interpreter(compute_dtype, operations).run(jaxpr, inputs)
+        if rules:
+            decide(rules, {scope_lineage(scope) for scope, _ in equations(jaxpr)})
+        outputs = interpreter.run(jaxpr, values_of(arrays, [is_weak(array) for array in arrays]))
         return jax.tree.unflatten(jax.tree.structure(shape), arrays_of(outputs))
 
     return autocast_fn
+
+
+def _rules_for_scopes(policy: Policy) -> Rules:
+    """The compute dtype of each rule, checked to be one that a scope can have."""
+    dtypes = {}
+    for pattern, value in policy.rules.items():
+        dtype = value.compute_dtype if isinstance(value, Policy) else value
+        if pattern.lower() == NORM and dtype == FLOAT32:
+            continue  # as the lists have it
+        if pattern.startswith("type:"):
+            raise UsageError(
+                f"rule '{pattern}': autocast sees named scopes, which have no type; write a path, or apply_policy the "
+                "model instead. Norms are computed in float32 by the lists of operations"
+            )
+        if dtype == FLOAT64:
+            raise UsageError(f"rule '{pattern}': autocast computes in float16, bfloat16 or float32, not in float64")
+        dtypes[pattern] = dtype
+    return Rules(dtypes)
 
 
 def full_precision(fn: Callable) -> Callable:

@@ -1,7 +1,7 @@
 """Runs a jaxpr again, equation by equation, with the casts that autocast's lists ask for."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.precision.casting import control_flow, derivatives
-from mpjax.precision.casting.jaxprs import as_function, opened
+from mpjax.precision.casting.jaxprs import as_function, opened, scope_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, is_weak, values_of
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, float_range, is_floating, widest
@@ -25,12 +25,14 @@ class Interpreter(NamedTuple):
     """How to run a jaxpr.
 
     Attributes:
-      compute_dtype: of the low list.
+      dtype_of: named scope to compute dtype, that of the low list; where it is float32, all lists are in float32.
       operations: the lists.
+      scope: the named scopes that the jaxpr stands in.
     """
 
-    compute_dtype: np.dtype
+    dtype_of: Callable[[str], np.dtype]
     operations: Operations
+    scope: str = ""
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """The outputs of a jaxpr, open or closed, for inputs of whatever floating dtypes."""
@@ -39,23 +41,26 @@ class Interpreter(NamedTuple):
         env: dict[Any, Value] = dict(zip(body.constvars, constants, strict=True))
         env.update(zip(body.invars, inputs, strict=True))
 
-        def read(atom) -> Value:
+        def read(atom, compute_dtype: np.dtype) -> Value:
             if isinstance(atom, core.Literal):
-                return Value(atom.val, weak=np.ndim(atom.val) == 0 and _fits(atom.val, self.compute_dtype))
+                return Value(atom.val, weak=np.ndim(atom.val) == 0 and _fits(atom.val, compute_dtype))
             return env[atom]
 
         for eqn in body.eqns:
+            scope = scope_of(eqn, self.scope)
+            compute_dtype = self.dtype_of(scope)
+            inputs = [read(atom, compute_dtype) for atom in eqn.invars]
             with _scope(eqn):
-                outputs = self._apply(eqn, [read(atom) for atom in eqn.invars], body.debug_info)
+                outputs = self._apply(eqn, inputs, body.debug_info, scope, compute_dtype)
             env.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(atom) for atom in body.outvars]
+        return [read(atom, self.dtype_of(self.scope)) for atom in body.outvars]
 
-    def _apply(self, eqn, inputs: list[Value], debug_info) -> list[Value]:
+    def _apply(self, eqn, inputs: list[Value], debug_info, scope: str, compute_dtype: np.dtype) -> list[Value]:
         name = eqn.primitive.name
         if name == "jit" and eqn.params["name"] == FULL_PRECISION:
             return _as_traced(eqn, inputs, debug_info)
         if name in HANDLERS:
-            return HANDLERS[name](self.run, eqn, inputs, debug_info)
+            return HANDLERS[name](self._replace(scope=scope).run, eqn, inputs, debug_info)
         rule = self.operations.rule(name)
         wide = any(getattr(value.array, "dtype", None) == FLOAT64 for value in inputs)
         if rule == "as_traced" or wide or _says_its_dtypes(eqn):
@@ -64,7 +69,10 @@ class Interpreter(NamedTuple):
             return [_converted(eqn, inputs[0])]
         if name in _EACH:
             return [Value(array) for array in _bind(eqn.primitive, [value.array for value in inputs], eqn.params)]
-        dtype = {"low": self.compute_dtype, "full": FLOAT32}.get(rule) or _widest(inputs)
+        if rule == "low":
+            dtype = compute_dtype
+        else:
+            dtype = FLOAT32 if rule == "full" or compute_dtype == FLOAT32 else _widest(inputs)
         arrays = [cast(value.array, dtype) for value in inputs]
         outputs = _bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
         # What is made of scalars alone, as the zeros of a `where` or the root in a scale, takes the dtype of what it

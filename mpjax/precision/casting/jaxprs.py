@@ -1,10 +1,13 @@
-"""What JAX's versions disagree on about jaxprs; the only file that knows parameters JAX keeps private.
+"""What JAX's versions disagree on about jaxprs; the only file that knows what JAX keeps private of them.
 
 A scan counts its constants and carries in 0.10 and 0.11, and holds them as trees in 0.12; 0.12 has one class of jaxpr
-where there were an open one and a closed one, which carries the values of the constants.
+where there were an open one and a closed one, which carries the values of the constants. The named scopes and the
+source lines of an equation are in `eqn.source_info`, for which there is no public name.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -46,3 +49,67 @@ def as_function(eqn, debug_info) -> Callable:
 def open_shardings(shardings) -> tuple:
     """The shardings of an inner `jit`, None where it left them to the compiler."""
     return tuple(s if isinstance(s, jax.sharding.Sharding) else None for s in shardings)
+
+
+def equations(jaxpr, outer: str = "") -> Iterator[tuple[str, Any]]:
+    """Every equation of a jaxpr with its named scopes; control flow and calls come before what they hold."""
+    for eqn in opened(jaxpr)[0].eqns:
+        scope = scope_of(eqn, outer)
+        yield scope, eqn
+        if eqn.primitive.name in _ENTERED:
+            for held in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
+                if _is_jaxpr(held):
+                    yield from equations(held, scope)
+
+
+def _is_jaxpr(node) -> bool:
+    return isinstance(node, core.Jaxpr | core.ClosedJaxpr)
+
+
+# Not kernels, whose bodies mean something else, and not the functions in a scatter or a reduction.
+_ENTERED = frozenset(
+    {
+        *("jit", "scan", "while", "cond", "remat2", "checkpoint", "shard_map", "custom_jvp_call", "custom_vjp_call"),
+        *("closed_call", "core_call", "eval_jaxpr", "call"),
+    }
+)
+
+
+def scope_of(eqn, outer: str = "") -> str:
+    """The named scopes of an equation without the transformations, `blocks/0/conv1`, inside those of its jaxpr."""
+    inner = _scopes(eqn.source_info.name_stack)
+    return f"{outer}/{inner}" if outer and inner else outer or inner
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(stack) -> str:
+    return str(stack)
+
+
+# A scope, or a transformation around some, `transpose(jvp(stem/conv))`.
+_PART = re.compile(r"\w+\([^/]*(?:/[^/()]+)*\)+|[^/]+")
+_TRANSFORMATION = re.compile(r"\w+\((.*)\)")
+_OWN_SCOPES = frozenset({"checkpoint", "rematted_computation"})
+
+
+@functools.lru_cache(maxsize=4096)
+def _scopes(stack) -> str:
+    names: list[str] = []
+    transposed: int | None = None
+    for part in _PART.findall(_text(stack)):
+        if transposed is not None and part.startswith("jvp("):
+            # The transpose of a rematerialised function states the path anew: transpose(jvp(a))/0/jvp(a)/0.
+            del names[transposed:]
+            transposed = None
+        if part.startswith("transpose("):
+            transposed = len(names)
+        scope = _inside(part)
+        if scope and scope not in _OWN_SCOPES:
+            names.append(scope)
+    return "/".join(names)
+
+
+def _inside(part: str) -> str:
+    """What stands inside all transformations."""
+    inner = _TRANSFORMATION.fullmatch(part)
+    return _inside(inner[1]) if inner else part

@@ -1,0 +1,209 @@
+"""An optimizer's step that counts only if its gradients are finite; of one optimizer, or of several side by side."""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mpjax.errors import UsageError
+from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
+from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.precision.master import MasterWeightsState
+
+
+T = TypeVar("T")
+
+
+class Step(NamedTuple):
+    """What an attempted step came to.
+
+    Attributes:
+      updates: minus zero where the gradients were not finite.
+      finite: bool scalar, whether they were, here and earlier in the window of micro-batches.
+      state: the optimizer's, as before where they were not.
+      done: bool scalar, whether the step closed a window.
+    """
+
+    updates: Any
+    finite: jax.Array
+    state: Any
+    done: jax.Array
+
+
+class Attempt(NamedTuple):
+    """An optimizer, as loss scaling uses it.
+
+    Attributes:
+      init: parameters to state, moments at least float32.
+      where_finite: `(gradients, finite before, state, params, extra, axis_name) -> Step`, on unscaled gradients.
+      unconditionally: `(gradients, state, params, extra) -> (updates, state)`.
+      fresh: state to bool scalar, whether the next step opens a window.
+    """
+
+    init: Callable
+    where_finite: Callable[..., Step]
+    unconditionally: Callable
+    fresh: Callable
+
+
+class GroupState(NamedTuple):
+    """State of one of several optimizers.
+
+    Attributes:
+      finite: bool scalar, whether its last gradients were finite, so that its last step was applied.
+      inner_state: the optimizer's own.
+    """
+
+    finite: jax.Array
+    inner_state: Any
+
+
+class CountedState(NamedTuple):
+    """State of a counted attempt.
+
+    Attributes:
+      steps: int32, steps since the count was last set to zero.
+      skipped: int32, those of them that were skipped.
+      inner_state: that of the attempt.
+    """
+
+    steps: jax.Array
+    skipped: jax.Array
+    inner_state: Any
+
+
+def alone(inner: optax.GradientTransformation) -> Attempt:
+    """One optimizer."""
+    inner = optax.with_extra_args_support(inner)
+
+    def unconditionally(gradients, state, params, extra):
+        with optax_promotion():
+            return inner.update(gradients, state, params, **extra)
+
+    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
+        # A window is one step, or the micro-batches of an optax.MultiSteps inside; it stays bad once it was bad.
+        finite = _all_finite(gradients, axis_name) & (was_finite | opens_window(state))
+        proposed, new_state = unconditionally(countable(gradients, finite, state), state, params, extra)
+        kept = discard_window(state, new_state)
+        # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0.
+        updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.full_like(u, -0.0)), proposed)
+        return Step(updates, finite, select(finite, new_state, kept), closes_window(state, new_state))
+
+    return Attempt(functools.partial(_init_in_float32, inner), where_finite, unconditionally, opens_window)
+
+
+def together(attempts: Mapping[str, Attempt]) -> Attempt:
+    """Several optimizers by name, of parameters by the same names; each is skipped for its own gradients alone."""
+
+    def named(tree, what: str) -> Mapping:
+        if not isinstance(tree, Mapping) or set(tree) != set(attempts):
+            got = ", ".join(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
+            raise UsageError(f"several optimizers with one scale: wanted {what} of {', '.join(attempts)}; got {got}")
+        return tree
+
+    def init(params) -> dict[str, GroupState]:
+        params = named(params, "parameters")
+        return {name: GroupState(jnp.asarray(True), attempts[name].init(params[name])) for name in attempts}
+
+    def unconditionally(gradients, state, params, extra):
+        gradients, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
+        results = {
+            name: one.unconditionally(gradients[name], state[name].inner_state, given.get(name), extra)
+            for name, one in attempts.items()
+        }
+        states = {name: state[name]._replace(inner_state=result[1]) for name, result in results.items()}
+        return {name: result[0] for name, result in results.items()}, states
+
+    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
+        gradients, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
+        steps = {
+            name: one.where_finite(
+                gradients[name], state[name].finite, state[name].inner_state, given.get(name), extra, axis_name
+            )
+            for name, one in attempts.items()
+        }
+        return Step(
+            {name: step.updates for name, step in steps.items()},
+            _all(step.finite for step in steps.values()) & (was_finite | fresh(state)),
+            {name: GroupState(step.finite, step.state) for name, step in steps.items()},
+            _all(step.done for step in steps.values()),
+        )
+
+    def fresh(state) -> jax.Array:
+        return _all(one.fresh(state[name].inner_state) for name, one in attempts.items())
+
+    return Attempt(init, where_finite, unconditionally, fresh)
+
+
+def counted(attempt: Attempt) -> Attempt:
+    """The attempt, with its steps and skipped steps counted in its state."""
+
+    def init(params) -> CountedState:
+        return CountedState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), attempt.init(params))
+
+    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
+        step = attempt.where_finite(gradients, was_finite, state.inner_state, params, extra, axis_name)
+        steps = state.steps + step.done.astype(jnp.int32)
+        skipped = state.skipped + (step.done & ~step.finite).astype(jnp.int32)
+        return step._replace(state=CountedState(steps, skipped, step.state))
+
+    def unconditionally(gradients, state, params, extra):
+        updates, inner_state = attempt.unconditionally(gradients, state.inner_state, params, extra)
+        return updates, state._replace(inner_state=inner_state)
+
+    return Attempt(init, where_finite, unconditionally, lambda state: attempt.fresh(state.inner_state))
+
+
+def select(condition: jax.Array, new: T, old: T) -> T:
+    """`new` where the condition holds, else `old`."""
+
+    # Leaf by leaf, not lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
+    def pick(a, b):
+        return a if a is b else jnp.where(condition, a, b)
+
+    return jax.tree.map(pick, new, old)
+
+
+def optax_promotion():
+    """Optax divides by integer step counts; it works also where the user made dtype promotion strict for other code."""
+    return jax.numpy_dtype_promotion("standard")
+
+
+def _all(flags) -> jax.Array:
+    return functools.reduce(operator.and_, flags)
+
+
+def _all_finite(tree, axis_name) -> jax.Array:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    finite = jnp.asarray(True)
+    for leaf in leaves:
+        finite &= jnp.isfinite(leaf).all()
+    if axis_name is not None:
+        finite = jax.lax.pmin(finite.astype(jnp.int32), axis_name) == 1
+    return finite
+
+
+def _init_in_float32(inner: optax.GradientTransformation, params):
+    """The inner state, with what follows the parameters' dtype (moments) at least float32, as the gradients will be.
+
+    What `master_weights` holds is float32 already, and has another structure for parameters that are.
+    """
+
+    def widen(leaf, like):
+        return leaf.astype(like.dtype) if is_floating(leaf) else leaf
+
+    def is_master(node) -> bool:
+        return isinstance(node, MasterWeightsState)
+
+    state = inner.init(params)
+    widened = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, widest(p.dtype, FLOAT32)) if is_floating(p) else p, params
+    )
+    wanted = jax.eval_shape(inner.init, widened)
+    if jax.tree.structure(wanted, is_leaf=is_master) != jax.tree.structure(state, is_leaf=is_master):
+        return state  # the inner transform tells dtypes apart by itself
+    return jax.tree.map(widen, state, wanted, is_leaf=is_master)
