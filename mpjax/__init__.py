@@ -12,6 +12,7 @@ _HOMES = {
         "LossScaleState",
         "Policy",
         "apply_policy",
+        "audit",
         "autocast",
         "check_dtypes",
         "dynamic_loss_scaling",

@@ -1,5 +1,7 @@
 """The heart of mpjax: policies, casts and loss scaling, each usable without the others and without Flax."""
 
+from mpjax.precision.audit import audit
+from mpjax.precision.audit_report import Audit
 from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_precision
 from mpjax.precision.check import check_dtypes
 from mpjax.precision.loss_scale import (
@@ -20,11 +22,13 @@ from mpjax.precision.scopes import name_scopes
 
 __all__ = [
     "OPERATIONS",
+    "Audit",
     "LossScaleState",
     "Operations",
     "Policy",
     "PolicyReport",
     "apply_policy",
+    "audit",
     "autocast",
     "check_dtypes",
     "dynamic_loss_scaling",

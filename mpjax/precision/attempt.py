@@ -99,35 +99,35 @@ def alone(inner: optax.GradientTransformation) -> Attempt:
 def together(attempts: Mapping[str, Attempt]) -> Attempt:
     """Several optimizers by name, of parameters by the same names; each is skipped for its own gradients alone."""
 
-    def named(tree, what: str) -> Mapping:
+    def named(tree, what: str) -> dict[str, Any]:
         if not isinstance(tree, Mapping) or set(tree) != set(attempts):
             got = ", ".join(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
             raise UsageError(f"several optimizers with one scale: wanted {what} of {', '.join(attempts)}; got {got}")
-        return tree
+        return dict(zip(*_opened(tree)[:2], strict=True))
 
     def init(params) -> dict[str, GroupState]:
         params = named(params, "parameters")
         return {name: GroupState(jnp.asarray(True), attempts[name].init(params[name])) for name in attempts}
 
     def unconditionally(gradients, state, params, extra):
-        gradients, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
+        parts, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
         results = {
-            name: one.unconditionally(gradients[name], state[name].inner_state, given.get(name), extra)
+            name: one.unconditionally(parts[name], state[name].inner_state, given.get(name), extra)
             for name, one in attempts.items()
         }
         states = {name: state[name]._replace(inner_state=result[1]) for name, result in results.items()}
-        return {name: result[0] for name, result in results.items()}, states
+        return _like(gradients, {name: result[0] for name, result in results.items()}), states
 
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
-        gradients, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
+        parts, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
         steps = {
             name: one.where_finite(
-                gradients[name], state[name].finite, state[name].inner_state, given.get(name), extra, axis_name
+                parts[name], state[name].finite, state[name].inner_state, given.get(name), extra, axis_name
             )
             for name, one in attempts.items()
         }
         return Step(
-            {name: step.updates for name, step in steps.items()},
+            _like(gradients, {name: step.updates for name, step in steps.items()}),
             _all(step.finite for step in steps.values()) & (was_finite | fresh(state)),
             {name: GroupState(step.finite, step.state) for name, step in steps.items()},
             _all(step.done for step in steps.values()),
@@ -171,6 +171,21 @@ def select(condition: jax.Array, new: T, old: T) -> T:
 def optax_promotion():
     """Optax divides by integer step counts; it works also where the user made dtype promotion strict for other code."""
     return jax.numpy_dtype_promotion("standard")
+
+
+def _opened(mapping) -> tuple[list, list, Any]:
+    """Names, parts and tree definition of a mapping, its parts as it holds them.
+
+    Asked for a part by name, a Flax FrozenDict or nnx.State hands out another of its kind, which is another tree.
+    """
+    children, container = jax.tree_util.tree_flatten_with_path(mapping, is_leaf=lambda node: node is not mapping)
+    return [path[0].key for path, _ in children], [part for _, part in children], container
+
+
+def _like(mapping, parts: Mapping[str, Any]):
+    """`parts` in the kind of mapping that `mapping` is."""
+    names, _, container = _opened(mapping)
+    return jax.tree.unflatten(container, [parts[name] for name in names])
 
 
 def _all(flags) -> jax.Array:

@@ -102,7 +102,8 @@ def dynamic_loss_scaling(
         shrink = consecutive_skips >= hysteresis
         inner_state = state.inner_state
         if tolerance:
-            shrink &= inner_state.skipped >= tolerance * inner_state.steps.astype(jnp.float32)
+            # The share, not a product with it: rounded, 15 of 50 is 0.3, while 50 times 0.3 is more than 15.
+            shrink &= inner_state.skipped.astype(jnp.float32) / inner_state.steps.astype(jnp.float32) >= tolerance
             changed = jnp.where(finite, grow, shrink)
             steps, skipped = (jnp.where(changed, 0, count) for count in (inner_state.steps, inner_state.skipped))
             inner_state = inner_state._replace(steps=steps, skipped=skipped)
@@ -194,7 +195,10 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
 
 
 def _attempt(inner: Optimizers) -> Attempt:
-    return together({name: alone(tx) for name, tx in inner.items()}) if isinstance(inner, Mapping) else alone(inner)
+    if not isinstance(inner, Mapping):
+        return alone(inner)
+    _require(len(inner) > 0, "an optimizer, or several by name", "none")
+    return together({name: alone(tx) for name, tx in inner.items()})
 
 
 def _loss_scaling(attempt: Attempt, initial_scale, adjust, axis_name) -> optax.GradientTransformationExtraArgs:

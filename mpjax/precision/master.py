@@ -25,7 +25,7 @@ class MasterWeightsState(NamedTuple):
 
     masters: Any
     inner_state: Any
-    roundings: jax.Array | None = None
+    roundings: Any = None
 
 
 def master_weights(

@@ -77,7 +77,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     policy = get_policy(policy)
     require_x64(*_dtypes(policy))
 
-    modules = _modules(model)
+    modules = modules_of(model)
     norm_dtype = widest(policy.compute_dtype, FLOAT32)
     rules = Rules({**policy.rules, **({} if NORM in policy.rules else {NORM: norm_dtype})})
     decided = decide(rules, _lineages(modules))
@@ -106,10 +106,11 @@ def storage_policy(policy: Policy) -> Policy:
 
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     """What to give `autocast` for calls of `model`, its scopes named: `policy`, with module paths in place of types."""
-    return dataclasses.replace(policy, rules=by_path(policy.rules, _lineages(_modules(model))))
+    return dataclasses.replace(policy, rules=by_path(policy.rules, _lineages(modules_of(model))))
 
 
-def _modules(model) -> dict:
+def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
+    """The submodules of `model` and itself, by module path."""
     from flax import nnx
 
     return {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
@@ -145,10 +146,11 @@ def _lineage(path: str, modules: dict) -> Lineage:
     """The module at `path` and its parents, root first."""
     parts = path.split("/") if path else []
     ancestors = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
-    return tuple((name, frozenset(_class_names(modules[name]))) for name in ancestors if name in modules)
+    return tuple((name, frozenset(class_names(modules[name]))) for name in ancestors if name in modules)
 
 
-def _class_names(module) -> Iterator[str]:
+def class_names(module: "nnx.Module") -> Iterator[str]:
+    """The names of a module's class and of the NNX classes it inherits from."""
     from flax import nnx
 
     for cls in _plain_class(type(module)).__mro__:
@@ -174,7 +176,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
         module.dtype = compute_dtype
     if _settable(module, "param_dtype"):
         module.param_dtype = param_dtype
-    norm = is_norm(_class_names(module))
+    norm = is_norm(class_names(module))
     inside = compute_dtype if norm else None
     if norm and output_dtype is None:
         output_dtype = compute_dtype

@@ -86,12 +86,14 @@ def scope_lineage(scope: str) -> Lineage:
 
 
 def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
-    """The same rules for named scopes, which have no type: each `type:` pattern as the paths of what it matches."""
+    """The same rules for named scopes, which have no type: each `type:` pattern as the paths of what it decides."""
+    decided = {lineage: winner(rules, lineage) for lineage in lineages}
     paths: dict[str, Any] = {}
     for pattern, value in rules.items():
         if pattern.startswith("type:"):
-            for lineage in lineages:
-                if covers(pattern, lineage):
+            for lineage, decisive in decided.items():
+                # A path covers all that the module holds, so that the outermost will do.
+                if decisive == pattern != decided.get(lineage[:-1]):
                     paths.setdefault(glob.escape(lineage[-1][0]) or "*", value)
         else:
             paths.setdefault(pattern, value)

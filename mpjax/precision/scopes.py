@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def name_scopes(model: "nnx.Module") -> None:
     """Makes every submodule of `model` run under `jax.named_scope` of its path (`blocks/3/conv1`), in place.
 
-    The scopes nest as the calls do; they cost nothing at run time.
+    The scopes nest as the calls do; they cost nothing at run time. A second call changes nothing.
     """
     from flax import nnx
 
@@ -23,7 +23,7 @@ def name_scopes(model: "nnx.Module") -> None:
     for path, module in modules.items():
         parents = [path[:depth] for depth in range(len(path)) if path[:depth] in modules]
         name = "/".join(map(str, path[len(parents[-1]) if parents else 0 :]))
-        if name:
+        if name and getattr(type(module), "_mpjax_scope", None) != name:
             module.__class__ = _scoped(type(module), name)
 
 
@@ -35,4 +35,4 @@ def _scoped(cls: type, name: str) -> type:
         with jax.named_scope(name):
             return call(self, *args, **kwargs)
 
-    return with_call(cls, around)
+    return with_call(cls, around, _mpjax_scope=name)

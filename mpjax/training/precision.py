@@ -46,7 +46,7 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
     masters = config.master_weights == "on" or (config.master_weights == "auto" and preset.master_weights)
     if config.stochastic_rounding and not masters:
         raise UsageError(
-            "--precision.stochastic_rounding rounds parameters from their float32 master weights, of which this run has "
+            "--precision.stochastic_rounding rounds parameters from their float32 master weights, and this run has "
             "none: write float16 or bfloat16 as the policy, and master_weights auto or on"
         )
     return PrecisionPlan(policy, _mode(config, preset, policy), _loss_scale(config, preset, policy), masters)
@@ -84,20 +84,20 @@ def floor_of(plan: PrecisionPlan, config: schema.Precision) -> float | None:
 
 
 def _mode(config: schema.Precision, preset: Preset, policy: Policy) -> str:
-    if config.mode == "auto":
-        return preset.mode
-    if config.mode == "module" and preset.mode == "autocast":
+    mode = preset.mode if config.mode == "auto" else config.mode
+    if mode == "module" and preset.mode == "autocast":
         raise UsageError(
             f"--precision.mode module contradicts --precision.policy {config.policy}, which is autocast; write O2 for "
             "the same dtypes set on modules"
         )
-    half_norms = [value for pattern, value in policy.rules.items() if pattern.lower() == NORM and value in HALF]
-    if config.mode == "autocast" and half_norms:
+    dtypes = zip(policy.rules, _rule_dtypes(policy), strict=True)
+    half_norms = [dtype for pattern, dtype in dtypes if pattern.lower() == NORM and dtype in HALF]
+    if mode == "autocast" and half_norms:
         raise UsageError(
             f"--precision.mode autocast contradicts --precision.policy {config.policy}: autocast computes norms in "
-            f"float32, and the policy in {half_norms[0]}; leave out one of the two"
+            f"float32, and rule '{NORM}' asks for {half_norms[0]}; leave out one of the two"
         )
-    return config.mode
+    return mode
 
 
 def _usual_scaling(policy: Policy) -> str:

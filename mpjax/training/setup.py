@@ -14,7 +14,6 @@ from mpjax.config import Config
 from mpjax.data import prepare
 from mpjax.precision.casting import autocast
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
-from mpjax.precision.scopes import name_scopes
 from mpjax.training.objective import Objective, classification
 from mpjax.training.precision import PrecisionPlan
 from mpjax.training.state import TrainState, create_state
@@ -52,7 +51,6 @@ def make_task(config: Config, plan: PrecisionPlan, *, image_shape: tuple[int, in
 
     def make_model(key: jax.Array) -> nnx.Module:
         model = models.build(config.model, image_shape=image_shape, num_classes=num_classes, rngs=nnx.Rngs(key))
-        name_scopes(model)
         apply_policy(model, policy)
         return model
 

@@ -14,8 +14,9 @@ from mpjax.errors import UsageError
 from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
 from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.operations import OPERATIONS, Operations
-from mpjax.precision.casting.values import arrays_of, is_weak, split_arrays, values_of
+from mpjax.precision.casting.values import arrays_of, cast_like, is_weak, split_arrays, values_of
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
+from mpjax.precision.model_arguments import take_models_apart
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import NORM, Rules, decide, scope_lineage, winner
@@ -27,9 +28,11 @@ def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = O
     Parameters and inputs stay as they are and are cast at each use, so that gradients arrive in the parameters' dtypes.
     Values leave `fn` in the dtype their last operation gave them.
 
-    Rules of the policy are for named scopes (`jax.named_scope`): Flax linen and Haiku open one for each module,
-    `mpjax.precision.name_scopes` makes an NNX model do so. A rule of float32 computes all in its scopes in float32, one
-    of float16 or bfloat16 the products.
+    NNX modules may be among the arguments: what a call changes in them, as batch statistics, is changed in them.
+
+    Rules of the policy are for named scopes (`jax.named_scope`): those of NNX modules among the arguments are their
+    paths, and Flax linen, Haiku and Equinox open their own. A rule of float32 computes all in its scopes in float32,
+    one of float16 or bfloat16 the products.
 
     Args:
       fn: any function of pytrees; their arrays are traced, other leaves are passed on as they are.
@@ -55,21 +58,33 @@ def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = O
 
     interpreter = Interpreter(dtype_of if rules else lambda scope: policy.compute_dtype, operations)
 
-    @functools.wraps(fn)
+    @functools.wraps(fn, updated=())
     def autocast_fn(*args, **kwargs):
-        arrays, with_arrays = split_arrays((args, kwargs))
-
-        def of_arrays(*arrays):
-            args, kwargs = with_arrays(arrays)
-            return fn(*args, **kwargs)
-
-        jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        arrays, of_arrays, write_back = _pure(fn, args, kwargs)
+        jaxpr, (result, changed) = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         if rules:
             decide(rules, {scope_lineage(scope) for scope, _ in equations(jaxpr)})
-        outputs = interpreter.run(jaxpr, values_of(arrays, [is_weak(array) for array in arrays]))
-        return jax.tree.unflatten(jax.tree.structure(shape), arrays_of(outputs))
+        outputs = arrays_of(interpreter.run(jaxpr, values_of(arrays, [is_weak(array) for array in arrays])))
+        split = len(jax.tree.leaves(result))
+        # What a model carries from call to call keeps its dtypes.
+        kept = cast_like(outputs[split:], jax.tree.leaves(changed))
+        write_back(jax.tree.unflatten(jax.tree.structure(changed), kept))
+        return jax.tree.unflatten(jax.tree.structure(result), outputs[:split])
 
     return autocast_fn
+
+
+def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[list[jax.Array], Callable, Callable]:
+    """The arrays of a call; the call as a function of them to its result and to what changed in models; and what
+    brings those models up to date."""
+    models = take_models_apart((fn, args, kwargs))
+    arrays, with_arrays = split_arrays(models.tree)
+
+    def of_arrays(*arrays):
+        (fn, args, kwargs), changed = models.join(with_arrays(arrays))
+        return fn(*args, **kwargs), changed()
+
+    return arrays, of_arrays, models.write_back
 
 
 def _rules_for_scopes(policy: Policy) -> Rules:
@@ -96,15 +111,12 @@ def full_precision(fn: Callable) -> Callable:
     Outside autocast it is as `fn`, compiled anew at each call unless inside a `jit`.
     """
 
-    @functools.wraps(fn)
+    @functools.wraps(fn, updated=())
     def full_precision_fn(*args, **kwargs):
-        arrays, with_arrays = split_arrays((args, kwargs))
-
-        def region(*arrays):
-            args, kwargs = with_arrays(arrays)
-            return fn(*args, **kwargs)
-
+        arrays, region, write_back = _pure(fn, args, kwargs)
         region.__name__ = FULL_PRECISION
-        return jax.jit(region)(*arrays)
+        result, changed = jax.jit(region)(*arrays)
+        write_back(changed)
+        return result
 
     return full_precision_fn

@@ -8,7 +8,7 @@ source lines of an equation are in `eqn.source_info`, for which there is no publ
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -51,15 +51,41 @@ def open_shardings(shardings) -> tuple:
     return tuple(s if isinstance(s, jax.sharding.Sharding) else None for s in shardings)
 
 
-def equations(jaxpr, outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Every equation of a jaxpr with its named scopes; control flow and calls come before what they hold."""
-    for eqn in opened(jaxpr)[0].eqns:
-        scope = scope_of(eqn, outer)
-        yield scope, eqn
-        if eqn.primitive.name in _ENTERED:
-            for held in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
-                if _is_jaxpr(held):
-                    yield from equations(held, scope)
+class Body(NamedTuple):
+    """A jaxpr, opened, and where it stands.
+
+    Attributes:
+      scope: the named scopes it stands in.
+      eqns: its equations.
+      callers: the equations that hold it, innermost first.
+    """
+
+    scope: str
+    eqns: Sequence
+    callers: tuple = ()
+
+
+def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
+    """A jaxpr, and all that its control flow and calls hold."""
+    eqns = opened(jaxpr)[0].eqns
+    yield Body(scope, eqns, callers)
+    for eqn in filter(holds_bodies, eqns):
+        for held in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(held):
+                yield from bodies(held, scope_of(eqn, scope), (eqn, *callers))
+
+
+def equations(jaxpr) -> Iterator[tuple[str, Any]]:
+    """The equations of a jaxpr with their named scopes; of control flow and calls, those they hold."""
+    for body in bodies(jaxpr):
+        for eqn in body.eqns:
+            if not holds_bodies(eqn):
+                yield scope_of(eqn, body.scope), eqn
+
+
+def holds_bodies(eqn) -> bool:
+    """Whether an equation is control flow or a call, which means what the jaxprs in it mean."""
+    return eqn.primitive.name in _ENTERED
 
 
 def _is_jaxpr(node) -> bool:
@@ -113,3 +139,29 @@ def _inside(part: str) -> str:
     """What stands inside all transformations."""
     inner = _TRANSFORMATION.fullmatch(part)
     return _inside(inner[1]) if inner else part
+
+
+def is_transposed(eqn) -> bool:
+    """Whether an equation belongs to a backward pass."""
+    return "transpose(" in _text(eqn.source_info.name_stack)
+
+
+class Place(NamedTuple):
+    """A line of code.
+
+    Attributes:
+      file: its path.
+      line: its number, from 1.
+      function: the function it is in.
+    """
+
+    file: str
+    line: int
+    function: str
+
+
+def places(eqn) -> list[Place]:
+    """The lines of code that an equation comes from, innermost first; none if JAX kept no traceback."""
+    traceback = eqn.source_info.traceback
+    frames = traceback.frames if traceback is not None else []
+    return [Place(frame.file_name, frame.line_num, frame.function_name.rsplit(".")[-1]) for frame in frames]

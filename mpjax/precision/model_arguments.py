@@ -1,0 +1,72 @@
+"""The Flax NNX objects among a function's arguments: taken apart so that it can be traced, and brought up to date."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from mpjax.precision.scopes import name_scopes
+
+
+class ModelArguments(NamedTuple):
+    """Arguments without NNX objects (modules, random streams, optimizers).
+
+    Attributes:
+      tree: `(state, rest)`: the state of all objects, and the arguments with None in their place.
+      join: such a tree to the arguments, with new objects in them whose scopes are named, and to a function that gives
+        the part of their state that has changed since.
+      write_back: sets such a part on the original objects.
+      originals: the objects, by where they stood among the arguments (a key path).
+    """
+
+    tree: tuple[Any, Any]
+    join: Callable[[tuple[Any, Any]], tuple[Any, Callable[[], Any]]]
+    write_back: Callable[[Any], None]
+    originals: dict[tuple, Any]
+
+
+def take_models_apart(arguments) -> ModelArguments:
+    """Arguments without their NNX objects; where Flax was never imported there can be none."""
+    if "flax" not in sys.modules:
+        return _no_models(arguments)
+    from flax import nnx
+
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=lambda n: isinstance(n, nnx.Pytree))
+    originals = {path: leaf for path, leaf in leaves if isinstance(leaf, nnx.Pytree)}
+    if not originals:
+        return _no_models(arguments)
+    # All at once: what two of them share is shared afterwards.
+    graph, state = nnx.split(tuple(originals.values()))
+    others = [None if path in originals else leaf for path, leaf in leaves]
+
+    def join(tree):
+        state, rest = tree
+        before = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
+        objects = nnx.merge(graph, state)
+        for one in objects:
+            if isinstance(one, nnx.Module):
+                name_scopes(one)
+        turn = iter(objects)
+        filled = zip((path for path, _ in leaves), treedef.flatten_up_to(rest), strict=True)
+        joined = jax.tree.unflatten(treedef, [next(turn) if path in originals else x for path, x in filled])
+
+        def changed():
+            after = nnx.to_flat_state(nnx.state(objects))
+            return nnx.from_flat_state([(p, v) for p, v in after if v.get_value() is not before.get(p)])
+
+        return joined, changed
+
+    def write_back(changed) -> None:
+        nnx.update(tuple(originals.values()), changed)
+
+    return ModelArguments((state, jax.tree.unflatten(treedef, others)), join, write_back, originals)
+
+
+def _no_models(arguments) -> ModelArguments:
+    return ModelArguments(
+        tree=(None, arguments),
+        join=lambda tree: (tree[1], lambda: None),
+        write_back=lambda changed: None,
+        originals={},
+    )
