@@ -24,7 +24,7 @@ from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.check import path_name
 from mpjax.precision.dtypes import HALF, is_floating, widest
 from mpjax.precision.model_arguments import ModelArguments, take_models_apart
-from mpjax.precision.modules import apply_policy, class_names, modules_of
+from mpjax.precision.modules import apply_policy, class_names, modules_of, rules_for_modules
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import scope_lineage, winner
@@ -98,9 +98,9 @@ def _inputs(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
 def _input_name(path: tuple, places: tuple) -> str:
     """`blocks/0/conv1/kernel` of a model that is the function, `args/1/image` of what is in an argument."""
     half, *inner = path
-    if half.idx == 0:  # the state of the models, which holds each array as `value` of a variable
-        number, *names, _ = inner
-        inner = [*places[number.key], *names]
+    if half.idx == 0:  # the state of the models, which holds most arrays as `value` of a variable
+        number, *names = inner
+        inner = [*places[number.key], *names[: -1 if isinstance(names[-1], jax.tree_util.GetAttrKey) else None]]
     return path_name(tuple(inner)).removeprefix("/")
 
 
@@ -187,11 +187,13 @@ def _compute_dtypes(policy: Policy | None, models: ModelArguments) -> Callable[[
         for path, module in modules_of(one).items()
     }
 
+    rules = None if policy is None else rules_for_modules(policy)
+
     def of(path: str) -> np.dtype | None:
-        if policy is None:
+        if policy is None or rules is None:
             return None
-        pattern = winner(policy.rules, tuple((name, types.get(name, none)) for name, none in scope_lineage(path)))
-        rule = policy.compute_dtype if pattern is None else policy.rules[pattern]
+        pattern = winner(rules, tuple((name, types.get(name, none)) for name, none in scope_lineage(path)))
+        rule = policy.compute_dtype if pattern is None else rules[pattern]
         return rule.compute_dtype if isinstance(rule, Policy) else rule
 
     return of

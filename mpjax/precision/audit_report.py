@@ -131,7 +131,7 @@ class Audit:
         """For tests: raises AssertionError with every fault on a line of its own."""
         __tracebackhide__ = True
         if self.faults:
-            raise AssertionError("\n".join([f"{len(self.faults)} faults:", *self.faults]))
+            raise AssertionError("\n".join([_verdict(self.faults), *self.faults]))
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
         """All of it as JSON text, also written to `file` if given; dtypes by name."""
@@ -167,8 +167,13 @@ class Audit:
         if self.narrow:
             lines += ["", "of the float32 list, in half precision:"]
             lines += [f"  {_where(o.path)}: {o.count} {o.operation} in {o.dtype}" for o in self.narrow]
-        verdict = f"{len(self.faults)} faults:" if self.faults else "no faults"
-        return "\n".join([*lines, "", verdict, *(f"  {fault}" for fault in self.faults)])
+        return "\n".join([*lines, "", _verdict(self.faults), *(f"  {fault}" for fault in self.faults)])
+
+
+def _verdict(faults: list[str]) -> str:
+    if not faults:
+        return "no faults"
+    return "1 fault:" if len(faults) == 1 else f"{len(faults)} faults:"
 
 
 def _where(path: str) -> str:

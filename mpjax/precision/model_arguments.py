@@ -42,7 +42,7 @@ def take_models_apart(arguments) -> ModelArguments:
 
     def join(tree):
         state, rest = tree
-        before = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
+        before = {path: _value(leaf) for path, leaf in nnx.to_flat_state(state)}
         objects = nnx.merge(graph, state)
         for one in objects:
             if isinstance(one, nnx.Module):
@@ -53,7 +53,7 @@ def take_models_apart(arguments) -> ModelArguments:
 
         def changed():
             after = nnx.to_flat_state(nnx.state(objects))
-            return nnx.from_flat_state([(p, v) for p, v in after if v.get_value() is not before.get(p)])
+            return nnx.from_flat_state([(p, leaf) for p, leaf in after if _value(leaf) is not before.get(p)])
 
         return joined, changed
 
@@ -61,6 +61,11 @@ def take_models_apart(arguments) -> ModelArguments:
         nnx.update(tuple(originals.values()), changed)
 
     return ModelArguments((state, jax.tree.unflatten(treedef, others)), join, write_back, originals)
+
+
+def _value(leaf):
+    """The array of a variable; a module may also hold one as it is."""
+    return leaf.get_value() if hasattr(leaf, "get_value") else leaf
 
 
 def _no_models(arguments) -> ModelArguments:

@@ -78,8 +78,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     require_x64(*_dtypes(policy))
 
     modules = modules_of(model)
-    norm_dtype = widest(policy.compute_dtype, FLOAT32)
-    rules = Rules({**policy.rules, **({} if NORM in policy.rules else {NORM: norm_dtype})})
+    rules = rules_for_modules(policy)
     decided = decide(rules, _lineages(modules))
 
     variables = _variables(model, modules)
@@ -90,6 +89,12 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
     return PolicyReport(rows)
+
+
+def rules_for_modules(policy: Policy) -> Rules:
+    """The policy's rules and, behind them, the default for norms."""
+    default = {} if NORM in policy.rules else {NORM: widest(policy.compute_dtype, FLOAT32)}
+    return Rules({**policy.rules, **default})
 
 
 def storage_policy(policy: Policy) -> Policy:

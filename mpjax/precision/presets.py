@@ -38,7 +38,7 @@ PRESETS = (
         "mixed_float16",
         Policy("float32", "float16", "float32"),
         loss_scale="dynamic",
-        aliases=("16-mixed", "fp16", "half", "O2"),
+        aliases=("16-mixed", "16", "fp16", "half", "O2"),
     ),
     Preset("O1", Policy("float32", "float16", "float32"), loss_scale="dynamic", mode="autocast"),
     Preset("bfloat16", Policy("bfloat16", "bfloat16", "float32"), master_weights=True, aliases=("bf16-true",)),

@@ -12,7 +12,7 @@ from mpjax.errors import UsageError
 NORM = "type:norm"
 """The pattern of every normalisation layer, and the only rule that may match nothing: not every model has one."""
 
-NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm"})
+NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm", "WeightNorm", "SpectralNorm"})
 
 Lineage = tuple[tuple[str, frozenset[str]], ...]
 """A module and its parents, root first: the path and the names of the classes it inherits from, of each."""

@@ -186,6 +186,19 @@ def test_the_backward_pass_names_no_upcast_of_its_own():
 # Against a policy
 
 
+def test_weight_and_spectral_norm_are_norms_around_a_layer_of_the_policys_dtype():
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(
+        nnx.WeightNorm(nnx.Linear(4, 4, rngs=rngs), rngs=rngs), nnx.SpectralNorm(nnx.Linear(4, 3, rngs=rngs), rngs=rngs)
+    )
+    apply_policy(model, "mixed_float16")
+    model(HALF)
+    report = audit(model, HALF, policy="mixed_float16")
+    report.assert_clean()
+    products = [row for row in rows(report, "dot_general") if row[0].endswith("layer_instance")]
+    assert products == [("layers/0/layer_instance", "float16", 1), ("layers/1/layer_instance", "float16", 1)]
+
+
 def test_products_in_another_dtype_than_the_policys_are_named():
     report = audit(net("float32"), IMAGES.astype(jnp.float32), policy="mixed_float16")
     assert [(row.path, row.operation, row.dtype) for row in report.products] == [

@@ -21,7 +21,7 @@ MIXED_BFLOAT16 = Policy("float32", "bfloat16", "float32")
     [
         (FLOAT32, ("float32", "fp32", "full", "32-true", "32", "O0", "f32", 32)),
         (MIXED_BFLOAT16, ("mixed_bfloat16", "bf16-mixed", "bf16", "Mixed BFloat16", "MIXED-BFLOAT16")),
-        (MIXED_FLOAT16, ("mixed_float16", "16-mixed", "fp16", "half", "O2", "o2", "O1", " mixedfloat16 ")),
+        (MIXED_FLOAT16, ("mixed_float16", "16-mixed", "16", 16, "fp16", "half", "O2", "o2", "O1", " mixedfloat16 ")),
         (Policy("bfloat16", "bfloat16", "float32"), ("bfloat16", "bf16-true", "BF16_TRUE")),
         (Policy("float16", "float16", "float32"), ("float16", "16-true")),
         (Policy("float16", "float16", "float16", rules={"type:norm": "float16"}), ("O3",)),
@@ -88,7 +88,7 @@ def test_a_policy_goes_through_unchanged():
         ("mixed_flaot16", "unknown precision policy 'mixed_flaot16'; did you mean 'mixed_float16'"),
         ("tomato", r"unknown precision policy 'tomato'\. Presets: float32, mixed_bfloat16, mixed_float16, O1"),
         ("", "unknown precision policy ''"),
-        (16, "unknown precision policy '16'"),
+        (8, "unknown precision policy '8'"),
         (None, "not a policy: None"),
         (["float32"], "not a policy"),
         ("float32;stem", "bad rule 'stem'"),

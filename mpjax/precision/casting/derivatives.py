@@ -38,9 +38,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
             return jax.jvp(of_floats, [primals[i] for i in differentiable], tangents)
 
         moving = [tangents[i] for i in differentiable]
-        traced = jax.make_jaxpr(jvp_at)(
-            _like(avals), [jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype) for i in differentiable]
-        )
+        traced = jax.make_jaxpr(jvp_at)(_like(avals), _like(avals[i] for i in differentiable))
         outputs = arrays_of(run(traced, values_of([*primals, *moving], weak + [False] * len(moving))))
         shapes = jax.eval_shape(primal, *primals)
         values, slopes = outputs[: len(shapes)], outputs[len(shapes) :]
@@ -87,7 +85,7 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
         def pull_at(residuals, cotangents):
             return jax.tree.unflatten(backward["tree"], residuals)(cotangents)
 
-        shapes = backward["residuals"], [_struct(aval) for aval in out_avals]
+        shapes = backward["residuals"], _like(out_avals)
         traced = jax.make_jaxpr(pull_at)(*shapes)
         grads = iter(arrays_of(run(traced, values_of([*residuals, *cotangents]))))
         dtypes = (kept.dtype for kept in like)
@@ -125,12 +123,9 @@ def _no_rule(primals, tangents):
     )
 
 
-def _struct(aval) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
-def _like(avals) -> list[jax.ShapeDtypeStruct]:
-    return [_struct(aval) for aval in avals]
+def _like(avals) -> list:
+    """Abstract arrays to trace with; the avals themselves, which say over which axes of a mesh values differ."""
+    return [aval.update(weak_type=False) for aval in avals]
 
 
 def _no_gradient(aval):
