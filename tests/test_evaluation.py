@@ -58,6 +58,29 @@ def test_float16_stores_what_mixed_float16_computes_with(trained):
     assert metrics["test/loss"] == pytest.approx(recorded(trained, 60)["test/loss"], rel=1e-6)
 
 
+@pytest.fixture(scope="module")
+def autocast(tmp_path_factory):
+    """A run with casts at each operation."""
+    folder = tmp_path_factory.mktemp("runs") / "autocast"
+    run(
+        load(
+            f"--output_dir {folder} --precision.policy O1 --model.name mlp --model.width 8 --data.name digits "
+            "--steps 20 --optimizer.name adamw --optimizer.warmup 2 --loop.eval_every 20 --report.no_plot "
+            "--report.no_tensorboard".split()
+        )
+    )
+    return folder
+
+
+def test_a25_a_run_under_autocast_is_measured_under_autocast_or_under_another_policy(autocast):
+    own = recorded(autocast, 20)
+    assert evaluate_run(Evaluation(run=str(autocast))) == own
+    assert evaluate_run(Evaluation(run=str(autocast), policy="O1")) == own
+    full = evaluate_run(Evaluation(run=str(autocast), policy="float32"))
+    assert full["test/loss"] == pytest.approx(own["test/loss"], rel=0.01)
+    assert full["test/loss"] != own["test/loss"]
+
+
 def test_another_split_is_other_examples(trained):
     metrics = evaluate_run(Evaluation(run=str(trained), split="train[:100]", checkpoint="60"))
     assert (metrics["test/accuracy"] * 100) % 1 == pytest.approx(0, abs=1e-4)

@@ -169,6 +169,33 @@ def test_a30_a_run_goes_on_under_other_policies(undisturbed, tmp_path):
         assert about["policy"].startswith(f"params={stored},compute={policy.removeprefix('mixed_')},")
 
 
+@pytest.mark.parametrize("rounding", ["--precision.stochastic_rounding", "--precision.no_stochastic_rounding"])
+def test_a24_a30_a_float16_run_keeps_float32_masters_in_its_checkpoints_and_goes_on_from_them(tmp_path, rounding):
+    flags = ("--precision.policy", "float16", "--steps", "8", "--loop.save_every", "4", "--loop.eval_every", "0")
+    flags += ("--precision.initial_scale", "1024")
+    train(tmp_path / "a", *flags, rounding)
+    _, arrays, _ = read_checkpoint(tmp_path / "a" / "checkpoints", "4")
+    masters = {name: value for name, value in arrays.items() if "/masters/" in name}
+    params = {name: value for name, value in arrays.items() if name.startswith("params/")}
+    assert len(masters) == len(params) == 6
+    check_dtypes(masters, "float32", name="masters")
+    check_dtypes(params, "float16", name="parameters")
+    assert any(np.any(value != value.astype(np.float16)) for value in masters.values())
+    assert ("opt_state/inner_state/roundings" in arrays) == (rounding == "--precision.stochastic_rounding")
+    folder = shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.rmtree(folder / "checkpoints" / "8")
+    resume(folder)
+    assert_same_arrays(folder, tmp_path / "a", 8)
+
+
+def test_a_run_under_autocast_keeps_float32_and_goes_on_under_another_mode(tmp_path):
+    train(tmp_path / "a", "--precision.mode", "autocast", "--precision.rules", "head", "float32", "--steps", "7")
+    _, arrays, about = read_checkpoint(tmp_path / "a" / "checkpoints", "7")
+    check_dtypes(arrays, "float32", name="checkpoint")
+    assert about["policy"].endswith(";head=float32")
+    assert resume(tmp_path / "a", "--precision.mode", "module", "--steps", "9")["attempts"] == 9
+
+
 def test_a30_a_checkpoint_without_scaler_state_loads_with_a_warning(stopped, monkeypatch):
     def without_scaler(*args):
         position, arrays, about = read_checkpoint(*args)
@@ -247,6 +274,20 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed
         # A rate at which weights leave float16 in the first step: then the forward pass overflows at any scale.
         (
             ("--optimizer.learning_rate", "1e4", "--optimizer.warmup", "0", "--precision.initial_scale", "1"),
+            "the last at the smallest loss scale 1",
+            "first bad layer: layers/0 (forward): the output of layers/0 is inf",
+        ),
+        # The same two with casts at each operation.
+        (
+            ("--precision.policy", "O1", "--precision.min_scale", "16777216", "--precision.patience", "3"),
+            "the last at the smallest loss scale 1.67772e+07",
+            "first bad layer: head (backward): the gradient of head/",
+        ),
+        (
+            (
+                *("--precision.policy", "O1", "--optimizer.learning_rate", "1e4", "--optimizer.warmup", "0"),
+                *("--precision.initial_scale", "1"),
+            ),
             "the last at the smallest loss scale 1",
             "first bad layer: layers/0 (forward): the output of layers/0 is inf",
         ),

@@ -19,6 +19,7 @@ def stochastic_round(values: jax.Array, dtype: DTypeLike, key: jax.Array) -> jax
     below = nearest.astype(FLOAT32)
     away = jnp.where(values > below, jnp.inf, -jnp.inf).astype(nearest.dtype)
     neighbour = jnp.nextafter(nearest, away)
+    # No share is left for a neighbour that is infinite, and nan compares as not less.
     share = (values - below) / (neighbour.astype(FLOAT32) - below)
     drawn = jax.random.uniform(key, values.shape, FLOAT32)
-    return jnp.where((drawn < share) & jnp.isfinite(neighbour), neighbour, nearest)
+    return jnp.where(drawn < share, neighbour, nearest)

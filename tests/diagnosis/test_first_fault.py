@@ -1,5 +1,7 @@
 """The first non-finite value of a step, named."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,7 +9,7 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis.first_fault import explain, first_fault
-from mpjax.precision import apply_policy, dynamic_loss_scaling
+from mpjax.precision import apply_policy, autocast, dynamic_loss_scaling
 from mpjax.training import create_state, take_apart
 from mpjax.training.structure import uncast
 
@@ -128,3 +130,53 @@ def test_looking_leaves_the_model_as_it_was(chain):
     first_fault(chain, loss_of)
     assert type(chain.layers[0]) is kind
     assert all(a is b or (a == b).all() for a, b in zip(before, jax.tree.leaves(nnx.state(chain)), strict=True))
+
+
+# Autocast
+
+AUTOCAST = functools.partial(autocast, policy="mixed_float16")
+
+
+@pytest.fixture
+def plain():
+    """The chain without a policy: the casts are around it."""
+    return Chain()
+
+
+def test_under_autocast_a_healthy_step_has_no_fault(plain):
+    assert first_fault(plain, loss_of, scale=2.0**15, cast=AUTOCAST) is None
+
+
+def test_under_autocast_the_first_layer_that_overflows_forward_is_named(plain):
+    for layer in (2, 3):
+        plain.layers[layer].kernel[...] = jnp.full((4, 4), 30000.0)
+    fault = first_fault(plain, loss_of, cast=AUTOCAST)
+    assert fault == ("layers/2", "forward", "the output of layers/2 is inf")
+    assert first_fault(plain, loss_of) is None  # float32 holds it
+
+
+def test_under_autocast_a_layer_whose_gradient_overflows_is_named(plain):
+    plain.layers[0].kernel[...] = 1e-4 * jnp.eye(4)
+    plain.layers[1].kernel[...] = 1e4 * jnp.eye(4)
+    fault = first_fault(plain, loss_of, scale=128.0, cast=AUTOCAST)
+    assert (fault.path, fault.direction) == ("layers/0", "backward")
+    assert "is inf at a loss scale of 128" in fault.what
+    assert first_fault(plain, loss_of, scale=1.0, cast=AUTOCAST) is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [
+        (1e9, "first bad layer: layers/2 (forward): the output of layers/2 is inf"),
+        (1.0, "run again module by module, this step's values are finite: the overflow is in the update or the batch"),
+    ],
+)
+def test_under_autocast_a_state_and_a_batch_are_explained_in_a_sentence(plain, factor, says):
+    plain.layers[2].kernel[...] = factor * jnp.eye(4)
+    structure, params, stats = take_apart(plain)
+    state = create_state(params, stats, dynamic_loss_scaling(optax.sgd(0.1), initial_scale=1.0))
+
+    def loss(model, batch, key):
+        return jnp.mean(model(batch["image"])), {}
+
+    assert explain(structure, loss, AUTOCAST, 0, state, {"image": jnp.ones((2, 4))}) == says

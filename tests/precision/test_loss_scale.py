@@ -1,6 +1,7 @@
 """Loss scaling: exact growth and backoff, a skipped step that changes nothing else, one trace, no host sync."""
 
 import functools
+from fractions import Fraction
 
 import flax.serialization
 import jax
@@ -10,7 +11,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
@@ -231,6 +232,9 @@ def test_hysteresis_waits_for_consecutive_overflows_then_backs_off_at_each():
         ({"growth_interval": 2**31}, "growth_interval a whole number"),
         ({"hysteresis": 0}, "hysteresis a whole number"),
         ({"hysteresis": 1.5}, "hysteresis a whole number"),
+        ({"tolerance": 1.0}, "tolerance from 0 up to, not including, 1, got 1.0"),
+        ({"tolerance": -0.1}, "tolerance from 0"),
+        ({"tolerance": NAN}, "tolerance from 0"),
     ],
 )
 def test_a3_settings_that_cannot_keep_a_power_of_two_in_bounds_are_errors(setting, message):
@@ -262,32 +266,69 @@ def test_a_static_scale_never_changes_but_still_skips():
     assert (state.skipped, state.consecutive_skips, state.good_steps, bool(state.finite)) == (1, 0, 1, True)
 
 
+def test_tolerance_waits_until_enough_of_the_steps_since_the_last_change_overflowed():
+    tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=64.0, growth_interval=4, tolerance=0.5)
+    # One of three, two of four: the scale halves. Then one of one, and one of one again.
+    assert scales(tx, [True, True, False, False, False, False]) == [64, 64, 64, 32, 16, 8]
+    # Growth starts the count anew: of the four good steps none counts, of the two after it one overflowed.
+    assert scales(tx, [True] * 5 + [False]) == [64, 64, 64, 128, 128, 64]
+
+
+def test_tolerance_and_hysteresis_must_both_agree():
+    tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=64.0, hysteresis=2, tolerance=0.25)
+    assert scales(tx, [False, True, False, False, True]) == [64, 64, 64, 32, 32]
+    tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=64.0, hysteresis=2, tolerance=0.75)
+    assert scales(tx, [True, False, False, False, False]) == [64, 64, 64, 32, 16]
+
+
+def test_a_share_that_is_exactly_the_tolerance_is_enough():
+    """0.3 of 50 is 15, though the product of their float32 numbers is more."""
+    tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=64.0, tolerance=0.3)
+    assert scales(tx, [True] * 35 + [False] * 15) == [64] * 49 + [32]
+
+
+def test_a_tolerated_overflow_still_skips_its_step():
+    tx = dynamic_loss_scaling(optax.adam(0.1), tolerance=0.9)
+    step, params = feeder(tx), start()
+    params, state = step(params, tx.init(params), gradient(1.0, params))
+    new, after = step(params, state, gradient(INF, params))
+    assert bits(new) == bits(params)
+    assert bits(after.inner_state.inner_state) == bits(state.inner_state.inner_state)
+    assert (after.scale, after.skipped, after.consecutive_skips, after.good_steps) == (2.0**15, 1, 1, 0)
+    assert (after.inner_state.steps, after.inner_state.skipped) == (2, 1)
+
+
 class Machine:
     """The rules of design section 4.3 in plain Python, written apart from the implementation."""
 
-    def __init__(self, initial, interval, growth, backoff, low, high, patience, window=1):
+    def __init__(self, initial, interval, growth, backoff, low, high, patience, window=1, tolerance=Fraction(0)):
         self.scale, self.good, self.bad_run, self.skipped = initial, 0, 0, 0
         self.interval, self.growth, self.backoff = interval, growth, backoff
         self.low, self.high, self.patience, self.window = low, high, patience, window
         self.micro, self.applied = [], 0
+        self.tolerance, self.since_change = tolerance, []
 
     def feed(self, good):
         self.micro.append(good)
         if len(self.micro) < self.window:
             return
         window_good, self.micro = all(self.micro), []
+        self.since_change.append(window_good)
         if window_good:
             self.applied += 1
             self.bad_run = 0
             self.good += 1
             if self.good == self.interval:
                 self.scale, self.good = min(self.high, self.scale * self.growth), 0
+                self.since_change = []
         else:
             self.good = 0
             self.skipped += 1
             self.bad_run += 1
-            if self.bad_run >= self.patience:
+            share = Fraction(self.since_change.count(False), len(self.since_change))
+            if self.bad_run >= self.patience and share >= self.tolerance:
                 self.scale = max(self.low, self.scale * self.backoff)
+                self.since_change = []
 
 
 @settings(max_examples=25, deadline=None)
@@ -300,15 +341,19 @@ class Machine:
     high=st.integers(4, 8),
     patience=st.integers(1, 3),
     window=st.integers(1, 3),
+    tolerance=st.sampled_from(["0", "0.1", "0.25", "0.3", "0.5", "0.99"]),
 )
-def test_any_run_equals_a_plain_state_machine(sequence, interval, growth, backoff, low, high, patience, window):
+@example([True] * 7 + [False] * 3, 20, 2.0, 0.5, -6, 4, 1, 1, "0.3")
+def test_any_run_equals_a_plain_state_machine(
+    sequence, interval, growth, backoff, low, high, patience, window, tolerance
+):
     inner = optax.sgd(1.0)
     tx = dynamic_loss_scaling(
         optax.MultiSteps(inner, window) if window > 1 else inner,
         initial_scale=4.0, growth_interval=interval, growth_factor=growth, backoff_factor=backoff,
-        min_scale=2.0**low, max_scale=2.0**high, hysteresis=patience,
+        min_scale=2.0**low, max_scale=2.0**high, hysteresis=patience, tolerance=float(tolerance),
     )  # fmt: skip
-    machine = Machine(4.0, interval, growth, backoff, 2.0**low, 2.0**high, patience, window)
+    machine = Machine(4.0, interval, growth, backoff, 2.0**low, 2.0**high, patience, window, Fraction(tolerance))
     params = {"w": jnp.zeros((), jnp.float32)}
 
     def step(carry, good):
@@ -408,6 +453,52 @@ def test_a6_no_transform_in_the_chain_can_hide_an_overflow(hider):
         new, state = step(params, tx.init(params), grads)
         assert bits(new) == bits(params)
         assert state.scale == 2.0**14
+
+
+LENGTH = 12
+
+
+@functools.cache
+def trajectories(name):
+    """Compiled: parameters of a run that overflows in given steps, and of a plain float32 run that leaves those out."""
+    inner = {**INNERS, "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.1))}[name]
+    tx = dynamic_loss_scaling(inner, initial_scale=256.0, growth_interval=2)
+    x = jnp.linspace(-1.0, 2.0, LENGTH * 8 * 4, dtype=jnp.float32).reshape(LENGTH, 8, 4)
+    params = {"w": jnp.sin(jnp.arange(8.0, dtype=jnp.float32)).reshape(4, 2), "v": jnp.ones((2, 1), jnp.float32)}
+
+    def loss(params, x):
+        return jnp.mean((jnp.tanh(x @ params["w"]) @ params["v"] - 1.0) ** 2)
+
+    def scaled_step(carry, given):
+        (params, state), (x, bad) = carry, given
+        grads = scaled_value_and_grad(lambda params: jnp.where(bad, INF, 1.0) * loss(params, x))(state, params)[1]
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    def plain_step(carry, given):
+        def apply(params, state):
+            with jax.numpy_dtype_promotion("standard"):
+                updates, state = inner.update(jax.grad(loss)(params, given[0]), state, params)
+            return optax.apply_updates(params, updates), state
+
+        return jax.lax.cond(given[1], lambda *same: same, apply, *carry), None
+
+    @jax.jit
+    def run(bad):
+        (scaled, state), _ = jax.lax.scan(scaled_step, (params, tx.init(params)), (x, bad))
+        (plain, inner_state), _ = jax.lax.scan(plain_step, (params, inner.init(params)), (x, bad))
+        return (scaled, state.inner_state), (plain, inner_state), state.skipped
+
+    return run
+
+
+@pytest.mark.parametrize("name", INNERS)
+@settings(max_examples=15, deadline=None)
+@given(bad=st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH))
+def test_a5_wherever_overflows_fall_the_run_equals_a_float32_run_without_those_steps(name, bad):
+    scaled, plain, skipped = trajectories(name)(jnp.array(bad))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6), scaled, plain)
+    assert skipped == sum(bad)
 
 
 def test_a6_clipping_sees_the_unscaled_norm():
@@ -614,7 +705,12 @@ def test_no_state_or_two_is_an_error(count):
 
 @pytest.mark.parametrize(
     "tx",
-    [dynamic_loss_scaling(optax.sgd(1.0)), static_loss_scaling(optax.sgd(1.0), 4), no_loss_scaling(optax.sgd(1.0))],
+    [
+        dynamic_loss_scaling(optax.sgd(1.0)),
+        dynamic_loss_scaling(optax.sgd(1.0), tolerance=0.5),
+        static_loss_scaling(optax.sgd(1.0), 4),
+        no_loss_scaling(optax.sgd(1.0)),
+    ],
 )
 def test_every_field_is_a_strongly_typed_array_from_birth(tx):
     state = tx.init(GOOD)

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.precision import Policy, apply_policy, check_dtypes
+from mpjax.precision import Policy, apply_policy, check_dtypes, get_policy
+from mpjax.precision.modules import scope_policy, storage_policy
 
 
 F16, BF16, F32 = np.dtype(jnp.float16), np.dtype(jnp.bfloat16), np.dtype(jnp.float32)
@@ -590,3 +591,49 @@ def test_a_dtype_that_is_computed_is_left_alone():
     (row,) = apply_policy(model, "float16")
     assert (row.param_dtype, row.compute_dtype) == (jnp.float16, None)
     assert model.dtype == jnp.float16
+
+
+# Beside autocast
+
+
+@pytest.mark.parametrize(
+    ("policy", "stored"),
+    [
+        ("mixed_float16", "params=float32,compute=float32,output=float32"),
+        ("bfloat16", "params=bfloat16,compute=float32,output=float32"),
+        ("float64", "params=float64,compute=float64,output=float64"),
+        ("p=f32,c=f16,o=bf16", "params=float32,compute=float32,output=bfloat16"),
+        (
+            "bfloat16;stem=float32;head=float16;layers/0=p=f16,c=f16,o=f16",
+            "params=bfloat16,compute=float32,output=float32;"
+            "stem=params=float32,compute=float32,output=float32;"
+            "head=params=float32,compute=float32,output=float32;"
+            "layers/0=params=float16,compute=float32,output=float32",
+        ),
+    ],
+)
+def test_a_storage_policy_stores_as_the_policy_and_casts_nothing_down(policy, stored):
+    assert str(storage_policy(get_policy(policy))) == stored
+
+
+def test_a_model_under_a_storage_policy_keeps_its_parameters_and_computes_in_float32():
+    model = net()
+    apply_policy(model, storage_policy(get_policy("bfloat16;stem=float32")))
+    assert model.layers[0].conv.kernel.get_value().dtype == BF16
+    assert {model.stem.kernel.get_value().dtype, model.layers[0].bn.scale.get_value().dtype} == {F32}
+    model.eval()
+    jaxpr = jax.make_jaxpr(model)(images())
+    products = [e for e in jaxpr.eqns if e.primitive.name in ("conv_general_dilated", "dot_general")]
+    assert len(products) == 5
+    assert {e.outvars[0].aval.dtype for e in products} == {F32}
+
+
+def test_a_scope_policy_has_the_paths_of_its_types():
+    policy = get_policy("mixed_float16;head/*=float32;type:Conv=bfloat16;type:Linear=float32;type:norm=float32")
+    with pytest.raises(UsageError, match="'type:Linear' decides nothing"):
+        apply_policy(net(), policy)
+    policy = get_policy("mixed_float16;layers/1=float32;type:Conv=bfloat16;type:norm=float32")
+    assert str(scope_policy(net(), policy)) == (
+        "params=float32,compute=float16,output=float32;"
+        "layers/1=float32;layers/0/conv=bfloat16;stem=bfloat16;layers/0/bn=float32"
+    )

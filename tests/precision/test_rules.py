@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.errors import UsageError
-from mpjax.precision.rules import Rules, covers, decide, is_norm
+from mpjax.precision.rules import Rules, by_path, covers, decide, is_norm, scope_lineage
 
 
 MODEL = ("", frozenset({"Net"}))
@@ -105,3 +105,57 @@ def test_rules_are_values_whose_order_counts():
 def test_a_norm_is_known_by_any_class_it_inherits_from(name):
     assert is_norm(("MyNorm", name))
     assert not is_norm(("WeightNormalised", "Linear"))
+
+
+# For named scopes
+
+
+def test_a_scope_stands_in_those_around_it():
+    assert [path for path, _ in scope_lineage("stem/conv1/0")] == ["", "stem", "stem/conv1", "stem/conv1/0"]
+    assert [path for path, _ in scope_lineage("")] == [""]
+    assert covers("stem/*", scope_lineage("stem/conv1/0"))
+    assert not covers("type:Conv", scope_lineage("stem/conv1"))
+
+
+@pytest.mark.parametrize(
+    ("rules", "by"),
+    [
+        ({"stem/*": 32, "head": 16}, {"stem/*": 32, "head": 16}),
+        ({"type:Conv": 32}, {"stem/conv1": 32}),
+        ({"type:*Norm": 32, "type:Linear": 16}, {"stem/bn": 32, "head": 16}),
+        ({"type:norm": 32}, {"stem/bn": 32}),
+        # A path covers what the module holds: the outermost is enough, and the inner ones would be idle.
+        ({"type:Block": 32}, {"stem": 32}),
+        ({"type:Net": 32}, {"*": 32}),
+        # What an earlier rule decides is not the later one's.
+        ({"stem/*": 32, "type:*n*": 16}, {"stem/*": 32, "head": 16}),
+        ({"stem/conv1": 16, "type:Block": 32}, {"stem/conv1": 16, "stem": 32}),
+        ({"type:Block": 32, "*": 16}, {"stem": 32, "*": 16}),
+    ],
+)
+def test_types_become_the_paths_that_they_decide_in_the_order_of_the_rules(rules, by):
+    assert tuple(by_path(Rules(rules), LINEAGES).items()) == tuple(by.items())
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"type:Block": 32},
+        {"type:Net": 32},
+        {"stem/conv1": 16, "type:Block": 32},
+        {"type:BatchNorm": 32, "stem/*": 16, "type:*": 64},
+    ],
+)
+def test_by_path_every_module_gets_what_it_had_by_type_and_no_rule_is_idle(rules):
+    by = by_path(Rules(rules), LINEAGES)
+    decided, again = decide(Rules(rules), LINEAGES), decide(by, [scope_lineage(path[-1][0]) for path in LINEAGES])
+    assert {path: by[p] if p else None for path, p in again.items()} == {
+        path: rules[p] if p else None for path, p in decided.items()
+    }
+
+
+def test_a_path_with_brackets_is_taken_by_the_letter():
+    lineage = (MODEL, ("blocks[0]", frozenset({"Block"})))
+    (pattern,) = by_path(Rules({"type:Block": 32}), [(MODEL,), lineage])
+    assert covers(pattern, scope_lineage("blocks[0]"))
+    assert not covers(pattern, scope_lineage("blocks0"))

@@ -80,6 +80,42 @@ def test_the_value_and_gradient_with_and_without_auxiliary_output():
     assert grads["w"].tolist() == [16.0, -32.0]
 
 
+def test_a8_a_gradient_penalty_trains_the_same_parameters_with_scaling_on_and_off():
+    x = jnp.linspace(-1.0, 1.0, 12, dtype=jnp.float32).reshape(4, 3)
+
+    def critic(params, x):
+        return jnp.sum(jnp.tanh(x @ params["w"]) @ params["v"])
+
+    def loss(params):
+        slopes = jax.grad(critic, argnums=1)(params, x)
+        penalty = jnp.mean((jnp.sqrt(jnp.sum(slopes**2, axis=-1)) - 1.0) ** 2)
+        return critic(params, x) / 4.0 + 10.0 * penalty, penalty
+
+    def train(scale):
+        tx = static_loss_scaling(optax.sgd(0.01, momentum=0.9), scale)  # unlike Adam, it takes a factor as it is
+
+        @jax.jit
+        def step(params, state):
+            (_, penalty), grads = scaled_value_and_grad(loss, has_aux=True)(state, params)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, penalty
+
+        params = {"w": jnp.sin(jnp.arange(6.0)).reshape(3, 2), "v": jnp.array([0.5, -1.5], jnp.float32)}
+        state, penalties = tx.init(params), []
+        for _ in range(10):
+            params, state, penalty = step(params, state)
+            penalties.append(float(penalty))
+        assert state.skipped == 0
+        return params, penalties
+
+    on, of_on = train(2.0**10)
+    off, of_off = train(1.0)
+    for name, value in off.items():
+        np.testing.assert_allclose(on[name], value, rtol=1e-6)
+    assert of_on == pytest.approx(of_off, rel=1e-6)
+    assert of_off[-1] < of_off[0]  # the penalty itself is trained, through its second derivative
+
+
 def test_an_integer_loss_is_an_error_and_not_a_zero_gradient():
     state = no_loss_scaling(optax.sgd(1.0)).init(GOOD)
     with pytest.raises(UsageError, match="the loss is int32, which has no gradient"):

@@ -174,3 +174,22 @@ def test_masters_are_inside_the_loss_scaling():
 def test_a_static_scale_that_is_no_power_of_two_is_refused():
     with pytest.raises(UsageError, match="a power of two"):
         with_precision(update_rule(Optimizer(), lambda count: 0.1), Precision(), loss_scale=3.0, masters=False)
+
+
+def test_the_tolerance_of_the_dynamic_scale_arrives():
+    config = Precision(initial_scale=64, tolerance=0.5)
+    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="dynamic", masters=False)
+    bad = {name: g * jnp.inf for name, g in GRADS.items()}
+    state, scales = tx.init(PARAMS), []
+    for grads in (GRADS, GRADS, bad, bad):
+        _, state = tx.update(grads, state, PARAMS)
+        scales.append(float(state.scale))
+    assert scales == [64, 64, 64, 32]
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_rounding_by_chance_arrives(stochastic):
+    config = Precision(stochastic_rounding=stochastic)
+    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="none", masters=True)
+    state = tx.init({name: value.astype(jnp.bfloat16) for name, value in PARAMS.items()})
+    assert (state.inner_state.roundings is not None) == stochastic

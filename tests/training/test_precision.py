@@ -40,6 +40,34 @@ def test_settings_win_over_the_preset(word, loss_scale):
     assert (plan.loss_scale, plan.master_weights) == (loss_scale, False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        ({}, "module"),
+        ({"policy": "O1"}, "autocast"),
+        ({"policy": "O2"}, "module"),
+        ({"policy": "O1", "mode": "autocast"}, "autocast"),
+        ({"policy": "mixed_bfloat16", "mode": "autocast"}, "autocast"),
+        ({"policy": "O2", "mode": "module"}, "module"),
+        ({"policy": "O1;type:norm=float32"}, "autocast"),
+    ],
+)
+def test_the_mode_is_the_presets_unless_given(settings, mode):
+    assert plan_precision(Precision(**settings)).mode == mode
+
+
+def test_autocast_has_the_scaling_of_its_dtypes():
+    assert plan_precision(Precision(policy="O1")).loss_scale == "dynamic"
+    assert plan_precision(Precision(policy="mixed_bfloat16", mode="autocast")).loss_scale == "none"
+
+
+@pytest.mark.parametrize("master_weights", ["auto", "on"])
+def test_stochastic_rounding_goes_with_master_weights(master_weights):
+    assert plan_precision(
+        Precision(policy="bfloat16", stochastic_rounding=True, master_weights=master_weights)
+    ).master_weights
+
+
 def test_rules_of_the_settings_come_before_those_of_the_policy():
     plan = plan_precision(Precision(policy="float32;stem/*=float16;head=float32", rules={"head": "bfloat16"}))
     assert [(pattern, str(dtype)) for pattern, dtype in plan.policy.rules.items()] == [
@@ -58,6 +86,19 @@ def test_float16_by_a_rule_alone_is_scaled():
         ({"policy": "mixed_flot16"}, "unknown precision policy 'mixed_flot16'; did you mean 'mixed_float16'"),
         ({"policy": "O1", "mode": "module"}, "--precision.mode module contradicts --precision.policy O1.*write O2"),
         ({"policy": "O3", "mode": "autocast"}, "--precision.mode autocast contradicts --precision.policy O3.*norms"),
+        (
+            {"policy": "O1", "rules": {"type:norm": "float16"}},
+            "autocast computes norms in float32, and rule 'type:norm'",
+        ),
+        (
+            {"mode": "autocast", "rules": {"type:Norm": "p=f32,c=bf16,o=bf16"}},
+            "--precision.mode autocast contradicts .* and rule 'type:norm' asks for bfloat16; leave out one of the two",
+        ),
+        ({"policy": "O3", "stochastic_rounding": True}, "write float16 or bfloat16 as the policy, and master_weights"),
+        (
+            {"policy": "float16", "stochastic_rounding": True, "master_weights": "off"},
+            "this run has none: write float16 or bfloat16 as the policy, and master_weights auto or on",
+        ),
         ({"stochastic_rounding": True}, "--precision.stochastic_rounding rounds parameters from their float32 master"),
         (
             {"policy": "mixed_float16", "master_weights": "on"},

@@ -1,8 +1,10 @@
 """From settings to the parts of a step."""
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from mpjax.config import Config
 from mpjax.config.schema import Model, Precision
 from mpjax.errors import UsageError
-from mpjax.precision import dynamic_loss_scaling
+from mpjax.precision import check_dtypes, dynamic_loss_scaling
+from mpjax.precision.casting.jaxprs import equations
+from mpjax.training import make_eval_step, make_train_step
 from mpjax.training.mesh import data_mesh, replicated
 from mpjax.training.precision import plan_precision
 from mpjax.training.setup import initial_state, make_task
@@ -63,3 +67,97 @@ def test_the_structure_of_a_task_fits_its_state():
     assert set(task.structure.params.names) == set(state.params)
     model = task.structure.assemble(state.params, state.stats)
     assert model(np.zeros((5, 2, 2, 1), np.float32)).shape == (5, 3)
+
+
+# Autocast
+
+RESNET = dataclasses.replace(Config(), model=Model(name="resnet18", width=4))
+PRODUCTS = ("conv_general_dilated", "dot_general")
+BATCH = {
+    "image": jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.uint8),
+    "label": jax.ShapeDtypeStruct((2,), jnp.int32),
+}
+TX = dynamic_loss_scaling(optax.adam(0.1))
+
+
+@functools.cache
+def resnet(step="eval", **precision):
+    """The operations of a ResNet's training or evaluation step: scope, primitive, dtype of the result."""
+    rules = precision.pop("rules", "")
+    rules = dict(rule.split("=", 1) for rule in rules.split(";") if rule)
+    plan = plan_precision(Precision(rules=rules, **precision))
+    task = make_task(RESNET, plan, image_shape=(8, 8, 1), num_classes=3)
+    state = jax.eval_shape(lambda: initial_state(task, TX, seed=0, ema=False, sharding=replicated(data_mesh())))
+    check_dtypes(state, "float32", name="state")
+    if step == "train":
+        train_step = make_train_step(task.structure, TX, task.objective.loss, cast=task.cast)
+        jaxpr = jax.make_jaxpr(train_step)(state, BATCH)
+    else:
+        eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
+        jaxpr = jax.make_jaxpr(eval_step)(state.params, state.stats, BATCH)
+    return [(scope, eqn.primitive.name, str(eqn.outvars[0].aval.dtype)) for scope, eqn in equations(jaxpr)]
+
+
+def products(*args, **precision):
+    return {(scope, dtype) for scope, name, dtype in resnet(*args, **precision) if name in PRODUCTS}
+
+
+def test_a17_a_training_step_under_autocast_has_products_in_half_and_norms_in_float32():
+    step = resnet("train", policy="O1")
+    found = [(scope, dtype) for scope, name, dtype in step if name in PRODUCTS]
+    # 17 convolutions, 3 shortcuts and the head, forward and for both gradients; the images need none.
+    assert len(found) == 3 * 21 - 1
+    assert {dtype for _, dtype in found} == {"float16"}
+    assert {scope for scope, _ in found} >= {"stem/conv", "blocks/0/conv1", "blocks/2/shortcut/conv", "head"}
+    norms = {(name, dtype) for scope, name, dtype in step if "norm" in scope and dtype.startswith(("float", "bfloat"))}
+    assert {name for name, _ in norms} >= {"rsqrt", "mul", "reduce_sum"}
+    # Besides the casts, only the sum of what flows back into a norm's half input may be half.
+    assert {name for name, dtype in norms if dtype != "float32"} <= {"convert_element_type", "add_any"}
+
+
+def test_a25_evaluation_under_autocast_is_in_half_too():
+    assert {dtype for _, dtype in products("eval", policy="O1")} == {"float16"}
+    assert {dtype for scope, name, dtype in resnet("eval", policy="O1") if name == "rsqrt"} == {"float32"}
+
+
+@pytest.mark.parametrize(("policy", "half"), [("mixed_float16", "float16"), ("mixed_bfloat16", "bfloat16")])
+def test_the_mode_makes_any_policy_autocast(policy, half):
+    if half == "float16":
+        assert resnet("eval", policy=policy, mode="autocast") == resnet("eval", policy="O1")
+    assert {dtype for _, dtype in products("eval", policy=policy, mode="autocast")} == {half}
+
+
+@pytest.mark.parametrize(
+    ("rules", "float32"),
+    [
+        ("stem/*=float32", ["stem/conv"]),
+        ("head=float32", ["head"]),
+        ("type:Linear=float32", ["head"]),
+        ("type:Shortcut=float32", [f"blocks/{i}/shortcut/conv" for i in (2, 4, 6)]),
+        ("blocks/0=float32;type:SmallStem=float32", ["blocks/0/conv1", "blocks/0/conv2", "stem/conv"]),
+        ("blocks/[0-6]=float16;type:BasicBlock=float32", ["blocks/7/conv1", "blocks/7/conv2"]),
+    ],
+)
+def test_rules_by_path_and_by_type_hold_under_autocast(rules, float32):
+    dtypes = dict(products("eval", policy="O1", rules=rules))
+    assert sorted(scope for scope, dtype in dtypes.items() if dtype == "float32") == float32
+    assert set(dtypes.values()) == {"float16", "float32"}
+
+
+def test_a_half_rule_under_autocast():
+    dtypes = dict(products("eval", policy="O1", rules="stem/*=float32;type:Conv=bfloat16"))
+    assert (dtypes.pop("stem/conv"), dtypes.pop("head")) == ("float32", "float16")
+    assert set(dtypes.values()) == {"bfloat16"}
+
+
+def test_a27_under_autocast_too_a_rule_that_matches_nothing_is_refused_with_the_nearest():
+    with pytest.raises(UsageError, match="rule 'layer/0' matches nothing; nearest: layers/0"):
+        task_of(policy="O1", rules={"layer/0": "float32"})
+
+
+def test_under_autocast_parameters_are_stored_as_the_policy_says_and_the_report_shows_what_modules_hold():
+    task = task_of(policy="bfloat16", mode="autocast", rules={"head": "float32"})
+    rows = {row.path: row for row in task.precision}
+    assert (str(rows["layers/0"].param_dtype), str(rows["head"].param_dtype)) == ("bfloat16", "float32")
+    params = state_of(task).params
+    assert (params["layers/0/kernel"].dtype, params["head/kernel"].dtype) == (jnp.bfloat16, jnp.float32)

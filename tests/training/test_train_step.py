@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from mpjax.precision import check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
+from mpjax.precision import autocast, check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.training.state import step_key
 
 
@@ -252,3 +252,70 @@ def test_micro_batches_get_keys_of_their_own(trainer, batch):
     _, (metrics,) = made.run([batch(1)])
     keys = jax.random.split(step_key(0, trainer().state), 2)
     assert metrics["drawn"] == pytest.approx(float((jax.random.uniform(keys[0]) + jax.random.uniform(keys[1])) / 2))
+
+
+# Autocast
+
+CASTS = {policy: functools.partial(autocast, policy=policy) for policy in ("mixed_float16", "mixed_bfloat16")}
+
+
+@pytest.mark.parametrize("part", ["step", "params", "stats", "ema", "opt_state.inner_state"])
+def test_a1_under_autocast_a_skipped_step_leaves_every_bit(autocast_overflow, part):
+    states, _ = autocast_overflow
+
+    def get(state):
+        return functools.reduce(getattr, part.split("."), state)
+
+    assert_identical(get(states[2]), get(states[3]))
+    leaves = zip(jax.tree.leaves(get(states[3])), jax.tree.leaves(get(states[4])), strict=True)
+    assert all(a.tobytes() != b.tobytes() for a, b in leaves)
+
+
+@pytest.fixture(scope="module")
+def autocast_overflow(trainer, batch):
+    """Four steps under autocast, of which the third is not finite."""
+    made = trainer(optax.adamw(schedule), cast=CASTS["mixed_float16"], learning_rate=schedule, ema=0.9)
+    return made.run([batch(i, poisoned=(5,) if i == 3 else ()) for i in range(1, 5)])
+
+
+def test_a1_under_autocast_a_skipped_step_halves_the_scale(autocast_overflow):
+    states, metrics = autocast_overflow
+    assert [float(state.opt_state.scale) for state in states] == [32768, 32768, 32768, 16384, 16384]
+    assert [m["finite"] for m in metrics] == [1, 1, 0, 1]
+    assert [int(state.attempts) for state in states] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("policy", CASTS)
+def test_a16_under_autocast_everything_that_is_kept_is_float32(trainer, batch, policy):
+    states, metrics = trainer(cast=CASTS[policy], ema=0.9).run([batch(1), batch(2, poisoned=(0,)), batch(3)])
+    for state in states:
+        check_dtypes(state, "float32", name="state")
+    assert all(np.asarray(m["loss"]).dtype == np.float32 for m in metrics)
+
+
+def test_a10_under_autocast_gradients_overflow_in_half_the_loss_does_not_and_one_compilation_serves(trainer, batch):
+    made = trainer(
+        cast=CASTS["mixed_float16"], scaling=lambda inner: dynamic_loss_scaling(inner, initial_scale=2.0**24)
+    )
+    _, metrics = made.run([batch(i) for i in range(20)])
+    assert made.step._cache_size() == 1
+    assert (metrics[0]["finite"], metrics[-1]["finite"]) == (0, 1)
+    assert all(np.isfinite(m["loss"]) and 0.5 < m["loss"] < 3 for m in metrics)
+
+
+def test_under_autocast_a_step_is_near_that_in_float32_but_not_equal(trainer, batch):
+    batches = [batch(i) for i in range(3)]
+    full, cast = (trainer(optax.sgd(0.1), **how).run(batches)[0] for how in ({}, {"cast": CASTS["mixed_float16"]}))
+    for name, value in full[-1].params.items():
+        np.testing.assert_allclose(cast[-1].params[name], value, rtol=0.02, atol=2e-3)
+    assert not np.array_equal(full[-1].params["first/kernel"], cast[-1].params["first/kernel"])
+    for name, value in full[-1].stats.items():
+        np.testing.assert_allclose(cast[-1].stats[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_a7_under_autocast_accumulation_equals_one_large_batch(trainer, batch):
+    settings = {"cast": CASTS["mixed_float16"], "net": {"norm": False}}
+    whole, _ = trainer(optax.sgd(0.1), **settings).run([batch(1, size=16)])
+    parts, _ = trainer(optax.sgd(0.1), accumulate=4, **settings).run([batch(1, size=16)])
+    for one, other in zip(jax.tree.leaves(whole[-1].params), jax.tree.leaves(parts[-1].params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)

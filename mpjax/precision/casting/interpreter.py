@@ -12,7 +12,7 @@ from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.jaxprs import as_function, opened, scope_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, is_weak, values_of
-from mpjax.precision.dtypes import FLOAT32, FLOAT64, float_range, is_floating, widest
+from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, float_range, is_floating, widest
 
 
 FULL_PRECISION = "mpjax_full_precision"
@@ -46,39 +46,62 @@ class Interpreter(NamedTuple):
                 return Value(atom.val, weak=np.ndim(atom.val) == 0 and _fits(atom.val, compute_dtype))
             return env[atom]
 
+        once = _CastOnce()
         for eqn in body.eqns:
             scope = scope_of(eqn, self.scope)
             compute_dtype = self.dtype_of(scope)
             inputs = [read(atom, compute_dtype) for atom in eqn.invars]
             with _scope(eqn):
-                outputs = self._apply(eqn, inputs, body.debug_info, scope, compute_dtype)
+                if eqn.primitive.name in HANDLERS and not _is_full_precision(eqn):
+                    within = self._replace(scope=scope).run
+                    outputs = HANDLERS[eqn.primitive.name](within, eqn, inputs, body.debug_info)
+                else:
+                    outputs = self._apply(eqn, inputs, body.debug_info, compute_dtype, once)
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom, self.dtype_of(self.scope)) for atom in body.outvars]
 
-    def _apply(self, eqn, inputs: list[Value], debug_info, scope: str, compute_dtype: np.dtype) -> list[Value]:
+    def _apply(self, eqn, inputs: list[Value], debug_info, compute_dtype: np.dtype, once: "_CastOnce") -> list[Value]:
         name = eqn.primitive.name
-        if name == "jit" and eqn.params["name"] == FULL_PRECISION:
-            return _as_traced(eqn, inputs, debug_info)
-        if name in HANDLERS:
-            return HANDLERS[name](self._replace(scope=scope).run, eqn, inputs, debug_info)
         rule = self.operations.rule(name)
         wide = any(getattr(value.array, "dtype", None) == FLOAT64 for value in inputs)
-        if rule == "as_traced" or wide or _says_its_dtypes(eqn):
+        if rule == "as_traced" or wide or _says_its_dtypes(eqn) or _is_full_precision(eqn):
             return _as_traced(eqn, inputs, debug_info)
         if name == "convert_element_type":
             return [_converted(eqn, inputs[0])]
         if name in _EACH:
             return [Value(array) for array in _bind(eqn.primitive, [value.array for value in inputs], eqn.params)]
+        peak = any(value.peak for value in inputs)
         if rule == "low":
             dtype = compute_dtype
         else:
-            dtype = FLOAT32 if rule == "full" or compute_dtype == FLOAT32 else _widest(inputs)
-        arrays = [cast(value.array, dtype) for value in inputs]
+            full = rule == "full" or compute_dtype == FLOAT32 or (name == "sub" and peak)
+            dtype = FLOAT32 if full else _widest(inputs)
+        arrays = [once.cast(value.array, dtype) for value in inputs]
         outputs = _bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
         # What is made of scalars alone, as the zeros of a `where` or the root in a scale, takes the dtype of what it
         # meets; what float32 was asked for and is no scalar may be too large for it.
         weak = bool(inputs) and all(value.weak for value in inputs) and rule != "low"
-        return [Value(array, weak and (rule == "widest" or np.ndim(array) == 0)) for array in outputs]
+        peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
+        return [Value(array, weak and (rule == "widest" or np.ndim(array) == 0), peak) for array in outputs]
+
+
+class _CastOnce:
+    """Widens each half-precision array once, so that the gradients of its uses in float32 add up in float32."""
+
+    def __init__(self):
+        self._widened: dict[int, tuple[Any, Any]] = {}
+
+    def cast(self, array, dtype: np.dtype | None):
+        if dtype != FLOAT32 or getattr(array, "dtype", None) not in HALF:
+            return cast(array, dtype)
+        if id(array) not in self._widened:
+            # With the array itself, which keeps its id from being given to another.
+            self._widened[id(array)] = array, cast(array, dtype)
+        return self._widened[id(array)][1]
+
+
+def _is_full_precision(eqn) -> bool:
+    return eqn.primitive.name == "jit" and eqn.params["name"] == FULL_PRECISION
 
 
 def _fits(number, dtype: np.dtype) -> bool:
@@ -133,6 +156,9 @@ def _bind(primitive, arrays, params) -> Sequence[jax.Array]:
     outputs = primitive.bind(*arrays, **params)
     return outputs if primitive.multiple_results else [outputs]
 
+
+# How the largest of several values gets to the subtraction from them, in a softmax.
+_KEEP_A_PEAK = frozenset({"broadcast_in_dim", "max", "reshape", "select_n", "squeeze", "stop_gradient", "copy"})
 
 # Several operands that have nothing to do with each other: each keeps its dtype.
 _EACH = frozenset({"optimization_barrier", "sort", "psum", "psum_invariant", "pmax", "pmin", "device_put"})

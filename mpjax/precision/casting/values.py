@@ -16,10 +16,12 @@ class Value(NamedTuple):
     Attributes:
       array: the array or tracer, or the number of a literal.
       weak: it came from a Python scalar, so that it takes the dtype of what it meets.
+      peak: it is the largest of several values; the difference from it, as in a softmax, is taken in float32.
     """
 
     array: Any
     weak: bool = False
+    peak: bool = False
 
 
 def values_of(arrays: Iterable, weak: Sequence[bool] = ()) -> list[Value]:

@@ -35,7 +35,7 @@ def _ranks():
 
 # --- Casts by hand ---------------------------------------------------------------------------------------------------
 #
-# `half` is the dtype of products. Where float32 is asked for, the cast stands at each use, as autocast places it.
+# `half` is the dtype of products, cast at each use. What goes on in float32 is cast once.
 
 
 def conv(x, kernel, half, stride=1, padding="SAME"):
@@ -53,35 +53,38 @@ def dense(x, params, half):
 
 
 def moments(x, axes):
-    squares = lax.square(x.astype(F32))
-    mean = jnp.mean(x.astype(F32), axes)
+    squares = lax.square(x)  # before the mean: gradients add up in the order of uses
+    mean = jnp.mean(x, axes)
     return mean, jnp.maximum(0.0, jnp.mean(squares, axes) - lax.square(mean))
 
 
 def normalized(x, mean, variance, params, epsilon):
-    return (x.astype(F32) - mean) * (lax.rsqrt(variance + epsilon) * params["scale"]) + params["bias"]
+    return (x - mean) * (lax.rsqrt(variance + epsilon) * params["scale"]) + params["bias"]
 
 
 def batch_norm(x, params, epsilon=1e-5):
+    x = x.astype(F32)
     return normalized(x, *moments(x, (0, 1, 2)), params, epsilon)
 
 
 def layer_norm(x, params):
+    x = x.astype(F32)
     mean, variance = moments(x, (-1,))
     return normalized(x, mean[..., None], variance[..., None], params, 1e-6)
 
 
 def group_norm(x, params, groups):
     channels = x.shape[-1]
-    mean, variance = moments(x.reshape(*x.shape[:-1], groups, channels // groups), (1, 2, 4))
+    mean, variance = moments(x.reshape(*x.shape[:-1], groups, channels // groups).astype(F32), (1, 2, 4))
     mean, variance = (jnp.repeat(m, channels // groups, axis=-1)[:, None, None] for m in (mean, variance))
-    return normalized(x, mean, variance, params, 1e-6)
+    return normalized(x.astype(F32), mean, variance, params, 1e-6)
 
 
 def gelu(x):
-    cubes = x.astype(F32) ** 3
-    share = 0.5 * (1.0 + jnp.tanh(np.sqrt(2 / np.pi).astype(F32) * (x.astype(F32) + 0.044715 * cubes)))
-    return x.astype(F32) * share
+    x = x.astype(F32)
+    cubes = x**3
+    share = 0.5 * (1.0 + jnp.tanh(np.sqrt(2 / np.pi).astype(F32) * (x + 0.044715 * cubes)))
+    return x * share
 
 
 # --- The comparison --------------------------------------------------------------------------------------------------
@@ -309,18 +312,13 @@ def attention_of_nnx(query, key, value, mask, half):
         logits = jnp.einsum("bqhd,bkhd->bhqk", query.astype(half), key.astype(half))
         logits = logits * jnp.asarray(1 / np.sqrt(8), half)
         if half == jnp.bfloat16:
-            weights = softmax_of_half(jnp.where(mask, logits, jnp.asarray(large, half)))
+            weights = jax.nn.softmax(jnp.where(mask, logits, jnp.asarray(large, half)).astype(F32))
         else:
             weights = jax.nn.softmax(jnp.where(mask, logits.astype(F32), large))
         return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(half), value.astype(half))
 
     # Queries come in groups that share a key, here in groups of one.
     return jax.vmap(of_group, 3, 3)(query[:, :, :, None])[:, :, :, 0]
-
-
-def softmax_of_half(logits):
-    powers = jnp.exp((logits - lax.stop_gradient(logits.max(-1, keepdims=True))).astype(F32))
-    return powers / powers.sum(-1, keepdims=True)
 
 
 def layer_by_hand(attend, layer, x, mask, half, narrow=dense):

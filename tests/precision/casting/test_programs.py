@@ -42,9 +42,10 @@ def resnet18_by_hand(half):
     def conv_norm(x, kernel, norm, stride=1):
         numbers = ("NHWC", "HWIO", "NHWC")
         x = lax.conv_general_dilated(x.astype(half), kernel.astype(half), (stride,) * 2, "SAME", None, None, numbers)
-        squares, mean = lax.square(x.astype(F32)).mean((0, 1, 2)), x.astype(F32).mean((0, 1, 2))
+        x = x.astype(F32)
+        squares, mean = lax.square(x).mean((0, 1, 2)), x.mean((0, 1, 2))
         scale = lax.rsqrt(jnp.maximum(0.0, squares - lax.square(mean)) + 1e-5) * norm["scale"]
-        return (x.astype(F32) - mean) * scale + norm["bias"]
+        return (x - mean) * scale + norm["bias"]
 
     def net(params, images):
         x = jax.nn.relu(conv_norm(images, params["stem"]["conv"]["kernel"], params["stem"]["norm"]))
