@@ -32,7 +32,7 @@ from mpjax.models.resnet import ImageNetStem, resnet50
 IMAGES = jax.ShapeDtypeStruct((32, 224, 224, 3), jnp.float32)
 
 
-def model() -> tuple[Callable, nnx.State]:
+def model() -> tuple[Callable, tuple]:
     """ResNet-50 at its full size as a function of its parameters, and their shapes; nothing is computed."""
     make = functools.partial(resnet50, ImageNetStem, channels=3, width=64, num_classes=1000)
     graph, params, stats = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))), nnx.Param, ...)
@@ -99,8 +99,8 @@ def main() -> None:
         "forward and backward": (with_gradient(forward), with_gradient(cast)),
     }
     results = {
-        f"resnet50 {name}, {how.__name__}": compare(how, *pair, (params, stats, IMAGES), arguments.repeats)
-        for name, pair in functions.items()
+        f"resnet50 {name}, {how.__name__}": compare(how, plain, through, (params, stats, IMAGES), arguments.repeats)
+        for name, (plain, through) in functions.items()
         for how in (trace, lower)
     }
     for name, result in results.items():

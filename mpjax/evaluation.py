@@ -37,7 +37,9 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
     config = from_toml(folder / CONFIG_FILE)
     if settings.policy:
-        precision = dataclasses.replace(config.precision, policy=settings.policy, mode="auto", master_weights="auto")
+        precision = dataclasses.replace(
+            config.precision, policy=settings.policy, mode="auto", master_weights="auto", stochastic_rounding=False
+        )
         config = dataclasses.replace(config, precision=precision)
     if settings.split:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))

@@ -25,13 +25,15 @@ class Step(NamedTuple):
       updates: minus zero where the gradients were not finite.
       finite: bool scalar, whether they were, here and earlier in the window of micro-batches.
       state: the optimizer's, as before where they were not.
-      done: bool scalar, whether the step closed a window.
+      done: bool scalar, whether the step closed a window, of some optimizer if there are several.
+      clean: bool scalar, whether the windows that it closed were finite: what the scale goes by.
     """
 
     updates: Any
     finite: jax.Array
     state: Any
     done: jax.Array
+    clean: jax.Array
 
 
 class Attempt(NamedTuple):
@@ -41,13 +43,11 @@ class Attempt(NamedTuple):
       init: parameters to state, moments at least float32.
       where_finite: `(gradients, finite before, state, params, extra, axis_name) -> Step`, on unscaled gradients.
       unconditionally: `(gradients, state, params, extra) -> (updates, state)`.
-      fresh: state to bool scalar, whether the next step opens a window.
     """
 
     init: Callable
     where_finite: Callable[..., Step]
     unconditionally: Callable
-    fresh: Callable
 
 
 class GroupState(NamedTuple):
@@ -91,9 +91,9 @@ def alone(inner: optax.GradientTransformation) -> Attempt:
         kept = discard_window(state, new_state)
         # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0.
         updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.full_like(u, -0.0)), proposed)
-        return Step(updates, finite, select(finite, new_state, kept), closes_window(state, new_state))
+        return Step(updates, finite, select(finite, new_state, kept), closes_window(state, new_state), finite)
 
-    return Attempt(functools.partial(_init_in_float32, inner), where_finite, unconditionally, opens_window)
+    return Attempt(functools.partial(_init_in_float32, inner), where_finite, unconditionally)
 
 
 def together(attempts: Mapping[str, Attempt]) -> Attempt:
@@ -128,15 +128,13 @@ def together(attempts: Mapping[str, Attempt]) -> Attempt:
         }
         return Step(
             _like(gradients, {name: step.updates for name, step in steps.items()}),
-            _all(step.finite for step in steps.values()) & (was_finite | fresh(state)),
+            _all(step.finite for step in steps.values()),
             {name: GroupState(step.finite, step.state) for name, step in steps.items()},
-            _all(step.done for step in steps.values()),
+            ~_all(~step.done for step in steps.values()),
+            _all(step.finite | ~step.done for step in steps.values()),
         )
 
-    def fresh(state) -> jax.Array:
-        return _all(one.fresh(state[name].inner_state) for name, one in attempts.items())
-
-    return Attempt(init, where_finite, unconditionally, fresh)
+    return Attempt(init, where_finite, unconditionally)
 
 
 def counted(attempt: Attempt) -> Attempt:
@@ -148,14 +146,14 @@ def counted(attempt: Attempt) -> Attempt:
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
         step = attempt.where_finite(gradients, was_finite, state.inner_state, params, extra, axis_name)
         steps = state.steps + step.done.astype(jnp.int32)
-        skipped = state.skipped + (step.done & ~step.finite).astype(jnp.int32)
+        skipped = state.skipped + (step.done & ~step.clean).astype(jnp.int32)
         return step._replace(state=CountedState(steps, skipped, step.state))
 
     def unconditionally(gradients, state, params, extra):
         updates, inner_state = attempt.unconditionally(gradients, state.inner_state, params, extra)
         return updates, state._replace(inner_state=inner_state)
 
-    return Attempt(init, where_finite, unconditionally, lambda state: attempt.fresh(state.inner_state))
+    return Attempt(init, where_finite, unconditionally)
 
 
 def select(condition: jax.Array, new: T, old: T) -> T:

@@ -24,10 +24,11 @@ from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.check import path_name
 from mpjax.precision.dtypes import HALF, is_floating, widest
 from mpjax.precision.model_arguments import ModelArguments, take_models_apart
-from mpjax.precision.modules import apply_policy, class_names, modules_of, rules_for_modules
+from mpjax.precision.modules import apply_policy, class_names, rules_for_modules
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import scope_lineage, winner
+from mpjax.precision.scopes import modules_of
 
 
 def audit(
@@ -141,7 +142,7 @@ def _leaves(inputs: dict[str, Any], stored: dict[str, np.dtype]) -> tuple[Leaf, 
 
 def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, params: int | None) -> dict[str, np.dtype]:
     """What the policy stores each parameter and statistic in, by path."""
-    if modules := _modules(models):
+    if modules := models.modules:
         return {name: dtype for at, module in modules.items() for name, dtype in _stored_by(policy, at, module).items()}
 
     def wanted(path: str) -> np.dtype:
@@ -170,20 +171,11 @@ def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
     }
 
 
-def _modules(models: ModelArguments) -> dict[tuple, Any]:
-    """The NNX modules among the arguments, by place."""
-    if not models.originals:
-        return {}
-    from flax import nnx
-
-    return {place: one for place, one in models.originals.items() if isinstance(one, nnx.Module)}
-
-
 def _compute_dtypes(policy: Policy | None, models: ModelArguments) -> Callable[[str], np.dtype | None]:
     """Module path to what the policy computes products in there; to None if no policy was given."""
     types = {
         path: frozenset(class_names(module))
-        for one in _modules(models).values()
+        for one in models.modules.values()
         for path, module in modules_of(one).items()
     }
 

@@ -63,7 +63,7 @@ def dynamic_loss_scaling(
 
     Several optimizers share a scale when given by name, `{"generator": optax.adam(1e-4), "critic": optax.adam(4e-4)}`:
     parameters and gradients are mappings of the same names, an overflow in one's gradients skips that one alone, and
-    the scale shrinks once.
+    the scale shrinks once. With `optax.MultiSteps` in some of them, the scale moves whenever a window closes.
 
     Args:
       inner: the optimizer (chain), or several by name.
@@ -211,7 +211,7 @@ def _loss_scaling(attempt: Attempt, initial_scale, adjust, axis_name) -> optax.G
         unscaled = jax.tree.map(lambda g: _unscale(g, state.scale), updates)
         step = attempt.where_finite(unscaled, state.finite, state.inner_state, params, extra, axis_name)
         after = state._replace(finite=step.finite, inner_state=step.state)
-        return step.updates, select(step.done, adjust(after, step.finite), after)
+        return step.updates, select(step.done, adjust(after, step.clean), after)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mpjax.precision.scopes import name_scopes
+from mpjax.precision.scopes import modules_of, name_scopes
 
 
 class ModelArguments(NamedTuple):
@@ -24,6 +24,19 @@ class ModelArguments(NamedTuple):
     join: Callable[[tuple[Any, Any]], tuple[Any, Callable[[], Any]]]
     write_back: Callable[[Any], None]
     originals: dict[tuple, Any]
+
+    @property
+    def modules(self) -> dict[tuple, Any]:
+        """Those of the objects that are modules."""
+        if not self.originals:
+            return {}
+        from flax import nnx
+
+        return {place: one for place, one in self.originals.items() if isinstance(one, nnx.Module)}
+
+    def paths(self) -> set[str]:
+        """The paths of all submodules."""
+        return {path for module in self.modules.values() for path in modules_of(module)}
 
 
 def take_models_apart(arguments) -> ModelArguments:

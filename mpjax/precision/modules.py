@@ -14,6 +14,7 @@ from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, require_x64, 
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import NORM, Lineage, Rules, by_path, decide, is_norm
+from mpjax.precision.scopes import modules_of
 
 
 if TYPE_CHECKING:
@@ -112,13 +113,6 @@ def storage_policy(policy: Policy) -> Policy:
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     """What to give `autocast` for calls of `model`, its scopes named: `policy`, with module paths in place of types."""
     return dataclasses.replace(policy, rules=by_path(policy.rules, _lineages(modules_of(model))))
-
-
-def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
-    """The submodules of `model` and itself, by module path."""
-    from flax import nnx
-
-    return {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
 
 
 def _lineages(modules: dict) -> list[Lineage]:

@@ -69,8 +69,8 @@ def covers(pattern: str, lineage: Lineage) -> bool:
     if pattern.lower() == NORM:
         return is_norm(lineage[-1][1])
     if pattern.startswith("type:"):
-        glob = pattern.removeprefix("type:")
-        return any(fnmatch.fnmatchcase(name, glob) for _, types in lineage for name in types)
+        wanted = pattern.removeprefix("type:")
+        return any(fnmatch.fnmatchcase(name, wanted) for _, types in lineage for name in types)
     return any(fnmatch.fnmatchcase(path, pattern) for path, _ in lineage)
 
 

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from flax import nnx
 
 
+def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
+    """The submodules of `model` and itself, by module path: attribute names and indices joined by `/`."""
+    from flax import nnx
+
+    return {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+
+
 def name_scopes(model: "nnx.Module") -> None:
     """Makes every submodule of `model` run under `jax.named_scope` of its path (`blocks/3/conv1`), in place.
 

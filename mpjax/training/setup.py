@@ -14,6 +14,7 @@ from mpjax.config import Config
 from mpjax.data import prepare
 from mpjax.precision.casting import autocast
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
+from mpjax.precision.scopes import modules_of
 from mpjax.training.objective import Objective, classification
 from mpjax.training.precision import PrecisionPlan
 from mpjax.training.state import TrainState, create_state
@@ -60,7 +61,11 @@ def make_task(config: Config, plan: PrecisionPlan, *, image_shape: tuple[int, in
         policy,
         label_smoothing=config.training.label_smoothing,
     )
-    cast = functools.partial(autocast, policy=scope_policy(abstract, plan.policy)) if autocasting else uncast
+    cast = uncast
+    if autocasting:
+        cast = functools.partial(
+            autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
+        )
     return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model)
 
 

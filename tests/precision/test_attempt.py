@@ -263,24 +263,31 @@ def test_a7_a9_a_bad_micro_batch_discards_the_window_of_its_optimizer_alone():
     assert [int(state.inner_state[name].inner_state.gradient_step) for state in states[3:4] for name in "ab"] == [2, 1]
 
 
-def test_a7_a9_windows_of_two_and_three_make_one_step_of_six():
+def test_a7_a9_with_windows_of_two_and_three_the_scale_goes_by_each_as_it_closes():
     inner = {"a": optax.MultiSteps(optax.sgd(1.0), 2), "b": optax.MultiSteps(optax.sgd(1.0), 3)}
-    tx = dynamic_loss_scaling(inner, initial_scale=64.0, growth_interval=1)
-    first = [(1.0, 1.0), (1.0, INF), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)]
-    params, states = run(tx, first + [(1.0, 1.0)] * 6)
-    assert [float(state.scale) for state in states] == [64.0] * 5 + [32.0] * 6 + [64.0]
-    assert [int(state.skipped) for state in states] == [0] * 5 + [1] * 7
+    tx = dynamic_loss_scaling(inner, initial_scale=64.0)
+    params, states = run(tx, [(1.0, 1.0), (1.0, INF)] + [(1.0, 1.0)] * 10)
+    assert [float(state.scale) for state in states] == [64.0] * 2 + [32.0] * 10  # b's first window ends with step 3
+    assert [int(state.skipped) for state in states] == [0] * 2 + [1] * 10
     assert params["a"]["w"].tolist() == [1.0 - 6, -2.0 - 6]
     assert params["b"]["w"].tolist() == [0.5 - 3, -3.0]  # the first of its four windows is lost
 
 
 def test_a7_one_that_accumulates_beside_one_that_does_not():
-    tx = dynamic_loss_scaling(
-        {"a": optax.sgd(1.0), "b": optax.MultiSteps(optax.sgd(1.0), 2)}, initial_scale=64.0, growth_interval=1
-    )
-    params, states = run(tx, [(1.0, 1.0), (INF, 1.0), (1.0, 1.0), (1.0, 1.0)])
-    assert [float(state.scale) for state in states] == [64, 32, 32, 64]
-    assert (params["a"]["w"].tolist(), params["b"]["w"].tolist()) == ([-2.0, -5.0], [-1.5, -2.0])
+    tx = dynamic_loss_scaling({"a": optax.sgd(1.0), "b": optax.MultiSteps(optax.sgd(1.0), 2)}, initial_scale=64.0)
+    params, states = run(tx, [(1.0, INF), (1.0, 1.0), (INF, 1.0), (1.0, 1.0)])
+    assert [float(state.scale) for state in states] == [64, 32, 16, 16]
+    assert [int(state.good_steps) for state in states] == [1, 0, 0, 1]
+    assert (params["a"]["w"].tolist(), params["b"]["w"].tolist()) == ([-2.0, -5.0], [-0.5, -1.0])
+
+
+def test_a9_windows_that_never_close_together_still_shrink_the_scale():
+    def later(step):
+        return jnp.where(step == 0, 1, 2)
+
+    inner = {"a": optax.MultiSteps(optax.sgd(1.0), 2), "b": optax.MultiSteps(optax.sgd(1.0), later)}
+    _, states = run(dynamic_loss_scaling(inner, initial_scale=64.0), [(INF, 1.0)] * 6)
+    assert [float(state.scale) for state in states] == [64.0, 32.0, 32.0, 16.0, 16.0, 8.0]
 
 
 # Static and none

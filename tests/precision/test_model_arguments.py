@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mpjax.errors import UsageError
 from mpjax.precision import autocast, full_precision
 from mpjax.precision.model_arguments import take_models_apart
 
@@ -125,3 +126,11 @@ def test_without_models_nothing_is_added():
     joined, changed = apart.join(apart.tree)
     assert joined is arguments
     assert changed() is None
+
+
+def test_a_rule_for_a_module_that_this_call_does_not_run_is_no_error():
+    model = Net()
+    model.eval()
+    autocast(total, "mixed_float16;dropout=float32")(model, INPUT)
+    with pytest.raises(UsageError, match="rule 'dropuot' matches nothing; nearest: dropout"):
+        autocast(total, "mixed_float16;dropuot=float32")(model, INPUT)

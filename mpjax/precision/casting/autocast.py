@@ -5,7 +5,7 @@ policy's compute dtype; what loses range or precision in float32; everything els
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
@@ -16,13 +16,15 @@ from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.values import arrays_of, cast_like, is_weak, split_arrays, values_of
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
-from mpjax.precision.model_arguments import take_models_apart
+from mpjax.precision.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import NORM, Rules, decide, scope_lineage, winner
 
 
-def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = OPERATIONS) -> Callable:
+def autocast(
+    fn: Callable, policy: "str | Policy", *, operations: Operations = OPERATIONS, scopes: Iterable[str] = ()
+) -> Callable:
     """`fn` with casts placed per operation; composes with JAX's transformations and control flow, inside and outside.
 
     Parameters and inputs stay as they are and are cast at each use, so that gradients arrive in the parameters' dtypes.
@@ -39,6 +41,7 @@ def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = O
       policy: a `Policy` or what `get_policy` takes; its `compute_dtype` and its rules count. Where neither is half
         precision there is nothing to cast, and `fn` itself is returned.
       operations: which primitive runs in which dtype.
+      scopes: scopes that a rule may name though not every call opens them, as of dropout in evaluation.
 
     Returns:
       A function of the same signature. It raises UsageError when a rule matches no scope.
@@ -56,27 +59,27 @@ def autocast(fn: Callable, policy: "str | Policy", *, operations: Operations = O
         pattern = winner(rules, scope_lineage(scope))
         return rules[pattern] if pattern else policy.compute_dtype
 
+    known = frozenset(scopes)
     interpreter = Interpreter(dtype_of if rules else lambda scope: policy.compute_dtype, operations)
 
     @functools.wraps(fn, updated=())
     def autocast_fn(*args, **kwargs):
-        arrays, of_arrays, write_back = _pure(fn, args, kwargs)
+        models, arrays, of_arrays = _pure(fn, args, kwargs)
         jaxpr, (result, changed) = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         if rules:
-            decide(rules, {scope_lineage(scope) for scope, _ in equations(jaxpr)})
+            decide(rules, map(scope_lineage, known | models.paths() | {scope for scope, _ in equations(jaxpr)}))
         outputs = arrays_of(interpreter.run(jaxpr, values_of(arrays, [is_weak(array) for array in arrays])))
         split = len(jax.tree.leaves(result))
         # What a model carries from call to call keeps its dtypes.
         kept = cast_like(outputs[split:], jax.tree.leaves(changed))
-        write_back(jax.tree.unflatten(jax.tree.structure(changed), kept))
+        models.write_back(jax.tree.unflatten(jax.tree.structure(changed), kept))
         return jax.tree.unflatten(jax.tree.structure(result), outputs[:split])
 
     return autocast_fn
 
 
-def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[list[jax.Array], Callable, Callable]:
-    """The arrays of a call; the call as a function of them to its result and to what changed in models; and what
-    brings those models up to date."""
+def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list[jax.Array], Callable]:
+    """A call's models, its arrays, and it as a function of the arrays to its result and to what changed in models."""
     models = take_models_apart((fn, args, kwargs))
     arrays, with_arrays = split_arrays(models.tree)
 
@@ -84,7 +87,7 @@ def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[list[jax.Array], Cal
         (fn, args, kwargs), changed = models.join(with_arrays(arrays))
         return fn(*args, **kwargs), changed()
 
-    return arrays, of_arrays, models.write_back
+    return models, arrays, of_arrays
 
 
 def _rules_for_scopes(policy: Policy) -> Rules:
@@ -113,10 +116,10 @@ def full_precision(fn: Callable) -> Callable:
 
     @functools.wraps(fn, updated=())
     def full_precision_fn(*args, **kwargs):
-        arrays, region, write_back = _pure(fn, args, kwargs)
+        models, arrays, region = _pure(fn, args, kwargs)
         region.__name__ = FULL_PRECISION
         result, changed = jax.jit(region)(*arrays)
-        write_back(changed)
+        models.write_back(changed)
         return result
 
     return full_precision_fn

@@ -69,7 +69,8 @@ class Interpreter(NamedTuple):
         if name == "convert_element_type":
             return [_converted(eqn, inputs[0])]
         if name in _EACH:
-            return [Value(array) for array in _bind(eqn.primitive, [value.array for value in inputs], eqn.params)]
+            own = FLOAT32 if compute_dtype == FLOAT32 else None
+            return values_of(_bind(eqn.primitive, [once.cast(value.array, own) for value in inputs], eqn.params))
         peak = any(value.peak for value in inputs)
         if rule == "low":
             dtype = compute_dtype
