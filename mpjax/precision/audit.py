@@ -11,16 +11,9 @@ from jax.extend import core
 
 from mpjax.errors import UsageError
 from mpjax.precision.audit_report import Audit, Leaf, Operation, Upcast, WeakType
-from mpjax.precision.casting.jaxprs import (
-    Place,
-    bodies,
-    equations,
-    holds_bodies,
-    is_transposed,
-    places,
-    scope_of,
-)
+from mpjax.precision.casting.jaxprs import bodies, equations, holds_bodies, is_transposed, scope_of
 from mpjax.precision.casting.operations import OPERATIONS, Operations
+from mpjax.precision.casting.provenance import Place, first_outside, places, source_of
 from mpjax.precision.check import path_name
 from mpjax.precision.dtypes import HALF, is_floating, widest
 from mpjax.precision.model_arguments import ModelArguments, take_models_apart
@@ -205,7 +198,7 @@ def _upcasts(jaxpr, operations: Operations, compute_dtype: Callable) -> Iterator
             if dtype is None or dtype == compute_dtype(path):
                 continue
             for value, where in _widened(eqn, casts, operations.rule(eqn.primitive.name) == "low"):
-                source = _source((where, *body.callers))
+                source = source_of((where, *body.callers))
                 yield Upcast(path, _name(eqn), np.dtype(value.dtype), dtype, value.shape, source)
 
 
@@ -227,7 +220,6 @@ def _name(eqn) -> str:
 
 _CAST = "convert_element_type"
 _CASTS = frozenset({"astype", "array", "asarray", "convert_element_type"})
-_LIBRARIES = ("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/", "/mpjax/precision/")
 
 
 def _is_silent_upcast(eqn) -> bool:
@@ -241,27 +233,11 @@ def _is_silent_upcast(eqn) -> bool:
     if before not in HALF or widest(before, after) != after or after in HALF:
         return False
     lines = places(eqn)
-    inside = [place.function for place in lines[: _first_outside(lines, ("/jax/",))]]
+    inside = [place.function for place in lines[: first_outside(lines, ("/jax/",))]]
     caller = lines[len(inside)] if len(inside) < len(lines) else Place("", 0, "")
     if any(place.function == "promote_dtype" for place in lines):  # Flax's layers: input and parameters as one dtype
         return True
     return not _CASTS.intersection(inside) and "norm" not in caller.file.rpartition("/")[2]
-
-
-def _source(eqns: tuple) -> str:
-    """The user's line that an equation comes from, innermost of those that hold it first; or else a library's."""
-    for libraries in (_LIBRARIES, ("/jax/", "/mpjax/precision/")):
-        for lines in map(places, eqns):
-            outside = _first_outside(lines, libraries)
-            if outside < len(lines):
-                return f"{lines[outside].file}:{lines[outside].line}"
-    return "(no source line)"
-
-
-def _first_outside(lines: list[Place], folders: tuple[str, ...]) -> int:
-    """How many of the innermost lines are in one of `folders`."""
-    inside = (any(folder in line.file for folder in folders) for line in lines)
-    return next((index for index, within in enumerate(inside) if not within), len(lines))
 
 
 def _weak_types(inputs: dict[str, Any], result) -> Iterator[WeakType]:

@@ -1,8 +1,8 @@
 """What JAX's versions disagree on about jaxprs; the only file that knows what JAX keeps private of them.
 
 A scan counts its constants and carries in 0.10 and 0.11, and holds them as trees in 0.12; 0.12 has one class of jaxpr
-where there were an open one and a closed one, which carries the values of the constants. The named scopes and the
-source lines of an equation are in `eqn.source_info`, for which there is no public name.
+where there were an open one and a closed one, which carries the values of the constants. Named scopes are in
+`eqn.source_info`, for which there is no public name.
 """
 
 import functools
@@ -144,24 +144,3 @@ def _inside(part: str) -> str:
 def is_transposed(eqn) -> bool:
     """Whether an equation belongs to a backward pass."""
     return "transpose(" in _text(eqn.source_info.name_stack)
-
-
-class Place(NamedTuple):
-    """A line of code.
-
-    Attributes:
-      file: its path.
-      line: its number, from 1.
-      function: the function it is in.
-    """
-
-    file: str
-    line: int
-    function: str
-
-
-def places(eqn) -> list[Place]:
-    """The lines of code that an equation comes from, innermost first; none if JAX kept no traceback."""
-    traceback = eqn.source_info.traceback
-    frames = traceback.frames if traceback is not None else []
-    return [Place(frame.file_name, frame.line_num, frame.function_name.rsplit(".")[-1]) for frame in frames]
