@@ -30,11 +30,14 @@ class Pair(NamedTuple):
       wide: as it is in the reference.
       low: as it is in half precision; the same array where nothing has been rounded yet.
       path: the module that made it; None for an input.
+      free: whether a module that does not round made it, or it comes from such a value: then it is float32, and what
+        is not a product stays float32 with it, as JAX promotes.
     """
 
     wide: Any
     low: Any
     path: str | None = None
+    free: Any = False
 
 
 class Site(NamedTuple):
@@ -63,6 +66,7 @@ class Step(NamedTuple):
     Attributes:
       site: which equation.
       inputs: its operands in half precision, as it got them.
+      wide_inputs: its operands in the reference.
       wide: its result in the reference.
       exact: its result in half precision, before rounding.
       low: and after.
@@ -70,6 +74,7 @@ class Step(NamedTuple):
 
     site: Site
     inputs: list
+    wide_inputs: list
     wide: jax.Array
     exact: jax.Array
     low: jax.Array
@@ -97,17 +102,7 @@ class Emulator:
 
     def _input(self, aval, value) -> Pair:
         value = _widened(value)
-        return Pair(value, value if aval.dtype not in HALF else self._rounded(value, aval.dtype, ""))
-
-    def _rounded(self, value, dtype, path: str):
-        return self._choose(path, lambda: round_to(value, dtype), value) if dtype in HALF else value
-
-    def _choose(self, path: str, rounded: Callable[[], Any], value):
-        """What rounding made of a value, where the operations of `path` round; both are computed only while tracing."""
-        rounds = self.rounds(path)
-        if isinstance(rounds, bool):
-            return rounded() if rounds else value
-        return jnp.where(rounds, rounded(), value)
+        return Pair(value, _rounded(value, aval.dtype, self.rounds("")))
 
     def _run(self, jaxpr, inputs: Sequence[Pair], outer: str, backward: bool, callers: tuple) -> list[Pair]:
         body, consts = opened(jaxpr)
@@ -136,30 +131,64 @@ class Emulator:
 
     def _apply(self, eqn, pairs: list[Pair], path: str, backward: bool, callers: tuple, debug_info) -> list[Pair]:
         avals = [atom.aval for atom in eqn.invars]
-        lows = [self._taken(pair, aval, path) for pair, aval in zip(pairs, avals, strict=True)]
+        half = [is_floating(v.aval) and v.aval.dtype in HALF for v in (*eqn.outvars, *eqn.invars)]
+        rounds = self.rounds(path)
+        if not _casts_down(eqn):
+            for pair in pairs:
+                rounds = _both(rounds, _not(pair.free))
+        lows = [self._taken(pair, aval, path, rounds) for pair, aval in zip(pairs, avals, strict=True)]
         wides = [pair.wide for pair in pairs]
-        in_half = any(var.aval.dtype in HALF for var in (*eqn.outvars, *eqn.invars) if is_floating(var.aval))
-        accumulates = in_half and eqn.primitive.name in _ACCUMULATE
-        opaque = in_half and _is_opaque(eqn)
+        opaque = any(half) and _is_opaque(eqn)
         wide = _bind(eqn, wides, debug_info, true_half=opaque)
         same = all(low is w for low, w in zip(lows, wides, strict=True))
         exact = wide if same else _bind(eqn, lows, debug_info, true_half=opaque)
-        if accumulates:
-            low = [self._choose(path, lambda: _bind(eqn, lows, debug_info, true_half=True)[0], exact[0])]
+        if any(half) and eqn.primitive.name in _ACCUMULATE:
+            low = [_chosen(rounds, lambda: _bind(eqn, lows, debug_info, true_half=True)[0], exact[0])]
         else:
-            low = [self._rounded(x, var.aval.dtype, path) for x, var in zip(exact, eqn.outvars, strict=True)]
+            low = [_rounded(x, var.aval.dtype, rounds) for x, var in zip(exact, eqn.outvars, strict=True)]
         if self.observe is not None:
             for var, w, x, y in zip(eqn.outvars, wide, exact, low, strict=True):
                 if is_floating(var.aval):
-                    self.observe(Step(_site(eqn, var, path, backward, callers), lows, w, x, y))
-        return [Pair(w, y, path) for w, y in zip(wide, low, strict=True)]
+                    self.observe(Step(_site(eqn, var, path, backward, callers), lows, wides, w, x, y))
+        free = _not(rounds) if any(half) else False
+        return [Pair(w, y, path, free) for w, y in zip(wide, low, strict=True)]
 
-    def _taken(self, pair: Pair, aval, path: str):
+    def _taken(self, pair: Pair, aval, path: str, rounds):
         """An operand as an equation in `path` gets it: in its dtype, and if isolated free of other modules' errors."""
         if not is_floating(aval):
             return pair.low
         value = pair.wide if self.isolated and pair.path != path else pair.low
-        return self._rounded(value, aval.dtype, path)
+        return _rounded(value, aval.dtype, rounds)
+
+
+def _casts_down(eqn) -> bool:
+    """Whether operands are brought to half precision whatever they are: by a product in a layer, or by a cast."""
+    name = eqn.primitive.name
+    to_half = name == "convert_element_type" and eqn.params["new_dtype"] in HALF
+    return to_half or OPERATIONS.rule(name) == "low"
+
+
+def _rounded(value, dtype, rounds):
+    return _chosen(rounds, lambda: round_to(value, dtype), value) if dtype in HALF else value
+
+
+def _chosen(rounds, rounded: Callable[[], Any], value):
+    """What rounding makes of a value, if it `rounds`: a bool, or while tracing a bool scalar, and both are computed."""
+    if isinstance(rounds, bool):
+        return rounded() if rounds else value
+    return jnp.where(rounds, rounded(), value)
+
+
+def _both(first, second):
+    if isinstance(first, bool):
+        return second if first else False
+    if isinstance(second, bool):
+        return first if second else False
+    return first & second
+
+
+def _not(flag):
+    return not flag if isinstance(flag, bool) else ~flag
 
 
 def _site(eqn, var, path: str, backward: bool, callers: tuple) -> Site:
