@@ -36,7 +36,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)  # noqa: PLE0605 (a list, computed)
 
 
+_PARTS = ("config", "data", "diagnosis", "loop", "models", "precision", "report", "training")
+
+
 def __getattr__(name: str):
+    if name in _PARTS:
+        return importlib.import_module(f"mpjax.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'mpjax' has no attribute '{name}'")
     value = getattr(importlib.import_module(_HOME[name]), name)

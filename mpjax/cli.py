@@ -37,6 +37,20 @@ def evaluate(argv: Sequence[str]) -> int:
     return exit_code(command)
 
 
+def diagnose(argv: Sequence[str]) -> int:
+    """`scripts/diagnose.py`."""
+
+    def command() -> None:
+        from mpjax.config.inquiry import load_inquiry
+
+        settings = load_inquiry(argv, prog="diagnose.py")
+        from mpjax.inquiry import diagnose_run
+
+        diagnose_run(settings)
+
+    return exit_code(command)
+
+
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command. 0: done; 1: a system error; 2: bad usage; 3: diverged; 128 + signal: interrupted."""
     logging.getLogger("absl").setLevel(logging.ERROR)

@@ -7,15 +7,18 @@ import pathlib
 import sys
 import time
 import types
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import optax
+from jax.sharding import Mesh, NamedSharding
 
 from mpjax import data, report
 from mpjax.config import Config, to_toml
 from mpjax.config.check import check
 from mpjax.config.folders import cache_folder, data_folder, run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
-from mpjax.diagnosis.first_fault import explain
 from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
 from mpjax.loop.divergence import Limits
 from mpjax.loop.interrupt import stop_on_signals
@@ -28,27 +31,50 @@ from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, evaluate, make_eval_step, make_train_step
 from mpjax.training.mesh import batch_sharding, data_mesh, evaluation_sharding, replicated
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
-from mpjax.training.precision import advice, floor_of, plan_precision
-from mpjax.training.setup import initial_state, make_task
+from mpjax.training.precision import PrecisionPlan, advice, floor_of, plan_precision
+from mpjax.training.setup import Task, initial_state, make_task
 
 
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints inside a run's folder."""
 
 
-def run(config: Config) -> dict:
-    """Trains as `config` says and leaves the results in its `output_dir`.
+class Parts(NamedTuple):
+    """What a run is made of, before it has a folder and a state.
 
-    Returns:
-      What is also in `summary.json`.
+    Attributes:
+      plan: the precision decision.
+      source: the training and test examples.
+      mesh: all devices.
+      batches: training data.
+      split: how a training batch is divided among devices.
+      tests: evaluation data.
+      when: the length of training, and what is due when.
+      task: model, precision, objective.
+      tx: the optimizer.
+      train_step: `(state, batch) -> (state, metrics)`, compiled at its first call.
+      eval_step: `(params, stats, batch) -> sums`.
+    """
+
+    plan: PrecisionPlan
+    source: data.Source
+    mesh: Mesh
+    batches: data.Batches
+    split: NamedSharding
+    tests: data.EvalBatches
+    when: When
+    task: Task
+    tx: optax.GradientTransformation
+    train_step: Callable
+    eval_step: Callable
+
+
+def make_parts(config: Config) -> Parts:
+    """The parts of the run that `config` describes.
 
     Raises:
-      UsageError: settings that cannot be, a folder that exists without `resume`, data that is not there.
-      Diverged: values stay non-finite at the smallest loss scale; the message names the first bad layer.
-      Interrupted: SIGINT or SIGTERM came; a checkpoint is saved.
+      UsageError: settings that cannot be, data that is not there.
     """
-    began = time.perf_counter()
-
     # Settings
     check(config)
     plan = plan_precision(config.precision)
@@ -92,10 +118,35 @@ def run(config: Config) -> dict:
         seed=config.seed,
     )
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
+    return Parts(plan, source, mesh, batches, split, tests, when, task, tx, train_step, eval_step)
+
+
+def fresh_state(config: Config, parts: Parts) -> TrainState:
+    """The state before the first step, on all devices."""
+    sharding = replicated(parts.mesh)
+    return initial_state(parts.task, parts.tx, seed=config.seed, ema=config.training.ema > 0, sharding=sharding)
+
+
+def run(config: Config) -> dict:
+    """Trains as `config` says and leaves the results in its `output_dir`.
+
+    Returns:
+      What is also in `summary.json`.
+
+    Raises:
+      UsageError: settings that cannot be, a folder that exists without `resume`, data that is not there.
+      Diverged: values stay non-finite at the smallest loss scale; the message names the first bad layer.
+      Interrupted: SIGINT or SIGTERM came; a checkpoint is saved.
+    """
+    from mpjax.inquiry import explain  # which runs again what is run here
+
+    began = time.perf_counter()
+    parts = make_parts(config)
+    plan, when = parts.plan, parts.when
 
     # State: new, or from the last checkpoint
     folder = run_folder(config)
-    state = initial_state(task, tx, seed=config.seed, ema=training.ema > 0, sharding=replicated(mesh))
+    state = fresh_state(config, parts)
     about = {
         "policy": str(plan.policy),
         "loss_scale": str(plan.loss_scale),
@@ -116,13 +167,14 @@ def run(config: Config) -> dict:
             writer.message(f"nothing left to train: --steps is {when.steps}")
         for note in advice(plan, jax.devices()[0]):
             writer.message(note)
-        checkpoints = opened.enter_context(contextlib.closing(Checkpoints(folder / CHECKPOINTS, keep=every.keep)))
+        checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep)
+        opened.enter_context(contextlib.closing(checkpoints))
         stop = opened.enter_context(stop_on_signals())
 
-        stream = (jax.device_put(batch, split) for batch in batches.from_position(start))
+        stream = (jax.device_put(batch, parts.split) for batch in parts.batches.from_position(start))
         first = next(stream)
         compiling = time.perf_counter()
-        compiled = train_step.lower(state, first).compile()
+        compiled = parts.train_step.lower(state, first).compile()
         compile_seconds = time.perf_counter() - compiling
 
         # The loop
@@ -133,14 +185,17 @@ def run(config: Config) -> dict:
             itertools.chain([first], stream),
             start=start,
             when=when,
-            batch_size=batch_size,
+            batch_size=config.data.batch_size,
             limits=Limits(floor_of(plan, config.precision), config.precision.patience),
             writer=writer,
             evaluate=functools.partial(
-                evaluate_state, eval_step, tests, evaluation_sharding(mesh, config.data.eval_batch_size)
+                evaluate_state,
+                parts.eval_step,
+                parts.tests,
+                evaluation_sharding(parts.mesh, config.data.eval_batch_size),
             ),
             save=lambda position, state, score: checkpoints.save(position, state, about, score=score),
-            explain=functools.partial(explain, task.structure, task.objective.loss, task.cast, config.seed),
+            explain=functools.partial(explain, config, parts, compiled, folder),
             stop=stop,
         )
 

@@ -187,6 +187,14 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What to find out when training diverges."""
+
+    search: bool = True
+    """Look for the smallest set of modules to keep in float32 that repairs the step, and verify it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Train an image classifier in mixed precision."""
 
@@ -207,6 +215,7 @@ class Config:
     training: Training = Training()
     loop: Loop = Loop()
     report: Report = Report()
+    diagnosis: Diagnosis = Diagnosis()
 
     def __post_init__(self):
         _settle_durations(self, "steps")

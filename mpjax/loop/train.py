@@ -36,7 +36,7 @@ def train(
     writer: Writer,
     evaluate: Callable[[Any], Metrics],
     save: Callable[[int, Any, float | None], None],
-    explain: Callable[[Any, Mapping[str, Any]], str],
+    explain: Callable[[int], str],
     stop: StopRequest,
 ):
     """Runs steps `start + 1` to `when.steps` and gives the final state.
@@ -54,7 +54,7 @@ def train(
       writer: gets `train/…` metrics (means over the interval; the last value of counters) and those of `evaluate`.
       evaluate: state to metrics, of which `test/accuracy` decides which checkpoint is best.
       save: writes a checkpoint of (position, state, score).
-      explain: names the first bad layer for a state and a batch, once training has diverged.
+      explain: says what is wrong with a step, by its number, after which training cannot go on.
       stop: asks to stop after the step at hand.
 
     Raises:
@@ -65,7 +65,7 @@ def train(
     window: list = []
     began = 0.0
 
-    def close_window(position: int, batch) -> None:
+    def close_window(position: int) -> None:
         nonlocal window, began
         if not window:
             return
@@ -77,14 +77,14 @@ def train(
         writer.write(position, {f"train/{name}": value for name, value in metrics.items()})
         for number, step in enumerate(steps, start=position - len(steps) + 1):
             if reason := limits.exceeded_by(step):
-                raise Diverged(f"training diverged at step {number}: {reason}\n{explain(state, batch)}")
+                raise Diverged(f"training diverged at step {number}: {reason}\n{explain(number)}")
 
     unread: int | None = None
     for position in range(start + 1, when.steps + 1):
         batch = next(batches)
         state, metrics = train_step(state, batch)
         if unread is not None:
-            close_window(unread, batch)
+            close_window(unread)
             unread = None
         window.append(metrics)
 
@@ -92,7 +92,7 @@ def train(
         due_evaluate = when.due(when.evaluate, position) and not stopping
         due_save = when.due(when.save, position) or stopping
         if due_evaluate or due_save:
-            close_window(position, batch)
+            close_window(position)
             with clock.pause():
                 tested: Metrics = {}
                 if due_evaluate:
@@ -102,7 +102,7 @@ def train(
                     save(position, state, tested.get("test/accuracy"))
                 if position == when.steps and not math.isfinite(tested["test/loss"]):
                     reason = f"the test loss is {tested['test/loss']} at the end"
-                    raise Diverged(f"training diverged: {reason}\n{explain(state, batch)}")
+                    raise Diverged(f"training diverged: {reason}\n{explain(position)}")
             if stopping:
                 raise Interrupted(f"stopped at step {position}; the checkpoint is saved", stop.signal_number)
         elif when.due(when.log, position):

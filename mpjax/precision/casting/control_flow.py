@@ -4,6 +4,7 @@ Where values go round (the carry of a loop) they keep the dtype they were traced
 Each handler takes the function that runs a jaxpr, the equation, its inputs, and the debug information of its program.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -16,22 +17,30 @@ from mpjax.precision.dtypes import is_floating, widest
 def jit(run, eqn, inputs, debug_info) -> list:
     """A jit inside; scalars that were weak outside are weak inside."""
     params = eqn.params
-    weak = [value.weak for value in inputs]
+    weak = tuple(value.weak for value in inputs)
+    shardings = open_shardings(params["in_shardings"]), open_shardings(params["out_shardings"])
+    # A bound method is equal to itself alone; the interpreter that it is of, to every other with the same rules.
+    inner, out_weak = _jitted(run.__self__, params["jaxpr"], params["name"], weak, *shardings)
+    arrays = inner(*arrays_of(inputs))
+    return values_of(arrays, out_weak if len(out_weak) == len(arrays) else ())
+
+
+@functools.lru_cache(maxsize=256)
+def _jitted(
+    interpreter, jaxpr, name: str, weak: tuple, in_shardings: tuple, out_shardings: tuple
+) -> tuple[Callable, list]:
+    """A jit's body with casts, and which outputs are weak; cached, so that one jit is not compiled at each call."""
     out_weak: list[bool] = []
 
     def inner(*arrays):
-        outputs = run(params["jaxpr"], values_of(arrays, weak))
+        outputs = interpreter.run(jaxpr, values_of(arrays, weak))
         out_weak[:] = [value.weak for value in outputs]
         return arrays_of(outputs)
 
-    inner.__name__ = params["name"]
-    shardings = {
-        "in_shardings": open_shardings(params["in_shardings"]),
-        "out_shardings": list(open_shardings(params["out_shardings"])),
-    }
-    given = {name: value for name, value in shardings.items() if any(s is not None for s in value)}
-    arrays = jax.jit(inner, **given)(*arrays_of(inputs))
-    return values_of(arrays, out_weak if len(out_weak) == len(arrays) else ())
+    inner.__name__ = name
+    shardings = {"in_shardings": in_shardings, "out_shardings": list(out_shardings)}
+    given = {which: value for which, value in shardings.items() if any(s is not None for s in value)}
+    return jax.jit(inner, **given), out_weak
 
 
 def scan(run, eqn, inputs, debug_info) -> list:

@@ -75,15 +75,17 @@ class Interpreter(NamedTuple):
         if rule == "low":
             dtype = compute_dtype
         else:
-            full = rule == "full" or compute_dtype == FLOAT32 or (name == "sub" and peak)
-            dtype = FLOAT32 if full else _widest(inputs)
+            # A square is a power, also when it is written x * x.
+            square = name == "mul" and eqn.invars[0] is eqn.invars[1]
+            full = rule == "full" or compute_dtype == FLOAT32 or square or (name == "sub" and peak)
+            dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
         arrays = [once.cast(value.array, dtype) for value in inputs]
         outputs = _bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
         # What is made of scalars alone, as the zeros of a `where` or the root in a scale, takes the dtype of what it
-        # meets; what float32 was asked for and is no scalar may be too large for it.
-        weak = bool(inputs) and all(value.weak for value in inputs) and rule != "low"
+        # meets; not so an exponential or a power of one, which may be too large for it.
+        weak = bool(inputs) and all(value.weak for value in inputs) and rule == "widest"
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
-        return [Value(array, weak and (rule == "widest" or np.ndim(array) == 0), peak) for array in outputs]
+        return [Value(array, weak, peak) for array in outputs]
 
 
 class _CastOnce:
@@ -143,9 +145,10 @@ def _product(eqn, dtype: np.dtype | None) -> dict:
     return {**eqn.params, "preferred_element_type": dtype} if implied else eqn.params
 
 
-def _widest(inputs: Sequence[Value]) -> np.dtype | None:
+def _widest(inputs: Sequence[Value], *, fills: bool) -> np.dtype | None:
+    """Of the floating inputs but for what is made of scalars: such an array counts, except where it `fills` gaps."""
     floating = [value for value in inputs if is_floating(value.array)]
-    strong = [value for value in floating if not value.weak] or floating
+    strong = [v for v in floating if not v.weak or (np.ndim(v.array) > 0 and not fills)] or floating
     return widest(*(value.array.dtype for value in strong)) if strong else None
 
 
@@ -159,7 +162,12 @@ def _bind(primitive, arrays, params) -> Sequence[jax.Array]:
 
 
 # How the largest of several values gets to the subtraction from them, in a softmax.
-_KEEP_A_PEAK = frozenset({"broadcast_in_dim", "max", "reshape", "select_n", "squeeze", "stop_gradient", "copy"})
+_KEEP_A_PEAK = frozenset(
+    {"broadcast_in_dim", "max", "reshape", "select_n", "squeeze", "stop_gradient", "copy", "transpose"}
+)
+
+# Where an array made of one scalar stands for that scalar: the zeros of a `where`, the bounds of a clip.
+_FILL = frozenset({"select_n", "max", "min", "clamp", "broadcast_in_dim", "reshape", "transpose", "eq", "ne"})
 
 # Several operands that have nothing to do with each other: each keeps its dtype.
 _EACH = frozenset({"optimization_barrier", "sort", "psum", "psum_invariant", "pmax", "pmin", "device_put"})

@@ -4,6 +4,7 @@ After torch.amp's lists for CUDA (PyTorch, aten/src/ATen/autocast_mode.h), on JA
 """
 
 import dataclasses
+import difflib
 from collections.abc import Iterable
 
 from jax.extend.core import primitives
@@ -70,13 +71,15 @@ class Operations:
             return "full"
         return "widest" if primitive in self.widest else "as_traced"
 
-    def adding(self, *, low: Iterable[str] = (), full: Iterable[str] = (), widest: Iterable[str] = ()) -> "Operations":
+    def adding(self, *, low: Iterable = (), full: Iterable = (), widest: Iterable = ()) -> "Operations":
         """These lists with primitives moved: `OPERATIONS.adding(low=["tanh"], widest=["square"])`.
 
+        A primitive of another package is given as it is, or by name once it is known here.
+
         Raises:
-          UsageError: a primitive in two lists.
+          UsageError: a primitive in two lists, or a name that is none; the message has the nearest.
         """
-        low, full, widest = frozenset(low), frozenset(full), frozenset(widest)
+        low, full, widest = _names(low), _names(full), _names(widest)
         if twice := (low & full) | (low & widest) | (full & widest):
             raise UsageError(f"primitives in two lists: {', '.join(sorted(twice))}")
         moved = low | full | widest
@@ -88,5 +91,28 @@ class Operations:
             for name, names in (("low", self.low), ("float32", self.full), ("widest", self.widest))
         )
 
+
+def _names(operations: Iterable) -> frozenset[str]:
+    if isinstance(operations, str):
+        raise UsageError(f"wanted several primitives, as in [{operations!r}], got {operations!r}")
+    known = LOW | FULL | WIDEST | AS_TRACED
+    names = set()
+    for operation in operations:
+        if isinstance(operation, str) and operation not in known:
+            near = difflib.get_close_matches(operation, known, n=3)
+            hint = f"; did you mean {', '.join(near)}?" if near else "; for a function use full_precision."
+            raise UsageError(f"no primitive '{operation}' of JAX{hint} A primitive of your own is given as it is")
+        names.add(operation if isinstance(operation, str) else operation.name)
+    if entered := names & _ENTERED:
+        raise UsageError(f"control flow and calls have no dtype of their own: {', '.join(sorted(entered))}")
+    return frozenset(names)
+
+
+_ENTERED = frozenset(
+    {
+        *("jit", "scan", "while", "cond", "remat2", "checkpoint", "shard_map", "custom_jvp_call", "custom_vjp_call"),
+        *("closed_call", "core_call", "eval_jaxpr", "call"),
+    }
+)
 
 OPERATIONS = Operations()

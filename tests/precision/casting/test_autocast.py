@@ -16,6 +16,7 @@ from jax import lax
 import mpjax
 from mpjax.errors import UsageError
 from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
+from mpjax.precision.casting import control_flow
 
 
 F32 = jnp.float32
@@ -709,3 +710,47 @@ def test_modules_of_an_nnx_model_with_named_scopes_are_scopes():
         [np.array_equal(a, b) for a, b in zip(one, other, strict=True)] for one, other in zip(cast, plain, strict=True)
     ]
     assert same == [[False, False], [True, False]]
+
+
+@HALF
+def test_a17_a_norm_of_half_values_squares_them_in_float32(half):
+    a, b = jnp.full((2, 4), 10.0), jnp.full((4, 3), 8.0)
+    norm = mpjax.autocast(lambda a, b: jnp.linalg.norm(a @ b), half)(a, b)
+    assert norm.dtype == F32
+    assert abs(float(norm) - 783.8367) < 1e-3
+
+
+@HALF
+def test_a17_a_float32_array_made_inside_is_float32(half):
+    one = jnp.ones((1, 1))
+
+    def accumulate(w):
+        total = jnp.zeros((1, 1), F32) + w @ (2048.0 * one)
+        return total + w @ one
+
+    assert_same(mpjax.autocast(accumulate, half)(one), jnp.full((1, 1), 2049.0))
+    joined = mpjax.autocast(lambda w: jnp.concatenate([jnp.ones((1, 1), F32), w @ one]), half)(one)
+    assert joined.dtype == F32
+
+
+@HALF
+def test_zeros_of_a_where_and_bounds_of_a_clip_do_not_widen(half):
+    def fn(w):
+        x = w @ w
+        return jnp.where(x > 0, x, jnp.zeros_like(x)) + jax.nn.relu(x) + jnp.clip(x, 0, 6) * 2.0 / jnp.sqrt(8.0)
+
+    assert mpjax.autocast(fn, half)(jnp.ones((2, 2))).dtype == half
+
+
+def test_an_exponential_of_a_scalar_is_not_brought_to_half():
+    out = mpjax.autocast(lambda w: (w @ w) * jnp.exp(jnp.float32(12.0)), "mixed_float16")(jnp.ones((1, 1)))
+    assert abs(float(out[0, 0]) - 162754.8) < 1
+
+
+def test_a_jitted_function_under_autocast_is_compiled_once():
+    fn = mpjax.autocast(jax.jit(lambda w: jax.nn.softmax(jax.nn.relu(w @ w))), "mixed_float16")
+    w = jnp.ones((3, 3))
+    fn(w)
+    before = control_flow._jitted.cache_info().misses
+    fn(w)
+    assert control_flow._jitted.cache_info().misses == before

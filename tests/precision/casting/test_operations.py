@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import Primitive
 
 import mpjax
 from mpjax.errors import UsageError
@@ -39,10 +40,25 @@ def test_a_moved_primitive_runs_in_its_new_dtype(moved, fn, dtype):
     assert mpjax.autocast(fn, "float16", operations=OPERATIONS.adding(**moved))(X).dtype == dtype
 
 
-def test_a_primitive_that_jax_does_not_export_can_be_moved():
-    assert OPERATIONS.adding(widest=["mine"]).rule("mine") == "widest"
-    assert OPERATIONS.adding(low=["mine"]).rule("mine") == "low"
+def test_a_primitive_of_ones_own_is_given_as_it_is():
+    mine = Primitive("mine")
+    assert OPERATIONS.adding(widest=[mine]).rule("mine") == "widest"
+    assert OPERATIONS.adding(low=[mine]).rule("mine") == "low"
     assert OPERATIONS.rule("mine") == "as_traced"
+
+
+@pytest.mark.parametrize(
+    ("lists", "says"),
+    [
+        ({"full": ["dot_genral"]}, "no primitive 'dot_genral' of JAX; did you mean dot_general"),
+        ({"low": ["softmax"]}, "no primitive 'softmax' of JAX"),
+        ({"widest": "tanh"}, r"wanted several primitives, as in \['tanh'\], got 'tanh'"),
+        ({"low": ["jit"]}, "control flow and calls have no dtype of their own: jit"),
+    ],
+)
+def test_a27_what_is_no_primitive_is_an_error(lists, says):
+    with pytest.raises(UsageError, match=says):
+        OPERATIONS.adding(**lists)
 
 
 def test_a_primitive_in_two_lists_is_an_error_that_names_it():

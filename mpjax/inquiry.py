@@ -1,0 +1,117 @@
+"""The diagnosis of a run's step on one page: run again to the step, look at it, say what is wrong."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable
+
+import jax
+
+from mpjax.config import Config, from_toml
+from mpjax.config.inquiry import Inquiry
+from mpjax.config.load import CONFIG_FILE
+from mpjax.diagnosis.diagnosis import Diagnosis
+from mpjax.diagnosis.training import diagnose_step
+from mpjax.errors import UsageError
+from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint, to_arrays
+from mpjax.loop.restore import adopt
+from mpjax.precision.presets import get_policy
+from mpjax.run import CHECKPOINTS, Parts, fresh_state, make_parts
+from mpjax.training import TrainState
+
+
+FURTHER = 20
+"""Steps in float32 after which a run that precision alone broke is below the loss of an untrained model again."""
+
+
+def diagnose_run(settings: Inquiry) -> Diagnosis:
+    """Diagnoses a step of a run, prints the verdict and writes it into the run's folder.
+
+    Raises:
+      UsageError: no run, no such step, or a bad policy.
+    """
+    folder = pathlib.Path(settings.run)
+    if not (folder / CONFIG_FILE).exists():
+        raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
+    config = from_toml(folder / CONFIG_FILE)
+    parts = make_parts(config)
+    number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
+    if number < 1:
+        raise UsageError(f"--step {number}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
+
+    state, batch = replay(config, parts, parts.train_step, folder, number)
+    plan = parts.plan._replace(policy=get_policy(settings.policy)) if settings.policy else parts.plan
+    found = diagnose_step(
+        config,
+        plan,
+        parts.source,
+        state,
+        batch,
+        loss_scale=settings.loss_scale or None,
+        tolerance=settings.tolerance,
+        search=settings.search,
+    )
+    found = in_view_of_float32(found, config, state, number)
+    file = folder / f"diagnosis_{number}.json"
+    text = found.to_json(file)
+    print(text if settings.json else f"step {number} of {folder}\n{found}\nwritten to {file}")
+    return found
+
+
+def explain(config: Config, parts: Parts, train_step: Callable, folder: pathlib.Path, number: int) -> str:
+    """What is wrong with a step after which training cannot go on; also left in the run's folder."""
+    state, batch = replay(config, parts, train_step, folder, number)
+    found = diagnose_step(config, parts.plan, parts.source, state, batch, search=config.diagnosis.search)
+    found = in_view_of_float32(found, config, state, number)
+    found.to_json(folder / f"diagnosis_{number}.json")
+    layer = f"first bad layer: {found.path or 'none by name'} ({found.direction})\n" if found.direction else ""
+    return f"{layer}{found}\nagain: python scripts/diagnose.py --run {folder} --step {number}"
+
+
+def replay(config: Config, parts: Parts, train_step: Callable, folder: pathlib.Path, number: int):
+    """The state before step `number` and that step's batch, by running again from the last checkpoint before it."""
+    earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
+    start, state = 0, fresh_state(config, parts)
+    if earlier:
+        start, saved, about = read_checkpoint(folder / CHECKPOINTS, str(earlier[-1]))
+        state = adopt(state, saved, same_scaling=about["loss_scale"] == str(parts.plan.loss_scale))
+    stream = (jax.device_put(batch, parts.split) for batch in parts.batches.from_position(start))
+    for _ in range(start + 1, number):
+        state, _ = train_step(state, next(stream))
+    return state, next(stream)
+
+
+def in_view_of_float32(found: Diagnosis, config: Config, state: TrainState, number: int) -> Diagnosis:
+    """The diagnosis, but "not_precision" if the run does not recover in float32 from the same state.
+
+    Recovered is a run that some steps later has a loss below twice that of the untrained model.
+    """
+    if found.verdict in ("healthy", "not_precision"):
+        return found
+    precision = dataclasses.replace(
+        config.precision, policy="float32", rules={}, mode="auto", loss_scale="none", master_weights="auto"
+    )
+    config = dataclasses.replace(config, precision=dataclasses.replace(precision, stochastic_rounding=False))
+    parts = make_parts(config)
+    stream = (jax.device_put(batch, parts.split) for batch in parts.batches.from_position(number - 1))
+    first = next(stream)
+    _, untrained = parts.train_step(fresh_state(config, parts), first)
+    state = adopt(fresh_state(config, parts), jax.device_get(to_arrays(state)), same_scaling=False)
+    batch = first
+    for _ in range(FURTHER):
+        state, metrics = parts.train_step(state, batch)
+        batch = next(stream)
+    loss, before = float(metrics["loss"]), float(untrained["loss"])
+    if math.isfinite(loss) and loss < 2 * before:
+        return found
+    return dataclasses.replace(
+        found,
+        verdict="not_precision",
+        evidence=f"{found.evidence} But the run does not recover in float32 either: {FURTHER} steps from here the loss "
+        f"is {loss:.3g}, and that of the untrained model {before:.3g}.",
+        rules={},
+        better_scale=None,
+        verified=False,
+        float32_flops=0.0,
+        advice=("Look at the learning rate, the data and the parameters: no choice of dtypes repairs this.",),
+    )
