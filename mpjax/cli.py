@@ -51,6 +51,20 @@ def diagnose(argv: Sequence[str]) -> int:
     return exit_code(command)
 
 
+def compare(argv: Sequence[str]) -> int:
+    """`scripts/compare.py`."""
+
+    def command() -> None:
+        from mpjax.config.comparison import load_comparison
+
+        settings = load_comparison(argv, prog="compare.py")
+        from mpjax.comparison import compare_runs
+
+        compare_runs(settings)
+
+    return exit_code(command)
+
+
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command. 0: done; 1: a system error; 2: bad usage; 3: diverged; 128 + signal: interrupted."""
     logging.getLogger("absl").setLevel(logging.ERROR)

@@ -44,6 +44,11 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
             f"{policy.param_dtype} already; write float16 or bfloat16 as the policy, or leave master_weights at auto"
         )
     masters = config.master_weights == "on" or (config.master_weights == "auto" and preset.master_weights)
+    if config.loss_scale.strip().lower() not in ("auto", "dynamic") and (unused := _dynamic_settings(config)):
+        raise UsageError(
+            f"--precision.loss_scale {config.loss_scale} contradicts {', '.join(unused)}, of a dynamic loss scale: "
+            "leave out one or the other"
+        )
     if config.stochastic_rounding and not masters:
         raise UsageError(
             "--precision.stochastic_rounding rounds parameters from their float32 master weights, and this run has "
@@ -81,6 +86,15 @@ def floor_of(plan: PrecisionPlan, config: schema.Precision) -> float | None:
     if plan.loss_scale == "none":
         return None
     return config.min_scale if plan.loss_scale == "dynamic" else float(plan.loss_scale)
+
+
+def _dynamic_settings(config: schema.Precision) -> list[str]:
+    """The settings of a dynamic loss scale that are not as they are by default."""
+    names = ("initial_scale", "growth_interval", "min_scale", "max_scale", "hysteresis", "tolerance")
+    usual = schema.Precision()
+    return [
+        f"--precision.{name} {getattr(config, name)}" for name in names if getattr(config, name) != getattr(usual, name)
+    ]
 
 
 def _mode(config: schema.Precision, preset: Preset, policy: Policy) -> str:

@@ -99,6 +99,11 @@ def test_float16_by_a_rule_alone_is_scaled():
             {"policy": "float16", "stochastic_rounding": True, "master_weights": "off"},
             "this run has none: write float16 or bfloat16 as the policy, and master_weights auto or on",
         ),
+        (
+            {"loss_scale": "none", "tolerance": 0.5, "hysteresis": 2},
+            "--precision.loss_scale none contradicts --precision.hysteresis 2, --precision.tolerance 0.5, of a dynamic",
+        ),
+        ({"loss_scale": "1024", "growth_interval": 5}, "--precision.loss_scale 1024 contradicts .*growth_interval 5"),
         ({"stochastic_rounding": True}, "--precision.stochastic_rounding rounds parameters from their float32 master"),
         (
             {"policy": "mixed_float16", "master_weights": "on"},

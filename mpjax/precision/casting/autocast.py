@@ -27,8 +27,9 @@ def autocast(
 ) -> Callable:
     """`fn` with casts placed per operation; composes with JAX's transformations and control flow, inside and outside.
 
-    Parameters and inputs stay as they are and are cast at each use, so that gradients arrive in the parameters' dtypes.
-    Values leave `fn` in the dtype their last operation gave them.
+    Parameters and inputs stay as they are and are cast at each use, so that gradients arrive in the parameters' dtypes:
+    differentiate the result (`jax.grad(autocast(loss_fn, policy))`), for a gradient taken inside leaves in half. Values
+    leave `fn` in the dtype their last operation gave them. Each call traces `fn` anew: call it inside a `jax.jit`.
 
     NNX modules may be among the arguments: what a call changes in them, as batch statistics, is changed in them.
 
