@@ -1,0 +1,259 @@
+"""Where the curves of two groups of runs part, measured in the spread of their seeds; as a table and as a plot."""
+
+import io
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpjax.errors import UsageError
+from mpjax.report.files import write_atomically
+from mpjax.report.wording import count, number
+
+
+Records = Sequence[Mapping[str, Any]]
+
+
+class Group(NamedTuple):
+    """Runs that differ only in the seed.
+
+    Attributes:
+      name: what sets them apart from other groups.
+      runs: metrics of each, as `read_metrics` gives them, by folder.
+    """
+
+    name: str
+    runs: Mapping[str, Records]
+
+
+class Band(NamedTuple):
+    """Where the values of a group lie: within `half` of `center`, numbers or arrays over steps; nan if not finite."""
+
+    center: Any
+    half: Any
+
+
+class Contrast(NamedTuple):
+    """Two groups' values of one kind, the first the reference.
+
+    Attributes:
+      reference: its band.
+      other: the other's.
+      difference: of the centers, other - reference.
+      bands: the difference in units of what counts as none; inf where only one is finite.
+    """
+
+    reference: Band
+    other: Band
+    difference: float
+    bands: float
+
+
+class Comparison(NamedTuple):
+    """One metric of two groups.
+
+    Attributes:
+      metric: its name.
+      steps: those at which all runs of both have it.
+      reference: band of the smoothed curves of the first group, over `steps`.
+      other: of the second.
+      final: at the last of `steps`, not smoothed.
+      best: of each run's best value; None for what has no best.
+      parts_at: first step from which they stay apart to the end; None if they do not.
+      apart: at how many of `steps` that is.
+    """
+
+    metric: str
+    steps: list[int]
+    reference: Band
+    other: Band
+    final: Contrast
+    best: Contrast | None
+    parts_at: int | None
+    apart: int
+
+
+def compare_groups(
+    metric: str, reference: Group, other: Group, *, band: str = "range", tolerance: float = 0.05, smoothing: int = 1
+) -> Comparison:
+    """Compares one metric.
+
+    Args:
+      metric: as metrics.jsonl names it.
+      reference: the group to compare with.
+      other: the group to compare.
+      band: "range" (lowest to highest seed) or "std" (two standard deviations about the mean).
+      tolerance: relative difference that counts as none where both groups have one run each.
+      smoothing: reports over which curves of training are averaged, but for the loss scale.
+
+    Raises:
+      UsageError: a run without the metric, or no step that all runs share.
+    """
+    found = [[_curve(metric, *run) for run in group.runs.items()] for group in (reference, other)]
+    shared = set.intersection(*(set(curve) for curves in found for curve in curves))
+    if not shared:
+        folders = ", ".join([*reference.runs, *other.runs])
+        raise UsageError(f"no step at which all of {folders} have {metric}: wanted runs with the same loop.log_every")
+    steps = sorted(shared)
+    window = smoothing if metric.startswith("train/") and metric != "train/loss_scale" else 1
+    values = [np.array([[curve[step] for step in steps] for curve in curves], np.float64) for curves in found]
+    smooth = [_band(_smoothed(v, window), band) for v in values]
+    single = tolerance if len(reference.runs) == len(other.runs) == 1 else None
+    apart = np.abs(_in_bands(smooth[0], smooth[1], single)) > 1
+    together = np.flatnonzero(~apart)
+    first = int(together[-1]) + 1 if len(together) else 0
+    best = _BEST.get(metric.rsplit("/", 1)[-1])
+    bests = best and [_band(np.array([[best(_finite(curve))] for curve in curves]), band) for curves in found]
+    return Comparison(
+        metric,
+        steps,
+        smooth[0],
+        smooth[1],
+        final=_contrast([_band(v[:, -1:], band) for v in values], single),
+        best=_contrast(bests, single) if bests else None,
+        parts_at=steps[first] if first < len(steps) else None,
+        apart=len(steps) - first,
+    )
+
+
+_BEST: dict[str, Callable[[list[float]], float]] = {"loss": min, "accuracy": max}
+
+
+def _curve(metric: str, folder: str, records: Records) -> dict[int, float]:
+    curve = {record["step"]: record[metric] for record in records if metric in record}
+    if not curve:
+        has = sorted({name for record in records for name in record if "/" in name})
+        raise UsageError(f"{folder} has no {metric} in its metrics.jsonl: it has {', '.join(has) or 'no metrics yet'}")
+    return curve
+
+
+def _finite(curve: Mapping[int, float]) -> list[float]:
+    return [value for value in curve.values() if math.isfinite(value)] or [math.nan]
+
+
+def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """[runs, steps] the mean of the last `window` values at each step, of fewer at the beginning."""
+    return np.stack([values[:, max(0, i + 1 - window) : i + 1].mean(axis=1) for i in range(values.shape[1])], axis=1)
+
+
+def _band(values: np.ndarray, kind: str) -> Band:
+    """Of [runs, steps], over the runs; where one of them is not finite, neither is the band."""
+    values = np.where(np.isfinite(values).all(axis=0), values, np.nan)
+    if kind == "std":
+        spread = values.std(axis=0, ddof=1) if len(values) > 1 else 0 * values[0]
+        return Band(values.mean(axis=0), 2 * spread)
+    low, high = values.min(axis=0), values.max(axis=0)
+    return Band((low + high) / 2, (high - low) / 2)
+
+
+def _in_bands(reference: Band, other: Band, tolerance: float | None) -> np.ndarray:
+    """The difference of the centers in units of both bands' halves, or of the tolerance; above 1: they are apart."""
+    difference = other.center - reference.center
+    none = reference.half + other.half
+    if tolerance is not None:
+        none = tolerance * np.maximum(np.abs(reference.center), np.abs(other.center))
+    units = np.divide(difference, none, out=np.copysign(np.inf, difference), where=none > 0)
+    units = np.where(difference == 0, 0.0, units)
+    only_one = np.isnan(reference.center) != np.isnan(other.center)
+    return np.where(only_one, np.inf, np.where(np.isnan(difference), 0.0, units))
+
+
+def _contrast(bands: Sequence[Band], tolerance: float | None) -> Contrast:
+    """Of the reference's and the other's band at one step."""
+    units = float(_in_bands(bands[0], bands[1], tolerance)[0])
+    one, two = (Band(float(band.center[0]), float(band.half[0])) for band in bands)
+    return Contrast(one, two, two.center - one.center, units)
+
+
+def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
+    """A rich table: a line for the last value of each metric, and one for the best where there is one.
+
+    Args:
+      names: of the reference and of the other group, as heads of columns.
+      comparisons: of these groups.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+    table.add_column("metric", no_wrap=True)
+    for head in (*names, f"{names[1]} - {names[0]}", "bands", "parts at"):
+        table.add_column(head, justify="right", overflow="fold")
+    for found in comparisons:
+        parts = "never" if found.parts_at is None else f"step {found.parts_at}"
+        table.add_row(*_cells(found.metric, found.metric, found.final), parts)
+        if found.best is not None:
+            table.add_row(*_cells("  best", found.metric, found.best), "")
+    return table
+
+
+def _cells(label: str, metric: str, found: Contrast) -> list[str]:
+    text = count if metric == "train/loss_scale" else number
+    bands = [text(b.center) + (f"±{text(b.half)}" if b.half > 0 else "") for b in (found.reference, found.other)]
+    return [label, *bands, f"{found.difference:+.3g}", f"{abs(found.bands):.2f}"]
+
+
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def plot_comparison(
+    names: Sequence[str], comparisons: Sequence[Sequence[Comparison]], path: str | os.PathLike[str]
+) -> None:
+    """Draws a panel for each metric: every group's center and band, and a line where it parts from the first group.
+
+    Args:
+      names: of the groups, the reference first.
+      comparisons: for each other group, one for each metric.
+      path: the image; its ending says which format.
+
+    Raises:
+      OSError: names the file.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    metrics = list(zip(*comparisons, strict=True))
+    layout = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08)
+    size = (8, 0.9 + 0.22 * len(names) + 2.2 * len(metrics))
+    figure = Figure(figsize=size, dpi=150, layout=layout, facecolor="white")
+    panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, of_metric in zip(panels, metrics, strict=True):
+        _draw(panel, of_metric)
+    panels[-1].set_xlabel("step (attempted)")
+    handles = panels[0].get_lines()[: len(names)]
+    figure.legend(handles, names, loc="outside upper left", frameon=False, fontsize=9)
+    image = io.BytesIO()
+    figure.savefig(image, format=Path(path).suffix.lstrip(".") or "png")
+    write_atomically(Path(path), image.getvalue())
+
+
+def _draw(panel, of_metric: Sequence[Comparison]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    first = of_metric[0]
+    bands = [(first.steps, first.reference), *((found.steps, found.other) for found in of_metric)]
+    for i, (steps, band) in enumerate(bands):
+        color = _COLORS[i % len(_COLORS)]
+        dot = "o" if len(steps) < 15 else ""
+        panel.plot(steps, band.center, color=color, linewidth=1.5, marker=dot, markersize=3.5, zorder=3)
+        panel.fill_between(steps, band.center - band.half, band.center + band.half, color=color, alpha=0.2, linewidth=0)
+    parted = [(i, found.parts_at) for i, found in enumerate(of_metric, start=1) if found.parts_at is not None]
+    for i, step in parted:
+        panel.axvline(step, color=_COLORS[i % len(_COLORS)], linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
+    told = ", ".join(f"{letter(i)} parts at step {step:,}" for i, step in parted) or "no parting"
+    panel.set_title(first.metric, loc="left", fontsize=11)
+    panel.set_title(told, loc="right", fontsize=9, color="#4D4D4D")
+    if first.metric == "train/loss_scale":
+        panel.set_yscale("log", base=2)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.tick_params(labelsize=9, colors="#4D4D4D")
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+
+def letter(index: int) -> str:
+    """Short name of a group: A, B, ... Z, 27, 28, ..."""
+    return chr(ord("A") + index) if index < 26 else str(index + 1)

@@ -1,0 +1,43 @@
+"""The comparison's command line."""
+
+import pytest
+
+from mpjax.config.comparison import Comparison, load_comparison
+from mpjax.errors import UsageError
+
+
+def test_folders_come_without_a_flag_and_the_rest_with_one():
+    settings = load_comparison(
+        ["a", "b", "--seeds", "0", "1", "--band", "std", "--metrics", "test/loss", "--json", "--plot="], prog="x"
+    )
+    assert settings == Comparison(runs=("a", "b"), seeds=(0, 1), band="std", metrics=("test/loss",), json=True, plot="")
+
+
+def test_the_defaults_compare_loss_accuracy_scale_and_gradient():
+    settings = load_comparison(["a", "b"], prog="x")
+    assert settings.metrics == ("train/loss", "test/accuracy", "train/loss_scale", "train/grad_norm")
+    assert (settings.tolerance, settings.smoothing, settings.plot) == (0.05, 5, "comparison.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", r"0 run\(s\) to compare: wanted the folders of two or more"),
+        ("a", r"1 run\(s\) to compare: wanted the folders of two or more"),
+        ("a b --smoothing 0", "--smoothing is 0: wanted 1 or more reports"),
+        ("a b --tolerance -1", "--tolerance is -1.0: wanted 0 or more"),
+        ("a b --tolerance nan", "--tolerance is nan: wanted 0 or more"),
+        ("a b --metrics", "--metrics is empty: wanted one or more, such as train/loss"),
+    ],
+)
+def test_settings_that_make_no_comparison_are_refused(arguments, says):
+    with pytest.raises(UsageError, match=f"^{says}$"):
+        load_comparison(arguments.split(), prog="x")
+
+
+@pytest.mark.parametrize("flag", ["--band=mean", "--seeds=one", "--sedes=1"])
+def test_a_wrong_flag_exits_with_2(flag, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        load_comparison(["a", "b", flag], prog="x")
+    assert stopped.value.code == 2
+    assert flag.split("=")[0].strip("-")[:3] in capsys.readouterr().err
