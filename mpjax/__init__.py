@@ -4,6 +4,7 @@ Public names are resolved on first use, so that importing mpjax imports neither 
 """
 
 import importlib
+from typing import Any
 
 
 _HOMES = {
@@ -39,7 +40,7 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 (a list, computed)
 _PARTS = ("config", "data", "diagnosis", "loop", "models", "precision", "report", "training")
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _PARTS:
         return importlib.import_module(f"mpjax.{name}")
     if name not in _HOME:

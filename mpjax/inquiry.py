@@ -16,6 +16,7 @@ from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint, to_arrays
 from mpjax.loop.restore import adopt
 from mpjax.precision.presets import get_policy
+from mpjax.report import read_metrics
 from mpjax.run import CHECKPOINTS, Parts, fresh_state, make_parts
 from mpjax.training import TrainState
 
@@ -52,9 +53,8 @@ def diagnose_run(settings: Inquiry) -> Diagnosis:
         search=settings.search,
     )
     found = in_view_of_float32(found, config, state, number)
-    file = folder / f"diagnosis_{number}.json"
-    text = found.to_json(file)
-    print(text if settings.json else f"step {number} of {folder}\n{found}\nwritten to {file}")
+    page = write(found, folder, number)
+    print(found.to_json() if settings.json else f"step {number} of {folder}\n{found}\nsee {page}")
     return found
 
 
@@ -63,9 +63,29 @@ def explain(config: Config, parts: Parts, train_step: Callable, folder: pathlib.
     state, batch = replay(config, parts, train_step, folder, number)
     found = diagnose_step(config, parts.plan, parts.source, state, batch, search=config.diagnosis.search)
     found = in_view_of_float32(found, config, state, number)
+    page = write(found, folder, number)
+    again = f"python scripts/diagnose.py --run {folder} --step {number}"
+    return f"{_first_bad_layer(found)}{found}\nsee {page}, and again: {again}"
+
+
+def _first_bad_layer(found: Diagnosis) -> str:
+    """One line; where the fault begins between modules, as in a cast of what the model returns, the first after it."""
+    if found.direction is None:
+        return ""
+    rows = [row for row in found.table if row.direction == found.direction and row.path]
+    after = [row.path for row in rows if row.non_finite or row.overflow]
+    path = found.path or next(iter(after), "none by name")
+    return f"first bad layer: {path} ({found.direction})\n"
+
+
+def write(found: Diagnosis, folder: pathlib.Path, number: int) -> pathlib.Path:
+    """Writes `diagnosis_<step>.json` and the page beside it; gives the page's path."""
     found.to_json(folder / f"diagnosis_{number}.json")
-    layer = f"first bad layer: {found.path or 'none by name'} ({found.direction})\n" if found.direction else ""
-    return f"{layer}{found}\nagain: python scripts/diagnose.py --run {folder} --step {number}"
+    records = read_metrics(folder / "metrics.jsonl")
+    scales = [(r["step"], r["train/loss_scale"], r["train/skipped"]) for r in records if "train/loss_scale" in r]
+    page = folder / f"diagnosis_{number}.html"
+    found.to_html(page, scales=scales)
+    return page
 
 
 def replay(config: Config, parts: Parts, train_step: Callable, folder: pathlib.Path, number: int):
@@ -89,7 +109,7 @@ def in_view_of_float32(found: Diagnosis, config: Config, state: TrainState, numb
     if found.verdict in ("healthy", "not_precision"):
         return found
     precision = dataclasses.replace(
-        config.precision, policy="float32", rules={}, mode="auto", loss_scale="none", master_weights="auto"
+        config.precision, policy="float32", rules={}, mode="auto", loss_scale="auto", master_weights="auto"
     )
     config = dataclasses.replace(config, precision=dataclasses.replace(precision, stochastic_rounding=False))
     parts = make_parts(config)

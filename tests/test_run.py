@@ -269,19 +269,19 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed
             ("--precision.min_scale", "16777216", "--precision.patience", "3"),
             "training diverged at step 3: gradients were not finite 3 steps in a row, the last at the smallest loss "
             "scale 1.67772e+07",
-            "first bad layer: head (backward): the gradient of head/",
+            "first bad layer: head (backward)",
         ),
         # A rate at which weights leave float16 in the first step: then the forward pass overflows at any scale.
         (
             ("--optimizer.learning_rate", "1e4", "--optimizer.warmup", "0", "--precision.initial_scale", "1"),
             "the last at the smallest loss scale 1",
-            "first bad layer: layers/0 (forward): the output of layers/0 is inf",
+            "first bad layer: layers/0 (forward)",
         ),
         # The same two with casts at each operation.
         (
             ("--precision.policy", "O1", "--precision.min_scale", "16777216", "--precision.patience", "3"),
             "the last at the smallest loss scale 1.67772e+07",
-            "first bad layer: head (backward): the gradient of head/",
+            "first bad layer: head (backward)",
         ),
         (
             (
@@ -289,12 +289,12 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed
                 *("--precision.initial_scale", "1"),
             ),
             "the last at the smallest loss scale 1",
-            "first bad layer: layers/0 (forward): the output of layers/0 is inf",
+            "first bad layer: layers/0 (forward)",
         ),
         (
             ("--precision.policy", "float32", "--optimizer.learning_rate", "1e30", "--optimizer.name", "sgd"),
             "loss is nan",
-            "first bad layer: no longer known",
+            "first bad layer: layers/1 (forward)\nverdict: not_precision",
         ),
     ],
 )
@@ -302,7 +302,8 @@ def test_a3_a_run_that_stays_non_finite_ends_with_the_first_bad_layer(tmp_path, 
     with pytest.raises(Diverged) as raised:
         train(tmp_path / "a", *flags, "--training.ema", "0")
     assert reason in str(raised.value)
-    assert layer in str(raised.value)
+    assert layer in str(raised.value), str(raised.value)
+    assert list((tmp_path / "a").glob("diagnosis_*.html"))
     assert not (tmp_path / "a" / "summary.json").exists()
     for position in complete_checkpoints(tmp_path / "a" / "checkpoints"):
         arrays = read_checkpoint(tmp_path / "a" / "checkpoints", str(position))[1]
