@@ -1,12 +1,11 @@
 """Is precision to blame? One step under a policy and in float32, where they part, and what repairs it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mpjax.diagnosis.diagnosis import Diagnosis, table_of
-from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
-from mpjax.diagnosis.search import smallest_repair
+from mpjax.diagnosis.search import is_in, smallest_repair
 from mpjax.diagnosis.verdict import Finding, Trace, find, flushed_share, is_repaired, run
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import HALF
@@ -49,7 +48,13 @@ def diagnose(
             f"diagnose takes a Flax NNX module, got {type(model).__name__}; for a function of parameters use "
             "mpjax.diagnosis.diagnose_function"
         )
-    return _diagnose(lambda p: program_of_model(model, loss_fn, batch, p), policy, loss_scale, tolerance, search)
+    return diagnose_program(
+        lambda policy: program_of_model(model, loss_fn, batch, policy),
+        _with_half(policy),
+        loss_scale,
+        tolerance,
+        search,
+    )
 
 
 def diagnose_function(
@@ -73,24 +78,34 @@ def diagnose_function(
       tolerance: as of `diagnose`.
       search: as of `diagnose`.
     """
-    return _diagnose(
-        lambda policy: program_of_function(loss_fn, params, batch, policy), policy, loss_scale, tolerance, search
+    return diagnose_program(
+        lambda policy: program_of_function(loss_fn, params, batch, policy),
+        _with_half(policy),
+        loss_scale,
+        tolerance,
+        search,
     )
 
 
-def _diagnose(make: Callable[[Policy], Program], policy, scale: float, tolerance: float, search: bool) -> Diagnosis:
-    policy = get_policy(policy)
-    if policy.compute_dtype not in HALF and policy.param_dtype not in HALF and not _half_rules(policy):
+def _with_half(spec: "str | Policy") -> Policy:
+    policy = get_policy(spec)
+    rules = (r.compute_dtype if isinstance(r, Policy) else r for r in policy.rules.values())
+    if not set(HALF) & {policy.compute_dtype, policy.param_dtype, *rules}:
         raise UsageError(f"policy {policy} has no half precision: wanted one such as mixed_float16")
+    return policy
+
+
+def diagnose_program(
+    make: Callable[[Policy], Program], policy: Policy, scale: float, tolerance: float, search: bool
+) -> Diagnosis:
+    """As `diagnose`, for whatever makes the step's program under a policy; one in full precision is looked at too."""
     program = make(policy)
     trace = run(program, scale)
     finding = find(program, trace, scale, tolerance)
     alone = run(program, scale, isolated=True) if finding.verdict not in ("healthy", "not_precision") else None
-    wanted = search and finding.verdict in ("overflow", "underflow", "rounding") and finding.better_scale is None
-    repair = smallest_repair(program, trace, scale, tolerance) if wanted else None
-    paths = sorted(repair.paths, key=lambda path: path == "") if repair else []  # "*" last: the first match wins
-    rules = {path or "*": "float32" for path in paths}
-    verified = finding.better_scale is not None or (bool(rules) and _verify(make, policy, rules, scale, tolerance))
+    rules, wanted = {}, search and finding.verdict in ("overflow", "underflow", "rounding")
+    if wanted and finding.better_scale is None:
+        rules = _smallest_rules(make, policy, program, trace, scale, tolerance)
     share = _float32_share(program, rules)
     site = finding.site
     return Diagnosis(
@@ -102,9 +117,9 @@ def _diagnose(make: Callable[[Policy], Program], policy, scale: float, tolerance
         evidence=finding.evidence,
         rules=rules,
         better_scale=finding.better_scale,
-        verified=verified,
+        verified=bool(rules) or finding.better_scale is not None,
         float32_flops=share,
-        advice=tuple(_advice(finding, rules, verified, share)),
+        advice=tuple(_advice(finding, rules, share, searched=wanted)),
         table=table_of(trace, alone),
         policy=str(policy),
         loss_scale=float(scale),
@@ -113,31 +128,35 @@ def _diagnose(make: Callable[[Policy], Program], policy, scale: float, tolerance
     )
 
 
-def _half_rules(policy: Policy) -> bool:
-    return any((r.compute_dtype if isinstance(r, Policy) else r) in HALF for r in policy.rules.values())
-
-
 def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:
     """The policy with rules that come before its own."""
     kept = {pattern: value for pattern, value in policy.rules.items() if pattern not in rules}
     return dataclasses.replace(policy, rules={**rules, **kept})
 
 
-def _verify(make: Callable[[Policy], Program], policy: Policy, rules: dict[str, str], scale: float, tolerance) -> bool:
-    """Whether the step under the policy with the rules, traced anew, is repaired."""
-    program = make(with_rules(policy, rules))
-    outputs = Emulator().run(program.jaxpr, program.with_scale(scale))
-    return is_repaired([p.wide for p in outputs], [p.low for p in outputs], tolerance)
+def _smallest_rules(
+    make: Callable[[Policy], Program], policy: Policy, program: Program, trace: Trace, scale: float, tolerance: float
+) -> dict[str, str]:
+    """Rules under which the step, traced anew, is repaired, and under no part of them; empty if there are none."""
+
+    def rules_for(modules: Sequence[str]) -> dict[str, str]:
+        return {module or "*": "float32" for module in modules}
+
+    def under_rules(modules: Sequence[str]) -> bool:
+        try:
+            program = make(with_rules(policy, rules_for(modules)))
+        except TypeError:
+            return False  # a loop or a branch of the model's that needs one dtype throughout
+        return is_repaired(program, [x / scale for x in trace.wide], scale, tolerance)
+
+    return rules_for(smallest_repair(program, trace, scale, tolerance, under_rules) or ())
 
 
 def _float32_share(program: Program, rules: Mapping[str, str]) -> float:
     flops = program.flops()
-    kept = sum(n for path, n in flops.items() if any(_under(path, rule) for rule in rules))
+    modules = ["" if pattern == "*" else pattern for pattern in rules]
+    kept = sum(n for path, n in flops.items() if any(is_in(path, module) for module in modules))
     return kept / sum(flops.values()) if flops else 0.0
-
-
-def _under(path: str, rule: str) -> bool:
-    return rule == "*" or f"{path}/".startswith(f"{rule}/")
 
 
 def _flushed(program: Program, trace: Trace) -> dict[str, float]:
@@ -145,7 +164,7 @@ def _flushed(program: Program, trace: Trace) -> dict[str, float]:
     return {name: flushed_share(wide, low) for name, wide, low in pairs}
 
 
-def _advice(finding: Finding, rules: Mapping[str, str], verified: bool, share: float) -> Iterator[str]:
+def _advice(finding: Finding, rules: Mapping[str, str], share: float, *, searched: bool) -> Iterator[str]:
     if finding.better_scale is not None:
         yield (
             f"Scale the loss by {finding.better_scale:g} (verified by running), or let "
@@ -153,7 +172,6 @@ def _advice(finding: Finding, rules: Mapping[str, str], verified: bool, share: f
         )
     elif rules:
         lines = ", ".join(f'"{path}" = "float32"' for path in rules)
-        proof = "verified by running" if verified else "not verified: a run under them is not repaired"
-        yield f"Keep in float32, {share:.1%} of the products' work: {lines} ({proof})."
-    elif finding.verdict in ("overflow", "underflow", "rounding"):
-        yield "No set of modules to keep in float32 is known that repairs the step."
+        yield f"Keep in float32, {share:.1%} of the products' work: {lines} (verified by running)."
+    elif searched:
+        yield "No set of modules to keep in float32 repairs the step."

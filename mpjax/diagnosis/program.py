@@ -1,16 +1,18 @@
 """The training step that is diagnosed, as one program: arrays in; scaled loss and scaled gradients by path out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.errors import UsageError
 from mpjax.precision.casting import autocast
 from mpjax.precision.casting.jaxprs import equations
+from mpjax.precision.casting.values import split_arrays
 from mpjax.precision.check import path_name
-from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 
@@ -20,23 +22,21 @@ class Program(NamedTuple):
 
     Attributes:
       jaxpr: from `inputs` and the loss scale to the loss, scaled, and the gradients, scaled.
-      inputs: arrays.
+      inputs: arrays; parameters that the policy stores in half precision as they were before.
       gradients: the parameters' paths, in the order of the gradients.
-      paths: module paths that have products or other operations, in program order.
+      owners: the module path of each input that is a parameter; "" otherwise.
+      modules: module paths for which a rule of the policy means something, in program order.
     """
 
     jaxpr: Any
     inputs: list
     gradients: tuple[str, ...]
+    owners: tuple[str, ...]
+    modules: tuple[str, ...]
 
-    def with_scale(self, scale: float) -> list:
-        """The inputs for a loss scale."""
-        return [*self.inputs, jnp.float32(scale)]
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The scopes of its operations, in the order in which they first run."""
-        return tuple(dict.fromkeys(path for path, _ in equations(self.jaxpr)))
+    def at(self, scale: float) -> tuple[Any, list, tuple[str, ...]]:
+        """What to run for a loss scale: the jaxpr, its inputs and their owners."""
+        return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners
 
     def flops(self) -> dict[str, float]:
         """Multiplications and additions of the products, by path; those in a loop count once."""
@@ -56,44 +56,78 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
 
     from mpjax.precision.scopes import name_scopes
 
+    before = nnx.state(model, nnx.Param)
     model = nnx.clone(model)
-    name_scopes(model)
-    apply_policy(model, policy)
+    report = apply_policy(model, policy)
+    name_scopes(model)  # around the casts, which are the module's
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss_of(params, rest, batch):
         return loss_fn(nnx.merge(graph, params, rest, copy=True), batch)
 
-    return _program(loss_of, params, (rest, batch))
+    ruled = [row.path for row in report if row.compute_dtype is not None]
+    return program_of(loss_of, params, (rest, batch), before=before, ruled=ruled)
 
 
 def program_of_function(loss_fn: Callable, params, batch, policy: Policy) -> Program:
     """The step of `loss_fn(params, batch)`, a function of pytrees, under autocast."""
-    return _program(autocast(loss_fn, policy), params, (batch,))
+    return program_of(autocast(loss_fn, policy), params, (batch,))
 
 
-def _program(loss_of: Callable, params, others: tuple) -> Program:
-    leaves, treedef = jax.tree.flatten((params, others))
-    arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+def program_of(loss_of: Callable, params, others: tuple, *, before=None, ruled: Iterable[str] | None = None) -> Program:
+    """The step of `loss_of(params, *others)`, a scalar, whose casts are in it already.
+
+    Args:
+      loss_of: a function of pytrees, of which arrays are traced.
+      params: differentiated.
+      others: not differentiated.
+      before: `params` as they were before the policy cast them, the reference's; by default as they are.
+      ruled: module paths for which a rule of the policy means something; by default every named scope.
+
+    Raises:
+      UsageError: the loss is no floating scalar.
+    """
+    arrays, with_arrays = split_arrays((params, others))
 
     def step(*inputs):
         *values, scale = inputs
-        filled = list(leaves)
-        for i, value in zip(arrays, values, strict=True):
-            filled[i] = value
-        params, others = jax.tree.unflatten(treedef, filled)
+        params, others = with_arrays(values)
 
         def scaled(params):
             loss = jnp.asarray(loss_of(params, *others))
+            if loss.shape or not is_floating(loss):
+                raise UsageError(f"the loss is to be a floating scalar, got {loss.dtype.name}{list(loss.shape)}")
             return loss.astype(widest(loss.dtype, FLOAT32)) * scale
 
         loss, gradients = jax.value_and_grad(scaled, allow_int=True)(params)
         return loss, [g for g in jax.tree.leaves(gradients) if is_floating(g)]
 
-    inputs = [jnp.asarray(leaves[i]) for i in arrays]
-    jaxpr = jax.make_jaxpr(step)(*inputs, jnp.float32(1))
-    names = [_name(path) for path, leaf in jax.tree_util.tree_leaves_with_path(params) if is_floating(leaf)]
-    return Program(jaxpr, inputs, tuple(names))
+    jaxpr = jax.make_jaxpr(step)(*arrays, jnp.float32(1))
+    named = [
+        (_name(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    ]
+    names = [name for name, _ in named]
+    owners = tuple(name.rpartition("/")[0] for name in names)
+    originals = arrays[: len(named)] if before is None else split_arrays(before)[0]
+    inputs = [own if array.dtype in HALF else array for own, array in zip(originals, arrays, strict=False)]
+    paths = dict.fromkeys(path for path, _ in equations(jaxpr))
+    ruled = paths if ruled is None else set(ruled)
+    # Modules that hold others open a scope of their own, though they may do nothing in it.
+    around = dict.fromkeys(part for path in (*paths, *owners) for part in _prefixes(path))
+    return Program(
+        jaxpr=jaxpr,
+        inputs=[*inputs, *arrays[len(named) :]],
+        gradients=tuple(name for name, leaf in named if is_floating(leaf)),
+        owners=owners,
+        modules=tuple(path for path in around if path in ruled),
+    )
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
 
 
 def _name(path: tuple) -> str:

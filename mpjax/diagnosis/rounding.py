@@ -7,16 +7,24 @@ import numpy as np
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16
 
 
-def round_to(values: jax.Array, dtype: np.dtype) -> jax.Array:
+def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.Array:
     """Float32 `values` rounded to the nearest number of a half dtype, ties to even, and held in float32.
 
     Overflow gives inf, and what is too small zero, subnormals included, as in IEEE 754. A cast to float16 and back may
-    be left out by XLA; `lax.reduce_precision` may not, but takes subnormals for zero.
+    be left out by XLA; `lax.reduce_precision` may not, but takes subnormals for zero. Not `ranged`, the numbers have
+    as many bits but no largest and no smallest one, float32's aside.
     """
     if dtype == BFLOAT16:
         return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=7)
     if dtype != FLOAT16:
         return values
+    if not ranged:
+        return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=10)
+    return _round_to_float16(values)
+
+
+@jax.jit
+def _round_to_float16(values: jax.Array) -> jax.Array:
     normal = jax.lax.reduce_precision(values, exponent_bits=5, mantissa_bits=10)
     # Below 2^-14 the numbers of float16 lie 2^-24 apart; jnp.round takes ties to even.
     subnormal = jnp.round(values * np.float32(2**24)) * np.float32(2**-24)

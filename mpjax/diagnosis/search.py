@@ -1,69 +1,69 @@
-"""The smallest set of modules to keep in float32 so that a step is repaired: delta debugging on the emulated step.
+"""The smallest set of modules to keep in float32 so that a step is repaired: delta debugging.
 
 Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002 (IEEE TSE 28(2)), section 3.
+
+Sets are tried on the emulated step, which need not be traced anew for them. What is found is tried once more under the
+policy with its rules, as a model's own code may cast where the emulator supposes that JAX's promotion decides.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.verdict import Trace, is_repaired
 from mpjax.precision.dtypes import HALF
 
 
-class Repair(NamedTuple):
-    """Modules to keep in float32.
-
-    Attributes:
-      paths: theirs; no proper subset repairs the step.
-      tried: how many sets were run.
-    """
-
-    paths: tuple[str, ...]
-    tried: int
+Repairs = Callable[[Sequence[str]], bool]
+"""Whether it repairs the step to keep modules, by path, in float32, with all modules in them."""
 
 
-def smallest_repair(program: Program, trace: Trace, scale: float, tolerance: float) -> Repair | None:
-    """The modules whose rounding, left out, repairs the step; None if leaving out all of it does not.
+def smallest_repair(
+    program: Program, trace: Trace, scale: float, tolerance: float, under_rules: Repairs
+) -> tuple[str, ...] | None:
+    """Modules of which all in float32 repair the step, and no proper subset does; None if there are none.
 
     Args:
       program: the step.
       trace: what is wrong with it.
       scale: the loss scale.
       tolerance: as of `is_repaired`.
+      under_rules: tries modules on the step traced under their rules.
+
+    Returns:
+      Module paths in program order; ("",), which is all of the model, where no smaller set does.
     """
-    paths = [path for path in program.paths if any(_rounds(trace, path))]
-    runs = _masked(program, paths, scale)
-    tried: dict[frozenset[str], bool] = {}
+    wide = [x / scale for x in trace.wide]
 
-    def repairs(kept: Sequence[str]) -> bool:
-        key = frozenset(kept)
-        if key not in tried:
-            tried[key] = is_repaired(trace.wide, runs(key), tolerance)
-        return tried[key]
+    def emulated(kept: Sequence[str]) -> bool:
+        return is_repaired(program, wide, scale, tolerance, lambda path: not any(is_in(path, k) for k in kept))
 
-    suspects = _ranked(trace, paths)
-    enough = _first_enough(suspects, repairs)
-    if enough is None:
-        return None
-    found = minimal(enough, repairs)
-    return Repair(tuple(path for path in paths if path in found), len(tried))
+    rounding = {site.path for site in trace.sites if site.dtype in HALF}
+    suspects = _ranked(trace, [path for path in program.modules if path and any(is_in(p, path) for p in rounding)])
+    found = None
+    for repairs in map(_remembering, (emulated, under_rules)):
+        # What the emulator found comes first, and of it alone more may be left out.
+        start = found if found and repairs(found) else _first_enough(suspects, repairs)
+        found = minimal(start, repairs) if start else None
+    if found is None:
+        return ("",) if under_rules([""]) else None
+    return tuple(path for path in program.modules if path in found)
 
 
-def minimal(items: Sequence[str], repairs: Callable[[Sequence[str]], bool]) -> list[str]:
+def is_in(path: str, module: str) -> bool:
+    """Whether a path is that of a module or of one in it; "" is the model."""
+    return not module or f"{path}/".startswith(f"{module}/")
+
+
+def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
     """A subset of `items`, which repair, that does too, and of which no item can be left out."""
     kept, parts = list(items), 2
     while len(kept) > 1:
         size = -(-len(kept) // parts)
         chunks = [kept[start : start + size] for start in range(0, len(kept), size)]
-        rest = next((r for chunk in chunks for r in [[x for x in kept if x not in chunk]] if r and repairs(r)), None)
-        if chunk := next((c for c in chunks if repairs(c)), None):
+        rests = ([item for item in kept if item not in chunk] for chunk in chunks)
+        if chunk := next(filter(repairs, chunks), None):
             kept, parts = chunk, 2
-        elif rest is not None:
+        elif rest := next(filter(repairs, rests), None):
             kept, parts = rest, max(parts - 1, 2)
         elif size == 1:
             break
@@ -72,7 +72,19 @@ def minimal(items: Sequence[str], repairs: Callable[[Sequence[str]], bool]) -> l
     return kept
 
 
-def _first_enough(suspects: list[str], repairs: Callable) -> list[str] | None:
+def _remembering(repairs: Repairs) -> Repairs:
+    tried: dict[frozenset[str], bool] = {}
+
+    def remembered(kept: Sequence[str]) -> bool:
+        key = frozenset(kept)
+        if key not in tried:
+            tried[key] = repairs(kept)
+        return tried[key]
+
+    return remembered
+
+
+def _first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
     """The shortest beginning of a ranked list that repairs, by doubling."""
     count = 1
     while count < len(suspects):
@@ -82,37 +94,13 @@ def _first_enough(suspects: list[str], repairs: Callable) -> list[str] | None:
     return suspects if suspects and repairs(suspects) else None
 
 
-def _rounds(trace: Trace, path: str):
-    return (site.path == path and site.dtype in HALF for site in trace.sites)
-
-
-def _ranked(trace: Trace, paths: list[str]) -> list[str]:
-    """Paths by how much went wrong in them: what became inf, what became zero, and how far off they are."""
-    harm = dict.fromkeys(paths, (0.0, 0.0, 0.0))
+def _ranked(trace: Trace, modules: list[str]) -> list[str]:
+    """Modules by how much went wrong in them: what became inf, what became zero, and how far off they are."""
+    harm = dict.fromkeys(modules, (0.0, 0.0, 0.0))
     for site, reading in zip(trace.sites, trace.readings, strict=True):
-        if site.path in harm:
-            worst = harm[site.path]
-            mine = (
-                reading.overflow / reading.size if reading.size else 0.0,
-                reading.lost_share,
-                reading.relative_error,
-            )
-            harm[site.path] = max(worst[0], mine[0]), max(worst[1], mine[1]), max(worst[2], mine[2])
-    return sorted(paths, key=lambda path: harm[path], reverse=True)
-
-
-def _masked(program: Program, paths: list[str], scale: float) -> Callable[[frozenset[str]], list]:
-    """Modules in float32 to the outputs of the step, compiled once for all sets."""
-    index = {path: i for i, path in enumerate(paths)}
-
-    @jax.jit
-    def run(rounds, inputs):
-        def rounds_at(path: str):
-            return rounds[index[path]] if path in index else True
-
-        return [pair.low for pair in Emulator(rounds=rounds_at).run(program.jaxpr, inputs)]
-
-    def outputs(kept: frozenset[str]) -> list:
-        return jax.device_get(run(jnp.array([path not in kept for path in paths]), program.with_scale(scale)))
-
-    return outputs
+        overflow = reading.overflow / reading.size if reading.size else 0.0
+        mine = overflow, reading.lost_share, reading.relative_error
+        for module in (module for module in modules if is_in(site.path, module)):
+            worst = harm[module]
+            harm[module] = max(worst[0], mine[0]), max(worst[1], mine[1]), max(worst[2], mine[2])
+    return sorted(modules, key=lambda module: harm[module], reverse=True)

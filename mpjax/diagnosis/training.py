@@ -57,7 +57,8 @@ def diagnose_step(
             model.train()
             return task.objective.loss(model, batch, key)[0]
 
-        return program_of(loss_of, params, (state.stats, key, batch))
+        ruled = [row.path for row in task.precision if row.compute_dtype is not None]
+        return program_of(loss_of, params, (state.stats, key, batch), before=state.params, ruled=ruled)
 
     scale = float(loss_scale_state(state.opt_state).scale) if loss_scale is None else loss_scale
     return diagnose_program(make, plan.policy, scale, tolerance, search)

@@ -1,0 +1,160 @@
+"""The emulator inside control flow: loops are compiled, calls entered, of branches one is taken for both runs.
+
+Whether a value is free of rounding is known before a loop runs: as a dtype is, it is the same in all turns.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from mpjax.diagnosis.emulate import Emulator, Pair, Place
+from mpjax.diagnosis.readings import Marks, Site, joined, none_like
+from mpjax.precision.casting.jaxprs import scan_counts
+
+
+def call(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+    """A call: its body, in place."""
+    return emulator.run_body(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), pairs, place)
+
+
+def cond(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+    """`lax.cond` and `lax.switch`: one branch for both runs. Compiled, it takes no readings of its own."""
+    index, *operands = pairs
+    branches = eqn.params["branches"]
+    if not isinstance(index.low, Tracer):
+        return emulator.run_body(branches[int(np.clip(int(index.low), 0, len(branches) - 1))], operands, place)
+    quiet = dataclasses.replace(emulator, recorder=None)
+    free: list[bool] = [False] * len(eqn.outvars)
+
+    def run(branch) -> Callable:
+        def of_arrays(arrays):
+            given = [pair._replace(wide=wide, low=low) for pair, (wide, low, _) in zip(operands, arrays, strict=True)]
+            outputs = quiet.run_body(branch, given, place)
+            free[:] = [was or pair.free for was, pair in zip(free, outputs, strict=True)]
+            return [array[:2] for array in _arrays(outputs)]
+
+        return of_arrays
+
+    outputs = jax.lax.switch(index.low, [run(branch) for branch in branches], _arrays(operands))
+    return [Pair(wide, low, place.path, f) for (wide, low), f in zip(outputs, free, strict=True)]
+
+
+def while_loop(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+    """`lax.while_loop`: as often as the half-precision run goes round, for both."""
+    params = eqn.params
+    cond_consts, body_consts, carry = _split(pairs, params["cond_nconsts"], params["body_nconsts"])
+
+    def once(emulator: Emulator, carry: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+        return emulator.run_body(params["body_jaxpr"], [*body_consts, *carry], place), []
+
+    loop = _Loop(emulator, once, carry)
+    quiet = dataclasses.replace(emulator, recorder=None)
+
+    def go_on(state):
+        return quiet.run_body(params["cond_jaxpr"], [*cond_consts, *loop.pairs(state)], place)[0].low
+
+    return loop.ended(jax.lax.while_loop(go_on, lambda state: loop.turn(state)[0], loop.start), place)
+
+
+def scan(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+    """`lax.scan`."""
+    params = eqn.params
+    num_consts, num_carry = scan_counts(params)
+    consts, carry, xs = _split(pairs, num_consts, num_carry)
+    columns = [(pair.wide, pair.low) for pair in xs]
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), columns)
+
+    def once(emulator: Emulator, carry: list[Pair], row) -> tuple[list[Pair], list[Pair]]:
+        x = [pair._replace(wide=wide, low=low) for pair, (wide, low) in zip(xs, row, strict=True)]
+        outputs = emulator.run_body(params["jaxpr"], [*consts, *carry, *x], place)
+        return outputs[:num_carry], outputs[num_carry:]
+
+    loop = _Loop(emulator, once, carry, row)
+    options = {"length": params["length"], "reverse": params["reverse"]}
+    state, ys = jax.lax.scan(loop.turn, loop.start, columns, **options)
+    stacked = [
+        Pair(wide, low, place.path, free, Marks(m.finite.all(), m.reference_finite.all(), m.flushed.max(initial=-1)))
+        for (wide, low, m), free in zip(ys, loop.free_ys, strict=True)
+    ]
+    return [*loop.ended(state, place), *stacked]
+
+
+class _Loop:
+    """A loop whose state is the carry of both runs and the readings so far.
+
+    Args:
+      emulator: its recorder, if any, gets the readings of all turns together.
+      once: a turn of an emulator: the carry, and what else is given to it, to the carry and to what else comes out.
+      carry: what goes in first.
+      rows: shapes of what else a turn is given.
+    """
+
+    def __init__(self, emulator: Emulator, once: Callable, carry: list[Pair], *rows):
+        self.emulator, self.once, self.free_ys = emulator, once, []
+        quiet = dataclasses.replace(emulator, recorder=None)
+        self.free: list[bool] = []
+        after = [pair.free for pair in carry]
+        while after != self.free:
+            self.free = after
+            jax.eval_shape(lambda state, *rows: self._run(quiet, state, rows)[0], (_arrays(carry), []), *rows)
+            after = [was or now for was, now in zip(self.free, self._free_after, strict=True)]
+        self.sites: list[Site] = []
+        shapes = jax.eval_shape(lambda state, *rows: self._recorded(state, rows)[1], (_arrays(carry), []), *rows)
+        self.start = _arrays(carry), none_like(shapes)
+
+    def pairs(self, state, path: str | None = None) -> list[Pair]:
+        """The carry in a state."""
+        return [Pair(wide, low, path, free, m) for (wide, low, m), free in zip(state[0], self.free, strict=True)]
+
+    def turn(self, state, *rows):
+        """One turn: the state after it, and what else comes out."""
+        outputs, measured = self._recorded(state, rows)
+        carry, ys = outputs
+        return (carry, [joined(a, b) for a, b in zip(state[1], measured, strict=True)]), ys
+
+    def ended(self, state, place: Place) -> list[Pair]:
+        """What comes out of the last state."""
+        if self.emulator.recorder is not None:
+            self.emulator.recorder.extend(self.sites, state[1])
+        return self.pairs(state, place.path)
+
+    def _recorded(self, state, rows):
+        """A turn's outputs and its readings alone."""
+        recorder = self.emulator.recorder and self.emulator.recorder.within()
+        outputs = self._run(dataclasses.replace(self.emulator, recorder=recorder), state, rows)
+        if recorder is None:
+            return outputs, []
+        self.sites = recorder.sites
+        return outputs, recorder.measured
+
+    def _run(self, emulator: Emulator, state, rows):
+        carry, ys = self.once(emulator, self.pairs(state), *rows)
+        self._free_after, self.free_ys = [pair.free for pair in carry], [pair.free for pair in ys]
+        return _arrays(carry), _arrays(ys)
+
+
+def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
+    return list(pairs[:first]), list(pairs[first : first + second]), list(pairs[first + second :])
+
+
+def _arrays(pairs: Sequence[Pair]) -> list[tuple]:
+    """What a loop carries of values; jnp.asarray, as a loop's arrays need a dtype of their own."""
+    return [(jnp.asarray(p.wide), jnp.asarray(p.low), Marks(*map(jnp.asarray, p.marks))) for p in pairs]
+
+
+HANDLERS = {
+    "cond": cond,
+    "while": while_loop,
+    "scan": scan,
+    **dict.fromkeys(
+        (
+            *("jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"),
+            *("custom_jvp_call", "custom_vjp_call"),
+        ),
+        call,
+    ),
+}

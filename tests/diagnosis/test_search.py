@@ -1,0 +1,55 @@
+"""Delta debugging on predicates, and which modules a path belongs to."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpjax.diagnosis.search import is_in, minimal
+
+
+def _monotone(needed: list[frozenset]):
+    """Repairs as soon as all of any one of `needed` is kept; counts nothing else."""
+    return lambda kept: any(group <= set(kept) for group in needed)
+
+
+@given(
+    st.integers(1, 40).flatmap(
+        lambda size: st.tuples(
+            st.just(size),
+            st.lists(st.frozensets(st.integers(0, size - 1), min_size=1, max_size=5), min_size=1, max_size=4),
+        )
+    )
+)
+def test_no_proper_subset_of_the_minimum_repairs(case):
+    size, needed = case
+    items = [str(i) for i in range(size)]
+    repairs = _monotone([frozenset(map(str, group)) for group in needed])
+    found = minimal(items, repairs)
+    assert repairs(found)
+    assert set(found) <= set(items)
+    assert len(found) == len(set(found))
+    for count in range(len(found)):
+        assert not any(repairs(part) for part in itertools.combinations(found, count))
+
+
+def test_keeps_the_order_and_asks_little():
+    asked = []
+
+    def repairs(kept):
+        asked.append(kept)
+        return {"a17", "a63"} <= set(kept)
+
+    assert minimal([f"a{i}" for i in range(64)], repairs) == ["a17", "a63"]
+    assert len(asked) < 80
+
+
+def test_one_item_is_minimal_without_a_question():
+    assert minimal(["a"], lambda kept: bool(1 / 0)) == ["a"]
+
+
+def test_a_path_is_in_its_module_and_in_those_around_it():
+    assert is_in("blocks/1/conv", "blocks/1")
+    assert is_in("blocks/1", "blocks/1")
+    assert not is_in("blocks/10", "blocks/1")
+    assert is_in("blocks", "")
