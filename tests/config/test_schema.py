@@ -12,7 +12,10 @@ from mpjax.config.durations import Duration
 from mpjax.config.schema import Config, Loop, Optimizer
 
 
-SECTIONS = (schema.Data, schema.Model, schema.Precision, schema.Optimizer, schema.Training, schema.Loop, schema.Report)
+SECTIONS = (
+    *(schema.Data, schema.Model, schema.Precision, schema.Optimizer),
+    *(schema.Training, schema.Loop, schema.Report, schema.Diagnosis),
+)
 
 
 def test_the_default_task_is_the_digits_in_mixed_float16():

@@ -6,14 +6,16 @@ import sys
 
 CODE = """
 import sys, time
+start = time.perf_counter()
 import jax
 before = time.perf_counter()
 import mpjax.precision
-print(time.perf_counter() - before, *sys.modules)
+print((time.perf_counter() - before) / (before - start), *sys.modules)
 """
 
 
-def test_precision_is_imported_in_a_fifth_of_a_second_and_without_flax_and_the_data_libraries():
+def test_precision_is_imported_in_half_the_time_of_jax_and_without_flax_and_the_data_libraries():
+    """0.2 s where JAX takes 0.4 s; a ratio, because other work on the machine slows both."""
     runs = [subprocess.check_output([sys.executable, "-c", CODE], text=True).split() for _ in range(5)]
     assert not {"flax", "grain", "tensorflow_datasets", "orbax"} & set(runs[0])
-    assert min(float(seconds) for seconds, *_ in runs) <= 0.2
+    assert min(float(ratio) for ratio, *_ in runs) <= 0.5
