@@ -17,6 +17,7 @@ from jax.extend import core
 
 from mpjax.diagnosis.readings import Marks, Recorder, Site
 from mpjax.diagnosis.rounding import round_to
+from mpjax.precision.casting.binding import bind
 from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened, scope_of
 from mpjax.precision.casting.operations import OPERATIONS
 from mpjax.precision.casting.provenance import source_of
@@ -244,18 +245,4 @@ def _bind(eqn, values: list, debug_info, *, true_half: bool) -> list:
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
         # Float32 itself, where a device would take fewer bits; an algorithm of the program's may be for half only.
         params["precision"] = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
-    if eqn.primitive.name in _SCATTERS:
-        kept = {name: params[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
-        return [_SCATTERS[eqn.primitive.name](*values, **kept)]
-    out = eqn.primitive.bind(*values, **params)
-    return list(out) if eqn.primitive.multiple_results else [out]
-
-
-_SCATTERS = {
-    "scatter": jax.lax.scatter,
-    "scatter-add": jax.lax.scatter_add,
-    "scatter-sub": jax.lax.scatter_sub,
-    "scatter-mul": jax.lax.scatter_mul,
-    "scatter-min": jax.lax.scatter_min,
-    "scatter-max": jax.lax.scatter_max,
-}
+    return list(bind(eqn.primitive, values, params))

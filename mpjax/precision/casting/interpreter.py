@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.precision.casting import control_flow, derivatives
+from mpjax.precision.casting.binding import bind
 from mpjax.precision.casting.jaxprs import as_function, opened, scope_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, is_weak, values_of
@@ -70,7 +71,7 @@ class Interpreter(NamedTuple):
             return [_converted(eqn, inputs[0])]
         if name in _EACH:
             own = FLOAT32 if compute_dtype == FLOAT32 else None
-            return values_of(_bind(eqn.primitive, [once.cast(value.array, own) for value in inputs], eqn.params))
+            return values_of(bind(eqn.primitive, [once.cast(value.array, own) for value in inputs], eqn.params))
         peak = any(value.peak for value in inputs)
         if rule == "low":
             dtype = compute_dtype
@@ -80,7 +81,7 @@ class Interpreter(NamedTuple):
             full = rule == "full" or compute_dtype == FLOAT32 or square or (name == "sub" and peak)
             dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
         arrays = [once.cast(value.array, dtype) for value in inputs]
-        outputs = _bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
+        outputs = bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
         # What is made of scalars alone, as the zeros of a `where` or the root in a scale, takes the dtype of what it
         # meets; not so an exponential or a power of one, which may be too large for it.
         weak = bool(inputs) and all(value.weak for value in inputs) and rule == "widest"
@@ -152,15 +153,6 @@ def _widest(inputs: Sequence[Value], *, fills: bool) -> np.dtype | None:
     return widest(*(value.array.dtype for value in strong)) if strong else None
 
 
-def _bind(primitive, arrays, params) -> Sequence[jax.Array]:
-    if primitive.name in _SCATTERS:
-        operand, indices, updates = arrays
-        kept = {name: params[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
-        return [_SCATTERS[primitive.name](operand, indices, updates, **kept)]
-    outputs = primitive.bind(*arrays, **params)
-    return outputs if primitive.multiple_results else [outputs]
-
-
 # How the largest of several values gets to the subtraction from them, in a softmax.
 _KEEP_A_PEAK = frozenset(
     {"broadcast_in_dim", "max", "reshape", "select_n", "squeeze", "stop_gradient", "copy", "transpose"}
@@ -171,16 +163,6 @@ _FILL = frozenset({"select_n", "max", "min", "clamp", "broadcast_in_dim", "resha
 
 # Several operands that have nothing to do with each other: each keeps its dtype.
 _EACH = frozenset({"optimization_barrier", "sort", "psum", "psum_invariant", "pmax", "pmin", "device_put"})
-
-# Not bound with their parameters, which hold the program of the combination in the dtype it was traced with.
-_SCATTERS = {
-    "scatter": jax.lax.scatter,
-    "scatter-add": jax.lax.scatter_add,
-    "scatter-sub": jax.lax.scatter_sub,
-    "scatter-mul": jax.lax.scatter_mul,
-    "scatter-min": jax.lax.scatter_min,
-    "scatter-max": jax.lax.scatter_max,
-}
 
 
 def _scope(eqn):

@@ -85,7 +85,7 @@ def equations(jaxpr) -> Iterator[tuple[str, Any]]:
 
 def holds_bodies(eqn) -> bool:
     """Whether an equation is control flow or a call, which means what the jaxprs in it mean."""
-    return eqn.primitive.name in _ENTERED
+    return eqn.primitive.name in ENTERED
 
 
 def _is_jaxpr(node) -> bool:
@@ -93,7 +93,7 @@ def _is_jaxpr(node) -> bool:
 
 
 # Not kernels, whose bodies mean something else, and not the functions in a scatter or a reduction.
-_ENTERED = frozenset(
+ENTERED = frozenset(
     {
         *("jit", "scan", "while", "cond", "remat2", "checkpoint", "shard_map", "custom_jvp_call", "custom_vjp_call"),
         *("closed_call", "core_call", "eval_jaxpr", "call"),

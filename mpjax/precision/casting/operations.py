@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from jax.extend.core import primitives
 
 from mpjax.errors import UsageError
+from mpjax.precision.casting.jaxprs import ENTERED
 
 
 LOW = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
@@ -103,16 +104,9 @@ def _names(operations: Iterable) -> frozenset[str]:
             hint = f"; did you mean {', '.join(near)}?" if near else "; for a function use full_precision."
             raise UsageError(f"no primitive '{operation}' of JAX{hint} A primitive of your own is given as it is")
         names.add(operation if isinstance(operation, str) else operation.name)
-    if entered := names & _ENTERED:
+    if entered := names & ENTERED:
         raise UsageError(f"control flow and calls have no dtype of their own: {', '.join(sorted(entered))}")
     return frozenset(names)
 
-
-_ENTERED = frozenset(
-    {
-        *("jit", "scan", "while", "cond", "remat2", "checkpoint", "shard_map", "custom_jvp_call", "custom_vjp_call"),
-        *("closed_call", "core_call", "eval_jaxpr", "call"),
-    }
-)
 
 OPERATIONS = Operations()
