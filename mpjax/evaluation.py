@@ -7,10 +7,9 @@ import pathlib
 import optax
 
 from mpjax import data
-from mpjax.config import from_toml
 from mpjax.config.evaluation import Evaluation
+from mpjax.config.finished import config_of_run, with_policy
 from mpjax.config.folders import data_folder
-from mpjax.config.load import CONFIG_FILE
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import read_checkpoint
 from mpjax.loop.restore import adopt
@@ -33,14 +32,9 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     """
     # Settings: the run's own, but for what is asked otherwise
     folder = pathlib.Path(settings.run)
-    if not (folder / CONFIG_FILE).exists():
-        raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
-    config = from_toml(folder / CONFIG_FILE)
+    config = config_of_run(folder)
     if settings.policy:
-        precision = dataclasses.replace(
-            config.precision, policy=settings.policy, mode="auto", master_weights="auto", stochastic_rounding=False
-        )
-        config = dataclasses.replace(config, precision=precision)
+        config = with_policy(config, settings.policy)
     if settings.split:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
     if settings.ema and not config.training.ema:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import jax
 
-from mpjax.config import Config, from_toml
+from mpjax.config import Config
+from mpjax.config.finished import config_of_run, with_policy
 from mpjax.config.inquiry import Inquiry
-from mpjax.config.load import CONFIG_FILE
 from mpjax.diagnosis.diagnosis import Diagnosis
-from mpjax.diagnosis.training import diagnose_step
+from mpjax.diagnosis.fastest import Fastest
+from mpjax.diagnosis.progress import progress_at
+from mpjax.diagnosis.training import diagnose_step, fastest_of_step
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint, to_arrays
 from mpjax.loop.restore import adopt
@@ -25,33 +27,41 @@ FURTHER = 20
 """Steps in float32 after which a run that precision alone broke is below the loss of an untrained model again."""
 
 
-def diagnose_run(settings: Inquiry) -> Diagnosis:
+def diagnose_run(settings: Inquiry) -> Diagnosis | Fastest:
     """Diagnoses a step of a run, prints the verdict and writes it into the run's folder.
+
+    Returns:
+      The diagnosis; with `search` "fastest", the fastest policy, of which nothing is written.
 
     Raises:
       UsageError: no run, no such step, or a bad policy.
     """
     folder = pathlib.Path(settings.run)
-    if not (folder / CONFIG_FILE).exists():
-        raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
-    config = from_toml(folder / CONFIG_FILE)
+    config = config_of_run(folder)
     parts = make_parts(config)
     number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
     if number < 1:
         raise UsageError(f"--step {number}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
 
     state, batch = replay(config, parts, parts.train_step, folder, number)
+    if settings.search == "fastest":
+        fastest = fastest_of_step(config, parts.plan, parts.source, state, batch, tolerance=settings.tolerance)
+        print(fastest.to_json() if settings.json else f"step {number} of {folder}\n{fastest}")
+        return fastest
     plan = parts.plan._replace(policy=get_policy(settings.policy)) if settings.policy else parts.plan
-    found = diagnose_step(
-        config,
-        plan,
-        parts.source,
-        state,
-        batch,
-        loss_scale=settings.loss_scale or None,
-        tolerance=settings.tolerance,
-        search=settings.search,
-    )
+    with progress_at() as progress:
+        found = diagnose_step(
+            config,
+            plan,
+            parts.source,
+            state,
+            batch,
+            loss_scale=settings.loss_scale or None,
+            tolerance=settings.tolerance,
+            search=settings.search == "repair",
+            progress=progress,
+            tx=None if settings.policy else parts.tx,  # whose state has the dtypes of the run's own policy
+        )
     found = in_view_of_float32(found, config, state, number)
     page = write(found, folder, number)
     print(found.to_json() if settings.json else f"step {number} of {folder}\n{found}\nsee {page}")
@@ -61,7 +71,8 @@ def diagnose_run(settings: Inquiry) -> Diagnosis:
 def explain(config: Config, parts: Parts, train_step: Callable, folder: pathlib.Path, number: int) -> str:
     """What is wrong with a step after which training cannot go on; also left in the run's folder."""
     state, batch = replay(config, parts, train_step, folder, number)
-    found = diagnose_step(config, parts.plan, parts.source, state, batch, search=config.diagnosis.search)
+    search = config.diagnosis.search
+    found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
     found = in_view_of_float32(found, config, state, number)
     page = write(found, folder, number)
     again = f"python scripts/diagnose.py --run {folder} --step {number}"
@@ -108,11 +119,7 @@ def in_view_of_float32(found: Diagnosis, config: Config, state: TrainState, numb
     """
     if found.verdict in ("healthy", "not_precision"):
         return found
-    precision = dataclasses.replace(
-        config.precision, policy="float32", rules={}, mode="auto", loss_scale="auto", master_weights="auto"
-    )
-    config = dataclasses.replace(config, precision=dataclasses.replace(precision, stochastic_rounding=False))
-    parts = make_parts(config)
+    parts = make_parts(with_policy(config, "float32", rules={}))
     stream = (jax.device_put(batch, parts.split) for batch in parts.batches.from_position(number - 1))
     first = next(stream)
     _, untrained = parts.train_step(fresh_state(config, parts), first)

@@ -19,6 +19,7 @@ from mpjax.config import Config, to_toml
 from mpjax.config.check import check
 from mpjax.config.folders import cache_folder, data_folder, run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
+from mpjax.diagnosis.training import make_probe
 from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
 from mpjax.loop.divergence import Limits
 from mpjax.loop.interrupt import stop_on_signals
@@ -54,6 +55,7 @@ class Parts(NamedTuple):
       tx: the optimizer.
       train_step: `(state, batch) -> (state, metrics)`, compiled at its first call.
       eval_step: `(params, stats, batch) -> sums`.
+      probe: `(state, batch) -> Layers`, compiled at its first call.
     """
 
     plan: PrecisionPlan
@@ -67,6 +69,7 @@ class Parts(NamedTuple):
     tx: optax.GradientTransformation
     train_step: Callable
     eval_step: Callable
+    probe: Callable
 
 
 def make_parts(config: Config) -> Parts:
@@ -93,7 +96,13 @@ def make_parts(config: Config) -> Parts:
         return duration.in_steps(batch_size, batches.steps_per_epoch)
 
     every = config.loop
-    when = When(steps(config.steps), steps(every.log_every), steps(every.eval_every), steps(every.save_every))
+    when = When(
+        steps(config.steps),
+        log=steps(every.log_every),
+        evaluate=steps(every.eval_every),
+        save=steps(every.save_every),
+        layers=steps(config.diagnosis.every),
+    )
 
     # Model, precision, optimizer
     task = make_task(config, plan, image_shape=data.image_shape(source, config.data), num_classes=source.num_classes)
@@ -118,7 +127,8 @@ def make_parts(config: Config) -> Parts:
         seed=config.seed,
     )
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
-    return Parts(plan, source, mesh, batches, split, tests, when, task, tx, train_step, eval_step)
+    probe = make_probe(task, tx, seed=config.seed, accumulate=training.accumulate)
+    return Parts(plan, source, mesh, batches, split, tests, when, task, tx, train_step, eval_step, probe)
 
 
 def fresh_state(config: Config, parts: Parts) -> TrainState:
@@ -175,6 +185,7 @@ def run(config: Config) -> dict:
         first = next(stream)
         compiling = time.perf_counter()
         compiled = parts.train_step.lower(state, first).compile()
+        probe = parts.probe.lower(state, first).compile() if when.layers else None
         compile_seconds = time.perf_counter() - compiling
 
         # The loop
@@ -197,6 +208,7 @@ def run(config: Config) -> dict:
             save=lambda position, state, score: checkpoints.save(position, state, about, score=score),
             explain=functools.partial(explain, config, parts, compiled, folder),
             stop=stop,
+            probe=probe,
         )
 
     # Results

@@ -98,3 +98,24 @@ def test_the_command_answers_with_json_and_refuses_with_code_2(healthy, capsys):
     assert json.loads(capsys.readouterr().out)["verdict"] == "healthy"
     assert cli.diagnose(["--run", "nowhere"]) == 2
     assert "error: no run in nowhere" in capsys.readouterr().err
+
+
+def test_the_fastest_policy_of_a_step(healthy, capsys):
+    assert cli.diagnose(["--run", str(healthy), "--step", "8", "--search", "fastest"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [f"step 8 of {healthy}", "fastest policy within 0.05: --precision.policy bfloat16"]
+    assert [line.split()[:2] for line in printed[2:]] == [
+        ["yes", "bfloat16"],
+        ["yes", "float16"],
+        ["yes", "mixed_bfloat16"],
+        ["yes", "mixed_float16"],
+    ]
+
+
+def test_a24_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
+    flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--precision.policy", "bfloat16", "--optimizer.name", "sgd"]
+    stalling = ["--precision.master_weights", "off", "--optimizer.learning_rate", "1e-4", "--optimizer.warmup", "0"]
+    run(load([*flags, *stalling]))
+    found = diagnose_run(Inquiry(run=str(tmp_path / "a"), step=5))
+    assert (found.verdict, found.direction) == ("rounding", "update")
+    assert "--precision.master_weights on" in found.advice[0]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import tyro
 
@@ -21,8 +22,9 @@ class Inquiry:
     """Loss scale of the step; 0: the run's own there."""
     tolerance: float = 0.05
     """Largest relative error of the loss, and share of a gradient's norm lost to zero, that counts as healthy."""
-    search: bool = True
-    """Look for the smallest set of modules to keep in float32 that repairs the step, and verify it."""
+    search: Literal["repair", "fastest", "none"] = "repair"
+    """`repair`: look for the smallest set of modules to keep in float32 that repairs the step, and verify it;
+    `fastest`: instead of a diagnosis, the policy that leaves most to half precision within the tolerance."""
     json: bool = False
     """Print one JSON object instead of text."""
 

@@ -188,10 +188,16 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What to find out when training diverges."""
+    """What to find out while training goes on, and when it diverges."""
 
+    every: Steps = Duration(0)
+    """Between statistics of every layer (range, overflow, underflow, histogram) in metrics.jsonl and TensorBoard; 0:
+    none, at no cost."""
     search: bool = True
-    """Look for the smallest set of modules to keep in float32 that repairs the step, and verify it."""
+    """On divergence, look for the smallest set of modules to keep in float32 that repairs the step, and verify it."""
+
+    def __post_init__(self):
+        _settle_durations(self, "every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,20 @@ import numpy as np
 from jax.core import Tracer
 
 from mpjax.diagnosis.emulate import Emulator, Pair, Place
-from mpjax.diagnosis.readings import Marks, Site, joined, none_like
+from mpjax.diagnosis.measure import Marks, joined, none_like
+from mpjax.diagnosis.readings import Site
 from mpjax.precision.casting.jaxprs import scan_counts
+from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
 
 
 def call(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """A call: its body, in place."""
-    return emulator.run_body(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), pairs, place)
+    return emulator.run_body(called(eqn), pairs, place)
+
+
+def called(eqn):
+    """The jaxpr of a call."""
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
 
 
 def cond(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
@@ -40,7 +47,8 @@ def cond(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]
         return of_arrays
 
     outputs = jax.lax.switch(index.low, [run(branch) for branch in branches], _arrays(operands))
-    return [Pair(wide, low, place.path, f) for (wide, low), f in zip(outputs, free, strict=True)]
+    given = [Pair(wide, low, place.path, f) for (wide, low), f in zip(outputs, free, strict=True)]
+    return _held(emulator, given, eqn)
 
 
 def while_loop(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
@@ -51,13 +59,14 @@ def while_loop(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list
     def once(emulator: Emulator, carry: list[Pair]) -> tuple[list[Pair], list[Pair]]:
         return emulator.run_body(params["body_jaxpr"], [*body_consts, *carry], place), []
 
-    loop = _Loop(emulator, once, carry)
+    loop = _Loop(emulator, once, carry, place.path)
     quiet = dataclasses.replace(emulator, recorder=None)
 
     def go_on(state):
         return quiet.run_body(params["cond_jaxpr"], [*cond_consts, *loop.pairs(state)], place)[0].low
 
-    return loop.ended(jax.lax.while_loop(go_on, lambda state: loop.turn(state)[0], loop.start), place)
+    state = jax.lax.while_loop(go_on, lambda state: loop.turn(state)[0], loop.start)
+    return _held(emulator, loop.ended(state), eqn)
 
 
 def scan(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
@@ -73,14 +82,14 @@ def scan(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]
         outputs = emulator.run_body(params["jaxpr"], [*consts, *carry, *x], place)
         return outputs[:num_carry], outputs[num_carry:]
 
-    loop = _Loop(emulator, once, carry, row)
+    loop = _Loop(emulator, once, carry, place.path, row)
     options = {"length": params["length"], "reverse": params["reverse"]}
     state, ys = jax.lax.scan(loop.turn, loop.start, columns, **options)
     stacked = [
         Pair(wide, low, place.path, free, Marks(m.finite.all(), m.reference_finite.all(), m.flushed.max(initial=-1)))
         for (wide, low, m), free in zip(ys, loop.free_ys, strict=True)
     ]
-    return [*loop.ended(state, place), *stacked]
+    return _held(emulator, [*loop.ended(state), *stacked], eqn)
 
 
 class _Loop:
@@ -90,11 +99,14 @@ class _Loop:
       emulator: its recorder, if any, gets the readings of all turns together.
       once: a turn of an emulator: the carry, and what else is given to it, to the carry and to what else comes out.
       carry: what goes in first.
+      path: of the module that the loop stands in, whose own the carry is: its errors add up from turn to turn.
       rows: shapes of what else a turn is given.
     """
 
-    def __init__(self, emulator: Emulator, once: Callable, carry: list[Pair], *rows):
-        self.emulator, self.once, self.free_ys = emulator, once, []
+    def __init__(self, emulator: Emulator, once: Callable, carry: list[Pair], path: str, *rows):
+        self.emulator, self.once, self.path, self.free_ys = emulator, once, path, []
+        if emulator.isolated:
+            carry = [p._replace(low=p.wide) if p.path != path and is_floating(p.wide) else p for p in carry]
         quiet = dataclasses.replace(emulator, recorder=None)
         self.free: list[bool] = []
         after = [pair.free for pair in carry]
@@ -106,9 +118,9 @@ class _Loop:
         shapes = jax.eval_shape(lambda state, *rows: self._recorded(state, rows)[1], (_arrays(carry), []), *rows)
         self.start = _arrays(carry), none_like(shapes)
 
-    def pairs(self, state, path: str | None = None) -> list[Pair]:
+    def pairs(self, state) -> list[Pair]:
         """The carry in a state."""
-        return [Pair(wide, low, path, free, m) for (wide, low, m), free in zip(state[0], self.free, strict=True)]
+        return [Pair(wide, low, self.path, free, m) for (wide, low, m), free in zip(state[0], self.free, strict=True)]
 
     def turn(self, state, *rows):
         """One turn: the state after it, and what else comes out."""
@@ -116,11 +128,11 @@ class _Loop:
         carry, ys = outputs
         return (carry, [joined(a, b) for a, b in zip(state[1], measured, strict=True)]), ys
 
-    def ended(self, state, place: Place) -> list[Pair]:
+    def ended(self, state) -> list[Pair]:
         """What comes out of the last state."""
         if self.emulator.recorder is not None:
             self.emulator.recorder.extend(self.sites, state[1])
-        return self.pairs(state, place.path)
+        return self.pairs(state)
 
     def _recorded(self, state, rows):
         """A turn's outputs and its readings alone."""
@@ -142,19 +154,24 @@ def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], 
 
 
 def _arrays(pairs: Sequence[Pair]) -> list[tuple]:
-    """What a loop carries of values; jnp.asarray, as a loop's arrays need a dtype of their own."""
-    return [(jnp.asarray(p.wide), jnp.asarray(p.low), Marks(*map(jnp.asarray, p.marks))) for p in pairs]
+    """What a loop carries of values; all in float32, as what goes in may be rounded and what comes out not."""
+    return [(_array(p.wide), _array(p.low), Marks(*map(jnp.asarray, p.marks))) for p in pairs]
 
 
-HANDLERS = {
-    "cond": cond,
-    "while": while_loop,
-    "scan": scan,
-    **dict.fromkeys(
-        (
-            *("jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"),
-            *("custom_jvp_call", "custom_vjp_call"),
-        ),
-        call,
+def _array(value) -> jax.Array:
+    value = jnp.asarray(value)  # as a loop's arrays need a dtype of their own
+    return value.astype(FLOAT32) if value.dtype in HALF else value
+
+
+def _held(emulator: Emulator, pairs: list[Pair], eqn) -> list[Pair]:
+    return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
+
+
+CALLS = dict.fromkeys(
+    (
+        *("jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"),
+        *("custom_jvp_call", "custom_vjp_call"),
     ),
-}
+    call,
+)
+HANDLERS = {"cond": cond, "while": while_loop, "scan": scan}

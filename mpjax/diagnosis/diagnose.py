@@ -1,14 +1,22 @@
 """Is precision to blame? One step under a policy and in float32, where they part, and what repairs it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from mpjax.diagnosis.diagnosis import Diagnosis, table_of
+import jax
+import optax
+
+from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
+from mpjax.diagnosis.progress import SILENT, Progress, progress_at
+from mpjax.diagnosis.rows import table_of
 from mpjax.diagnosis.search import is_in, smallest_repair
-from mpjax.diagnosis.verdict import Finding, Trace, find, flushed_share, is_repaired, run
+from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
+from mpjax.diagnosis.verdict import Finding, Trace, against, all_finite, find, flushed_share, is_repaired, run
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import HALF
+from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 
@@ -22,6 +30,8 @@ def diagnose(
     loss_scale: float = 1.0,
     tolerance: float = 0.05,
     search: bool = True,
+    tx: optax.GradientTransformation | None = None,
+    opt_state=None,
 ) -> Diagnosis:
     """Runs one training step of a Flax NNX model under a policy and in float32, and says what differs and why.
 
@@ -34,6 +44,8 @@ def diagnose(
       tolerance: largest relative error of the loss, and largest share of a gradient's norm lost to zero, that counts
         as healthy.
       search: whether to look for the smallest set of modules to keep in float32, and to verify it.
+      tx: the optimizer, if its update is to be looked at too: parameters stored in half precision may not move.
+      opt_state: its state, as of `nnx.state(model, nnx.Param)`; by default that of its first step.
 
     Returns:
       A `Diagnosis`: `verdict`, `path`, `direction`, `operation`, `source`, `rules`, `verified`, `table`.
@@ -48,13 +60,14 @@ def diagnose(
             f"diagnose takes a Flax NNX module, got {type(model).__name__}; for a function of parameters use "
             "mpjax.diagnosis.diagnose_function"
         )
-    return diagnose_program(
-        lambda policy: program_of_model(model, loss_fn, batch, policy),
-        _with_half(policy),
-        loss_scale,
-        tolerance,
-        search,
-    )
+    make, policy, optimizer = functools.partial(program_of_model, model, loss_fn, batch), _with_half(policy), None
+    if tx is not None:
+        stored = nnx.clone(model)
+        apply_policy(stored, policy)
+        params = nnx.state(stored, nnx.Param)
+        optimizer = Optimizer(tx, params, tx.init(params) if opt_state is None else opt_state)
+    with progress_at() as progress:
+        return diagnose_program(make, policy, loss_scale, tolerance, search, progress, optimizer)
 
 
 def diagnose_function(
@@ -78,13 +91,9 @@ def diagnose_function(
       tolerance: as of `diagnose`.
       search: as of `diagnose`.
     """
-    return diagnose_program(
-        lambda policy: program_of_function(loss_fn, params, batch, policy),
-        _with_half(policy),
-        loss_scale,
-        tolerance,
-        search,
-    )
+    make = functools.partial(program_of_function, loss_fn, params, batch)
+    with progress_at() as progress:
+        return diagnose_program(make, _with_half(policy), loss_scale, tolerance, search, progress)
 
 
 def _with_half(spec: "str | Policy") -> Policy:
@@ -96,31 +105,45 @@ def _with_half(spec: "str | Policy") -> Policy:
 
 
 def diagnose_program(
-    make: Callable[[Policy], Program], policy: Policy, scale: float, tolerance: float, search: bool
+    make: Callable[[Policy], Program],
+    policy: Policy,
+    scale: float,
+    tolerance: float,
+    search: bool,
+    progress: Progress = SILENT,
+    optimizer: Optimizer | None = None,
 ) -> Diagnosis:
     """As `diagnose`, for whatever makes the step's program under a policy; one in full precision is looked at too."""
-    program = make(policy)
+    program = make(policy)._replace(progress=progress)
     trace = run(program, scale)
-    finding = find(program, trace, scale, tolerance)
+    full = None if all_finite(trace.wide) else make(get_policy("float32"))
+    trace = trace if full is None else against(trace, full, scale)
+    finding = find(program, trace, scale, tolerance, full)
+    updates = updates_of(program, trace, scale, optimizer) if optimizer and all_finite(trace.wide + trace.low) else []
+    if finding.verdict == "healthy":
+        finding = lost_update(updates, tolerance) or finding
+    in_update = finding.site is not None and finding.site.direction == "update"
     alone = run(program, scale, isolated=True) if finding.verdict not in ("healthy", "not_precision") else None
-    rules, wanted = {}, search and finding.verdict in ("overflow", "underflow", "rounding")
+    rules, wanted = {}, search and not in_update and finding.verdict in ("overflow", "underflow", "rounding")
     if wanted and finding.better_scale is None:
-        rules = _smallest_rules(make, policy, program, trace, scale, tolerance)
-    share = _float32_share(program, rules)
+        rules = smallest_rules(make, policy, program, trace, scale, tolerance)
+    unrepaired = wanted and not rules and finding.better_scale is None
+    outside = unrepaired and _is_repaired_outside(program, trace, scale, tolerance)
+    share = float32_share(program, rules)
     site = finding.site
     return Diagnosis(
         verdict=finding.verdict,
-        path=site.path if site else None,
+        path=_module(site.path) if site else None,
         direction=site.direction if site else None,
         operation=site.operation if site else None,
         source=site.source if site else None,
         evidence=finding.evidence,
         rules=rules,
         better_scale=finding.better_scale,
-        verified=bool(rules) or finding.better_scale is not None,
+        verified=bool(rules) or finding.better_scale is not None or in_update,
         float32_flops=share,
-        advice=tuple(_advice(finding, rules, share, searched=wanted)),
-        table=table_of(trace, alone),
+        advice=tuple(_advice(finding, rules, share, searched=wanted, outside=outside)),
+        table=(*table_of(trace, alone), *(update.row for update in updates)),
         policy=str(policy),
         loss_scale=float(scale),
         loss=(float(trace.low[0]) / scale, float(trace.wide[0]) / scale),
@@ -134,25 +157,40 @@ def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:
     return dataclasses.replace(policy, rules={**rules, **kept})
 
 
-def _smallest_rules(
+def smallest_rules(
     make: Callable[[Policy], Program], policy: Policy, program: Program, trace: Trace, scale: float, tolerance: float
 ) -> dict[str, str]:
     """Rules under which the step, traced anew, is repaired, and under no part of them; empty if there are none."""
 
     def rules_for(modules: Sequence[str]) -> dict[str, str]:
-        return {module or "*": "float32" for module in modules}
+        # A module's rule decides for all in it, and a rule that decides nothing is an error.
+        inner = {m for m in modules for other in modules if m != other and is_in(m, other)}
+        return {module or "*": "float32" for module in modules if module not in inner}
 
     def under_rules(modules: Sequence[str]) -> bool:
         try:
-            program = make(with_rules(policy, rules_for(modules)))
-        except TypeError:
-            return False  # a loop or a branch of the model's that needs one dtype throughout
-        return is_repaired(program, [x / scale for x in trace.wide], scale, tolerance)
+            ruled = make(with_rules(policy, rules_for(modules)))._replace(progress=program.progress.verifying())
+        except (TypeError, jax.dtypes.TypePromotionError):
+            return False  # a loop, a branch or, where promotion is strict, an operation that needs one dtype throughout
+        return is_repaired(ruled, [x / scale for x in trace.wide], scale, tolerance)
 
     return rules_for(smallest_repair(program, trace, scale, tolerance, under_rules) or ())
 
 
-def _float32_share(program: Program, rules: Mapping[str, str]) -> float:
+def _is_repaired_outside(program: Program, trace: Trace, scale: float, tolerance: float) -> bool:
+    """Whether the step, emulated, is repaired by float32 in all that no rule reaches: what is outside of modules."""
+    wide = [x / scale for x in trace.wide]
+    modules = [module for module in program.modules if module]
+    return is_repaired(program, wide, scale, tolerance, lambda path: any(is_in(path, module) for module in modules))
+
+
+def _module(path: str) -> str:
+    """A module's path, of the scope in it that an einsum opens."""
+    return "/".join(part for part in path.split("/") if "->" not in part)
+
+
+def float32_share(program: Program, rules: Mapping[str, str]) -> float:
+    """The share of the products' operations that rules keep in float32."""
     flops = program.flops()
     modules = ["" if pattern == "*" else pattern for pattern in rules]
     kept = sum(n for path, n in flops.items() if any(is_in(path, module) for module in modules))
@@ -164,8 +202,15 @@ def _flushed(program: Program, trace: Trace) -> dict[str, float]:
     return {name: flushed_share(wide, low) for name, wide, low in pairs}
 
 
-def _advice(finding: Finding, rules: Mapping[str, str], share: float, *, searched: bool) -> Iterator[str]:
-    if finding.better_scale is not None:
+def _advice(
+    finding: Finding, rules: Mapping[str, str], share: float, *, searched: bool, outside: bool
+) -> Iterator[str]:
+    if finding.site is not None and finding.site.direction == "update":
+        yield (
+            "Keep float32 copies of the parameters, mpjax.master_weights(optimizer), --precision.master_weights on, or "
+            "store them in float32: then the update is not lost (verified by running)."
+        )
+    elif finding.better_scale is not None:
         yield (
             f"Scale the loss by {finding.better_scale:g} (verified by running), or let "
             "mpjax.dynamic_loss_scaling(optimizer), --precision.loss_scale dynamic, find the scale."
@@ -173,5 +218,11 @@ def _advice(finding: Finding, rules: Mapping[str, str], share: float, *, searche
     elif rules:
         lines = ", ".join(f'"{path}" = "float32"' for path in rules)
         yield f"Keep in float32, {share:.1%} of the products' work: {lines} (verified by running)."
+    elif outside:
+        place = f"at {finding.site.source}" if finding.site else "such as the loss"
+        yield (
+            f"Compute in float32 what is outside of all modules, {place}, where no rule reaches: call "
+            ".astype(jnp.float32) on what goes into it. With all of it in float32 the step is healthy (emulated)."
+        )
     elif searched:
         yield "No set of modules to keep in float32 repairs the step."

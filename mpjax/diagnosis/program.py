@@ -1,16 +1,17 @@
 """The training step that is diagnosed, as one program: arrays in; scaled loss and scaled gradients by path out."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.casting import autocast
 from mpjax.precision.casting.jaxprs import equations
-from mpjax.precision.casting.values import split_arrays
+from mpjax.precision.casting.values import is_array, split_arrays
 from mpjax.precision.check import path_name
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
 from mpjax.precision.modules import apply_policy
@@ -25,18 +26,22 @@ class Program(NamedTuple):
       inputs: arrays; parameters that the policy stores in half precision as they were before.
       gradients: the parameters' paths, in the order of the gradients.
       owners: the module path of each input that is a parameter; "" otherwise.
+      names: of the inputs: "parameter layers/0/kernel", "batch/image".
       modules: module paths for which a rule of the policy means something, in program order.
+      progress: is told how far a run of it is.
     """
 
     jaxpr: Any
     inputs: list
     gradients: tuple[str, ...]
     owners: tuple[str, ...]
+    names: tuple[str, ...]
     modules: tuple[str, ...]
+    progress: Progress = SILENT
 
-    def at(self, scale: float) -> tuple[Any, list, tuple[str, ...]]:
-        """What to run for a loss scale: the jaxpr, its inputs and their owners."""
-        return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners
+    def at(self, scale: float) -> tuple[Any, list, tuple[str, ...], Progress]:
+        """What to run for a loss scale, as `Emulator.run` takes it."""
+        return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress
 
     def flops(self) -> dict[str, float]:
         """Multiplications and additions of the products, by path; those in a loop count once."""
@@ -66,35 +71,37 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
         return loss_fn(nnx.merge(graph, params, rest, copy=True), batch)
 
     ruled = [row.path for row in report if row.compute_dtype is not None]
-    return program_of(loss_of, params, (rest, batch), before=before, ruled=ruled)
+    return program_of(loss_of, params, {"state": rest, "batch": batch}, before=before, ruled=ruled)
 
 
 def program_of_function(loss_fn: Callable, params, batch, policy: Policy) -> Program:
     """The step of `loss_fn(params, batch)`, a function of pytrees, under autocast."""
-    return program_of(autocast(loss_fn, policy), params, (batch,))
+    return program_of(autocast(loss_fn, policy), params, {"batch": batch})
 
 
-def program_of(loss_of: Callable, params, others: tuple, *, before=None, ruled: Iterable[str] | None = None) -> Program:
-    """The step of `loss_of(params, *others)`, a scalar, whose casts are in it already.
+def program_of(
+    loss_of: Callable, params, others: Mapping[str, Any], *, before=None, ruled: Iterable[str] | None = None
+) -> Program:
+    """The step of `loss_of(params, *others.values())`, a scalar, whose casts are in it already.
 
     Args:
       loss_of: a function of pytrees, of which arrays are traced.
       params: differentiated.
-      others: not differentiated.
+      others: not differentiated, by the names to call them by.
       before: `params` as they were before the policy cast them, the reference's; by default as they are.
       ruled: module paths for which a rule of the policy means something; by default every named scope.
 
     Raises:
       UsageError: the loss is no floating scalar.
     """
-    arrays, with_arrays = split_arrays((params, others))
+    arrays, with_arrays = split_arrays((params, *others.values()))
 
     def step(*inputs):
         *values, scale = inputs
-        params, others = with_arrays(values)
+        params, *rest = with_arrays(values)
 
         def scaled(params):
-            loss = jnp.asarray(loss_of(params, *others))
+            loss = jnp.asarray(loss_of(params, *rest))
             if loss.shape or not is_floating(loss):
                 raise UsageError(f"the loss is to be a floating scalar, got {loss.dtype.name}{list(loss.shape)}")
             return loss.astype(widest(loss.dtype, FLOAT32)) * scale
@@ -103,11 +110,7 @@ def program_of(loss_of: Callable, params, others: tuple, *, before=None, ruled: 
         return loss, [g for g in jax.tree.leaves(gradients) if is_floating(g)]
 
     jaxpr = jax.make_jaxpr(step)(*arrays, jnp.float32(1))
-    named = [
-        (_name(path), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if isinstance(leaf, jax.Array | np.ndarray | np.generic)
-    ]
+    named = _named(params)
     names = [name for name, _ in named]
     owners = tuple(name.rpartition("/")[0] for name in names)
     originals = arrays[: len(named)] if before is None else split_arrays(before)[0]
@@ -121,6 +124,10 @@ def program_of(loss_of: Callable, params, others: tuple, *, before=None, ruled: 
         inputs=[*inputs, *arrays[len(named) :]],
         gradients=tuple(name for name, leaf in named if is_floating(leaf)),
         owners=owners,
+        names=(
+            *(f"parameter {name}" for name in names),
+            *("/".join(filter(None, (of, name))) for of, tree in others.items() for name, _ in _named(tree)),
+        ),
         modules=tuple(path for path in around if path in ruled),
     )
 
@@ -128,6 +135,12 @@ def program_of(loss_of: Callable, params, others: tuple, *, before=None, ruled: 
 def _prefixes(path: str) -> list[str]:
     parts = path.split("/")
     return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
+
+
+def _named(tree) -> list[tuple[str, Any]]:
+    """The arrays of a tree by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(_name(path), leaf) for path, leaf in leaves if is_array(leaf)]
 
 
 def _name(path: tuple) -> str:

@@ -1,20 +1,14 @@
 """What each operation of a program did to its values: ranges, losses, errors; and sums of them by module."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from mpjax.diagnosis.measure import EXPONENTS as EXPONENTS
+from mpjax.diagnosis.measure import LARGEST, SQUARES, Marks, Measured, measure, onward
 from mpjax.precision.dtypes import HALF, float_range
-
-
-EXPONENTS = range(-48, 40)
-"""Of the histogram: how many values lie in [2^e, 2^(e+1)); the outermost take what is beyond."""
-
-_SAMPLE = 4096
 
 
 class Site(NamedTuple):
@@ -35,20 +29,6 @@ class Site(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     source: str
-
-
-class Marks(NamedTuple):
-    """What is known of a value's history; arrays, so that loops can carry them.
-
-    Attributes:
-      finite: whether all of it is finite in half precision.
-      reference_finite: and in the reference.
-      flushed: number of the latest site that it depends on and where rounding made zeros; -1 for none.
-    """
-
-    finite: Any = np.True_
-    reference_finite: Any = np.True_
-    flushed: Any = np.int32(-1)
 
 
 class Reading(NamedTuple):
@@ -101,16 +81,6 @@ class Reading(NamedTuple):
         return ratio(self.lost, self.exact)
 
 
-Measured = dict[str, Any]
-"""The fields of a `Reading` as arrays."""
-
-_LARGEST = frozenset({"largest", "flushed"})
-"""What of several readings is the largest of theirs; the rest are sums."""
-
-_SQUARES = frozenset({"lost", "exact", "error", "reference"})
-"""Sums of squares: on the device a scale and the sum of squares over it, as float32 does not hold them."""
-
-
 def ratio(part: float, whole: float) -> float:
     """The root of part / whole."""
     return float(np.sqrt(part / whole)) if whole > 0 else float(part > 0)
@@ -119,7 +89,7 @@ def ratio(part: float, whole: float) -> float:
 def together(readings: Iterable[Reading]) -> Reading:
     """Several readings as one."""
     columns = zip(Reading._fields, zip(*readings, strict=True), strict=True)
-    return Reading._make(max(column) if name in _LARGEST else sum(column) for name, column in columns)
+    return Reading._make(max(column) if name in LARGEST else sum(column) for name, column in columns)
 
 
 class Recorder:
@@ -143,13 +113,16 @@ class Recorder:
           site: where.
           wide: the result in the reference.
           exact: the result in half precision, before rounding.
-          low: and after.
+          low: and after, in the dtype of the others.
           marks: of the operands.
         """
-        number = jnp.int32(self.start + len(self.sites))
-        measured, after = _measure(wide, exact, low, tuple(marks), number, site.dtype)
+        smallest_normal = float_range(site.dtype).smallest_normal
+        measured = measure(wide, exact, low, low.dtype.type(smallest_normal), np.bool_(site.dtype in HALF))
+        non_finite = measured.pop("all_non_finite"), measured["reference_non_finite"]
+        number = np.int32(self.start + len(self.sites))
+        history, after = onward(*non_finite, measured["underflow"], tuple(marks), number)
         self.sites.append(site)
-        self.measured.append(measured)
+        self.measured.append({**measured, **history})
         return after
 
     def within(self) -> "Recorder":
@@ -167,83 +140,8 @@ class Recorder:
         return [Reading(**{name: _number(name, value) for name, value in fields.items()}) for fields in found]
 
 
-def none_like(shapes) -> list[Measured]:
-    """Readings of no values at all, in the shapes of others."""
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return [{**measured, "flushed": jnp.int32(-1)} for measured in zeros]
-
-
-def joined(first: Measured, second: Measured) -> Measured:
-    """Two readings as one, on the device."""
-
-    def join(name, a, b):
-        if name in _LARGEST:
-            return jnp.maximum(a, b)
-        if name not in _SQUARES:
-            return a + b
-        scale = jnp.maximum(a[0], b[0])
-        over = jnp.where(scale > 0, scale, 1.0)
-        return scale, a[1] * jnp.square(a[0] / over) + b[1] * jnp.square(b[0] / over)
-
-    return {name: join(name, value, second[name]) for name, value in first.items()}
-
-
 def _number(name: str, value) -> Any:
-    if name in _SQUARES:
+    if name in SQUARES:
         scale, total = map(float, value)
         return scale**2 * total
     return value if name == "histogram" else value.item()
-
-
-@functools.partial(jax.jit, static_argnames="dtype")
-def _measure(wide, exact, low, marks: tuple[Marks, ...], number, dtype) -> tuple[Measured, Marks]:
-    finite, wide_finite = jnp.isfinite(low), jnp.isfinite(wide)
-    size = jnp.where(finite, jnp.abs(low), 0.0)
-    rounded = dtype in HALF
-    overflow = jnp.isfinite(exact) & ~finite if rounded else jnp.zeros_like(finite)
-    underflow = (low == 0) & (exact != 0) if rounded else jnp.zeros_like(finite)
-    subnormal = (size > 0) & (size < float_range(dtype).smallest_normal)
-    both = finite & wide_finite
-    exact = jnp.where(jnp.isfinite(exact), exact, 0.0)
-    reference = jnp.where(wide_finite, wide, 0.0)
-
-    def count(flags):
-        return jnp.sum(flags, dtype=jnp.float32)
-
-    def squares(values):
-        scale = jnp.max(jnp.abs(values), initial=0.0).astype(jnp.float32)
-        over = jnp.where(scale > 0, scale, 1.0).astype(values.dtype)
-        return scale, jnp.sum(jnp.square(values / over), dtype=jnp.float32)
-
-    flushed = functools.reduce(jnp.maximum, (mark.flushed for mark in marks), jnp.int32(-1))
-    got_finite = functools.reduce(jnp.logical_and, (mark.finite for mark in marks), True)
-    got_reference_finite = functools.reduce(jnp.logical_and, (mark.reference_finite for mark in marks), True)
-    all_finite, all_wide_finite = jnp.all(finite), jnp.all(wide_finite)
-    measured = {
-        "size": jnp.float32(low.size),
-        "largest": jnp.max(size, initial=0.0).astype(jnp.float32),
-        "total": jnp.sum(size, dtype=jnp.float32),
-        "non_finite": count(~finite & wide_finite),
-        "reference_non_finite": count(~wide_finite),
-        "overflow": count(overflow),
-        "underflow": count(underflow),
-        "subnormal": count(subnormal),
-        "lost": squares(jnp.where(underflow, exact, 0.0)),
-        "exact": squares(exact),
-        "error": squares(jnp.where(both, low - wide, 0.0)),
-        "reference": squares(jnp.where(both, reference, 0.0)),
-        "histogram": _histogram(reference),
-        "begins": count(got_finite & ~all_finite & all_wide_finite),
-        "reference_begins": count(got_reference_finite & ~all_wide_finite),
-        "flushed": flushed,
-    }
-    marks_after = Marks(all_finite, all_wide_finite, jnp.where(jnp.any(underflow), number, flushed))
-    return measured, marks_after
-
-
-def _histogram(values) -> jax.Array:
-    flat = jnp.ravel(values)
-    sample = jnp.abs(flat[:: max(1, -(-flat.size // _SAMPLE))])
-    exponent = jnp.frexp(sample)[1] - 1
-    bins = jnp.clip(exponent - EXPONENTS.start, 0, len(EXPONENTS) - 1)
-    return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(sample > 0, 1.0, 0.0))

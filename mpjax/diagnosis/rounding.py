@@ -1,4 +1,4 @@
-"""Half-precision numbers held in float32: rounded by arithmetic, which no compiler may leave out."""
+"""Half-precision numbers computed in float32: rounded by arithmetic, which no compiler may leave out."""
 
 import jax
 import jax.numpy as jnp
@@ -29,3 +29,16 @@ def _round_to_float16(values: jax.Array) -> jax.Array:
     # Below 2^-14 the numbers of float16 lie 2^-24 apart; jnp.round takes ties to even.
     subnormal = jnp.round(values * np.float32(2**24)) * np.float32(2**-24)
     return jnp.where(jnp.abs(values) < np.float32(2**-14), subnormal, normal)
+
+
+def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Float32 `values` that are numbers of a half dtype, in that dtype: the same numbers in half the memory."""
+    return _to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype)
+
+
+@jax.jit
+def _to_bfloat16(values: jax.Array) -> jax.Array:
+    # By their bits, as some processors' own cast takes subnormals for zero.
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) >> 16
+    halves = jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(jnp.isnan(values), jnp.bfloat16(jnp.nan), halves)

@@ -1,7 +1,7 @@
 """The loop: dispatch step n, read the metrics of the steps before it, log, evaluate, save, stop."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -18,6 +18,10 @@ class Writer(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes the metrics of one moment."""
+        ...
+
+    def layers(self, step: int, layers: Sequence) -> None:
+        """Takes the statistics of the layers in one step."""
         ...
 
 
@@ -38,6 +42,7 @@ def train(
     save: Callable[[int, Any, float | None], None],
     explain: Callable[[int], str],
     stop: StopRequest,
+    probe: Callable | None = None,
 ):
     """Runs steps `start + 1` to `when.steps` and gives the final state.
 
@@ -56,6 +61,7 @@ def train(
       save: writes a checkpoint of (position, state, score).
       explain: says what is wrong with a step, by its number, after which training cannot go on.
       stop: asks to stop after the step at hand.
+      probe: `(state, batch) -> Layers`, what is to be seen of the layers in the step to come; called when it is due.
 
     Raises:
       Diverged: see `Limits`; the message names the first bad layer.
@@ -63,7 +69,13 @@ def train(
     """
     clock = Clock()
     window: list = []
+    looked: list = []
     began = 0.0
+
+    def write_layers() -> None:
+        while looked:
+            position, layers = looked.pop()
+            writer.layers(position, layers.by_layer())
 
     def close_window(position: int) -> None:
         nonlocal window, began
@@ -82,7 +94,10 @@ def train(
     unread: int | None = None
     for position in range(start + 1, when.steps + 1):
         batch = next(batches)
+        layers = [(position, probe(state, batch))] if probe and when.layers_due(position) else []
         state, metrics = train_step(state, batch)
+        write_layers()
+        looked += layers
         if unread is not None:
             close_window(unread)
             unread = None
@@ -92,6 +107,7 @@ def train(
         due_evaluate = when.due(when.evaluate, position) and not stopping
         due_save = when.due(when.save, position) or stopping
         if due_evaluate or due_save:
+            write_layers()
             close_window(position)
             with clock.pause():
                 tested: Metrics = {}

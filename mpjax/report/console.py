@@ -4,11 +4,15 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from mpjax.report.wording import duration, evaluation_fields, training_fields
 from mpjax.report.writer import Writer
+
+
+if TYPE_CHECKING:
+    from mpjax.diagnosis.layers import Layer
 
 
 def console_writer(
@@ -64,6 +68,9 @@ class _PlainConsole:
         if tested := evaluation_fields(metrics):
             self._line("test", ("step", str(step)), *tested)
 
+    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
+        pass  # hundreds of numbers, for curves and programs
+
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
@@ -101,6 +108,9 @@ class _LiveConsole:
         if tested := evaluation_fields(metrics):
             self._tested = tested
         self._live.refresh()
+
+    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
+        pass  # as above
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, soft_wrap=True)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mpjax.report import strict_json
+from mpjax import strict_json
 from mpjax.report.files import write_atomically
 
 

@@ -2,14 +2,18 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mpjax import strict_json
 from mpjax.errors import UsageError
-from mpjax.report import strict_json
 from mpjax.report.files import AppendFile, naming, write_atomically
 from mpjax.report.writer import Writer
+
+
+if TYPE_CHECKING:
+    from mpjax.diagnosis.layers import Layer
 
 
 def jsonl_writer(
@@ -50,10 +54,18 @@ class _JsonlWriter:
     def __init__(self, file: AppendFile, *, started: float, clock: Callable[[], float]):
         self._file, self._started, self._clock = file, started, clock
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         seconds = round(self._clock() - self._started, 3)
         line = strict_json.encode({"step": step, "time": seconds, **metrics})
         self._file.append(line.encode() + b"\n")
+
+    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
+        by_direction: dict[str, dict[str, dict]] = {}
+        for layer in layers:
+            counts = {str(exponent): count for exponent, count in layer.counts.items()}
+            fields = layer._asdict() | {"dtype": str(layer.dtype), "histogram": counts}
+            by_direction.setdefault(fields.pop("direction"), {})[fields.pop("path")] = fields
+        self.write(step, {"layers": by_direction})
 
     def message(self, text: str) -> None:
         pass  # for the person, not for programs

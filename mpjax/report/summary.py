@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpjax.report import strict_json
+from mpjax import strict_json
 from mpjax.report.files import write_atomically
 from mpjax.report.wording import count, duration, number, rate
 

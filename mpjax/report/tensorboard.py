@@ -4,11 +4,16 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpjax.report.files import AppendFile
 from mpjax.report.writer import Writer
+
+
+if TYPE_CHECKING:
+    from mpjax.diagnosis.layers import Layer
 
 
 def tensorboard_writer(directory: str | os.PathLike[str], resume_step: int | None = None) -> Writer:
@@ -40,11 +45,38 @@ class _TensorBoardWriter:
         values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
         self._file.append(_record(step=step, summary={"value": values}))
 
+    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
+        values = []
+        for layer in layers:
+            tag = f"{layer.direction}/{layer.path}"
+            values += [{"tag": f"{tag}/{name}", "simple_value": getattr(layer, name)} for name in _STATISTICS]
+            values.append({"tag": f"{tag}/log2", "histo": _histogram(layer)})
+        self._file.append(_record(step=step, summary={"value": values}))
+
     def message(self, text: str) -> None:
         pass  # for the person, not for curves
 
     def close(self) -> None:
         self._file.close()
+
+
+_STATISTICS = ("largest", "mean", "non_finite", "overflow", "underflow", "subnormal")
+
+
+def _histogram(layer: "Layer") -> dict:
+    """Of the logarithms to base 2 of the magnitudes, each taken for the middle of its bin."""
+    counts = layer.counts
+    # Bins between those that hold something are there too: a viewer takes each to begin where the one before ends.
+    exponents = range(min(counts), max(counts) + 1) if counts else range(0)
+    return {
+        "min": float(exponents.start),
+        "max": float(exponents.stop),
+        "num": float(sum(counts.values())),
+        "sum": sum((exponent + 0.5) * count for exponent, count in counts.items()),
+        "sum_squares": sum((exponent + 0.5) ** 2 * count for exponent, count in counts.items()),
+        "bucket_limit": [float(exponent + 1) for exponent in exponents],
+        "bucket": [float(counts.get(exponent, 0)) for exponent in exponents],
+    }
 
 
 def _record(**fields) -> bytes:

@@ -1,7 +1,11 @@
 """What the loop talks to: a `Writer` takes metrics and messages; `Writers` passes them on to several."""
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+
+if TYPE_CHECKING:
+    from mpjax.diagnosis.layers import Layer
 
 
 class Writer(Protocol):
@@ -13,6 +17,15 @@ class Writer(Protocol):
         Args:
           step: attempted training steps so far, skipped ones included.
           metrics: values by name, such as `train/loss`, `train/skipped` (total so far) or `test/accuracy`.
+        """
+        ...
+
+    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
+        """Takes the statistics of the layers in one step.
+
+        Args:
+          step: number of the attempted step.
+          layers: one for each module or parameter in each direction.
         """
         ...
 
@@ -35,6 +48,11 @@ class Writers:
         """Passes the metrics to every writer."""
         for writer in self._writers:
             writer.write(step, metrics)
+
+    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
+        """Passes the statistics to every writer."""
+        for writer in self._writers:
+            writer.layers(step, layers)
 
     def message(self, text: str) -> None:
         """Passes the text to every writer."""

@@ -11,8 +11,11 @@ import pytest
 from rich.console import Console
 
 from mpjax.config.load import load
-from mpjax.diagnosis.diagnosis import Diagnosis, Row, percent, row_texts
+from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.readings import EXPONENTS
+from mpjax.diagnosis.rows import Row
+from mpjax.diagnosis.wording import percent, row_texts
+from mpjax.precision.presets import get_policy
 
 
 FLOAT16 = np.dtype("float16")
@@ -130,6 +133,15 @@ def test_pasted_lines_and_flags_set_the_rules(path):
     assert diagnosis().flags == '--precision.rules "layers/1" float32'
 
 
+def test_the_repaired_policy_has_the_rules_before_its_own():
+    policy = "params=float32,compute=float16,output=float32"
+    assert diagnosis(rules={}).repaired_policy == ""
+    assert diagnosis(policy=policy).repaired_policy == f"{policy};layers/1=float32"
+    own = diagnosis(policy=f"{policy};layers/*=bfloat16;layers/1=float16")
+    assert own.repaired_policy == f"{policy};layers/1=float32;layers/*=bfloat16"
+    assert get_policy(own.repaired_policy).rules == {"layers/1": "float32", "layers/*": "bfloat16"}
+
+
 def test_pasted_lines_and_flags_set_the_scale():
     found = diagnosis(rules={}, better_scale=2.0**24)
     assert found.toml == '[precision]\nloss_scale = "16777216"'
@@ -164,6 +176,6 @@ def test_rich_shows_the_worst_twenty_and_says_so():
 def test_json_has_all_of_it_and_spells_what_is_not_finite():
     read = json.loads(diagnosis().to_json())
     assert {field.name for field in dataclasses.fields(Diagnosis)} <= set(read)
-    assert read["loss"] == ["inf", 2.5]
+    assert read["loss"] == ["Infinity", 2.5]
     assert read["table"][0]["dtype"] == "float16"
     assert read["exponents"] == [-48, 40]

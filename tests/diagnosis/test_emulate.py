@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mpjax.diagnosis import progress
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.program import program_of, program_of_model
 from mpjax.diagnosis.readings import Recorder
@@ -114,6 +115,7 @@ FLOWS = {
     "remat in scan": lambda x: jax.lax.scan(jax.checkpoint(lambda c, r: (jnp.sin(c * r), c)), x[0], x),
     "custom_vjp": _own_rule,
     "custom_jvp": _own_slope,
+    "functions": lambda x: jax.lax.logistic(x) + jnp.expm1(x) + jnp.exp2(x) + jnp.arcsinh(x),
     "cumsum": lambda x: jnp.cumsum(x, axis=0),
     "scatter": lambda x: x.at[jnp.array([0, 1, 0])].add(x[:3]),
 }
@@ -124,7 +126,7 @@ def _flow_program(function, dtype):
         half = params.astype(dtype)
         return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(function(half)))
 
-    return program_of(loss_of, jax.random.normal(jax.random.key(0), (6, 4)), ()), loss_of
+    return program_of(loss_of, jax.random.normal(jax.random.key(0), (6, 4)), {}), loss_of
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
@@ -163,7 +165,7 @@ def test_what_leaves_a_loop_of_an_unrounded_module_stays_unrounded():
         last, ys = jax.lax.scan(body, x.astype(jnp.float16)[0], x.astype(jnp.float16))
         return jnp.sum((last * last).astype(jnp.float32)) + jnp.sum((ys + ys).astype(jnp.float32))
 
-    program = program_of(loss_of, 100 + jax.random.normal(jax.random.key(0), (3, 4)), ())
+    program = program_of(loss_of, 100 + jax.random.normal(jax.random.key(0), (3, 4)), {})
     assert not np.isfinite(float(Emulator().run(*program.at(1.0))[0].low))
     kept = Emulator(rounds=lambda path: path != "kept").run(*program.at(1.0))[0]
     assert abs(float(kept.low) / float(kept.wide) - 1) < 2e-3
@@ -200,3 +202,32 @@ def test_isolated_a_module_shows_its_own_error_alone():
             if site.operation == "dot_general" and site.direction == "forward":
                 errors[isolated, site.path] = reading.relative_error
     assert errors[False, "first"] == errors[False, "second"] == errors[True, "first"] == 1.0
+
+
+def test_rounded_values_are_held_in_their_own_dtype_and_forgotten_after_their_last_use():
+    @jax.jit
+    def chain(x):
+        for _ in range(8):
+            x = jnp.sin(x)
+        return x
+
+    size, held = 2**16, []
+
+    class Bar(progress._Bar):
+        def __init__(self):
+            pass  # nothing to draw on
+
+        def start(self, what, total, *, counted):
+            pass
+
+        def advance(self):
+            held.append(sum(array.nbytes for array in jax.live_arrays()))
+
+    jaxpr = jax.make_jaxpr(lambda x: chain(x.astype(jnp.float16)))(jnp.ones(size))
+    x = jnp.linspace(0, 1, size)
+    before = sum(array.nbytes for array in jax.live_arrays())
+    (out,) = Emulator().run(jaxpr, [x], progress=progress.Progress(Bar()))
+    assert (out.wide.dtype, out.low.dtype) == (jnp.float32, jnp.float16)
+    # A result beside its operand, each in float32 and in float16; and what an operation has of them in float32.
+    assert len(held) == 9
+    assert max(held) - before <= 2 * (4 + 2) * size + 4 * size

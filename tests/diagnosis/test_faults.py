@@ -80,18 +80,61 @@ def test_gradients_too_small_without_scaling(networks):
 
 
 @pytest.mark.slow
-def test_underflow_between_two_layers_backward(networks):
+def test_two_layers_of_which_one_is_too_large_and_one_too_small(networks):
     model, loss_fn, batch = networks.make("mlp")
-    # Forward 1e3 and 1e-3; backward the gradient shrinks by 1e-8, and is to grow by 1e8.
     _scaled(model.layers[1].kernel, 1e8)
     _scaled(model.layers[2].kernel, 1e-8)
     _scaled(model.layers[0].kernel, 1e-5)
     _scaled(model.layers[0].bias, 1e-5)
     diagnosis = diagnose(model, loss_fn, batch, policy="mixed_float16", loss_scale=256.0)
-    assert diagnosis.verdict in ("overflow", "underflow")
-    assert diagnosis.path in ("layers/1", "layers/2")
-    assert {"layers/1", "layers/2"} <= set(diagnosis.rules)
+    assert _found(diagnosis) == ("overflow", "layers/1", "forward")
+    assert set(diagnosis.rules) == {"layers/1", "layers/2"}
     _check_repair(networks, model, loss_fn, batch, diagnosis, "mixed_float16", 256.0)
+
+
+class TwoHeads(nnx.Module):
+    """A layer and two heads of it."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.body = nnx.Linear(16, 16, rngs=rngs)
+        self.main = nnx.Linear(16, 4, rngs=rngs)
+        self.aux = nnx.Linear(16, 4, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = self.body(x)
+        return self.main(x), self.aux(x)
+
+
+@pytest.mark.slow
+def test_underflow_backward_in_a_head_that_no_loss_scale_saves(networks):
+    model, batch = TwoHeads(rngs=nnx.Rngs(0)), networks.make("mlp")[2]
+
+    def loss_fn(model, batch):
+        main, aux = (
+            optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), batch["y"]).mean()
+            for logits in model(batch["x"])
+        )
+        return main + 1e-14 * aux
+
+    diagnosis = diagnose(model, loss_fn, batch, policy="mixed_float16", loss_scale=1024.0)
+    assert (diagnosis.verdict, diagnosis.direction) == ("underflow", "backward")
+    assert diagnosis.better_scale is None
+    assert diagnosis.flushed["aux/kernel"] == 1.0
+    assert diagnosis.flushed["main/kernel"] == 0.0
+    assert diagnosis.rules == {"aux": "float32"}
+    assert "100.0% of the gradient of aux/" in diagnosis.evidence
+    _check_underflow_repaired(networks, model, loss_fn, batch)
+
+
+def _check_underflow_repaired(networks, model, loss_fn, batch):
+    """The real step loses the head's gradient, and under the rule does not."""
+
+    def largest(policy):
+        _, aux_bias, aux_kernel, *_ = networks.real_step(model, loss_fn, batch, policy, 1024.0)
+        return float(jnp.max(jnp.abs(aux_bias))), float(jnp.max(jnp.abs(aux_kernel)))
+
+    assert largest("mixed_float16") == (0.0, 0.0)
+    assert min(largest("mixed_float16;aux=float32")) > 0
 
 
 class Integral(nnx.Module):

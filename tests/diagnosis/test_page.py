@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.diagnosis import Diagnosis, Row
+from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.readings import EXPONENTS
+from mpjax.diagnosis.rows import Row
 
 
 class Page(html.parser.HTMLParser):
@@ -90,6 +91,8 @@ def test_verdict_place_evidence_losses_and_lines_to_paste_are_on_it():
     assert "A run with this change is healthy. 25.0% of the products' work leaves half precision." in text
     assert '[precision.rules] "layers/1" = "float32"' in text
     assert '--precision.rules "layers/1" float32' in text
+    assert "as the policy copy params=float32, compute=float16, output=float32; layers/1=float32" in text
+    assert "output=float32;<wbr>layers/1=float32</pre>" in diagnosis().to_html()
     assert "Not verified" in said(diagnosis(verified=False))
 
 
@@ -153,6 +156,19 @@ def test_modules_stand_in_program_order_and_what_is_outside_of_them_last():
     assert "1 b 2 a 3 c 4 (no module)" in said(diagnosis(table=table))
 
 
+def test_updates_have_a_picture_of_their_own_by_parameter():
+    update = row("layers/1/kernel", "update", dtype="bfloat16", own_error=None)
+    found = diagnosis(table=(*diagnosis().table, update), path="layers/1/kernel", direction="update")
+    text = said(found)
+    assert "optimizer's update · dot_general" in text
+    assert "Update, by parameter" in text
+    assert "1 layers/ 1/ kernel" in text
+    assert "Modules 3" in text
+    assert len(strips(found)) == 7
+    assert len(Page(found.to_html()).of_class("here")) == 1
+    assert "Update, by parameter" not in said(diagnosis())
+
+
 def test_results_that_are_not_finite_are_marked_and_not_taken_for_exact():
     text = diagnosis(table=(row("a", "forward", error=0.0, non_finite=1.0), row("b", "forward"))).to_html()
     assert "some results are inf or nan" in text
@@ -175,6 +191,20 @@ def test_the_worst_twenty_flushed_parameters_are_shown():
     assert "p29 29.0 % p28 28.0 %" in text
     assert "p9 9.00 %" not in text
     assert "No gradient value of any of 1 parameters is lost." in said(diagnosis(flushed={"a": 0.0}))
+
+
+def test_gradients_that_are_not_finite_are_not_said_to_lose_nothing():
+    for found in (
+        diagnosis(flushed={"a": 0.0}, loss=(float("nan"), 2.5)),
+        diagnosis(flushed={"a": 0.0}, table=(row("a", "backward", non_finite=0.5),)),
+    ):
+        assert "No gradient value" not in said(found)
+        assert "what they lose to zero cannot be told" in said(found)
+    assert "Some gradients are not finite" in said(diagnosis(loss=(float("nan"), 2.5)))
+
+
+def test_work_that_stays_in_half_precision_is_said_in_words():
+    assert "None of the products' work leaves half precision." in said(diagnosis(float32_flops=0.0))
 
 
 def test_a_history_of_the_loss_scale_is_drawn_if_there_is_one():

@@ -3,6 +3,7 @@
 import itertools
 import math
 import signal
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -45,6 +46,13 @@ class Recorder:
         self.events.append(f"write {step} {min(metrics).split('/')[0]}")
         self.written.setdefault(step, {}).update(metrics)
 
+    def layers(self, step, layers):
+        self.events.append(f"layers {step} {layers}")
+
+    def probe(self, state, batch):
+        self.events.append(f"probe {state} {batch}")
+        return types.SimpleNamespace(by_layer=lambda: f"of {batch}")
+
     def message(self, text):
         self.events.append(text)
 
@@ -55,13 +63,13 @@ class Recorder:
     def save(self, position, state, score):
         self.events.append(f"save {position} {state} {score}")
 
-    def train(self, steps=10, log=0, evaluate=0, save=0, start=0, limits=PATIENT):
+    def train(self, steps=10, log=0, evaluate=0, save=0, layers=0, start=0, limits=PATIENT):
         return train(
             start,
             self.step,
             itertools.count(start + 1),
             start=start,
-            when=When(steps, log, evaluate, save),
+            when=When(steps, log, evaluate, save, layers),
             batch_size=4,
             limits=limits,
             writer=self,
@@ -69,6 +77,7 @@ class Recorder:
             save=self.save,
             explain=lambda number: f"first bad layer: head, in step {number}",
             stop=self.stop,
+            probe=self.probe if layers else None,
         )
 
 
@@ -190,3 +199,27 @@ def test_a_run_whose_last_test_loss_is_nan_has_diverged_after_it_was_saved():
     with pytest.raises(Diverged, match=r"the test loss is nan at the end\nfirst bad layer: head, in step 10"):
         recorder.train()
     assert recorder.events[-1] == "save 10 10 0.1"
+
+
+def test_layers_are_looked_at_before_a_step_and_read_while_the_next_one_runs():
+    recorder = Recorder()
+    recorder.train(steps=5, layers=2)
+    assert recorder.events[:9] == [
+        "step 1",
+        "probe 1 2",
+        "step 2",
+        "step 3",
+        "layers 2 of 2",
+        "probe 3 4",
+        "step 4",
+        "step 5",
+        "layers 4 of 4",
+    ]
+
+
+def test_layers_of_a_saved_step_are_written_before_it_is_saved():
+    recorder = Recorder()
+    recorder.train(steps=4, layers=2, save=2)
+    first = recorder.events.index("layers 2 of 2")
+    assert first < recorder.events.index("save 2 2 None")
+    assert recorder.events.index("layers 4 of 4") < recorder.events.index("evaluate 4")

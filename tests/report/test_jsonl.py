@@ -46,6 +46,28 @@ def test_values_come_back_as_they_were(tmp_path):
     assert record == {"step": 1, "time": 0.0, "train/grad_norm": -math.inf, "train/accuracy": 0.1}
 
 
+def test_layers_are_one_line_by_direction_and_path(tmp_path, layer):
+    path = tmp_path / "metrics.jsonl"
+    writer = jsonl_writer(path, clock=ticking(0.0))
+    writer.layers(100, [layer, layer._replace(direction="backward", mean=math.inf)])
+    writer.close()
+    (record,) = read_metrics(path)
+    assert record["step"] == 100
+    assert record["layers"]["forward"] == {
+        "stem/conv": {
+            "dtype": "float16",
+            "largest": 3.0,
+            "mean": 1.5,
+            "non_finite": 0.0,
+            "overflow": 0.0,
+            "underflow": 0.25,
+            "subnormal": 0.125,
+            "histogram": {"-3": 5, "1": 7},
+        }
+    }
+    assert record["layers"]["backward"]["stem/conv"]["mean"] == math.inf
+
+
 def test_a_new_run_never_overwrites_an_earlier_one(killed):
     before = killed.read_bytes()
     with pytest.raises(UsageError, match=r"metrics\.jsonl belongs to an earlier run"):

@@ -37,6 +37,24 @@ def test_metrics_read_back_as_scalars_at_once(tmp_path):
     writer.close()
 
 
+def test_layers_are_scalars_and_a_histogram_of_logarithms(tmp_path, layer):
+    writer = tensorboard_writer(tmp_path)
+    writer.layers(100, [layer, layer._replace(path="head", histogram=(0,) * 88)])
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    event = read_events(path)[1]
+    values = {value.tag: value for value in event.summary.value}
+    assert event.step == 100
+    assert values["forward/stem/conv/largest"].simple_value == 3.0
+    assert values["forward/stem/conv/underflow"].simple_value == 0.25
+    histogram = values["forward/stem/conv/log2"].histo
+    assert (histogram.min, histogram.max, histogram.num) == (-3, 2, 12)
+    assert histogram.sum == -2.5 * 5 + 1.5 * 7
+    filled = dict(zip(histogram.bucket_limit, histogram.bucket, strict=True))
+    assert {limit: count for limit, count in filled.items() if count} == {-2: 5, 2: 7}
+    assert values["forward/head/log2"].histo.num == 0
+
+
 def test_a_resumed_run_purges_the_steps_after_its_checkpoint(tmp_path):
     tensorboard_writer(tmp_path).close()
     tensorboard_writer(tmp_path, resume_step=40).close()

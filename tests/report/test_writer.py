@@ -12,6 +12,9 @@ class Recorder:
     def write(self, step, metrics):
         self.calls.append((self.name, step, metrics))
 
+    def layers(self, step, layers):
+        self.calls.append((self.name, "layers", step, layers))
+
     def message(self, text):
         self.calls.append((self.name, text))
 
@@ -27,6 +30,12 @@ def test_every_writer_gets_metrics_and_messages_in_order():
     writers.write(20, {"train/loss": 1.5})
     writers.message("saved")
     assert calls == [("a", 20, {"train/loss": 1.5}), ("b", 20, {"train/loss": 1.5}), ("a", "saved"), ("b", "saved")]
+
+
+def test_every_writer_gets_the_layers():
+    calls = []
+    Writers([Recorder("a", calls), Recorder("b", calls)]).layers(100, ["stem"])
+    assert calls == [("a", "layers", 100, ["stem"]), ("b", "layers", 100, ["stem"])]
 
 
 def test_a_failing_close_does_not_keep_the_others_open():

@@ -1,6 +1,5 @@
 """Runs a jaxpr again, equation by equation, with the casts that autocast's lists ask for."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.binding import bind
 from mpjax.precision.casting.jaxprs import as_function, opened, scope_of
 from mpjax.precision.casting.operations import Operations
+from mpjax.precision.casting.provenance import standing_at
 from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, is_weak, values_of
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, float_range, is_floating, widest
 
@@ -52,7 +52,7 @@ class Interpreter(NamedTuple):
             scope = scope_of(eqn, self.scope)
             compute_dtype = self.dtype_of(scope)
             inputs = [read(atom, compute_dtype) for atom in eqn.invars]
-            with _scope(eqn):
+            with standing_at(eqn):
                 if eqn.primitive.name in HANDLERS and not _is_full_precision(eqn):
                     within = self._replace(scope=scope).run
                     outputs = HANDLERS[eqn.primitive.name](within, eqn, inputs, body.debug_info)
@@ -163,8 +163,3 @@ _FILL = frozenset({"select_n", "max", "min", "clamp", "broadcast_in_dim", "resha
 
 # Several operands that have nothing to do with each other: each keeps its dtype.
 _EACH = frozenset({"optimization_barrier", "sort", "psum", "psum_invariant", "pmax", "pmin", "device_put"})
-
-
-def _scope(eqn):
-    name = str(eqn.source_info.name_stack)
-    return jax.named_scope(name) if name else contextlib.nullcontext()

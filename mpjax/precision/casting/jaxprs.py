@@ -57,19 +57,21 @@ class Body(NamedTuple):
     Attributes:
       scope: the named scopes it stands in.
       eqns: its equations.
+      outvars: what it gives.
       callers: the equations that hold it, innermost first.
     """
 
     scope: str
     eqns: Sequence
+    outvars: Sequence
     callers: tuple = ()
 
 
 def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
     """A jaxpr, and all that its control flow and calls hold."""
-    eqns = opened(jaxpr)[0].eqns
-    yield Body(scope, eqns, callers)
-    for eqn in filter(holds_bodies, eqns):
+    body = opened(jaxpr)[0]
+    yield Body(scope, body.eqns, body.outvars, callers)
+    for eqn in filter(holds_bodies, body.eqns):
         for held in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
             if _is_jaxpr(held):
                 yield from bodies(held, scope_of(eqn, scope), (eqn, *callers))
@@ -122,13 +124,19 @@ _OWN_SCOPES = frozenset({"checkpoint", "rematted_computation"})
 def _scopes(stack) -> str:
     names: list[str] = []
     transposed: int | None = None
+    differentiated: tuple[str, int] | None = None
     for part in _PART.findall(_text(stack)):
         if transposed is not None and part.startswith("jvp("):
             # The transpose of a rematerialised function states the path anew: transpose(jvp(a))/0/jvp(a)/0.
             del names[transposed:]
             transposed = None
+        elif differentiated is not None and part == differentiated[0]:
+            # And so does a derivative rule that was traced where it is run: jvp(a)/0/jvp(a)/0.
+            del names[differentiated[1] :]
         if part.startswith("transpose("):
             transposed = len(names)
+        if part.startswith("jvp("):
+            differentiated = part, len(names)
         scope = _inside(part)
         if scope and scope not in _OWN_SCOPES:
             names.append(scope)

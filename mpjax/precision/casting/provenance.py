@@ -1,10 +1,20 @@
-"""The lines of code that an equation of a jaxpr comes from.
+"""The lines of code that an equation of a jaxpr comes from, and how to put another in its place there.
 
-There is no public name for them: they are in `eqn.source_info.traceback`, which JAX keeps for its error messages.
+There is no public name for them: they are in `eqn.source_info.traceback`, which JAX keeps for its error messages, and
+`jax.core.eval_jaxpr` hands them on by way of `source_info_util`, which is private.
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
+
+import jax
+
+
+try:
+    from jax._src.source_info_util import current_name_stack, user_context
+except ImportError:  # a JAX to come: scopes are kept, lines are those of this package
+    current_name_stack = user_context = None
 
 
 LIBRARIES = ("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/", "/mpjax/precision/", "/mpjax/diagnosis/")
@@ -40,6 +50,14 @@ def source_of(eqns: Iterable) -> str:
             if outside < len(lines):
                 return f"{lines[outside].file}:{lines[outside].line}"
     return "(no source line)"
+
+
+def standing_at(eqn) -> AbstractContextManager:
+    """While it is open, what is traced has the named scopes and the lines of an equation."""
+    if user_context is None or current_name_stack is None:
+        return jax.named_scope(str(eqn.source_info.name_stack))
+    # On top of the scopes that are open already, as in jax.core.eval_jaxpr.
+    return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
 
 
 def first_outside(lines: list[Place], folders: tuple[str, ...]) -> int:

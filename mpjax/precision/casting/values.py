@@ -33,7 +33,7 @@ def values_of(arrays: Iterable, weak: Sequence[bool] = ()) -> list[Value]:
 def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
     """The arrays among the leaves of a tree, and the function that puts others of their shapes in their place."""
     leaves, treedef = jax.tree.flatten(tree)
-    positions = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+    positions = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
 
     def with_arrays(arrays):
         filled = list(leaves)
@@ -44,7 +44,8 @@ def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
     return [jnp.asarray(leaves[position]) for position in positions], with_arrays
 
 
-def _is_array(leaf) -> bool:
+def is_array(leaf) -> bool:
+    """Whether a leaf of a tree is an array that JAX can trace."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind not in "OSUMm"  # objects, texts and times are none of JAX's
     return isinstance(leaf, jax.Array)

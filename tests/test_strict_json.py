@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mpjax.report import strict_json
+from mpjax import strict_json
 
 
 def reject(constant):

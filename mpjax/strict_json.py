@@ -11,8 +11,7 @@ _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 def encode(values: Mapping[str, Any], *, indent: int | None = None) -> str:
     """The JSON object of `values`, on one line unless indented, without a newline at its end."""
-    spelled = {name: _spell(value) for name, value in values.items()}
-    return json.dumps(spelled, indent=indent, allow_nan=False, ensure_ascii=False)
+    return json.dumps(_spell(values), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
 def decode(text: str) -> dict[str, Any]:
@@ -24,10 +23,22 @@ def decode(text: str) -> dict[str, Any]:
     values = json.loads(text)
     if not isinstance(values, dict):
         raise ValueError(f"not a JSON object: {text[:40]}")
-    return {name: _SPELLED.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
+    return {name: _read(value) for name, value in values.items()}
+
+
+def _read(value):
+    if isinstance(value, dict):
+        return {name: _read(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_read(each) for each in value]
+    return _SPELLED.get(value, value) if isinstance(value, str) else value
 
 
 def _spell(value):
+    if isinstance(value, Mapping):
+        return {name: _spell(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spell(each) for each in value]
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

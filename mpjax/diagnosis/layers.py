@@ -1,0 +1,183 @@
+"""Statistics of a step by layer and direction: read in the compiled program, as one array; summed up on the host."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.diagnosis.readings import EXPONENTS, Marks, Measured, Site
+from mpjax.precision.dtypes import FLOAT32, HALF, float_range
+
+
+class Layer(NamedTuple):
+    """A module, or a parameter, in one direction.
+
+    Attributes:
+      path: of the module, or of the parameter; outside all modules file and line, `train.py:31`.
+      direction: "forward" (activations), "backward" (cotangents), "gradient" (of a parameter, unscaled) or "update".
+      dtype: the narrowest dtype of what was read.
+      largest: largest finite magnitude.
+      mean: mean of the finite magnitudes.
+      non_finite: share of values that are inf or nan.
+      overflow: share that rounding made inf.
+      underflow: share that rounding made zero; of an update, the share that leaves its parameter as it was.
+      subnormal: share below the smallest normal number of their dtype, zeros aside.
+      histogram: [88] counts by exponent (`EXPONENTS`) of a sample of at most 1,024 values of each result.
+    """
+
+    path: str
+    direction: str
+    dtype: np.dtype
+    largest: float
+    mean: float
+    non_finite: float
+    overflow: float
+    underflow: float
+    subnormal: float
+    histogram: tuple[int, ...]
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Of the histogram: exponent to the number of values with it, where there are any."""
+        return {exponent: count for exponent, count in zip(EXPONENTS, self.histogram, strict=True) if count}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layers:
+    """Statistics on the device.
+
+    Attributes:
+      array: float32 [number of sites, 95], a row for each site.
+      sites: where each was read, in program order.
+    """
+
+    array: jax.Array
+    sites: tuple[Site, ...] = dataclasses.field(metadata={"static": True})
+
+    def by_layer(self) -> list[Layer]:
+        """All of them on the host, those of one layer and direction as one, in program order."""
+        together: dict[tuple[str, str], list[int]] = {}
+        for index, site in enumerate(self.sites):
+            place = site.path or pathlib.Path(site.source).name
+            together.setdefault((place, site.direction), []).append(index)
+        rows = np.asarray(jax.device_get(self.array), np.float64)
+        return [self._layer(place, rows[indices], indices) for place, indices in together.items()]
+
+    def _layer(self, place: tuple[str, str], rows: np.ndarray, indices: list[int]) -> Layer:
+        size, total, non_finite, overflow, underflow, subnormal = rows[:, : len(_SUMS)].sum(0)
+        finite = max(size - non_finite, 1.0)
+        return Layer(
+            *place,
+            dtype=min((self.sites[index].dtype for index in indices), key=lambda dtype: dtype.itemsize),
+            largest=float(rows[:, len(_SUMS)].max()),
+            mean=float(total / finite),
+            non_finite=float(non_finite / max(size, 1.0)),
+            overflow=float(overflow / max(size, 1.0)),
+            underflow=float(underflow / max(size, 1.0)),
+            subnormal=float(subnormal / max(size, 1.0)),
+            histogram=tuple(rows[:, len(_SUMS) + 1 :].sum(0).astype(int).tolist()),
+        )
+
+
+_SAMPLE = 1024
+_SUMS = ("size", "total", "non_finite", "overflow", "underflow", "subnormal")
+
+
+class LayerRecorder:
+    """Takes the statistics of a step while it is traced, as a `Recorder` takes readings.
+
+    Attributes:
+      sites: where.
+    """
+
+    def __init__(self):
+        self.sites: list[Site] = []
+        self._found: list[Measured] = []
+        self._samples: list[jax.Array] = []
+
+    def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
+        """Reads a result of the program: `exact` before rounding, `low` after."""
+        rounded = site.dtype in HALF
+        self.add(site, low, underflow=(low == 0) & (exact != 0) if rounded else None, exact=exact if rounded else None)
+        return Marks()
+
+    def add(self, site: Site, values, *, underflow=None, exact=None) -> None:
+        """Reads values.
+
+        Args:
+          site: where.
+          values: of any shape.
+          underflow: which of them count as underflow; by default none.
+          exact: what they were before they were rounded; by default they were not.
+        """
+        values = values.astype(FLOAT32)
+        finite = jnp.isfinite(values)
+        size = jnp.where(finite, jnp.abs(values), 0.0)
+        none = jnp.zeros_like(finite)
+        flags = (
+            ~finite,
+            none if exact is None else ~finite & jnp.isfinite(exact),
+            none if underflow is None else underflow,
+            (size > 0) & (size < float_range(site.dtype).smallest_normal),
+        )
+        self.sites.append(site)
+        self._found.append(_summed(size, flags))
+        flat = jnp.ravel(size)
+        self._samples.append(flat[:: max(1, -(-flat.size // _SAMPLE))])
+
+    def within(self) -> "LayerRecorder":
+        """For the body of a loop."""
+        return LayerRecorder()
+
+    def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:
+        """Adds what was recorded within."""
+        self.sites += sites
+        self._found += measured
+        self._samples += [jnp.zeros(0)] * len(sites)
+
+    @property
+    def measured(self) -> list[Measured]:
+        """`{"sums": [6], "largest": [], "histogram": [88]}` of each, float32."""
+        if not self._found:
+            return []
+        histograms = _histograms(self._samples)
+        return [
+            {**found, "histogram": found.get("histogram", 0.0) + histogram}
+            for found, histogram in zip(self._found, histograms, strict=True)
+        ]
+
+    def layers(self) -> Layers:
+        """All of them as one array."""
+        rows = [jnp.concatenate([m["sums"], m["largest"][None], m["histogram"]]) for m in self.measured]
+        width = len(_SUMS) + 1 + len(EXPONENTS)
+        return Layers(jnp.stack(rows) if rows else jnp.zeros((0, width), FLOAT32), tuple(self.sites))
+
+
+def _summed(size, flags: Sequence) -> Measured:
+    """The sum of sizes, the largest, and the counts of flags, in one pass."""
+
+    def together(a, b):
+        *sums, largest = zip(a, b, strict=True)
+        return *(x + y for x, y in sums), jnp.maximum(*largest)
+
+    columns = [size, *(flag.astype(np.int32) for flag in flags), size]
+    zeros = [column.dtype.type(0) for column in columns]
+    # Row by row first: float32 cannot count beyond 2^24, nor add small numbers to a large sum.
+    *sums, largest = jax.lax.reduce(columns, zeros, together, range(min(1, max(size.ndim - 1, 0)), size.ndim))
+    sums = [jnp.sum(column).astype(FLOAT32) for column in sums]
+    return {"sums": jnp.stack([jnp.float32(size.size), *sums]), "largest": jnp.max(largest, initial=0.0)}
+
+
+def _histograms(samples: Sequence[jax.Array]) -> jax.Array:
+    """[number of samples, 88]; of all samples at once, which is one program however many there are."""
+    sizes = np.array([sample.size for sample in samples])
+    numbers = np.repeat(np.arange(len(samples)), sizes)
+    values = jnp.concatenate(samples)
+    bins = jnp.clip(jnp.frexp(values)[1] - 1 - EXPONENTS.start, 0, len(EXPONENTS) - 1)
+    counts = jnp.zeros((len(samples), len(EXPONENTS)), FLOAT32)
+    return counts.at[numbers, bins].add((values > 0).astype(FLOAT32))

@@ -1,0 +1,158 @@
+"""What is measured of one result, on the device: the sums and maxima that a reading is made of."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+EXPONENTS = range(-48, 40)
+"""Of the histogram: how many values lie in [2^e, 2^(e+1)); the outermost take what is beyond."""
+
+_SAMPLE, _BLOCK = 4096, 2**14
+
+
+class Marks(NamedTuple):
+    """What is known of a value's history; arrays, so that loops can carry them.
+
+    Attributes:
+      finite: whether all of it is finite in half precision.
+      reference_finite: and in the reference.
+      flushed: number of the latest site that it depends on and where rounding made zeros; -1 for none.
+    """
+
+    finite: Any = np.True_
+    reference_finite: Any = np.True_
+    flushed: Any = np.int32(-1)
+
+
+Measured = dict[str, Any]
+"""The fields of a `Reading` as arrays."""
+
+LARGEST = frozenset({"largest", "flushed"})
+"""What of several readings is the largest of theirs; the rest are sums."""
+
+SQUARES = frozenset({"lost", "exact", "error", "reference"})
+"""Sums of squares: on the device a scale and the sum of squares over it, as float32 does not hold them."""
+
+
+@jax.jit
+def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
+    """The sums of a result, and in "all_non_finite" how many of its values are not finite, whatever they are elsewhere.
+
+    Each shape is compiled anew, so that nothing else but arrays makes a difference.
+
+    Args:
+      wide: the result in the reference, of any shape.
+      exact: the result in half precision, before rounding.
+      low: and after; all in one dtype.
+      smallest_normal: number of the dtype that was rounded to.
+      rounds: whether it is half precision.
+    """
+    wide, exact, low = (jnp.ravel(values) for values in (wide, exact, low))
+    size = low.size
+
+    def block(index):
+        start = jnp.minimum(index * _BLOCK, size - _BLOCK)
+        new = start + jnp.arange(_BLOCK) >= index * _BLOCK
+
+        def cut(values):
+            return jnp.where(new, jax.lax.dynamic_slice(values, (start,), (_BLOCK,)), jnp.zeros((), values.dtype))
+
+        return _sums(cut(wide), cut(exact), cut(low), smallest_normal, rounds)
+
+    if size <= _BLOCK:
+        sums = _sums(wide, exact, low, smallest_normal, rounds)
+    else:
+        # What is computed of each value, for all of them at once, would be several times the result itself.
+        sums = jax.lax.fori_loop(1, -(-size // _BLOCK), lambda index, sums: joined(sums, block(index)), block(0))
+    return {**sums, "size": jnp.float32(size), "histogram": _histogram(wide)}
+
+
+def _sums(wide, exact, low, smallest_normal, rounds) -> Measured:
+    """Of values in one dtype, [n]; in two reductions, each one pass over the values and one kernel to compile."""
+    finite, wide_finite = jnp.isfinite(low), jnp.isfinite(wide)
+    both = finite & wide_finite
+    size = jnp.where(finite, jnp.abs(low), 0.0)
+    underflow = (low == 0) & (exact != 0) & rounds
+    squared = {
+        "lost": jnp.where(underflow, exact, 0.0),
+        "exact": jnp.where(jnp.isfinite(exact), exact, 0.0),
+        "error": jnp.where(both, low - wide, 0.0),
+        "reference": jnp.where(both, wide, 0.0),
+    }
+    tops = {"largest": size, **{name: jnp.abs(values) for name, values in squared.items()}}
+    largest, *scales = _reduced(jnp.maximum, *tops.values())
+    over = [jnp.where(scale > 0, scale, jnp.ones_like(scale)) for scale in scales]
+    counted = {
+        "non_finite": ~finite & wide_finite,
+        "reference_non_finite": ~wide_finite,
+        "all_non_finite": ~finite,
+        "overflow": jnp.isfinite(exact) & ~finite & rounds,
+        "underflow": underflow,
+        "subnormal": (size > 0) & (size < smallest_normal),
+    }
+    columns = [size, *counted.values(), *(jnp.square(x / s) for x, s in zip(squared.values(), over, strict=True))]
+    total, *sums = _reduced(jnp.add, *(column.astype(jnp.float32) for column in columns))
+    counts, squares = sums[: len(counted)], sums[len(counted) :]
+    return {
+        "largest": largest.astype(jnp.float32),
+        "total": total,
+        **dict(zip(counted, counts, strict=True)),
+        **{
+            name: (scale.astype(jnp.float32), value)
+            for name, scale, value in zip(squared, scales, squares, strict=True)
+        },
+    }
+
+
+def _reduced(combine: Callable, *columns: jax.Array) -> Sequence[jax.Array]:
+    zeros = tuple(np.zeros((), column.dtype) for column in columns)
+    return jax.lax.reduce(columns, zeros, lambda first, second: tuple(map(combine, first, second)), (0,))
+
+
+@jax.jit
+def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...], number) -> tuple[Measured, Marks]:
+    """Where a result stands in the history of values: the rest of its reading, and its marks."""
+    flushed = functools.reduce(jnp.maximum, (mark.flushed for mark in marks), jnp.int32(-1))
+    got_finite = functools.reduce(jnp.logical_and, (mark.finite for mark in marks), True)
+    got_reference_finite = functools.reduce(jnp.logical_and, (mark.reference_finite for mark in marks), True)
+    finite, reference_finite = non_finite == 0, reference_non_finite == 0
+    begins = {
+        "begins": (got_finite & ~finite & reference_finite).astype(jnp.float32),
+        "reference_begins": (got_reference_finite & ~reference_finite).astype(jnp.float32),
+        "flushed": flushed,
+    }
+    return begins, Marks(finite, reference_finite, jnp.where(underflow > 0, number, flushed))
+
+
+def _histogram(flat) -> jax.Array:
+    sample = jnp.abs(flat[:: max(1, -(-flat.size // _SAMPLE))])
+    exponent = jnp.frexp(sample)[1] - 1
+    bins = jnp.clip(exponent - EXPONENTS.start, 0, len(EXPONENTS) - 1)
+    counted = jnp.isfinite(sample) & (sample > 0)
+    return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(counted, 1.0, 0.0))
+
+
+def none_like(shapes) -> list[Measured]:
+    """Readings of no values at all, in the shapes of others."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return [{**measured, **({"flushed": jnp.int32(-1)} if "flushed" in measured else {})} for measured in zeros]
+
+
+def joined(first: Measured, second: Measured) -> Measured:
+    """Two readings as one, on the device."""
+
+    def join(name, a, b):
+        if name in LARGEST:
+            return jnp.maximum(a, b)
+        if name not in SQUARES:
+            return a + b
+        scale = jnp.maximum(a[0], b[0])
+        over = jnp.where(scale > 0, scale, 1.0)
+        return scale, a[1] * jnp.square(a[0] / over) + b[1] * jnp.square(b[0] / over)
+
+    return {name: join(name, value, second[name]) for name, value in first.items()}

@@ -1,0 +1,109 @@
+"""How far a diagnosis is: a bar at a terminal if it takes a while, nothing anywhere else."""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+
+SHOWN_AFTER = 1.0
+"""Seconds that a diagnosis takes without a bar."""
+
+_BETWEEN = 0.1  # seconds from one drawing to the next
+
+
+class _Bar:
+    """One line, redrawn in place when an equation is done, and gone at the end; not by a thread of its own."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]):
+        from rich import progress
+        from rich.console import Console
+
+        self._clock, self._shown_from, self._drawn = clock, clock() + SHOWN_AFTER, float("-inf")
+        self._attempts: collections.Counter[str] = collections.Counter()
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(20),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("operations"),
+            progress.TimeElapsedColumn(),
+            console=Console(file=stream, force_terminal=True),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def start(self, what: str, total: int, *, counted: bool) -> None:
+        self._attempts[what] += 1
+        text = f"{what}, attempt {self._attempts[what]}" if counted else what
+        self._bar.update(self._task, description=text, total=total, completed=0)
+        self._draw()
+
+    def advance(self) -> None:
+        self._bar.advance(self._task)
+        self._draw()
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+    def _draw(self) -> None:
+        now = self._clock()
+        if now < max(self._shown_from, self._drawn + _BETWEEN):
+            return
+        self._drawn = now
+        self._bar.start()
+        self._bar.refresh()
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What is told how far the runs of a step are.
+
+    Attributes:
+      bar: shows it; None for nobody.
+      attempts: what a run is for that takes no readings.
+    """
+
+    bar: _Bar | None = None
+    attempts: str = "searching for a repair"
+
+    def started(self, what: str | None, total: int) -> Callable[[], None]:
+        """What to call after each of the operations of a run that starts.
+
+        Args:
+          what: the run does; None for one of the attempts.
+          total: number of operations.
+        """
+        if self.bar is None:
+            return _nothing
+        self.bar.start(what or self.attempts, total, counted=what is None)
+        return self.bar.advance
+
+    def verifying(self) -> "Progress":
+        """The same for a step that is traced under other rules."""
+        return dataclasses.replace(self, attempts="verifying")
+
+
+def _nothing() -> None:
+    pass
+
+
+SILENT = Progress()
+
+
+@contextlib.contextmanager
+def progress_at(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
+    """A bar if `stream`, by default standard error, is a terminal, while the block runs; else nothing."""
+    target = sys.stderr if stream is None else stream
+    if target is None or not target.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+        yield SILENT
+        return
+    bar = _Bar(target, clock)
+    try:
+        yield Progress(bar)
+    finally:
+        bar.stop()

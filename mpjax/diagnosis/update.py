@@ -1,0 +1,176 @@
+"""What the optimizer makes of a step's gradients: updates of half precision and of float32, and those that get lost.
+
+A parameter stored in half precision without a float32 copy keeps its value under an update of less than half the
+distance to its neighbour: training stalls (Micikevicius et al., "Mixed Precision Training", 2017, arXiv:1710.03740,
+section 3.1). Under `master_weights` the copy takes the update, and there is nothing to look at.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from mpjax.diagnosis.program import Program
+from mpjax.diagnosis.readings import EXPONENTS, Site, ratio
+from mpjax.diagnosis.rows import Row
+from mpjax.diagnosis.verdict import Finding, Trace
+from mpjax.errors import UsageError
+from mpjax.precision.attempt import optax_promotion
+from mpjax.precision.dtypes import FLOAT32, HALF, float_range, is_floating
+from mpjax.precision.loss_scale import loss_scale_state
+from mpjax.precision.master import MasterWeightsState
+
+
+class Optimizer(NamedTuple):
+    """An optimizer in the middle of a run.
+
+    Attributes:
+      tx: the optax transformation.
+      params: what it updates, as they are stored.
+      state: its state.
+    """
+
+    tx: optax.GradientTransformation
+    params: Any
+    state: Any
+
+
+class Update(NamedTuple):
+    """Of one parameter.
+
+    Attributes:
+      path: of the parameter.
+      row: of the table.
+      size: sum of squares of the update.
+      lost: of that, what leaves the parameter as it was.
+      finite: whether all of it is finite.
+      wide_size: as `size`, in float32 throughout.
+      wide_lost: as `lost`, in float32 throughout.
+      wide_finite: as `finite`, in float32 throughout.
+    """
+
+    path: str
+    row: Row
+    size: float
+    lost: float
+    finite: bool
+    wide_size: float
+    wide_lost: float
+    wide_finite: bool
+
+
+def updates_of(program: Program, trace: Trace, scale: float, optimizer: Optimizer) -> list[Update]:
+    """The update of each floating parameter under half-precision gradients, held against that under float32's.
+
+    Args:
+      program: the step.
+      trace: its emulation.
+      scale: the loss scale of the step.
+      optimizer: what takes the gradients; none of its master weights.
+    """
+    if _has_masters(optimizer.state):
+        return []
+    full = optimizer._replace(params=_float32(optimizer.params), state=_float32(optimizer.state))
+    trees = (*_moved(optimizer, trace.low[1:], scale), *_moved(full, trace.wide[1:], scale))
+    leaves = [filter(is_floating, jax.tree.leaves(tree)) for tree in trees]
+    return [_one(*each) for each in zip(program.gradients, *leaves, strict=True)]
+
+
+def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:
+    """The fault of updates that are not finite, or of which more than `tolerance` of the norm is lost."""
+    for update in updates:
+        if update.wide_finite and not update.finite:
+            return Finding(
+                "overflow",
+                _site(update),
+                f"The update of {update.path} is not finite, though its gradient is: the optimizer's state is in "
+                f"{update.row.dtype}, as the parameter is. With both in float32 it is finite.",
+            )
+    share = ratio(sum(update.lost for update in updates), sum(update.size for update in updates))
+    wide_share = ratio(sum(update.wide_lost for update in updates), sum(update.wide_size for update in updates))
+    if share <= tolerance or wide_share > tolerance:
+        return None
+    worst = max(updates, key=lambda update: update.lost)
+    return Finding(
+        "rounding",
+        _site(worst),
+        f"{share:.1%} of the norm of the update is lost: {worst.row.underflow:.1%} of the values of {worst.path}, "
+        f"stored in {worst.row.dtype}, are after it what they were before, so that they stall. In float32 they move.",
+    )
+
+
+def _site(update: Update) -> Site:
+    return Site(update.path, "update", "apply_updates", update.row.dtype, (), "(no source line)")
+
+
+def _moved(optimizer: Optimizer, gradients: Sequence, scale: float) -> tuple[Any, Any, Any]:
+    """Parameters, the update that scaled gradients give, and the parameters after it."""
+    params, treedef = jax.tree.flatten(optimizer.params)
+    scaling = _own_scale(optimizer.state)
+    remaining = iter(gradients)
+    leaves = [
+        jnp.asarray(np.asarray(next(remaining), np.float64) / scale * scaling, p.dtype) if is_floating(p) else p * 0
+        for p in params
+    ]
+    gradients = jax.tree.unflatten(treedef, leaves)
+    with optax_promotion():
+        update, _ = optimizer.tx.update(gradients, optimizer.state, optimizer.params)
+        return optimizer.params, update, optax.apply_updates(optimizer.params, update)
+
+
+def _own_scale(state) -> float:
+    """The scale that the optimizer divides gradients by."""
+    try:
+        return float(loss_scale_state(state).scale)
+    except UsageError:  # one without loss scaling
+        return 1.0
+
+
+def _one(name: str, param, low, after, full, wide, full_after) -> Update:
+    exact, got, error = (np.asarray(x, np.float64) for x in (wide, low, low.astype(wide.dtype) - wide))
+    finite, stalled = np.isfinite(got), np.asarray((low != 0) & (after == param))
+    size = np.where(finite, np.abs(got), 0.0)
+    broken = _share(~finite & np.isfinite(exact))
+    seen = size[size > 0]
+    exponents = np.clip(np.frexp(seen)[1] - 1, EXPONENTS.start, EXPONENTS.stop - 1)
+    row = Row(
+        path=name,
+        direction="update",
+        dtype=np.dtype(param.dtype),
+        largest=float(size.max(initial=0.0)),
+        mean=float(size.sum() / max(size.size, 1)),
+        overflow=broken,
+        underflow=_share(stalled),
+        subnormal=_share((size > 0) & (size < float_range(param.dtype).smallest_normal)),
+        error=ratio(float(np.sum(np.square(error[finite]))), float(np.sum(np.square(exact)))),
+        own_error=None,
+        histogram=tuple(np.bincount(exponents - EXPONENTS.start, minlength=len(EXPONENTS)).tolist()),
+        non_finite=broken,
+    )
+    stays = np.asarray(full_after == full)
+    return Update(
+        path=name,
+        row=row,
+        size=float(np.sum(np.square(size))),
+        lost=float(np.sum(np.square(size[stalled]))),
+        finite=bool(finite.all()),
+        wide_size=float(np.sum(np.square(exact))),
+        wide_lost=float(np.sum(np.square(exact[stays]))),
+        wide_finite=bool(np.isfinite(exact).all()),
+    )
+
+
+def _share(flags: np.ndarray) -> float:
+    return float(np.mean(flags)) if flags.size else 0.0
+
+
+def _float32(tree):
+    return jax.tree.map(lambda x: x.astype(FLOAT32) if is_floating(x) and x.dtype in HALF else x, tree)
+
+
+def _has_masters(state) -> bool:
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, MasterWeightsState))
+    return any(isinstance(node, MasterWeightsState) for node in nodes)

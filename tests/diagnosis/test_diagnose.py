@@ -1,0 +1,160 @@
+"""What a diagnosis leaves as it was, what it takes, and what it names that is wrong in what it was given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mpjax.diagnosis import diagnose, diagnose_function
+from mpjax.errors import UsageError
+from mpjax.precision.modules import apply_policy
+
+
+class Noisy(nnx.Module):
+    """A linear layer, batch norm and dropout: parameters, statistics and random numbers."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0, dropout=1)
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dropout(self.norm(self.linear(x)))
+
+
+def mean_square(model, batch):
+    return jnp.mean(jnp.square(model(batch["x"]).astype(jnp.float32)))
+
+
+BATCH = {"x": jnp.arange(8.0).reshape(2, 4) / 8, "y": jnp.array([0, 1])}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("stored", ["float32", "mixed_bfloat16", "float16"])
+def test_the_model_is_left_as_it_was(training, stored):
+    model = Noisy()
+    apply_policy(model, stored)
+    model.train() if training else model.eval()
+
+    def everything():
+        graph, state = nnx.split(model)
+        leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+        values = {
+            path: np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+            for path, leaf in leaves.items()
+        }
+        return hash(graph), values
+
+    before = everything()
+    diagnose(model, mean_square, BATCH, policy="mixed_float16", loss_scale=8.0)
+    after = everything()
+    assert after[0] == before[0]  # classes, dtypes to compute in, the mode
+    assert after[1].keys() == before[1].keys()
+    for path, value in before[1].items():
+        assert after[1][path].dtype == value.dtype
+        np.testing.assert_array_equal(after[1][path], value)
+
+
+@pytest.mark.parametrize("bad", [jnp.inf, jnp.nan])
+def test_what_goes_in_and_is_not_finite_is_named(bad):
+    batch = {"images": {"left": BATCH["x"], "right": BATCH["x"].at[1, 2].set(bad)}}
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def loss_fn(model, batch):
+        return mean_square(model, {"x": batch["images"]["left"]}) + mean_square(model, {"x": batch["images"]["right"]})
+
+    found = diagnose(model, loss_fn, batch)
+    assert (found.verdict, found.path, found.rules) == ("not_precision", None, {})
+    assert "an input is not finite already: batch/images/right. No choice of dtypes" in found.evidence
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_a_parameter_that_is_not_finite_is_named(policy):
+    model = Noisy()
+    model.linear.kernel[...] = model.linear.kernel[...].at[0, 0].set(jnp.nan)
+    found = diagnose(model, mean_square, BATCH, policy=policy)
+    assert found.verdict == "not_precision"
+    assert "an input is not finite already: parameter linear/kernel." in found.evidence
+
+
+def test_of_many_inputs_that_are_not_finite_three_are_named():
+    batch = [jnp.full(2, jnp.nan)] * 5
+    found = diagnose_function(lambda params, batch: params * sum(jnp.sum(x) for x in batch), jnp.float32(1), batch)
+    assert "not finite already: batch/0, batch/1, batch/2 and 2 more." in found.evidence
+
+
+def test_an_input_that_is_not_used_is_not_to_blame():
+    found = diagnose_function(
+        lambda params, batch: jnp.log(params - batch["x"]), jnp.float32(1), {"x": jnp.float32(1), "y": jnp.nan}
+    )
+    assert (found.verdict, found.operation) == ("not_precision", "log")
+    assert "it begins in log" in found.evidence
+
+
+def test_a_step_without_parameters():
+    found = diagnose_function(lambda params, batch: jnp.sum(batch), {}, jnp.ones(3))
+    assert (found.verdict, found.flushed) == ("healthy", {})
+
+
+def test_a_model_without_products():
+    class Shift(nnx.Module):
+        def __init__(self):
+            self.bias = nnx.Param(jnp.zeros(4))
+            self.dtype = jnp.float32
+
+        def __call__(self, x):
+            return x.astype(self.dtype) + self.bias[None].astype(self.dtype)
+
+    assert diagnose(Shift(), mean_square, BATCH).verdict == "healthy"
+    found = diagnose(Shift(), mean_square, {"x": BATCH["x"] + 1e5})
+    assert (found.verdict, found.path, found.float32_flops) == ("overflow", "", 0.0)
+    assert found.rules == {"*": "float32"}
+
+
+class Ratio(nnx.Module):
+    """x / (x + 1e-8), which no rounding less repairs in half precision: the constant is zero; and a layer of it."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        self.dtype = jnp.float32
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.astype(self.dtype)
+        return self.linear(x / (x + 1e-8))
+
+
+class Ratios(nnx.Module):
+    def __init__(self):
+        self.left, self.right = Ratio(), Ratio()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.left(x).astype(jnp.float32) + self.right(x).astype(jnp.float32)
+
+
+def test_a_module_and_what_is_in_it_are_tried_as_one_rule():
+    found = diagnose(Ratios(), mean_square, BATCH)
+    assert (found.verdict, found.path) == ("underflow", "left")
+    assert found.verified
+    assert found.rules == {"left": "float32", "right": "float32"}
+
+
+def test_rules_under_which_strict_promotion_refuses_the_step_are_not_proposed():
+    class Strict(Ratios):
+        def __call__(self, x):
+            return self.left(x) + self.right(x * 0 + 1)  # of which the second has no fault
+
+    found = diagnose(Strict(), mean_square, BATCH)
+    assert found.verified
+    assert found.rules == {"left": "float32", "right/linear": "float32"}
+
+
+def test_a_policy_in_full_precision_has_nothing_to_diagnose():
+    with pytest.raises(UsageError, match="has no half precision: wanted one such as mixed_float16"):
+        diagnose(Noisy(), mean_square, BATCH, policy="float32")
+
+
+def test_a_function_is_no_module():
+    with pytest.raises(UsageError, match=r"got function; for a function of parameters use mpjax\.diagnosis\."):
+        diagnose(mean_square, mean_square, BATCH)
