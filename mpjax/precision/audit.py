@@ -220,6 +220,7 @@ def _name(eqn) -> str:
 
 _CAST = "convert_element_type"
 _CASTS = frozenset({"astype", "array", "asarray", "convert_element_type"})
+_AUTOCAST = "/mpjax/precision/casting/autocast.py"
 
 
 def _is_silent_upcast(eqn) -> bool:
@@ -233,6 +234,8 @@ def _is_silent_upcast(eqn) -> bool:
     if before not in HALF or widest(before, after) != after or after in HALF:
         return False
     lines = places(eqn)
+    if any(place.file.endswith(_AUTOCAST) for place in lines):
+        return False  # it traces at the caller's dtypes, so that what is widened is what its lists ask for
     inside = [place.function for place in lines[: first_outside(lines, ("/jax/",))]]
     caller = lines[len(inside)] if len(inside) < len(lines) else Place("", 0, "")
     if any(place.function == "promote_dtype" for place in lines):  # Flax's layers: input and parameters as one dtype

@@ -10,11 +10,12 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.calls import has_call, with_call
-from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, require_x64, widest
+from mpjax.precision.dtypes import FLOAT32, HALF, as_dtype, is_floating, require_x64, widest
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import NORM, Lineage, Rules, by_path, decide, is_norm
 from mpjax.precision.scopes import modules_of
+from mpjax.precision.sums import summing_in_float32
 
 
 if TYPE_CHECKING:
@@ -180,7 +181,8 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
     if norm and output_dtype is None:
         output_dtype = compute_dtype
     outside = output_dtype if path == "" or has_dtype or norm else None
-    module.__class__ = _casting(_plain_class(type(module)), inside, outside)
+    cls = _plain_class(type(module))
+    module.__class__ = _casting(summing_in_float32(cls) if compute_dtype in HALF else cls, inside, outside)
     return Row(
         path=path,
         type=type(module).__name__,
@@ -241,4 +243,4 @@ def _casting(cls: type, inside: np.dtype | None, outside: np.dtype | None) -> ty
         args, kwargs = _cast_floating((args, kwargs), inside)
         return _cast_floating(call(self, *args, **kwargs), outside)
 
-    return with_call(cls, around, _mpjax_plain_class=cls)
+    return with_call(cls, around, _mpjax_plain_class=_plain_class(cls))

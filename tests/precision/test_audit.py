@@ -335,7 +335,7 @@ def test_it_prints_as_a_table_with_a_line_for_each_module():
     lines = str(audit(net("mixed_float16"), IMAGES, policy="mixed_float16")).splitlines()
     assert lines[0].split("  ")[0] == "module"
     assert [line.split()[0] for line in lines[1:5]] == ["conv", "norm", "(outside", "head"]
-    assert re.match(r"conv +1 float16 +2 float16 +2 float16$", lines[1])
+    assert re.match(r"conv +1 float16 +1 float32, 1 float16 +2 float16$", lines[1])
     assert lines[-1] == "no faults"
 
 
