@@ -71,6 +71,21 @@ def stopped(undisturbed, tmp_path):
     return folder
 
 
+def test_layers_are_read_at_their_steps_and_change_nothing(undisturbed, tmp_path):
+    folder, _ = undisturbed
+    train(tmp_path / "watched", "--diagnosis.every", "8")
+    records = read_metrics(tmp_path / "watched" / "metrics.jsonl")
+    read = {record["step"]: record["layers"] for record in records if "layers" in record}
+    assert list(read) == [8, 16]
+    assert list(read[8]) == ["forward", "backward", "gradient", "update"]
+    assert read[8]["update"].keys() == read[8]["gradient"].keys()
+    assert {"layers/0", "layers/1", "head"} <= read[16]["forward"].keys()
+    assert [record["step"] for record in records] == sorted(record["step"] for record in records)
+    assert_same_arrays(folder, tmp_path / "watched", 20)
+    unread = [record for record in metrics_of(tmp_path / "watched") if "layers" not in record]
+    assert unread == metrics_of(folder)
+
+
 def test_a_run_leaves_settings_environment_metrics_summary_and_checkpoints(undisturbed):
     folder, summary = undisturbed
     files = {"config.toml", "environment.json", "metrics.jsonl", "summary.json", "checkpoints"}
