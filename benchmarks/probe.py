@@ -60,7 +60,7 @@ def measure(config: Config, repeats: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()

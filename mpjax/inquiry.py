@@ -16,6 +16,7 @@ from mpjax.diagnosis.progress import progress_at
 from mpjax.diagnosis.training import diagnose_step, fastest_of_step
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint, to_arrays
+from mpjax.loop.interrupt import as_usual
 from mpjax.loop.restore import adopt
 from mpjax.precision.presets import get_policy
 from mpjax.report import read_metrics
@@ -39,7 +40,11 @@ def diagnose_run(settings: Inquiry) -> Diagnosis | Fastest:
     folder = pathlib.Path(settings.run)
     config = config_of_run(folder)
     parts = make_parts(config)
+    if settings.loss_scale < 0:
+        raise UsageError(f"--loss_scale {settings.loss_scale:g}: wanted a positive number, or 0 for the run's own")
     number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
+    if number > parts.when.steps + 1:
+        raise UsageError(f"--step {number}: the run has {parts.when.steps} steps")
     if number < 1:
         raise UsageError(f"--step {number}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
 
@@ -72,8 +77,9 @@ def explain(config: Config, parts: Parts, train_step: Callable, folder: pathlib.
     """What is wrong with a step after which training cannot go on; also left in the run's folder."""
     state, batch = replay(config, parts, train_step, folder, number)
     search = config.diagnosis.search
-    found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
-    found = in_view_of_float32(found, config, state, number)
+    with as_usual():  # it may take minutes
+        found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
+    found = in_view_of_float32(found, config, state, number, diverged=True)
     page = write(found, folder, number)
     again = f"python scripts/diagnose.py --run {folder} --step {number}"
     return f"{_first_bad_layer(found)}{found}\nsee {page}, and again: {again}"
@@ -92,7 +98,8 @@ def _first_bad_layer(found: Diagnosis) -> str:
 def write(found: Diagnosis, folder: pathlib.Path, number: int) -> pathlib.Path:
     """Writes `diagnosis_<step>.json` and the page beside it; gives the page's path."""
     found.to_json(folder / f"diagnosis_{number}.json")
-    records = read_metrics(folder / "metrics.jsonl")
+    metrics = folder / "metrics.jsonl"
+    records = read_metrics(metrics) if metrics.exists() else []
     scales = [(r["step"], r["train/loss_scale"], r["train/skipped"]) for r in records if "train/loss_scale" in r]
     page = folder / f"diagnosis_{number}.html"
     found.to_html(page, scales=scales)
@@ -112,12 +119,15 @@ def replay(config: Config, parts: Parts, train_step: Callable, folder: pathlib.P
     return state, next(stream)
 
 
-def in_view_of_float32(found: Diagnosis, config: Config, state: TrainState, number: int) -> Diagnosis:
+def in_view_of_float32(
+    found: Diagnosis, config: Config, state: TrainState, number: int, *, diverged: bool = False
+) -> Diagnosis:
     """The diagnosis, but "not_precision" if the run does not recover in float32 from the same state.
 
-    Recovered is a run that some steps later has a loss below twice that of the untrained model.
+    Recovered is a run that some steps later has a loss below twice that of the untrained model. A healthy step is one
+    to ask about only if the run `diverged` there, as a gradient may be finite whose norm is not.
     """
-    if found.verdict in ("healthy", "not_precision"):
+    if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
         return found
     parts = make_parts(with_policy(config, "float32", rules={}))
     stream = (jax.device_put(batch, parts.split) for batch in parts.batches.from_position(number - 1))

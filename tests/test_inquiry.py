@@ -119,3 +119,20 @@ def test_a24_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
     found = diagnose_run(Inquiry(run=str(tmp_path / "a"), step=5))
     assert (found.verdict, found.direction) == ("rounding", "update")
     assert "--precision.master_weights on" in found.advice[0]
+
+
+def test_a_run_whose_gradients_are_finite_and_their_norm_is_not_is_no_precision_problem(tmp_path):
+    flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--optimizer.name", "sgd", "--optimizer.learning_rate", "1e4"]
+    flags += ["--precision.policy", "mixed_bfloat16", "--steps", "40", "--optimizer.warmup", "0"]
+    with pytest.raises(Diverged, match="verdict: not_precision"):
+        run(load(flags))
+
+
+def test_a_run_without_metrics_or_checkpoints_is_diagnosed_from_its_settings(healthy, tmp_path):
+    (tmp_path / "config.toml").write_text((healthy / "config.toml").read_text())
+    assert diagnose_run(Inquiry(run=str(tmp_path), step=1, search="none")).verdict == "healthy"
+
+
+def test_a_step_that_the_run_never_had_is_refused(healthy):
+    with pytest.raises(UsageError, match=r"--step 100: the run has 12 steps"):
+        diagnose_run(Inquiry(run=str(healthy), step=100))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -114,6 +115,7 @@ def diagnose_program(
     optimizer: Optimizer | None = None,
 ) -> Diagnosis:
     """As `diagnose`, for whatever makes the step's program under a policy; one in full precision is looked at too."""
+    check_numbers(tolerance=tolerance, loss_scale=scale)
     program = make(policy)._replace(progress=progress)
     trace = run(program, scale)
     full = None if all_finite(trace.wide) else make(get_policy("float32"))
@@ -153,7 +155,13 @@ def diagnose_program(
 
 def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:
     """The policy with rules that come before its own."""
-    kept = {pattern: value for pattern, value in policy.rules.items() if pattern not in rules}
+    modules = ["" if pattern == "*" else pattern for pattern in rules]
+    # A rule that comes after one for all of its modules would decide nothing, which is an error.
+    kept = {
+        pattern: value
+        for pattern, value in policy.rules.items()
+        if pattern.startswith("type:") or not any(is_in(pattern, module) for module in modules)
+    }
     return dataclasses.replace(policy, rules={**rules, **kept})
 
 
@@ -172,6 +180,8 @@ def smallest_rules(
             ruled = make(with_rules(policy, rules_for(modules)))._replace(progress=program.progress.verifying())
         except (TypeError, jax.dtypes.TypePromotionError):
             return False  # a loop, a branch or, where promotion is strict, an operation that needs one dtype throughout
+        except UsageError:
+            return False  # a rule of the policy with a wildcard, for which nothing is left to decide
         return is_repaired(ruled, [x / scale for x in trace.wide], scale, tolerance)
 
     return rules_for(smallest_repair(program, trace, scale, tolerance, under_rules) or ())
@@ -226,3 +236,10 @@ def _advice(
         )
     elif searched:
         yield "No set of modules to keep in float32 repairs the step."
+
+
+def check_numbers(**numbers: float) -> None:
+    """Raises UsageError for a number that is not positive and finite."""
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise UsageError(f"{name} is {value}: wanted a positive number")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mpjax import strict_json
-from mpjax.diagnosis.diagnose import float32_share, smallest_rules, with_rules
+from mpjax.diagnosis.diagnose import check_numbers, float32_share, smallest_rules, with_rules
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.readings import ratio
@@ -83,7 +83,7 @@ class Fastest:
         lines = [f"fastest policy within {self.tolerance:g}: {best}"]
         for candidate in self.tried:
             errors = f"loss off by {candidate.loss_error:.2g}, gradients by {candidate.gradient_error:.2g}"
-            if not math.isfinite(candidate.gradient_error):
+            if not math.isfinite(candidate.loss_error + candidate.gradient_error):
                 errors = "not finite"
             kept = f", {candidate.float32_flops:.1%} of the products' work in float32" if candidate.rules else ""
             scale = f", loss scale {candidate.loss_scale:g}" if candidate.loss_scale != 1 else ""
@@ -128,6 +128,7 @@ def fastest_program(
       tolerance: as of `fastest_policy`.
       presets: those to try, the most half precision first; of equals that which needs no loss scale.
     """
+    check_numbers(tolerance=tolerance)
     policies = {preset.name: preset.policy for preset in PRESETS if preset.name in presets}
     full = make(policies[presets[-1]])
     wide = [pair.low for pair in Emulator(rounds=lambda path: False, reference=False).run(*full.at(1.0))]

@@ -61,6 +61,11 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
 
     from mpjax.precision.scopes import name_scopes
 
+    if not isinstance(model, nnx.Module):
+        raise UsageError(
+            f"wanted a Flax NNX module, got {type(model).__name__}; the form for a function of parameters has "
+            "_function in its name"
+        )
     before = nnx.state(model, nnx.Param)
     model = nnx.clone(model)
     report = apply_policy(model, policy)

@@ -43,7 +43,7 @@ def smallest_repair(
     for repairs in map(_remembering, (emulated, under_rules)):
         # What the emulator found comes first, and of it alone more may be left out.
         start = found if found and repairs(found) else _first_enough(suspects, repairs)
-        found = minimal(start, repairs) if start else None
+        found = _inside(minimal(start, repairs), suspects, repairs) if start else None
     if found is None:
         return ("",) if under_rules([""]) else None
     return tuple(path for path in program.modules if path in found)
@@ -70,6 +70,17 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
         else:
             parts = min(2 * parts, len(kept))
     return kept
+
+
+def _inside(found: list[str], suspects: Sequence[str], repairs: Repairs) -> list[str]:
+    """The same with modules in place of those that hold them, where these do as well."""
+    for module in found:
+        inside = [path for path in suspects if path != module and is_in(path, module)]
+        innermost = [path for path in inside if not any(other != path and is_in(other, path) for other in inside)]
+        instead = [*(path for path in found if path != module), *innermost]
+        if innermost and repairs(instead):
+            return _inside(minimal(instead, repairs), suspects, repairs)
+    return found
 
 
 def _remembering(repairs: Repairs) -> Repairs:
@@ -103,4 +114,5 @@ def _ranked(trace: Trace, modules: list[str]) -> list[str]:
         for module in (module for module in modules if is_in(site.path, module)):
             worst = harm[module]
             harm[module] = max(worst[0], mine[0]), max(worst[1], mine[1]), max(worst[2], mine[2])
-    return sorted(modules, key=lambda module: harm[module], reverse=True)
+    # Of a module and one in it, where all of its harm is, the one in it.
+    return sorted(modules, key=lambda module: (harm[module], module.count("/")), reverse=True)

@@ -18,6 +18,7 @@ The reference has the constants of the half-precision program, in which 1e-8 is 
 float32's own program decides.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -292,9 +293,9 @@ def _lower_scale(program: Program, trace: Trace, scale: float, tolerance: float)
 
 
 def _healthy_scale(program: Program, trace: Trace, scale: float, tolerance: float, factor: float) -> float | None:
-    """The first loss scale between 1 and 2^24 with which a step is healthy, going from `scale` by a factor."""
-    other = scale
-    while 1 <= (other := other * factor) <= 2.0**24:
+    """The first power of two, from `scale` by a factor to 1 or 2^24, as loss scale of which the step is healthy."""
+    other = 2.0 ** math.floor(math.log2(scale))
+    while (other := other * factor) >= 1 and (factor < 1 or other <= 2.0**24):
         if _is_healthy_at(program, trace, scale, tolerance, other):
             return other
     return None

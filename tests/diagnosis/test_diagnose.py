@@ -1,5 +1,6 @@
 """What a diagnosis leaves as it was, what it takes, and what it names that is wrong in what it was given."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -158,3 +159,52 @@ def test_a_policy_in_full_precision_has_nothing_to_diagnose():
 def test_a_function_is_no_module():
     with pytest.raises(UsageError, match=r"got function; for a function of parameters use mpjax\.diagnosis\."):
         diagnose(mean_square, mean_square, BATCH)
+
+
+class Deep(nn.Module):
+    """Four layers of linen, each in the scope of the whole."""
+
+    @nn.compact
+    def __call__(self, x):
+        for i in range(4):
+            x = nn.tanh(nn.Dense(8, name=f"l{i}")(x))
+        return nn.Dense(1, name="head")(x)
+
+
+def overflowing_linen():
+    net, x = Deep(), jnp.ones((4, 8))
+    params = net.init(jax.random.key(0), x)["params"]
+    params["l2"]["kernel"] *= 1e6
+    return lambda params, x: jnp.mean(net.apply({"params": params}, x) ** 2), params, x
+
+
+def test_a33_of_a_model_in_a_scope_of_its_own_one_layer_is_enough():
+    found = diagnose_function(*overflowing_linen(), policy="mixed_float16")
+    assert (found.verdict, found.path) == ("overflow", "Deep/l2")
+    assert found.rules == {"Deep/l2": "float32"}
+    assert found.verified
+    assert found.float32_flops < 0.3
+
+
+@pytest.mark.parametrize("own", ["Deep/l0=float32", "*/head=float32", "Deep=float16"])
+def test_rules_that_are_there_already_are_no_obstacle(own):
+    found = diagnose_function(*overflowing_linen(), policy=f"mixed_float16;{own}")
+    assert (found.verdict, found.rules, found.verified) == ("overflow", {"Deep/l2": "float32"}, True)
+    assert diagnose_function(*overflowing_linen(), policy=found.repaired_policy).verdict == "healthy"
+
+
+def test_a_scale_far_too_high_is_named_with_a_power_of_two_that_is_not():
+    loss_fn, params, x = overflowing_linen()
+    params["l2"]["kernel"] /= 1e6
+    found = diagnose_function(loss_fn, params, x, policy="mixed_float16", loss_scale=3e9)
+    assert (found.verdict, found.verified) == ("loss_scale", True)
+    assert np.log2(found.better_scale) == int(np.log2(found.better_scale))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"loss_scale": 0.0}, {"loss_scale": -1.0}, {"loss_scale": np.inf}, {"tolerance": -1.0}, {"tolerance": np.nan}],
+)
+def test_numbers_that_mean_nothing_are_refused(bad):
+    with pytest.raises(UsageError, match="wanted a positive number"):
+        diagnose_function(*overflowing_linen(), policy="mixed_float16", **bad)

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpjax.diagnosis.search import is_in, minimal
+from mpjax.diagnosis.search import _inside, is_in, minimal
 
 
 def _monotone(needed: list[frozenset]):
@@ -53,3 +53,20 @@ def test_a_path_is_in_its_module_and_in_those_around_it():
     assert is_in("blocks/1", "blocks/1")
     assert not is_in("blocks/10", "blocks/1")
     assert is_in("blocks", "")
+
+
+def test_a_module_is_left_for_one_in_it_that_does_as_well():
+    suspects = ["net", "net/a", "net/b", "net/b/x", "head"]
+
+    def repairs(kept):
+        return any(is_in("net/b/x", module) for module in kept)
+
+    assert _inside(["net"], suspects, repairs) == ["net/b/x"]
+    assert _inside(["net/b"], suspects, repairs) == ["net/b/x"]
+
+
+def test_a_module_whose_own_operations_are_to_blame_stays():
+    def repairs(kept):
+        return "net" in kept
+
+    assert _inside(["net"], ["net", "net/a", "net/b"], repairs) == ["net"]
