@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.diagnosis.compiled import compiled
 from mpjax.precision.casting.binding import bind
 from mpjax.precision.casting.jaxprs import as_function
 from mpjax.precision.casting.operations import OPERATIONS
-from mpjax.precision.casting.values import cast_like
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
 
 
@@ -54,7 +54,18 @@ def room_for(values: list):
 
 def widened(value):
     """A half-precision array in float32; all others as they are."""
-    return jnp.asarray(value).astype(FLOAT32) if getattr(value, "dtype", None) in HALF else value
+    return converted(value, dtype=FLOAT32) if getattr(value, "dtype", None) in HALF else value
+
+
+@compiled
+def converted(value, *, dtype: np.dtype) -> jax.Array:
+    """An array in another dtype."""
+    return jax.lax.convert_element_type(value, dtype)
+
+
+@compiled
+def _bound(*values, primitive, params: tuple) -> list:
+    return list(bind(primitive, values, dict(params)))
 
 
 def results_of(
@@ -70,15 +81,20 @@ def results_of(
       precision: of products; by default float32 itself, where a device would take fewer bits.
     """
     if true_half:
-        given = cast_like(values, (atom.aval for atom in eqn.invars))
-        return [widened(x) for x in as_function(eqn, debug_info)(*given)]
+        given = [
+            converted(x, dtype=atom.aval.dtype) if is_half(atom.aval) else x
+            for x, atom in zip(values, eqn.invars, strict=True)
+        ]
+        if is_opaque(eqn):
+            return [widened(x) for x in as_function(eqn, debug_info)(*given)]
+        return [widened(x) for x in _bound(*given, primitive=eqn.primitive, params=tuple(eqn.params.items()))]
     if eqn.primitive.name == "convert_element_type":
-        new = eqn.params["new_dtype"]
-        return [jax.lax.convert_element_type(values[0], FLOAT32 if new in HALF else new)]
+        new = FLOAT32 if eqn.params["new_dtype"] in HALF else eqn.params["new_dtype"]
+        return [values[0] if values[0].dtype == new else converted(values[0], dtype=new)]
     params = {
         name: FLOAT32 if name in ("preferred_element_type", "dtype") and value in HALF else value
         for name, value in eqn.params.items()
     }
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
         params["precision"] = (precision, precision)  # an algorithm of the program's may be for half only
-    return list(bind(eqn.primitive, values, params))
+    return _bound(*values, primitive=eqn.primitive, params=tuple(params.items()))

@@ -149,7 +149,7 @@ class Emulator:
 
         def read(atom) -> Pair:
             if isinstance(atom, core.Literal):
-                value = widened(np.asarray(atom.val))
+                value = widened(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
                 return Pair(value, value)
             return env[atom]
 

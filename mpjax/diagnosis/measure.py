@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.diagnosis.compiled import compiled
+
 
 EXPONENTS = range(-48, 40)
 """Of the histogram: how many values lie in [2^e, 2^(e+1)); the outermost take what is beyond."""
@@ -39,7 +41,7 @@ SQUARES = frozenset({"lost", "exact", "error", "reference"})
 """Sums of squares: on the device a scale and the sum of squares over it, as float32 does not hold them."""
 
 
-@jax.jit
+@compiled
 def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
     """The sums of a result, and in "all_non_finite" how many of its values are not finite, whatever they are elsewhere.
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.diagnosis.compiled import compiled
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16
 
 
@@ -15,15 +16,20 @@ def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.
     as many bits but no largest and no smallest one, float32's aside.
     """
     if dtype == BFLOAT16:
-        return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=7)
+        return _with_bits(values, mantissa_bits=7)
     if dtype != FLOAT16:
         return values
     if not ranged:
-        return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=10)
+        return _with_bits(values, mantissa_bits=10)
     return _round_to_float16(values)
 
 
-@jax.jit
+@compiled
+def _with_bits(values: jax.Array, *, mantissa_bits: int) -> jax.Array:
+    return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=mantissa_bits)
+
+
+@compiled
 def _round_to_float16(values: jax.Array) -> jax.Array:
     normal = jax.lax.reduce_precision(values, exponent_bits=5, mantissa_bits=10)
     # Below 2^-14 the numbers of float16 lie 2^-24 apart; jnp.round takes ties to even.
@@ -33,10 +39,15 @@ def _round_to_float16(values: jax.Array) -> jax.Array:
 
 def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
     """Float32 `values` that are numbers of a half dtype, in that dtype: the same numbers in half the memory."""
-    return _to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype)
+    return _to_bfloat16(values) if dtype == BFLOAT16 else _to_float16(values)
 
 
-@jax.jit
+@compiled
+def _to_float16(values: jax.Array) -> jax.Array:
+    return values.astype(FLOAT16)
+
+
+@compiled
 def _to_bfloat16(values: jax.Array) -> jax.Array:
     # By their bits, as some processors' own cast takes subnormals for zero.
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32) >> 16

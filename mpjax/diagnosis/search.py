@@ -6,7 +6,7 @@ Sets are tried on the emulated step, which need not be traced anew for them. Wha
 policy with its rules, as a model's own code may cast where the emulator supposes that JAX's promotion decides.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.verdict import Trace, is_repaired
@@ -39,11 +39,14 @@ def smallest_repair(
 
     rounding = {site.path for site in trace.sites if site.dtype in HALF}
     suspects = _ranked(trace, [path for path in program.modules if path and any(is_in(p, path) for p in rounding)])
+    # A module in which something went wrong itself, and not in one that it holds, is not to be left for those.
+    readings = zip(trace.sites, trace.readings, strict=True)
+    to_blame = {site.path for site, reading in readings if reading.overflow > 0 or reading.lost_share > tolerance}
     found = None
     for repairs in map(_remembering, (emulated, under_rules)):
         # What the emulator found comes first, and of it alone more may be left out.
         start = found if found and repairs(found) else _first_enough(suspects, repairs)
-        found = _inside(minimal(start, repairs), suspects, repairs) if start else None
+        found = _inside(minimal(start, repairs), suspects, to_blame, repairs) if start else None
     if found is None:
         return ("",) if under_rules([""]) else None
     return tuple(path for path in program.modules if path in found)
@@ -72,14 +75,14 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
     return kept
 
 
-def _inside(found: list[str], suspects: Sequence[str], repairs: Repairs) -> list[str]:
-    """The same with modules in place of those that hold them, where these do as well."""
-    for module in found:
+def _inside(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
+    """The same with modules in place of those that hold them, where these do as well; not of those `to_blame`."""
+    for module in (module for module in found if module not in to_blame):
         inside = [path for path in suspects if path != module and is_in(path, module)]
         innermost = [path for path in inside if not any(other != path and is_in(other, path) for other in inside)]
         instead = [*(path for path in found if path != module), *innermost]
         if innermost and repairs(instead):
-            return _inside(minimal(instead, repairs), suspects, repairs)
+            return _inside(minimal(instead, repairs), suspects, to_blame, repairs)
     return found
 
 

@@ -61,12 +61,20 @@ def test_a_module_is_left_for_one_in_it_that_does_as_well():
     def repairs(kept):
         return any(is_in("net/b/x", module) for module in kept)
 
-    assert _inside(["net"], suspects, repairs) == ["net/b/x"]
-    assert _inside(["net/b"], suspects, repairs) == ["net/b/x"]
+    assert _inside(["net"], suspects, (), repairs) == ["net/b/x"]
+    assert _inside(["net/b"], suspects, (), repairs) == ["net/b/x"]
 
 
 def test_a_module_whose_own_operations_are_to_blame_stays():
     def repairs(kept):
         return "net" in kept
 
-    assert _inside(["net"], ["net", "net/a", "net/b"], repairs) == ["net"]
+    assert _inside(["net"], ["net", "net/a", "net/b"], (), repairs) == ["net"]
+
+
+def test_a_module_to_blame_itself_is_not_left_for_all_that_it_holds():
+    def repairs(kept):
+        return bool(kept)
+
+    assert _inside(["net"], ["net", "net/a", "net/b"], {"net"}, repairs) == ["net"]
+    assert _inside(["net"], ["net", "net/a", "net/b"], (), repairs) == ["net/a"]

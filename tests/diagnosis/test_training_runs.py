@@ -363,7 +363,7 @@ def a_variance_by_hand(networks) -> Fault:
 def a_scale_that_grows_too_fast(networks) -> Fault:
     scaling = functools.partial(mpjax.dynamic_loss_scaling, growth_interval=2)
     run = Run(resnet(), networks.labels_loss, digit_batch, scaling=scaling)
-    return Fault(run, "loss_scale", ("head", "backward", "reduce_sum"), says="With a loss scale of 32768 instead")
+    return Fault(run, "loss_scale", ("head", "backward", "dot_general"), says="With a loss scale of 65536 instead")
 
 
 def a_loss_that_fades(networks) -> Fault:
@@ -387,7 +387,7 @@ def attention_scores_grow(networks) -> Fault:
 
 def a_residual_branch_grows(networks) -> Fault:
     run = Run(transformer(), networks.labels_loss, row_batch, grown("blocks/0/down", 1.0))
-    return Fault(run, "overflow", ("blocks/0/down", "forward", "dot_general"), ("blocks/0/down",))
+    return Fault(run, "overflow", ("blocks/0/down", "forward", "add"), ("blocks/0/down",))
 
 
 def the_logarithm_of_a_softmax(networks) -> Fault:

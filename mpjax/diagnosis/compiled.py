@@ -1,0 +1,50 @@
+"""Small programs, compiled ahead of time for the arrays they are called with.
+
+An operation that JAX dispatches by itself leaves 1.4 MB behind for each shape, and one compiled ahead of time 0.2 MB
+(jax 0.10.2 on a CPU). A ResNet-50's step has 700 of them: that is as much as half of its arrays.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import jax
+from jax.core import Tracer
+
+
+KEPT = 4096
+"""Programs; a search runs the same ones again and again."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def compiled(fn: Callable[P, R]) -> Callable[P, R]:
+    """`fn` of arrays, and of keyword options that can be hashed, compiled; within another program, a part of that."""
+
+    @functools.wraps(fn)
+    def call(*arrays, **options):
+        if not all(map(_is_here, arrays)):
+            return fn(*arrays, **options)
+        try:
+            program = _program(fn, tuple(options.items()), tuple((x.shape, x.dtype) for x in arrays))
+        except TypeError:  # an option that cannot be hashed
+            return fn(*arrays, **options)
+        return program(*arrays)
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+def _is_here(array) -> bool:
+    """Whether it is an array on the default device and on no other, for which programs are compiled."""
+    if isinstance(array, Tracer):
+        return False
+    return not isinstance(array, jax.Array) or array.devices() == {jax.local_devices()[0]}
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _program(fn: Callable, options: tuple, shapes: tuple):
+    def run(*arrays):  # a function of its own, so that JAX keeps nothing of it for others
+        return fn(*arrays, **dict(options))
+
+    return jax.jit(run).lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).compile()
