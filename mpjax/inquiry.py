@@ -73,12 +73,12 @@ def diagnose_run(settings: Inquiry) -> Diagnosis | Fastest:
     return found
 
 
+@as_usual()  # it may take minutes
 def explain(config: Config, parts: Parts, train_step: Callable, folder: pathlib.Path, number: int) -> str:
     """What is wrong with a step after which training cannot go on; also left in the run's folder."""
     state, batch = replay(config, parts, train_step, folder, number)
     search = config.diagnosis.search
-    with as_usual():  # it may take minutes
-        found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
+    found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
     found = in_view_of_float32(found, config, state, number, diverged=True)
     page = write(found, folder, number)
     again = f"python scripts/diagnose.py --run {folder} --step {number}"

@@ -1,6 +1,5 @@
 """Is precision to blame? One step under a policy and in float32, where they part, and what repairs it."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,8 @@ from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
 from mpjax.diagnosis.rows import table_of
-from mpjax.diagnosis.search import is_in, smallest_repair
+from mpjax.diagnosis.rules import covers, is_in, with_rules
+from mpjax.diagnosis.search import smallest_repair
 from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
 from mpjax.diagnosis.verdict import Finding, Trace, against, all_finite, find, flushed_share, is_repaired, run
 from mpjax.errors import UsageError
@@ -153,18 +153,6 @@ def diagnose_program(
     )
 
 
-def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:
-    """The policy with rules that come before its own."""
-    modules = ["" if pattern == "*" else pattern for pattern in rules]
-    # A rule that comes after one for all of its modules would decide nothing, which is an error.
-    kept = {
-        pattern: value
-        for pattern, value in policy.rules.items()
-        if pattern.startswith("type:") or not any(is_in(pattern, module) for module in modules)
-    }
-    return dataclasses.replace(policy, rules={**rules, **kept})
-
-
 def smallest_rules(
     make: Callable[[Policy], Program], policy: Policy, program: Program, trace: Trace, scale: float, tolerance: float
 ) -> dict[str, str]:
@@ -202,8 +190,7 @@ def _module(path: str) -> str:
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:
     """The share of the products' operations that rules keep in float32."""
     flops = program.flops()
-    modules = ["" if pattern == "*" else pattern for pattern in rules]
-    kept = sum(n for path, n in flops.items() if any(is_in(path, module) for module in modules))
+    kept = sum(n for path, n in flops.items() if covers(rules, path))
     return kept / sum(flops.values()) if flops else 0.0
 
 

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import pathlib
-import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpjax import strict_json
 from mpjax.diagnosis.readings import EXPONENTS
 from mpjax.diagnosis.rows import Row
+from mpjax.diagnosis.rules import decides_after, flags_of
 from mpjax.diagnosis.wording import rich_of, text_of
 
 
@@ -103,8 +103,7 @@ class Diagnosis:
         """The same as flags of the command line."""
         if self.better_scale is not None:
             return f"--precision.loss_scale {self.better_scale:.10g}"
-        words = [f"{_shell_word(path)} {dtype}" for path, dtype in self.rules.items()]
-        return " ".join(["--precision.rules", *words]) if words else ""
+        return flags_of(self.rules)
 
     @property
     def repaired_policy(self) -> str:
@@ -112,7 +111,7 @@ class Diagnosis:
         if not self.rules:
             return ""
         dtypes, *own = self.policy.split(";")
-        kept = [rule for rule in own if rule.partition("=")[0] not in self.rules]
+        kept = [rule for rule in own if decides_after(self.rules, rule.partition("=")[0])]
         return ";".join([dtypes, *(f"{path}={dtype}" for path, dtype in self.rules.items()), *kept])
 
     @property
@@ -126,7 +125,3 @@ class Diagnosis:
 
     def __rich__(self):
         return rich_of(self)
-
-
-def _shell_word(path: str) -> str:
-    return shlex.quote(path) if set(path) & set('"\\$`!') else f'"{path}"'

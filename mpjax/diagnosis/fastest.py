@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from mpjax import strict_json
-from mpjax.diagnosis.diagnose import check_numbers, float32_share, smallest_rules, with_rules
+from mpjax.diagnosis.diagnose import check_numbers, float32_share, smallest_rules
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.readings import ratio
+from mpjax.diagnosis.rules import flags_of, with_rules
 from mpjax.diagnosis.verdict import all_finite, is_repaired, loss_error, run
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
@@ -48,8 +49,7 @@ class Candidate(NamedTuple):
     @property
     def flags(self) -> str:
         """As train.py takes it."""
-        rules = "".join(f' "{path}" {dtype}' for path, dtype in self.rules.items())
-        return f"--precision.policy {self.preset}" + (f" --precision.rules{rules}" if rules else "")
+        return f"--precision.policy {self.preset} {flags_of(self.rules)}".rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,8 @@ def fastest_program(
     tried = [_tried(make, name, policies[name], {}, wide, tolerance) for name in presets]
     if not any(candidate.within for candidate in tried):
         for name in presets[-2:]:
-            program, scale = make(policies[name]), _scale(make(policies[name]), name)
+            program = make(policies[name])
+            scale = _scale(program, name)
             rules = smallest_rules(make, policies[name], program, run(program, scale), scale, tolerance)
             if rules:
                 tried.append(_tried(make, name, policies[name], rules, wide, tolerance))

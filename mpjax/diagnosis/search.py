@@ -9,6 +9,7 @@ policy with its rules, as a model's own code may cast where the emulator suppose
 from collections.abc import Callable, Collection, Sequence
 
 from mpjax.diagnosis.program import Program
+from mpjax.diagnosis.rules import is_in
 from mpjax.diagnosis.verdict import Trace, is_repaired
 from mpjax.precision.dtypes import HALF
 
@@ -50,11 +51,6 @@ def smallest_repair(
     if found is None:
         return ("",) if under_rules([""]) else None
     return tuple(path for path in program.modules if path in found)
-
-
-def is_in(path: str, module: str) -> bool:
-    """Whether a path is that of a module or of one in it; "" is the model."""
-    return not module or f"{path}/".startswith(f"{module}/")
 
 
 def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:

@@ -179,3 +179,10 @@ def test_json_has_all_of_it_and_spells_what_is_not_finite():
     assert read["loss"] == ["Infinity", 2.5]
     assert read["table"][0]["dtype"] == "float16"
     assert read["exponents"] == [-48, 40]
+
+
+def test_a_rule_inside_of_a_new_one_is_left_out_of_the_repaired_policy():
+    policy = "params=float32,compute=float16,output=float32;net/a=float32;type:norm=float32;head=float16"
+    found = diagnosis(policy=policy, rules={"net": "float32"}, better_scale=None)
+    kept = "net=float32;type:norm=float32;head=float16"
+    assert found.repaired_policy == f"params=float32,compute=float16,output=float32;{kept}"

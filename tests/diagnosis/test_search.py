@@ -5,7 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpjax.diagnosis.search import _inside, is_in, minimal
+from mpjax.diagnosis.rules import is_in
+from mpjax.diagnosis.search import _inside, minimal
 
 
 def _monotone(needed: list[frozenset]):
