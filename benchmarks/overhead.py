@@ -31,8 +31,9 @@ from machine import describe
 import mpjax
 from mpjax import models
 from mpjax.config.schema import Model
+from mpjax.data import labelled_images
 from mpjax.training import create_state, take_apart
-from mpjax.training.objective import classification
+from mpjax.training.objectives.classification import classification
 
 
 # --- The hand-written side -------------------------------------------------------------------------------------------
@@ -120,12 +121,16 @@ def hand_written(model: nn.Module, image_shape, tx) -> tuple[Callable, LinenStat
 # --- The mpjax side --------------------------------------------------------------------------------------------------
 
 
+def scaled(batch, key):
+    return {**batch, "image": batch["image"].astype(jnp.float32) / 255}
+
+
 def with_mpjax(config: Model, image_shape, tx) -> tuple[Callable, mpjax.TrainState]:
-    model = models.build(config, image_shape=image_shape, num_classes=10, rngs=nnx.Rngs(0))
+    model = models.build(config, fields=labelled_images(10, image_shape), rngs=nnx.Rngs(0))
     mpjax.apply_policy(model, "float32")
     structure, params, stats = take_apart(model)
     tx = mpjax.no_loss_scaling(tx)
-    objective = classification(lambda images, key: images.astype(jnp.float32) / 255, mpjax.get_policy("float32"))
+    objective = classification(scaled, mpjax.get_policy("float32"))
     return mpjax.make_train_step(structure, tx, objective.loss), create_state(params, stats, tx)
 
 

@@ -65,6 +65,20 @@ def compare(argv: Sequence[str]) -> int:
     return exit_code(command)
 
 
+def export(argv: Sequence[str]) -> int:
+    """`scripts/export.py`."""
+
+    def command() -> None:
+        from mpjax.config.export import load_export
+
+        settings = load_export(argv, prog="export.py")
+        from mpjax.export import export_run
+
+        export_run(settings)
+
+    return exit_code(command)
+
+
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command. 0: done; 1: a system error; 2: bad usage; 3: diverged; 128 + signal: interrupted."""
     logging.getLogger("absl").setLevel(logging.ERROR)

@@ -25,7 +25,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     """Measures a checkpoint and prints the result.
 
     Returns:
-      `test/loss` and `test/accuracy`, means over all examples of the split (`ema/…` with `settings.ema`).
+      `test/loss` and the other metrics of the task over all examples of the split (`ema/…` with `settings.ema`).
 
     Raises:
       UsageError: no run, no such checkpoint, no such split, or a bad policy.
@@ -43,9 +43,9 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     set_up_jax(config, plan.policy)
 
     # Data, model
-    source = data.open_source(config.data, data_folder(config))
+    source = data.open_source(config.data, data_folder(config), config.task)
     tests = data.eval_batches(source, config.data)
-    task = make_task(config, plan, image_shape=data.image_shape(source, config.data), num_classes=source.num_classes)
+    task = make_task(config, plan, data.batch_fields(source, config.data))
 
     # The checkpoint's parameters, in the policy's dtypes
     mesh = data_mesh()
@@ -56,7 +56,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
 
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
     sharding = evaluation_sharding(mesh, config.data.eval_batch_size)
-    metrics = evaluate_state(eval_step, tests, sharding, state)
+    metrics = evaluate_state(eval_step, tests, sharding, task.objective.conclude, state)
     if settings.json:
         print(json.dumps({"checkpoint": position, "policy": str(plan.policy), **metrics}))
     else:

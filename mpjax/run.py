@@ -19,6 +19,7 @@ from mpjax.config import Config, to_toml
 from mpjax.config.check import check
 from mpjax.config.folders import cache_folder, data_folder, run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
+from mpjax.config.task import TASKS
 from mpjax.diagnosis.training import make_probe
 from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
 from mpjax.loop.divergence import Limits
@@ -87,7 +88,7 @@ def make_parts(config: Config) -> Parts:
     split = batch_sharding(mesh, batch_size=batch_size, accumulate=config.training.accumulate)
 
     # Data
-    source = data.open_source(config.data, data_folder(config))
+    source = data.open_source(config.data, data_folder(config), config.task)
     batches = data.train_batches(source, config.data, config.seed)
     tests = data.eval_batches(source, config.data)
 
@@ -105,7 +106,7 @@ def make_parts(config: Config) -> Parts:
     )
 
     # Model, precision, optimizer
-    task = make_task(config, plan, image_shape=data.image_shape(source, config.data), num_classes=source.num_classes)
+    task = make_task(config, plan, data.batch_fields(source, config.data))
     schedule = learning_rate_schedule(config.optimizer, steps=when.steps, warmup=steps(config.optimizer.warmup))
     tx = with_precision(
         update_rule(config.optimizer, schedule),
@@ -204,7 +205,9 @@ def run(config: Config) -> dict:
                 parts.eval_step,
                 parts.tests,
                 evaluation_sharding(parts.mesh, config.data.eval_batch_size),
+                parts.task.objective.conclude,
             ),
+            score=TASKS[config.task].score,
             save=lambda position, state, score: checkpoints.save(position, state, about, score=score),
             explain=functools.partial(explain, config, parts, compiled, folder),
             stop=stop,
@@ -215,6 +218,7 @@ def run(config: Config) -> dict:
     records = report.read_metrics(folder / "metrics.jsonl")
     summary = report.summarise(
         records,
+        score=TASKS[config.task].score,
         steps=int(state.step),
         attempts=int(state.attempts),
         skipped=int(loss_scale_state(state.opt_state).skipped),
@@ -249,15 +253,16 @@ def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, 
     return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
 
 
-def evaluate_state(eval_step, batches, sharding, state: TrainState) -> dict[str, float]:
+def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:
     """Metrics over the test set, of the parameters and of their moving average if there is one."""
 
-    def means(params) -> dict[str, float]:
-        return evaluate(eval_step, params, state.stats, (jax.device_put(batch, sharding) for batch in batches))
+    def metrics_of(params) -> dict[str, float]:
+        placed = (jax.device_put(batch, sharding) for batch in batches)
+        return evaluate(eval_step, params, state.stats, placed, conclude)
 
-    metrics = {f"test/{name}": value for name, value in means(state.params).items()}
+    metrics = {f"test/{name}": value for name, value in metrics_of(state.params).items()}
     if state.ema:
-        metrics |= {f"ema/{name}": value for name, value in means(state.ema).items()}
+        metrics |= {f"ema/{name}": value for name, value in metrics_of(state.ema).items()}
     return metrics
 
 

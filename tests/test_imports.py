@@ -12,7 +12,7 @@ import mpjax
 
 PACKAGE = pathlib.Path(mpjax.__file__).parent
 ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report")
-WIRING = ("run", "evaluation", "inquiry", "comparison", "cli")
+WIRING = ("run", "evaluation", "inquiry", "comparison", "export", "cli")
 
 PUBLIC = [
     "Policy",

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterator
 
+from mpjax.config.models import parse_model_name
 from mpjax.config.schema import Config
+from mpjax.config.task import TASKS
 from mpjax.errors import UsageError
 
 
@@ -18,14 +20,18 @@ def _faults(config: Config) -> Iterator[str]:
         "data.batch_size": config.data.batch_size,
         "data.eval_batch_size": config.data.eval_batch_size,
         "data.workers": config.data.workers,
-        "model.width": config.model.width,
-        "model.depth": config.model.depth,
+        "data.length": config.data.length,
         "precision.patience": config.precision.patience,
         "training.accumulate": config.training.accumulate,
         "loop.keep": config.loop.keep,
     }
     not_negative = {
         "data.image_size": config.data.image_size,
+        "data.num_classes": config.data.num_classes,
+        "model.width": config.model.width,
+        "model.depth": config.model.depth,
+        "model.heads": config.model.heads,
+        "model.patch": config.model.patch,
         "data.in_memory_mb": config.data.in_memory_mb,
         "data.crop_padding": config.data.crop_padding,
         "optimizer.learning_rate": config.optimizer.learning_rate,
@@ -40,6 +46,7 @@ def _faults(config: Config) -> Iterator[str]:
         "optimizer.b2": config.optimizer.b2,
         "training.label_smoothing": config.training.label_smoothing,
         "training.ema": config.training.ema,
+        "model.dropout": config.model.dropout,
     }
     for name, value in at_least_one.items():
         if value < 1:
@@ -50,6 +57,12 @@ def _faults(config: Config) -> Iterator[str]:
     for name, value in below_one.items():
         if not 0 <= value < 1:
             yield f"--{name} is {value}: wanted from 0 up to, not including, 1"
+    try:
+        parse_model_name(config.model.name)
+    except ValueError as error:
+        yield f"--model.name: {error}"
+    if config.task not in TASKS:
+        yield f"--task is {config.task!r}: wanted one of {', '.join(TASKS)}"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
     if not all(0 < value < math.inf for value in config.data.std):

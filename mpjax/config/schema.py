@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from mpjax.config.durations import Duration, as_duration, parse_duration
+from mpjax.config.models import parse_model_name
+from mpjax.config.task import TaskName
 
 
 Steps = Annotated[
@@ -24,6 +26,19 @@ Steps = Annotated[
 """A `Duration` on the command line: `500`, `1e6 examples`, `30 epochs`."""
 
 
+ModelName = Annotated[
+    str,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="MODEL",
+        instance_from_str=lambda words: parse_model_name(words[0]),
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda name: [name],
+    ),
+]
+"""The name of a model on the command line."""
+
+
 def _settle_durations(section, *names: str) -> None:
     """From Python, a duration may also be given as a number of steps or as text."""
     for name in names:
@@ -37,17 +52,30 @@ def epochs(amount: float) -> Duration:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which images, and how they reach the device."""
+    """Which examples, and how they reach the device."""
 
     name: str = "digits"
-    """Data set: `digits`, or any image-classification set of tensorflow-datasets that is prepared under data_dir;
-    `synthetic:32x32x3:100` generates images of that shape and number of classes."""
+    """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any set of tensorflow-datasets that is
+    prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (csv, json,
+    parquet, arrow and image folders included); `synthetic:32x32x3:100` generates images of that shape and number of
+    classes."""
     data_dir: str = ""
     """Folder of prepared data sets; empty: `$MPJAX_CACHE/data`, by default `~/.cache/mpjax/data`."""
     train_split: str = "train"
     """Split to train on, in tensorflow-datasets' notation (`train[:90%]`)."""
     test_split: str = "test"
     """Split to evaluate on."""
+    columns: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Which column serves as which field (image, label, mask, text), where names do not say it:
+    `--data.columns image img label fine_label`."""
+    num_classes: int = 0
+    """Classes, where the data set does not say how many; 0: as it says."""
+    preprocess: str = ""
+    """Your own function from a stored example to one, a dict of fields each: `FILE.py:NAME` or `package.module:NAME`."""
+    tokenizer: str = "bytes"
+    """Text to tokens: `bytes` (a token per byte), or a tokenizer of Hugging Face: a folder, a tokenizer.json, a name."""
+    length: int = 128
+    """Tokens per example; longer texts are cut, shorter ones padded."""
     batch_size: int = 64
     """Examples per training step, over all devices."""
     eval_batch_size: int = 360
@@ -72,14 +100,26 @@ class Data:
 class Model:
     """Which network."""
 
-    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "mlp"] = "resnet18"
-    """Architecture."""
-    width: int = 16
-    """ResNet: channels of the first stage (64 in the paper). MLP: units of each hidden layer."""
+    name: ModelName = "resnet18"
+    """Architecture, or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of
+    a batch and `rngs`."""
+    width: int = 0
+    """Channels of the first stage, units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with the
+    small one; MLP: 16)."""
+    depth: int = 0
+    """Transformers: blocks. U-Net: halvings. Xception: middle blocks. MLP: hidden layers. 0: as published (MLP: 2)."""
+    heads: int = 0
+    """Transformers: attention heads; 0: as published."""
+    patch: int = 0
+    """ViT: side of a patch in pixels; ConvNeXt: of the stem. 0: as published."""
+    pool: Literal["gap", "cls"] = "gap"
+    """ViT: the mean of all patches goes to the classifier, or a class token, as pretrained weights want."""
+    dropout: float = 0.0
+    """Transformers: share of values dropped."""
     stem: Literal["imagenet", "small"] = "small"
     """ResNet: 7x7 stride 2 and max-pooling, or one 3x3 convolution for small images."""
-    depth: int = 2
-    """MLP: hidden layers."""
+    pretrained: str = ""
+    """Weights to start from: a safetensors file or folder, or a name on the Hugging Face hub."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,12 +242,14 @@ class Diagnosis:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Train an image classifier in mixed precision."""
+    """Train a model in mixed precision."""
 
     steps: Steps = epochs(30)
     """Length of training: steps (attempted: skipped ones count), `1e6 examples` or `30 epochs`."""
     seed: int = 0
     """Seed of initialisation, shuffling and augmentation."""
+    task: TaskName = "classification"
+    """What is learnt: the class of an image, of each of its pixels, or of a text, or the next token of a text."""
     output_dir: str = ""
     """Folder of the run, new or with --resume; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False

@@ -1,22 +1,23 @@
 """The data set of the default task: 1,797 handwritten digits that come with scikit-learn, so nothing is downloaded."""
 
-import contextlib
-import io
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core.utils import tqdm_utils
+
+from mpjax.data.generated import write_once
 
 
 TEST_EVERY = 5
+HOMEPAGE = "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"
 
 _DESCRIPTION = """Handwritten digits of 43 people, as 8x8 grayscale images with 17 levels, here stretched to 0..255.
 These are the 1,797 images of the original's test set that scikit-learn ships; every fifth is the test split here.
 From the UCI Machine Learning Repository, licensed under CC BY 4.0."""
 
-_CITATION = """@misc{alpaydin1998optical,
+CITATION = """@misc{alpaydin1998optical,
   author = {Alpaydin, E. and Kaynak, C.},
   title = {Optical Recognition of Handwritten Digits},
   year = {1998},
@@ -42,8 +43,8 @@ class Digits(tfds.core.GeneratorBasedBuilder):
                 }
             ),
             supervised_keys=("image", "label"),
-            homepage="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
-            citation=_CITATION,
+            homepage=HOMEPAGE,
+            citation=CITATION,
             disable_shuffling=True,
         )
 
@@ -52,44 +53,20 @@ class Digits(tfds.core.GeneratorBasedBuilder):
         return {"train": self._generate_examples(test=False), "test": self._generate_examples(test=True)}
 
     def _generate_examples(self, test: bool):
-        from sklearn.datasets import load_digits
+        for index, pixels, label in digits_of(test):
+            yield index, {"image": pixels[:, :, None], "label": label}
 
-        digits: Any = load_digits()
-        for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-            if (index % TEST_EVERY == 0) == test:
-                pixels = np.round(image * (255 / 16)).astype(np.uint8)[:, :, None]
-                yield index, {"image": pixels, "label": int(label)}
+
+def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
+    """The digits of the test split or of the other: place in the original, uint8 [8, 8] pixels, label."""
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        if (index % TEST_EVERY == 0) == test:
+            yield index, np.round(image * (255 / 16)).astype(np.uint8), int(label)
 
 
 def prepare_digits(data_dir: pathlib.Path) -> None:
-    """Writes the digits below `data_dir` as array_record files, unless they are there.
-
-    Safe to call from several processes at once and to kill: the files are written to a folder of their own, which is
-    renamed when it is complete.
-    """
-    builder = Digits(data_dir=data_dir, file_format="array_record")
-    if _complete(builder):
-        return
-    try:
-        with _quiet():
-            builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-    except OSError:
-        # Another process renamed its copy, the same as ours, into place first.
-        if not _complete(builder):
-            raise
-
-
-def _complete(builder: tfds.core.DatasetBuilder) -> bool:
-    return (builder.data_path / "dataset_info.json").exists()
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Silences tfds's progress bars and its lines on standard output."""
-    shown = tqdm_utils._active
-    tfds.disable_progress_bar()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        tfds.display_progress_bar(shown)
+    """Writes the digits below `data_dir` as array_record files, unless they are there; see `write_once`."""
+    write_once(Digits(data_dir=data_dir, file_format="array_record"))

@@ -1,12 +1,14 @@
-"""What a data set is to mpjax: classes, a shape, and two splits of examples that can be read in any order."""
+"""What a data set is to mpjax: fields, and two splits of examples that can be read in any order."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from mpjax.data.fields import Fields, Image, Label
+
 
 Example = dict[str, Any]
-"""`image`: an array [H, W, C], or the bytes of an encoded image; `label`: an integer."""
+"""By field: an array, or the bytes of an encoded image."""
 
 
 class Examples(Protocol):
@@ -31,19 +33,22 @@ class Source:
 
     Args:
       name: what error messages call it.
-      num_classes: labels are in [0, num_classes).
-      image_shape: (H, W, C) of the stored images; H and W are None where they vary.
+      fields: what each stored example holds.
       train: the examples to train on.
       test: the examples to evaluate on.
     """
 
     name: str
-    num_classes: int
-    image_shape: tuple[int | None, int | None, int]
+    fields: Fields
     train: Examples
     test: Examples
 
     @property
     def varies(self) -> bool:
         """Whether images differ in size."""
-        return None in self.image_shape
+        return any(isinstance(field, Image) and None in field.shape for field in self.fields.values())
+
+
+def labelled_images(num_classes: int, image_shape: tuple[int | None, int | None, int]) -> Fields:
+    """The fields of image classification: `image` [H, W, C] and `label` in [0, num_classes)."""
+    return {"image": Image(image_shape), "label": Label(num_classes)}

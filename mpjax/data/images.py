@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
+from PIL.Image import Resampling
 
 from mpjax.errors import UsageError
 
@@ -18,26 +19,51 @@ Frame = Callable[[int, int, np.random.Generator], Box]
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
+class FileBytes(bytes):
+    """The content of a file; messages name the file."""
+
+    path: str
+
+    @classmethod
+    def read(cls, path: str) -> "FileBytes":
+        """The file at `path`."""
+        with open(path, "rb") as file:
+            content = cls(file.read())
+        content.path = path
+        return content
+
+
+def name_of(stored: object) -> str:
+    """The path of an image that was a file; empty for any other."""
+    return getattr(stored, "path", "")
+
+
 def decode(stored: bytes | np.ndarray, channels: int) -> np.ndarray:
     """The image as stored: [H, W, channels] uint8 if it was encoded, the same array if it was one."""
     return _pixels(_converted(_picture(stored, channels), channels)) if isinstance(stored, bytes) else stored
 
 
-def resize(stored: bytes | np.ndarray, channels: int, size: int, frame: Frame, rng: np.random.Generator) -> np.ndarray:
-    """The part of an image that `frame` chooses, as [size, size, channels] uint8.
+def size_of(stored: bytes | np.ndarray, channels: int) -> tuple[int, int]:
+    """Width and height of an image; of an encoded one without decoding it."""
+    return _picture(stored, channels).size
+
+
+def resize(
+    stored: bytes | np.ndarray, channels: int, size: int, box: Box, *, resample: Resampling = Resampling.BILINEAR
+) -> np.ndarray:
+    """The part of an image inside `box`, as [size, size, channels] uint8.
 
     Args:
       stored: an encoded image of any mode (palette, grayscale and CMYK become RGB), or a uint8 array [H, W, C].
       channels: 1, 3 or 4.
-      size: side of the result, reached by antialiased linear interpolation.
-      frame: which part.
-      rng: what a random frame draws from.
+      size: side of the result.
+      box: which part.
+      resample: antialiased linear interpolation, or, for class numbers, `Resampling.NEAREST`.
 
     Raises:
       UsageError: the image cannot be decoded, or is not one that can be resized.
     """
     picture = _picture(stored, channels)
-    box = frame(*picture.size, rng)
     width, height = picture.size
     side = min(box[2] - box[0], box[3] - box[1])
     # A JPEG can be decoded at 1/2, 1/4 or 1/8, much faster; never below the size that is wanted.
@@ -45,7 +71,7 @@ def resize(stored: bytes | np.ndarray, channels: int, size: int, frame: Frame, r
     across, down = picture.width / width, picture.height / height
     box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     picture = _converted(picture, channels)
-    return _pixels(picture.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    return _pixels(picture.resize((size, size), resample, box=box))
 
 
 def centre(share: float = 1.0) -> Frame:
@@ -77,9 +103,11 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
         raise UsageError(f"image: {channels} channels; only images of 1, 3 or 4 are resized; write --data.image_size 0")
     if isinstance(stored, bytes):
         try:
-            return Image.open(io.BytesIO(stored))
+            picture = Image.open(io.BytesIO(stored))
         except OSError as error:
-            raise UsageError(f"image: cannot be decoded: {error}; prepare the data set again") from error
+            raise _undecodable(name_of(stored), error) from error
+        picture.filename = name_of(stored)
+        return picture
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
             f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] is resized; "
@@ -92,7 +120,12 @@ def _converted(picture: Image.Image, channels: int) -> Image.Image:
     try:
         return picture.convert(_MODES[channels])
     except OSError as error:
-        raise UsageError(f"image: cannot be decoded: {error}; prepare the data set again") from error
+        raise _undecodable(getattr(picture, "filename", ""), error) from error
+
+
+def _undecodable(path: str, error: OSError) -> UsageError:
+    advice = "repair or remove the file" if path else "prepare the data set again"
+    return UsageError(f"{path or 'image'}: cannot be decoded: {error}; {advice}")
 
 
 def _pixels(picture: Image.Image) -> np.ndarray:

@@ -11,7 +11,9 @@ import numpy as np
 
 from mpjax.config.schema import Data
 from mpjax.data.contract import require_examples
-from mpjax.data.examples import Example, Source
+from mpjax.data.examples import Example
+from mpjax.data.fields import Image, Label, Mask
+from mpjax.data.table import Column, Other, Table, Text
 from mpjax.errors import UsageError
 
 
@@ -23,22 +25,16 @@ class PreparedExamples:
     """One split on disk; uint8 images stay encoded, so that they can be decoded at the size that is wanted."""
 
     records: Sequence[bytes]
-    parse: Callable[[bytes], dict[str, Any]]
-    image: str
-    label: str
+    parse: Callable[[bytes], Example]
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, index: int) -> Example:
-        return self._example(self.records[index])
+        return self.parse(self.records[index])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self._example(record) for record in self.records.__getitems__(indices)]  # type: ignore[attr-defined]
-
-    def _example(self, record: bytes) -> Example:
-        fields = self.parse(record)
-        return {"image": fields[self.image], "label": fields[self.label]}
+        return [self.parse(record) for record in self.records.__getitems__(indices)]  # type: ignore[attr-defined]
 
 
 def prepared_names(data_dir: pathlib.Path) -> list[str]:
@@ -50,12 +46,12 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
     return [path.as_posix() for path in sorted(whole, key=lambda path: (path.parts[:-1], _version(path.name)))]
 
 
-def open_prepared(config: Data, data_dir: pathlib.Path) -> Source:
+def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     """Opens the newest version of the set that `config.name` names, or the version that it ends in.
 
     Raises:
-      UsageError: it is not below `data_dir`, is not in array_record files, has no image and label, or has no such
-        split; the message says how to get there.
+      UsageError: it is not below `data_dir`, is not in array_record files, or has no such split; the message says how
+        to get there.
     """
     import tensorflow_datasets as tfds
 
@@ -68,23 +64,48 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Source:
             f"  tfds convert_format --dataset_version_dir {builder.data_dir} --out_file_format {_FORMAT} "
             "--out_dir NEW_DATA_DIR"
         )
-    image, label = _image_and_label(builder)
-    features: Any = tfds.features.FeaturesDict({key: builder.info.features[key] for key in (image, label)})
+    features: Any = builder.info.features if isinstance(builder.info.features, tfds.features.FeaturesDict) else {}
+
+    def open_columns(names: Sequence[str]) -> tuple[PreparedExamples, PreparedExamples]:
+        parse = _parser({name: features[name] for name in names})
+        splits = (config.train_split, config.test_split)
+        train, test = (PreparedExamples(_records(builder, split), parse) for split in splits)
+        return train, test
+
+    keys = builder.info.supervised_keys
+    named = isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(key, str) for key in keys)
+    image_or_text, label = keys if named else ("", "")
+    preferred = {"image": image_or_text, "text": image_or_text, "label": label, "mask": label}
+    columns = {name: _column(feature) for name, feature in features.items()}
+    return Table(config.name, columns, open_columns, preferred if named else {})
+
+
+def _column(feature: Any) -> Column:
+    """What a feature of tensorflow-datasets holds."""
+    import tensorflow_datasets as tfds
+
+    kinds = tfds.features
+    if isinstance(feature, kinds.ClassLabel) and feature.num_classes:
+        return Label(feature.num_classes)
+    if isinstance(feature, kinds.Text):
+        return Text()
+    if isinstance(feature, kinds.LabeledImage) and feature.num_classes:
+        return Mask(tuple(feature.shape)[:2], feature.num_classes)
+    if isinstance(feature, (kinds.Image, kinds.Tensor)) and len(feature.shape) == 3:
+        height, width, channels = feature.shape
+        return Image((height, width, channels or 3))
+    return Other(repr(feature))
+
+
+def _parser(features: dict[str, Any]) -> Callable[[bytes], Example]:
+    """From a serialized example to its columns."""
+    import tensorflow_datasets as tfds
+
+    wanted: Any = tfds.features.FeaturesDict(features)
     # mpjax decodes images itself: tfds decodes with OpenCV where it finds it, to other pixels than with Pillow.
-    encoded = isinstance(features[image], tfds.features.Image) and features[image].np_dtype == np.uint8
-    decoders = {image: tfds.decode.SkipDecoding()} if encoded else None
-
-    def parse(record: bytes) -> dict[str, Any]:
-        return features.deserialize_example_np(record, decoders=decoders)
-
-    height, width, channels = features[image].shape
-    return Source(
-        name=config.name,
-        num_classes=features[label].num_classes,
-        image_shape=(height, width, channels or 3),
-        train=PreparedExamples(_records(builder, config.train_split), parse, image, label),
-        test=PreparedExamples(_records(builder, config.test_split), parse, image, label),
-    )
+    encoded = [n for n, f in features.items() if isinstance(f, tfds.features.Image) and f.np_dtype == np.uint8]
+    decoders = {name: tfds.decode.SkipDecoding() for name in encoded} or None
+    return lambda record: wanted.deserialize_example_np(record, decoders=decoders)
 
 
 def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
@@ -103,28 +124,6 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
         "To prepare it, on a machine with network:\n"
         f"  pip install tensorflow tensorflow-datasets && tfds build {name} --file_format={_FORMAT} --data_dir DIR\n"
         f"then copy DIR/{name} to {data_dir / name}, or write --data.data_dir DIR"
-    )
-
-
-def _image_and_label(builder: Any) -> tuple[str, str]:
-    """The names of the two features that make an example."""
-    import tensorflow_datasets as tfds
-
-    features = builder.info.features
-    keys = builder.info.supervised_keys
-    image, label = keys if isinstance(keys, tuple) and len(keys) == 2 else ("image", "label")
-    flat: Any = features if isinstance(features, tfds.features.FeaturesDict) else {}
-    if (
-        {image, label} <= set(flat)
-        and isinstance(flat[image], (tfds.features.Image, tfds.features.Tensor))
-        and len(flat[image].shape) == 3
-        and isinstance(flat[label], tfds.features.ClassLabel)
-    ):
-        return image, label
-    shown = ", ".join(f"{key}: {feature!r}" for key, feature in sorted(flat.items())) or repr(features)
-    raise UsageError(
-        f"data set '{builder.info.full_name}' has no image with a class label; its features are {shown}; "
-        "wanted 'image', an Image or a Tensor [H, W, C], and 'label', a ClassLabel (or supervised_keys naming them)"
     )
 
 

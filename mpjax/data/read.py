@@ -2,16 +2,22 @@
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from PIL.Image import Resampling
 
 from mpjax.config.schema import Data
-from mpjax.data.contract import conform
+from mpjax.data.contract import array, conform
 from mpjax.data.examples import Example, Examples, Source
-from mpjax.data.images import Frame, centre, decode, random_part, resize
+from mpjax.data.fields import Fields, Image, Mask
+from mpjax.data.images import Frame, centre, decode, random_part, resize, size_of
 from mpjax.errors import UsageError
 
+
+Arrays = dict[str, np.ndarray]
+"""One array [N, ...] by field."""
 
 _CHUNK = 512
 _EVALUATED_SHARE = 224 / 256
@@ -22,23 +28,45 @@ class Reader:
     """Decodes, resizes and checks single examples.
 
     Args:
-      num_classes: labels are in [0, num_classes).
-      shape: (H, W, C) of the images that come out.
-      frame: the part of each image that is resized to `shape`; None: images are taken as they are stored.
+      fields: what comes out; images and masks of one size.
+      frame: the part of each image, and of its mask, that is resized to the size in `fields`; None: they are taken as
+        they are stored.
     """
 
-    num_classes: int
-    shape: tuple[int, int, int]
+    fields: Fields
     frame: Frame | None
 
-    def __call__(self, example: Example, rng: np.random.Generator | None = None) -> dict[str, np.ndarray]:
-        """`image`, [H, W, C] uint8 or float32, and `label`, int32; `rng` is what a random frame draws from."""
-        channels = self.shape[-1]
+    def __call__(self, example: Example, rng: np.random.Generator | None = None) -> Arrays:
+        """The fields in the dtypes of the contract; `rng` is what a random frame draws from."""
+        pictures = {name: field for name, field in self.fields.items() if isinstance(field, (Image, Mask))}
+        return conform({**example, **self._decoded(example, pictures, rng)}, self.fields)
+
+    def _decoded(self, example: Example, pictures: Mapping[str, Any], rng: np.random.Generator | None) -> Arrays:
+        """Images and masks; a mask has one channel, which it loses here, and is never interpolated."""
+        channels = {name: field.shape[2] if isinstance(field, Image) else 1 for name, field in pictures.items()}
+        stored = {name: _stored(name, example[name], pictures[name]) for name in pictures if name in example}
         if self.frame is None:
-            image = decode(example["image"], channels)
+            images = {name: decode(value, channels[name]) for name, value in stored.items()}
         else:
-            image = resize(example["image"], channels, self.shape[0], self.frame, rng or np.random.default_rng(0))
-        return conform({"image": image, "label": example["label"]}, self.num_classes, self.shape)
+            box = None
+            images = {}
+            for name, value in stored.items():
+                box = box or self.frame(*size_of(value, channels[name]), rng or np.random.default_rng(0))
+                resample = Resampling.BILINEAR if isinstance(pictures[name], Image) else Resampling.NEAREST
+                size = pictures[name].shape[0]
+                images[name] = resize(value, channels[name], size, box, resample=resample)
+        return {
+            name: value[..., 0] if isinstance(pictures[name], Mask) and value.ndim > 2 else value
+            for name, value in images.items()
+        }
+
+
+def _stored(name: str, value: Any, field: Image | Mask) -> bytes | np.ndarray:
+    """What an example holds of an image or a mask: encoded, or [H, W, C]."""
+    if isinstance(value, bytes):
+        return value
+    pixels = array(name, value)
+    return pixels[..., None] if isinstance(field, Mask) and pixels.ndim == 2 else pixels
 
 
 def reader(source: Source, config: Data, *, training: bool) -> Reader:
@@ -50,54 +78,59 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
     Raises:
       UsageError: sizes vary and `config.image_size` does not say which one is wanted.
     """
-    height, width, channels = source.image_shape
     size = config.image_size
-    if size:
+    if size and any(isinstance(field, Image) for field in source.fields.values()):
         frame = centre()
         if source.varies:
             frame = random_part if training else centre(_EVALUATED_SHARE)
-        return Reader(source.num_classes, (size, size, channels), frame)
-    if height is None or width is None:
-        raise UsageError(
-            f"image: '{source.name}' has images of several sizes, {source.image_shape}; a batch needs one; "
-            "write --data.image_size 224"
-        )
-    return Reader(source.num_classes, (height, width, channels), None)
+        return Reader({name: _resized(field, size) for name, field in source.fields.items()}, frame)
+    for name, field in source.fields.items():
+        if isinstance(field, Image) and None in field.shape:
+            raise UsageError(
+                f"{name}: '{source.name}' has images of several sizes, {field.shape}; a batch needs one; "
+                "write --data.image_size 224"
+            )
+    return Reader(source.fields, None)
 
 
-def image_shape(source: Source, config: Data) -> tuple[int, int, int]:
-    """(H, W, C) of the images in a batch."""
-    return reader(source, config, training=True).shape
+def _resized(field: Any, size: int) -> Any:
+    if isinstance(field, Image):
+        return dataclasses.replace(field, shape=(size, size, field.shape[2]))
+    return dataclasses.replace(field, shape=(size, size)) if isinstance(field, Mask) else field
+
+
+def batch_fields(source: Source, config: Data) -> Fields:
+    """What a batch holds: the fields of `source`, images and masks at the size that `config` asks for."""
+    return reader(source, config, training=True).fields
 
 
 def read_batch(
     examples: Examples, indices: Sequence[int], read: Reader, rng: np.random.Generator | None = None
-) -> dict[str, np.ndarray]:
+) -> Arrays:
     """The examples at `indices` as one batch; random frames draw from `rng` one after the other."""
     # All at once: fetching records one by one costs fifteen times as much.
     settled = [read(example, rng) for example in examples.__getitems__([int(index) for index in indices])]
     return {field: np.stack([example[field] for example in settled]) for field in settled[0]}
 
 
-def read_all(examples: Examples, read: Reader, workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """A whole split in memory: images [N, H, W, C] uint8 or float32, and labels [N] int32."""
-    first = read_batch(examples, [0], read)["image"]
-    images = np.empty((len(examples), *first.shape[1:]), first.dtype)
-    labels = np.empty(len(examples), np.int32)
+def read_all(examples: Examples, read: Reader, workers: int) -> Arrays:
+    """A whole split in memory: each field [N, ...]."""
+    first = read_batch(examples, [0], read)
+    whole = {name: np.empty((len(examples), *value.shape[1:]), value.dtype) for name, value in first.items()}
 
     def fill(start: int) -> None:
         part = slice(start, min(start + _CHUNK, len(examples)))
-        batch = read_batch(examples, range(part.start, part.stop), read)
-        images[part], labels[part] = batch["image"], batch["label"]
+        for name, value in read_batch(examples, range(part.start, part.stop), read).items():
+            whole[name][part] = value
 
     with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
         list(pool.map(fill, range(0, len(examples), _CHUNK)))
-    return images, labels
+    return whole
 
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
     """Whether both splits are to be held decoded; images that vary in size are not, as each epoch cuts them anew."""
     if source.varies:
         return False
-    decoded = (len(source.train) + len(source.test)) * read(source.train[0])["image"].nbytes
-    return decoded <= config.in_memory_mb * 1e6
+    example = sum(value.nbytes for value in read(source.train[0]).values())
+    return (len(source.train) + len(source.test)) * example <= config.in_memory_mb * 1e6

@@ -8,15 +8,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.augment import normalisation
+from mpjax.data.prepare import normalisation
 from mpjax.data.contract import require_examples
 from mpjax.data.examples import Source
-from mpjax.data.read import fits_in_memory, read_all, read_batch, reader
+from mpjax.data.fields import Image
+from mpjax.data.read import Arrays, fits_in_memory, read_all, read_batch, reader
 from mpjax.errors import UsageError
 
 
 Batch = dict[str, np.ndarray]
-"""`image` [B, H, W, C], uint8 or float32; `label` [B], int32; in evaluation also `weight` [B], float32."""
+"""The fields of a data set, [B, ...] each; in evaluation also `weight` [B], float32."""
 
 
 class Batches(Protocol):
@@ -39,26 +40,36 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchesInMemory:
-    """`Batches` gathered from arrays."""
+    """`Batches` gathered from arrays.
 
-    images: np.ndarray
-    labels: np.ndarray
+    Args:
+      arrays: by field, [N, ...].
+      batch_size: examples per batch.
+      seed: of the order.
+    """
+
+    arrays: Arrays
     batch_size: int
     seed: int
 
     @property
+    def size(self) -> int:
+        """Examples in the split."""
+        return len(next(iter(self.arrays.values())))
+
+    @property
     def steps_per_epoch(self) -> int:
         """Full batches in the split."""
-        return len(self.labels) // self.batch_size
+        return self.size // self.batch_size
 
     def from_position(self, position: int) -> Iterator[Batch]:
         """Yields batches number `position`, `position + 1`, and so on."""
         epoch, step = divmod(position, self.steps_per_epoch)
         while True:
-            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(len(self.labels))
+            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.size)
             for start in range(step * self.batch_size, self.steps_per_epoch * self.batch_size, self.batch_size):
                 chosen = order[start : start + self.batch_size]
-                yield {"image": self.images[chosen], "label": self.labels[chosen]}
+                yield {name: values[chosen] for name, values in self.arrays.items()}
             epoch, step = epoch + 1, 0
 
 
@@ -87,8 +98,8 @@ class StreamedBatches:
 class EvalBatches:
     """One pass over a split, in order, as often as it is iterated; every batch has the full size.
 
-    The last one is filled up with black images of class 0 and weight 0, so that one compiled program serves all and
-    weighted sums count every example once.
+    The last one is filled up with zeros (black images of class 0) of weight 0, so that one compiled program serves all
+    and weighted sums count every example once.
     """
 
     parts: Callable[[], Iterable[Batch]]
@@ -100,8 +111,9 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for part in self.parts():
-            missing = self.batch_size - len(part["label"])
-            weighted = {**part, "weight": np.ones(len(part["label"]), np.float32)}
+            size = len(next(iter(part.values())))
+            missing = self.batch_size - size
+            weighted = {**part, "weight": np.ones(size, np.float32)}
             yield {
                 field: np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
                 if missing
@@ -133,9 +145,11 @@ def train_batches(source: Source, config: Data, seed: int) -> Batches:
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed: got {seed}; wanted 0 to 2**32 - 1, as in --seed 0")
     read = reader(source, config, training=True)
-    normalisation(config, read.shape[-1])  # refused here, before anything is written
+    for field in read.fields.values():
+        if isinstance(field, Image):
+            normalisation(config, field.shape[2])  # refused here, before anything is written
     if fits_in_memory(source, config, read):
-        return BatchesInMemory(*read_all(source.train, read, config.workers), batch_size, seed)
+        return BatchesInMemory(read_all(source.train, read, config.workers), batch_size, seed)
     import grain
 
     indices = grain.MapDataset.range(size).seed(seed).shuffle().batch(batch_size, drop_remainder=True).repeat()
@@ -154,11 +168,11 @@ def eval_batches(source: Source, config: Data) -> EvalBatches:
     require_examples(config.test_split, size)
     read = reader(source, config, training=False)
     if fits_in_memory(source, config, read):
-        images, labels = read_all(source.test, read, config.workers)
+        whole = read_all(source.test, read, config.workers)
 
         def slices() -> Iterator[Batch]:
             for start in range(0, size, batch_size):
-                yield {"image": images[start : start + batch_size], "label": labels[start : start + batch_size]}
+                yield {name: values[start : start + batch_size] for name, values in whole.items()}
 
         return EvalBatches(slices, size, batch_size)
     import grain

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpjax.data.contract import require_examples
-from mpjax.data.examples import Example, Source
+from mpjax.data.examples import Example, Source, labelled_images
 from mpjax.errors import UsageError
 
 
@@ -59,7 +59,7 @@ def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: 
     """
     require_examples(NAME, size)
     train, test = (SyntheticExamples(num_classes, image_shape, size, seed, split) for split in (0, 1))
-    return Source(NAME, num_classes, image_shape, train, test)
+    return Source(NAME, labelled_images(num_classes, image_shape), train, test)
 
 
 def parse_synthetic(name: str, size: int) -> Source:

@@ -74,10 +74,10 @@ def fastest_of_step(
 
 def _maker(config: Config, plan: PrecisionPlan, source: data.Source, state: TrainState, batch):
     """Policy to the step's program under it."""
-    shape = data.image_shape(source, config.data)
+    fields = data.batch_fields(source, config.data)
 
     def make(policy: Policy) -> Program:
-        task = make_task(config, plan._replace(policy=policy), image_shape=shape, num_classes=source.num_classes)
+        task = make_task(config, plan._replace(policy=policy), fields)
         return program_of_step(task, config.seed, state, batch)
 
     return make

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import jax
 
+from mpjax.config.task import BEST
 from mpjax.errors import Diverged, Interrupted
 from mpjax.loop.clock import Clock
 from mpjax.loop.divergence import Limits
@@ -42,6 +43,7 @@ def train(
     save: Callable[[int, Any, float | None], None],
     explain: Callable[[int], str],
     stop: StopRequest,
+    score: str = "accuracy",
     probe: Callable | None = None,
 ):
     """Runs steps `start + 1` to `when.steps` and gives the final state.
@@ -57,10 +59,11 @@ def train(
       batch_size: examples per step, for the throughput.
       limits: what counts as diverged.
       writer: gets `train/…` metrics (means over the interval; the last value of counters) and those of `evaluate`.
-      evaluate: state to metrics, of which `test/accuracy` decides which checkpoint is best.
-      save: writes a checkpoint of (position, state, score).
+      evaluate: state to metrics, `test/loss` among them.
+      save: writes a checkpoint of (position, state, score), the score being higher for a better one.
       explain: says what is wrong with a step, by its number, after which training cannot go on.
       stop: asks to stop after the step at hand.
+      score: the metric of the test set that decides which checkpoint is best.
       probe: `(state, batch) -> Layers`, what is to be seen of the layers in the step to come; called when it is due.
 
     Raises:
@@ -115,7 +118,7 @@ def train(
                     tested = evaluate(state)
                     writer.write(position, tested)
                 if due_save:
-                    save(position, state, tested.get("test/accuracy"))
+                    save(position, state, higher_is_better(score, tested.get(f"test/{score}")))
                 if position == when.steps and not math.isfinite(tested["test/loss"]):
                     reason = f"the test loss is {tested['test/loss']} at the end"
                     raise Diverged(f"training diverged: {reason}\n{explain(position)}")
@@ -124,6 +127,11 @@ def train(
         elif when.due(when.log, position):
             unread = position
     return state
+
+
+def higher_is_better(metric: str, value: float | None) -> float | None:
+    """A metric's value, negated where the lower one is the better."""
+    return -value if value is not None and BEST[metric] is min else value
 
 
 _COUNTERS = ("learning_rate", "loss_scale", "skipped", "consecutive_skips")

@@ -1,18 +1,22 @@
-"""ResNet v1.5: residual networks whose bottlenecks stride in the 3x3 convolution.
+"""ResNet v1.5 and ResNeXt: residual networks whose bottlenecks stride in the 3x3 convolution.
 
 He et al., "Deep Residual Learning for Image Recognition", 2015 (arXiv:1512.03385); v1.5 as in NVIDIA's
 DeepLearningExamples; last batch norm of each block starts at zero (Goyal et al., 2017, arXiv:1706.02677).
+Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", 2016 (arXiv:1611.05431).
 
 Shapes: B batch, H height, W width, C channels; images are B H W C.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 
+# Every padding is written out: XLA's "SAME" pads strided convolutions on the other side than PyTorch, whose weights
+# would then see images moved by a pixel.
 Conv = functools.partial(
     nnx.Conv, use_bias=False, kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "truncated_normal")
 )
@@ -42,9 +46,9 @@ class BasicBlock(nnx.Module):
     expansion = 1
 
     def __init__(self, channels_in: int, width: int, stride: int, *, rngs: nnx.Rngs):
-        self.conv1 = Conv(channels_in, width, (3, 3), strides=stride, rngs=rngs)
+        self.conv1 = Conv(channels_in, width, (3, 3), strides=stride, padding=1, rngs=rngs)
         self.norm1 = BatchNorm(width, rngs=rngs)
-        self.conv2 = Conv(width, width, (3, 3), rngs=rngs)
+        self.conv2 = Conv(width, width, (3, 3), padding=1, rngs=rngs)
         self.norm2 = ZeroBatchNorm(width, rngs=rngs)
         same = stride == 1 and channels_in == width
         self.shortcut = identity if same else Shortcut(channels_in, width, stride, rngs=rngs)
@@ -59,14 +63,18 @@ class Bottleneck(nnx.Module):
     """1x1, 3x3 and 1x1 convolutions around a shortcut; the block of ResNet-50, 101 and 152."""
 
     expansion = 4
+    groups = 1
+    group_width = 64
 
     def __init__(self, channels_in: int, width: int, stride: int, *, rngs: nnx.Rngs):
+        inner = self.groups * self.group_width * width // 64
+        groups = math.gcd(self.groups, inner)
         channels_out = width * self.expansion
-        self.conv1 = Conv(channels_in, width, (1, 1), rngs=rngs)
-        self.norm1 = BatchNorm(width, rngs=rngs)
-        self.conv2 = Conv(width, width, (3, 3), strides=stride, rngs=rngs)
-        self.norm2 = BatchNorm(width, rngs=rngs)
-        self.conv3 = Conv(width, channels_out, (1, 1), rngs=rngs)
+        self.conv1 = Conv(channels_in, inner, (1, 1), rngs=rngs)
+        self.norm1 = BatchNorm(inner, rngs=rngs)
+        self.conv2 = Conv(inner, inner, (3, 3), strides=stride, padding=1, feature_group_count=groups, rngs=rngs)
+        self.norm2 = BatchNorm(inner, rngs=rngs)
+        self.conv3 = Conv(inner, channels_out, (1, 1), rngs=rngs)
         self.norm3 = ZeroBatchNorm(channels_out, rngs=rngs)
         same = stride == 1 and channels_in == channels_out
         self.shortcut = identity if same else Shortcut(channels_in, channels_out, stride, rngs=rngs)
@@ -76,6 +84,16 @@ class Bottleneck(nnx.Module):
         y = nnx.relu(self.norm2(self.conv2(y)))
         y = self.norm3(self.conv3(y))
         return nnx.relu(y + self.shortcut(x))
+
+
+class ResNeXtBottleneck(Bottleneck):
+    """A bottleneck whose 3x3 convolution runs in 32 groups, of 4 channels each where width is 64: "32x4d".
+
+    A network so narrow that 32 does not divide the channels has the most groups that do.
+    """
+
+    groups = 32
+    group_width = 4
 
 
 class ImageNetStem(nnx.Module):
@@ -95,7 +113,7 @@ class SmallStem(nnx.Module):
     """One 3x3 convolution at full resolution, for images of some 32 pixels and less."""
 
     def __init__(self, channels_in: int, width: int, *, rngs: nnx.Rngs):
-        self.conv = Conv(channels_in, width, (3, 3), rngs=rngs)
+        self.conv = Conv(channels_in, width, (3, 3), padding=1, rngs=rngs)
         self.norm = BatchNorm(width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -107,7 +125,7 @@ class ResNet(nnx.Module):
 
     Args:
       stages: number of blocks in each stage; every stage after the first halves height and width.
-      block: `BasicBlock` or `Bottleneck`.
+      block: `BasicBlock`, `Bottleneck` or `ResNeXtBottleneck`.
       stem: `ImageNetStem` or `SmallStem`.
       channels: channels of the input image.
       width: channels of the first stage, doubled by each later one.
@@ -149,3 +167,4 @@ resnet34 = functools.partial(ResNet, (3, 4, 6, 3), BasicBlock)
 resnet50 = functools.partial(ResNet, (3, 4, 6, 3), Bottleneck)
 resnet101 = functools.partial(ResNet, (3, 4, 23, 3), Bottleneck)
 resnet152 = functools.partial(ResNet, (3, 8, 36, 3), Bottleneck)
+resnext50 = functools.partial(ResNet, (3, 4, 6, 3), ResNeXtBottleneck)

@@ -17,7 +17,7 @@ from mpjax.precision.casting.provenance import Place, first_outside, places, sou
 from mpjax.precision.check import path_name
 from mpjax.precision.dtypes import HALF, is_floating, widest
 from mpjax.precision.model_arguments import ModelArguments, take_models_apart
-from mpjax.precision.modules import apply_policy, class_names, rules_for_modules
+from mpjax.precision.modules import class_names, rules_for_modules, stored_dtypes
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import scope_lineage, winner
@@ -151,17 +151,7 @@ def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, para
 
 def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
     """What `apply_policy` would store the parameters and statistics of a module at `at` in."""
-    from flax import nnx
-
-    graph, state = nnx.split(module)
-    abstract = nnx.merge(graph, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state))
-    apply_policy(abstract, policy)
-    kept = nnx.to_flat_state(nnx.state(abstract, (nnx.Param, nnx.BatchStat)))
-    names = ((path_name(at), *map(str, path)) for path, _ in kept)
-    return {
-        "/".join(name).removeprefix("/"): variable.get_value().dtype
-        for name, (_, variable) in zip(names, kept, strict=True)
-    }
+    return {f"{path_name(at)}/{name}".removeprefix("/"): dtype for name, dtype in stored_dtypes(module, policy).items()}
 
 
 def _compute_dtypes(policy: Policy | None, models: ModelArguments) -> Callable[[str], np.dtype | None]:

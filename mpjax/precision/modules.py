@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from mpjax.errors import UsageError
+from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import has_call, with_call
 from mpjax.precision.dtypes import FLOAT32, HALF, as_dtype, is_floating, require_x64, widest
 from mpjax.precision.policy import Policy
@@ -91,6 +92,17 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
     return PolicyReport(rows)
+
+
+def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.dtype]:
+    """What `apply_policy(model, policy)` would store each parameter and statistic in, by path; `model` stays as it is."""
+    from flax import nnx
+
+    graph, state = nnx.split(model)
+    abstract = nnx.merge(graph, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state))
+    apply_policy(abstract, policy)
+    kept = nnx.to_flat_state(nnx.state(abstract, (nnx.Param, nnx.BatchStat)))
+    return {"/".join(map(str, path)): variable.get_value().dtype for path, variable in kept}
 
 
 def rules_for_modules(policy: Policy) -> Rules:
@@ -176,6 +188,8 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
         module.dtype = compute_dtype
     if _settable(module, "param_dtype"):
         module.param_dtype = param_dtype
+    if _settable(module, "attention_fn"):
+        module.attention_fn = attention_fn_for(module.attention_fn, compute_dtype)
     norm = is_norm(class_names(module))
     inside = compute_dtype if norm else None
     if norm and output_dtype is None:

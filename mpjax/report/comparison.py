@@ -3,12 +3,13 @@
 import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpjax.config.task import BEST
 from mpjax.errors import UsageError
 from mpjax.report.files import write_atomically
 from mpjax.report.wording import count, number
@@ -105,7 +106,7 @@ def compare_groups(
     apart = np.abs(_in_bands(smooth[0], smooth[1], single)) > 1
     together = np.flatnonzero(~apart)
     first = int(together[-1]) + 1 if len(together) else 0
-    best = _BEST.get(metric.rsplit("/", 1)[-1])
+    best = BEST.get(metric.rsplit("/", 1)[-1])
     bests = best and [_band(np.array([[best(_finite(curve))] for curve in curves]), band) for curves in found]
     return Comparison(
         metric,
@@ -117,9 +118,6 @@ def compare_groups(
         parts_at=steps[first] if first < len(steps) else None,
         apart=len(steps) - first,
     )
-
-
-_BEST: dict[str, Callable[[list[float]], float]] = {"loss": min, "accuracy": max}
 
 
 def _curve(metric: str, folder: str, records: Records) -> dict[int, float]:

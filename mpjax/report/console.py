@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from mpjax.config.task import BEST
 from mpjax.report.wording import duration, evaluation_fields, training_fields
 from mpjax.report.writer import Writer
 
@@ -132,8 +133,8 @@ class _LiveConsole:
             f"{self._step / total:.0%}",
             f"eta {duration(self._remaining)}",
         )
-        # Loss and accuracy of both kinds stand under each other, the rest below: all fits 80 columns.
-        quality = [field for field in self._trained if field[0] in ("loss", "accuracy")]
+        # Loss and scores of both kinds stand under each other, the rest below: all fits 80 columns.
+        quality = [field for field in self._trained if field[0] in BEST]
         others = [field for field in self._trained if field not in quality]
         rows = (("train", quality), ("test", self._tested), ("", others))
         return Group(bar, *(_numbers(head, fields) for head, fields in rows if fields))

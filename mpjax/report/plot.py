@@ -1,5 +1,6 @@
-"""curves.png: loss, accuracy and loss scale over the steps of a run, with the steps that were skipped."""
+"""curves.png: loss, scores and loss scale over the steps of a run, with the steps that were skipped."""
 
+import functools
 import io
 import math
 import os
@@ -21,7 +22,7 @@ _EMA = {"color": _GREEN, "linewidth": 1.6, "linestyle": (0, (4, 2)), "marker": "
 
 
 def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "") -> None:
-    """Draws the panels a run has numbers for: loss, accuracy, and loss scale if there was any scaling.
+    """Draws the panels a run has numbers for: loss, scores, and loss scale if there was any scaling.
 
     Args:
       records: what `read_metrics` gives; values that are not finite leave a gap and a mark.
@@ -62,11 +63,11 @@ def _draw_loss(panel, records: Records) -> None:
     _draw_curves(panel, records, "loss")
 
 
-def _draw_accuracy(panel, records: Records) -> None:
+def _draw_share(panel, records: Records, metric: str, title: str) -> None:
     from matplotlib.ticker import PercentFormatter
 
-    panel.set_title("Accuracy", loc="left")
-    _draw_curves(panel, records, "accuracy")
+    panel.set_title(title, loc="left")
+    _draw_curves(panel, records, metric)
     panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
     low, high = panel.get_ylim()
     low = max(low, -0.03)
@@ -191,6 +192,7 @@ def _has_scaling(records: Records) -> bool:
 
 _PANELS = (
     (_draw_loss, _has("loss")),
-    (_draw_accuracy, _has("accuracy")),
+    (functools.partial(_draw_share, metric="accuracy", title="Accuracy"), _has("accuracy")),
+    (functools.partial(_draw_share, metric="iou", title="Intersection over union"), _has("iou")),
     (_draw_loss_scale, _has_scaling),
 )

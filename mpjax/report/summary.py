@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpjax import strict_json
+from mpjax.config.task import BEST
 from mpjax.report.files import write_atomically
 from mpjax.report.wording import count, duration, number, rate
 
@@ -23,6 +24,7 @@ def summarise(
     examples_per_second: float,
     policy: str,
     parameters: int,
+    score: str = "accuracy",
     **more: str | float,
 ) -> dict[str, Any]:
     """What `summary.json` holds.
@@ -37,11 +39,12 @@ def summarise(
       examples_per_second: training throughput, compiling and evaluating left out.
       policy: the precision policy, in words.
       parameters: how many numbers the model learns.
+      score: the metric of the test set by which the best checkpoint is chosen.
       **more: further entries, as they are.
 
     Returns:
-      The last value of each metric of training and evaluation under its own name, `best/test/accuracy` with
-      `best/step` (the first step to reach it), and the arguments.
+      The last value of each metric of training and evaluation under its own name, the best of `score` as
+      `best/test/<score>` with `best/step` (the first step to reach it), and the arguments.
     """
     final = {
         name: value
@@ -51,7 +54,7 @@ def summarise(
     }
     return {
         **final,
-        **_best(records, "test/accuracy"),
+        **_best(records, score),
         "steps": steps,
         "attempts": attempts,
         "skipped": skipped,
@@ -98,7 +101,7 @@ def summary_table(summary: Mapping[str, Any]) -> str:
         (name.replace("/", " "), _with_best(name, summary))
         for group in ("train", "test", "ema")
         for name in summary
-        if name.startswith(f"{group}/") and name.endswith(("/loss", "/accuracy"))
+        if name.startswith(f"{group}/") and name.partition("/")[2] in BEST
     ]
     if "output_dir" in summary:
         rows.append(("folder", str(summary["output_dir"])))
@@ -106,12 +109,13 @@ def summary_table(summary: Mapping[str, Any]) -> str:
     return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
 
 
-def _best(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+def _best(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
+    name = f"test/{metric}"
     found = [(record[name], record["step"]) for record in records if math.isfinite(record.get(name, math.nan))]
     if not found:
         return {}
-    value, step = max(found, key=lambda pair: pair[0])
-    return {f"best/{name}": value, "best/step": step}
+    value = BEST[metric]([value for value, _ in found])
+    return {f"best/{name}": value, "best/step": next(step for other, step in found if other == value)}
 
 
 def _with_best(name: str, summary: Mapping[str, Any]) -> str:

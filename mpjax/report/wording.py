@@ -33,6 +33,7 @@ def duration(seconds: float | None) -> str:
 _TRAIN: dict[str, tuple[str, Callable[[float], str]]] = {
     "train/loss": ("loss", number),
     "train/accuracy": ("accuracy", number),
+    "train/iou": ("iou", number),
     "train/examples_per_second": ("examples/s", rate),
     "train/loss_scale": ("loss_scale", count),
     "train/skipped": ("skipped", count),

@@ -1,10 +1,12 @@
-"""The evaluation step: sums of metrics over a batch, and their exact means over a whole set."""
+"""The evaluation step: sums over a batch, and from their totals the exact metrics of a whole set."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from mpjax.training.objectives.objective import means
 from mpjax.training.structure import Arrays, Structure, uncast
 
 
@@ -15,12 +17,12 @@ def make_eval_step(
 
     Args:
       structure: the model taken apart, its policy applied.
-      measure: `(model, batch) -> values`, one float32 [B] array per metric; the model is in evaluation mode.
+      measure: `(model, batch) -> values`, one float32 [B, ...] array per quantity; the model is in evaluation mode.
       cast: as for `make_train_step`.
 
     Returns:
-      `(params, stats, batch) -> sums`, float32 scalars: each metric summed over the examples with their `weight`
-      ([B], 1 or 0 for padding; all 1 if absent), and `count`, the sum of weights.
+      `(params, stats, batch) -> sums`, float32 [...]: each quantity summed over the examples with their `weight` ([B],
+      1 or 0 for padding; all 1 if absent), and `count`, the sum of weights.
     """
 
     @cast
@@ -34,15 +36,28 @@ def make_eval_step(
         values = values_of(params, stats, batch)
         size = next(iter(values.values())).shape[0]
         weight = batch.get("weight", jnp.ones(size, jnp.float32))
-        # where, not a product: 0 * nan of a padding example would be nan.
-        sums = {name: jnp.sum(jnp.where(weight > 0, value * weight, 0)) for name, value in values.items()}
-        return sums | {"count": jnp.sum(weight)}
+        def total(value: jax.Array) -> jax.Array:
+            # where, not a product: 0 * nan of a padding example would be nan.
+            each = weight.reshape(size, *[1] * (value.ndim - 1))
+            return jnp.sum(jnp.where(each > 0, value * each, 0), axis=0)
+
+        return {name: total(value) for name, value in values.items()} | {"count": jnp.sum(weight)}
 
     return eval_step
 
 
-def evaluate(eval_step: Callable, params: Arrays, stats: Arrays, batches: Iterable) -> dict[str, float]:
-    """Means over all examples of `batches`, added up in float64 on the host after the last batch is dispatched."""
+def evaluate(
+    eval_step: Callable, params: Arrays, stats: Arrays, batches: Iterable, conclude: Callable = means
+) -> dict[str, float]:
+    """The metrics of all examples of `batches`.
+
+    Args:
+      eval_step: what `make_eval_step` gives.
+      params: by path.
+      stats: by path.
+      batches: on the device or not.
+      conclude: from the sums over all examples, added up in float64 on the host after the last batch is dispatched, to
+        metrics; by default means.
+    """
     sums = jax.device_get([eval_step(params, stats, batch) for batch in batches])
-    count = sum(float(s["count"]) for s in sums)
-    return {name: sum(float(s[name]) for s in sums) / count for name in sums[0] if name != "count"}
+    return conclude({name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]})

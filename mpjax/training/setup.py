@@ -11,14 +11,15 @@ from flax import nnx
 
 from mpjax import models
 from mpjax.config import Config
-from mpjax.data import prepare
+from mpjax.data import Fields
 from mpjax.precision.casting import autocast
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
 from mpjax.precision.scopes import modules_of
-from mpjax.training.objective import Objective, classification
+from mpjax.training.objectives.choose import objective_of
+from mpjax.training.objectives.objective import Objective
 from mpjax.training.precision import PrecisionPlan
 from mpjax.training.state import TrainState, create_state
-from mpjax.training.structure import Structure, take_apart, uncast
+from mpjax.training.structure import Arrays, Structure, take_apart, uncast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Task:
     make_model: Callable[[jax.Array], nnx.Module]
 
 
-def make_task(config: Config, plan: PrecisionPlan, *, image_shape: tuple[int, int, int], num_classes: int) -> Task:
-    """The task that `config` describes; no array is made yet.
+def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
+    """The task that `config` describes, on batches of these fields; no array is made yet.
 
     Raises:
       UsageError: a rule of the policy that matches no module.
@@ -51,16 +52,12 @@ def make_task(config: Config, plan: PrecisionPlan, *, image_shape: tuple[int, in
     policy = storage_policy(plan.policy) if autocasting else plan.policy
 
     def make_model(key: jax.Array) -> nnx.Module:
-        model = models.build(config.model, image_shape=image_shape, num_classes=num_classes, rngs=nnx.Rngs(key))
+        model = models.build(config.model, fields=fields, rngs=nnx.Rngs(key))
         apply_policy(model, policy)
         return model
 
     abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))
-    objective = classification(
-        lambda images, key: prepare(images, config.data, key),
-        policy,
-        label_smoothing=config.training.label_smoothing,
-    )
+    objective = objective_of(config, policy, fields)
     cast = uncast
     if autocasting:
         cast = functools.partial(
@@ -69,11 +66,29 @@ def make_task(config: Config, plan: PrecisionPlan, *, image_shape: tuple[int, in
     return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model)
 
 
-def initial_state(task: Task, tx: optax.GradientTransformation, *, seed: int, ema: bool, sharding) -> TrainState:
-    """The state before the first step, made on the devices it stays on."""
+def initial_state(
+    task: Task,
+    tx: optax.GradientTransformation,
+    *,
+    seed: int,
+    ema: bool,
+    sharding,
+    pretrained: Arrays | None = None,
+) -> TrainState:
+    """The state before the first step, made on the devices it stays on.
 
-    def make(key: jax.Array) -> TrainState:
+    Args:
+      task: what is trained.
+      tx: the optimizer.
+      seed: of the initial values.
+      ema: whether a moving average of the parameters is kept.
+      sharding: where the state is.
+      pretrained: parameters and statistics by path that take the place of initial values.
+    """
+
+    def make(key: jax.Array, given: Arrays) -> TrainState:
         _, params, stats = take_apart(task.make_model(key))
+        params, stats = ({n: given.get(n, value) for n, value in part.items()} for part in (params, stats))
         return create_state(params, stats, tx, ema=ema)
 
-    return jax.jit(make, out_shardings=sharding)(jax.random.key(seed))
+    return jax.jit(make, out_shardings=sharding)(jax.random.key(seed), pretrained or {})

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from mpjax.data.contract import conform, require_examples
+from mpjax.data.examples import labelled_images
 from mpjax.errors import UsageError
 
 
@@ -10,31 +11,31 @@ IMAGE = np.full((2, 3, 1), 200, np.uint8)
 
 
 def test_uint8_images_are_untouched():
-    assert conform({"image": IMAGE, "label": 1}, 10)["image"] is IMAGE
+    assert conform({"image": IMAGE, "label": 1}, labelled_images(10, (2, 3, 1)))["image"] is IMAGE
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
 def test_floating_images_become_float32(dtype):
-    settled = conform({"image": np.full((2, 3, 1), 0.5, dtype), "label": 1}, 10)["image"]
+    settled = conform({"image": np.full((2, 3, 1), 0.5, dtype), "label": 1}, labelled_images(10, (2, 3, 1)))["image"]
     assert settled.dtype == np.float32
     assert settled[0, 0, 0] == 0.5
 
 
 def test_float64_is_rounded_once():
     # Through bfloat16 or float16 this would be 1.0.
-    settled = conform({"image": np.full((1, 1, 1), 1.0001, np.float64), "label": 0}, 1)["image"]
+    settled = conform({"image": np.full((1, 1, 1), 1.0001, np.float64), "label": 0}, labelled_images(1, (1, 1, 1)))["image"]
     assert settled[0, 0, 0] == np.float32(1.0001)
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64, np.uint16])
 def test_label_2049_stays_2049(dtype):
-    label = conform({"image": IMAGE, "label": np.asarray(2049, dtype)}, 3000)["label"]
+    label = conform({"image": IMAGE, "label": np.asarray(2049, dtype)}, labelled_images(3000, (2, 3, 1)))["label"]
     assert (label.dtype, int(label)) == (np.int32, 2049)
 
 
 def test_batches_nested_ones_too():
     batch = {"image": np.zeros((4, 5, 2, 3, 1)), "label": np.zeros((4, 5), np.int64)}
-    settled = conform(batch, 10, (2, 3, 1))
+    settled = conform(batch, labelled_images(10, (2, 3, 1)))
     assert settled["image"].shape == (4, 5, 2, 3, 1)
     assert (settled["label"].shape, settled["label"].dtype) == ((4, 5), np.int32)
 
@@ -64,7 +65,7 @@ def with_pixel(value):
 )
 def test_refusals_name_the_field(example, says):
     with pytest.raises(UsageError, match=says):
-        conform(example, 10, (2, 3, 1))
+        conform(example, labelled_images(10, (2, 3, 1)))
 
 
 def test_an_empty_split_is_refused():

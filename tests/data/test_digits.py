@@ -23,8 +23,8 @@ def digits(tmp_path_factory):
 
 def test_sizes_shape_and_classes(digits):
     assert (len(digits.train), len(digits.test)) == (1437, 360)
-    assert digits.image_shape == (8, 8, 1)
-    assert digits.num_classes == 10
+    assert digits.fields["image"].shape == (8, 8, 1)
+    assert digits.fields["label"].num_classes == 10
 
 
 def test_every_fifth_image_is_tested_and_the_order_is_kept(digits):

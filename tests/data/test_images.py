@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.data.images import centre, decode, random_part, resize
+from mpjax.data.images import centre, decode, random_part, resize, size_of
 from mpjax.errors import UsageError
 
 
 def rng(seed=0):
     return np.random.default_rng(seed)
+
+
+def middle(stored, channels):
+    return centre()(*size_of(stored, channels), rng())
 
 
 def encoded(picture, form="PNG"):
@@ -62,19 +66,20 @@ def test_a_strip_that_no_part_fits_gives_its_middle():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_resize_to_the_size_of_the_box_copies_it(channels):
     image = rng().integers(256, size=(4, 8, channels), dtype=np.uint8)
-    np.testing.assert_array_equal(resize(image, channels, 4, centre(), rng()), image[:, 2:6])
+    np.testing.assert_array_equal(resize(image, channels, 4, middle(image, channels)), image[:, 2:6])
 
 
 def test_resize_averages():
     image = np.zeros((64, 64, 1), np.uint8)
     image[::2] = 200
-    np.testing.assert_allclose(resize(image, 1, 8, centre(), rng()), 100, atol=5)  # without averaging: 0 or 200
+    np.testing.assert_allclose(resize(image, 1, 8, middle(image, 1)), 100, atol=5)  # without averaging: 0 or 200
 
 
 def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():
     # Decoded at 1/4, 72 x 24; the square in the middle spans the middle third of the gray levels.
     ramp = np.broadcast_to(np.linspace(0, 255, 288).astype(np.uint8)[None, :, None], (96, 288, 3))
-    cut = resize(encoded(Image.fromarray(ramp), "JPEG"), 3, 24, centre(), rng())
+    stored = encoded(Image.fromarray(ramp), "JPEG")
+    cut = resize(stored, 3, 24, middle(stored, 3))
     np.testing.assert_allclose(cut[:, 0].mean(), 85, atol=3)
     np.testing.assert_allclose(cut[:, -1].mean(), 170, atol=3)
 
@@ -90,4 +95,4 @@ def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():
 )
 def test_what_cannot_be_resized(stored, channels, says):
     with pytest.raises(UsageError, match=says):
-        resize(stored, channels, 2, centre(), rng())
+        resize(stored, channels, 2, middle(stored, channels))

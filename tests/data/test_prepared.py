@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.data.prepared import open_prepared, prepared_names
+from mpjax.data.examples import labelled_images
+from mpjax.data.prepared import prepared_names
+from mpjax.data.prepared import open_prepared as open_table
+from mpjax.data.task import as_task
 from mpjax.errors import UsageError
+
+
+def open_prepared(config, data_dir):
+    return as_task(open_table(config, data_dir), "classification", config)
 
 
 @pytest.fixture
@@ -22,7 +29,7 @@ def change_info(data_dir, **fields):
 
 def test_reads_images_and_labels_and_nothing_else(tiny_sets):
     source = open_prepared(Data(name="tiny_tensor"), tiny_sets)
-    assert (source.num_classes, source.image_shape, source.varies) == (3, (4, 4, 3), False)
+    assert (source.fields, source.varies) == (labelled_images(3, (4, 4, 3)), False)
     assert (len(source.train), len(source.test)) == (10, 3)
     assert set(source.train[7]) == {"image", "label"}
     assert source.train[7]["label"] == 1
@@ -32,7 +39,7 @@ def test_reads_images_and_labels_and_nothing_else(tiny_sets):
 
 def test_images_stay_encoded(tiny_sets):
     source = open_prepared(Data(name="tiny_jpeg"), tiny_sets)
-    assert (source.image_shape, source.varies) == ((None, None, 3), True)
+    assert (source.fields["image"].shape, source.varies) == ((None, None, 3), True)
     assert source.train[0]["image"].startswith(b"\xff\xd8\xff")
 
 
@@ -110,5 +117,5 @@ def test_files_that_were_not_copied(own_dir):
 
 
 def test_no_image(tiny_sets):
-    with pytest.raises(UsageError, match=r"no image with a class label; its features are label: .*sentence: Text"):
+    with pytest.raises(UsageError, match=r"no column that could be the image.*its columns are .*sentence: Text"):
         open_prepared(Data(name="tiny_text"), tiny_sets)

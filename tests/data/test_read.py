@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
+from mpjax.data.examples import labelled_images
 from mpjax.data.images import centre, random_part
-from mpjax.data.read import Reader, fits_in_memory, image_shape, read_all, read_batch, reader
+from mpjax.data.read import Reader, batch_fields, fits_in_memory, read_all, read_batch, reader
 from mpjax.data.synthetic import synthetic_source
 from mpjax.errors import UsageError
 
 
 SOURCE = synthetic_source(3, (8, 6, 3), 1100)
-VARYING = dataclasses.replace(SOURCE, image_shape=(None, None, 3))
+VARYING = dataclasses.replace(SOURCE, fields=labelled_images(3, (None, None, 3)))
 
 
 class List(list):
@@ -20,7 +21,7 @@ class List(list):
 
 
 def test_all_of_a_split_in_its_order():
-    images, labels = read_all(SOURCE.train, reader(SOURCE, Data(), training=True), workers=2)
+    images, labels = read_all(SOURCE.train, reader(SOURCE, Data(), training=True), workers=2).values()
     assert (images.shape, images.dtype) == ((1100, 8, 6, 3), np.uint8)
     assert labels.tolist() == [index % 3 for index in range(1100)]
     np.testing.assert_array_equal(images[1099], SOURCE.train[1099]["image"])
@@ -28,7 +29,7 @@ def test_all_of_a_split_in_its_order():
 
 def test_float64_images_are_held_as_float32():
     examples = List([{"image": np.full((1, 1, 1), 0.25), "label": 0}] * 3)
-    images, labels = read_all(examples, Reader(1, (1, 1, 1), None), workers=0)
+    images, labels = read_all(examples, Reader(labelled_images(1, (1, 1, 1)), None), workers=0).values()
     assert (images.dtype, labels.dtype) == (np.float32, np.int32)
     assert images.ravel().tolist() == [0.25] * 3
 
@@ -37,12 +38,12 @@ def test_one_bad_example_among_many_is_refused():
     examples = List([{"image": np.zeros((1, 1, 1)), "label": 0}] * 600)
     examples[599] = {"image": np.full((1, 1, 1), np.nan), "label": 0}
     with pytest.raises(UsageError, match="image: 1 of 1 values are not finite"):
-        read_all(examples, Reader(1, (1, 1, 1), None), workers=2)
+        read_all(examples, Reader(labelled_images(1, (1, 1, 1)), None), workers=2)
 
 
 def test_images_of_one_size_are_resized_whole():
     read = reader(SOURCE, Data(image_size=5), training=True)
-    assert read.shape == (5, 5, 3)
+    assert read.fields["image"].shape == (5, 5, 3)
     assert read.frame(6, 8, np.random.default_rng(0)) == centre()(6, 8, np.random.default_rng(0))
     assert read_batch(SOURCE.train, [3, 4], read)["image"].shape == (2, 5, 5, 3)
 
@@ -54,8 +55,8 @@ def test_images_that_vary_are_cut_at_random_in_training_and_in_the_middle_in_eva
 
 
 def test_the_shape_of_images_in_a_batch():
-    assert image_shape(SOURCE, Data()) == (8, 6, 3)
-    assert image_shape(VARYING, Data(image_size=5)) == (5, 5, 3)
+    assert batch_fields(SOURCE, Data())["image"].shape == (8, 6, 3)
+    assert batch_fields(VARYING, Data(image_size=5))["image"].shape == (5, 5, 3)
 
 
 def test_images_that_vary_need_a_size():
@@ -64,9 +65,9 @@ def test_images_that_vary_need_a_size():
 
 
 def test_memory_is_counted_over_both_splits():
-    # 2,200 images of 8 x 6 x 3 bytes: 316,800.
+    # 2,200 images of 8 x 6 x 3 bytes, and labels of 4: 325,600.
     read = reader(SOURCE, Data(), training=True)
     assert fits_in_memory(SOURCE, Data(in_memory_mb=1), read)
-    large = reader(SOURCE, Data(image_size=13), training=True)  # 1,115,400 bytes
+    large = reader(SOURCE, Data(image_size=13), training=True)  # 1,124,200 bytes
     assert not fits_in_memory(SOURCE, Data(in_memory_mb=1), large)
     assert not fits_in_memory(VARYING, Data(), read)

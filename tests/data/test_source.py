@@ -4,6 +4,8 @@ import sys
 import pytest
 
 from mpjax.config.schema import Data
+from mpjax.data.examples import labelled_images
+from mpjax.data.fields import Label
 from mpjax.data.source import open_source
 from mpjax.errors import UsageError
 
@@ -19,12 +21,12 @@ def test_digits_obey_the_splits(tmp_path):
 
 
 def test_other_names_are_prepared_sets(tiny_sets):
-    assert open_source(Data(name="tiny_tensor"), tiny_sets).num_classes == 3
+    assert open_source(Data(name="tiny_tensor"), tiny_sets).fields["label"] == Label(3)
 
 
 def test_synthetic_has_two_batches(tmp_path):
     source = open_source(Data(name="synthetic:4x6x3:5", batch_size=8), tmp_path)
-    assert (len(source.train), source.image_shape, source.num_classes) == (16, (4, 6, 3), 5)
+    assert (len(source.train), source.fields) == (16, labelled_images(5, (4, 6, 3)))
 
 
 @pytest.mark.parametrize("name", ["synthetic", "synthetic:8x8:3", "synthetic:8x8x1:0"])

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
+from mpjax.data.examples import labelled_images
 from mpjax.data.prepared import open_prepared
 from mpjax.data.stream import BatchesInMemory, StreamedBatches, eval_batches, train_batches
 from mpjax.data.synthetic import synthetic_source
+from mpjax.data.task import as_task
 from mpjax.errors import UsageError
 
 
@@ -20,7 +22,7 @@ every_kind = pytest.mark.parametrize("config", [MEMORY, STREAM, UNTHREADED], ids
 
 @pytest.fixture(scope="module")
 def jpegs(tiny_sets):
-    return open_prepared(Data(name="tiny_jpeg"), tiny_sets)
+    return as_task(open_prepared(Data(name="tiny_jpeg"), tiny_sets), "classification", Data())
 
 
 def take(batches, position, count):
@@ -106,7 +108,7 @@ def test_random_parts_follow_from_the_position(jpegs):
 
 
 def test_random_parts_differ_between_epochs():
-    source = dataclasses.replace(synthetic_source(1, (40, 30, 3), 1), image_shape=(None, None, 3))
+    source = dataclasses.replace(synthetic_source(1, (40, 30, 3), 1), fields=labelled_images(1, (None, None, 3)))
     first, second = take(train_batches(source, Data(batch_size=1, image_size=8), 0), 0, 2)
     assert (first["image"] != second["image"]).any()
 
@@ -154,7 +156,7 @@ def test_training_refuses(config, seed, says):
 
 @every_kind
 def test_labels_out_of_range_are_refused(config):
-    wrong = dataclasses.replace(SOURCE, num_classes=2)
+    wrong = dataclasses.replace(SOURCE, fields=labelled_images(2, (4, 4, 1)))
     with pytest.raises(UsageError, match=r"label: 2 is outside \[0, 2\)"):
         take(train_batches(wrong, config, 0), 0, 4)
     with pytest.raises(UsageError, match=r"label: 2 is outside \[0, 2\)"):

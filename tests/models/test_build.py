@@ -8,13 +8,17 @@ import pytest
 from flax import nnx
 
 from mpjax import models
+from mpjax.config.models import MODELS
 from mpjax.config.schema import Model
+from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
+from mpjax.errors import UsageError
 from mpjax.models import mlp, resnet
+from mpjax.models.build import ENTRIES
 
 
 def build(**settings):
     config = dataclasses.replace(Model(width=4), **settings)
-    return models.build(config, image_shape=(8, 8, 3), num_classes=7, rngs=nnx.Rngs(0))
+    return models.build(config, fields=labelled_images(7, (8, 8, 3)), rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize(
@@ -58,3 +62,79 @@ def test_operations_carry_the_path_of_their_module():
 def test_parameters_are_float32(name):
     params = jax.tree.leaves(nnx.state(nnx.eval_shape(lambda: build(name=name)), nnx.Param))
     assert {leaf.dtype.name for leaf in params} == {"float32"}
+
+
+TEXTS = {"tokens": Tokens(9, 50), "length": Length(9), "label": Label(7)}
+PIXELS = {"image": Image((32, 32, 3)), "mask": Mask((32, 32), 7)}
+SMALL = {"vit": {"patch": 8, "width": 8, "heads": 2, "depth": 1}, "convnext": {"width": 8, "patch": 1}, "mlp": {}}
+SMALL |= {"bert": {"width": 8, "heads": 2, "depth": 1}, "gpt2": {"width": 8, "heads": 2, "depth": 1}}
+
+
+def fields_for(name):
+    return {"bert": TEXTS, "gpt2": {"tokens": Tokens(9, 50)}, "unet": PIXELS}.get(name, labelled_images(7, (32, 32, 3)))
+
+
+def test_every_name_of_the_settings_is_a_model_and_the_other_way_round():
+    assert list(ENTRIES) == list(MODELS)
+    assert all(0 < len(line) < 70 for line in MODELS.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_gives_logits_for_the_fields_of_its_task(name):
+    settings = SMALL.get(name.split("_")[0], {"width": 8})
+    fields = fields_for(name)
+    inputs = [jnp.zeros((2, 32, 32, 3))] if "image" in fields else [jnp.zeros((2, 9), jnp.int32)]
+    if name == "gpt2":
+        inputs = [inputs[0][:, :-1]]
+    if name == "bert":
+        inputs.append(jnp.array([9, 3], jnp.int32))
+
+    def logits():
+        return models.build(Model(name=name, **settings), fields=fields, rngs=nnx.Rngs(0))(*inputs)
+
+    wanted = {"gpt2": (2, 8, 50), "unet": (2, 32, 32, 7)}.get(name, (2, 7))
+    assert nnx.eval_shape(logits).shape == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("resnet18", TEXTS, "--model.name resnet18 takes image, and the data has tokens, length, label"),
+        ("resnet18", PIXELS, "--model.name resnet18 takes label, and the data has image, mask"),
+        ("unet", labelled_images(7, (8, 8, 3)), "--model.name unet takes mask"),
+        ("bert", labelled_images(7, (8, 8, 3)), "--model.name bert takes tokens"),
+    ],
+)
+def test_a_model_for_other_data_is_refused(name, fields, says):
+    with pytest.raises(UsageError, match=says):
+        models.build(Model(name=name), fields=fields, rngs=nnx.Rngs(0))
+
+
+def test_a_setting_that_the_model_does_not_have_is_refused():
+    with pytest.raises(UsageError, match="--model.heads 4: resnet18 has no such setting; leave it out"):
+        build(name="resnet18", heads=4)
+
+
+OWN = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, fields, *, rngs):
+        self.layer = nnx.Linear(fields["image"].shape[2], fields["label"].num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.layer(x.mean((1, 2)))
+
+def none(fields, *, rngs):
+    return None
+"""
+
+
+def test_a_model_of_ones_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    model = build(name=f"{tmp_path}/own.py:Net")
+    assert model(jnp.ones((2, 8, 8, 3))).shape == (2, 7)
+    with pytest.raises(UsageError, match=r"own.py:none gave NoneType; wanted a flax.nnx.Module"):
+        build(name=f"{tmp_path}/own.py:none")
+    with pytest.raises(UsageError, match="has no Nt; did you mean Net"):
+        build(name=f"{tmp_path}/own.py:Nt")

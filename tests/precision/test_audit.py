@@ -15,6 +15,7 @@ from flax import linen, nnx
 import mpjax
 from mpjax import models
 from mpjax.config import schema
+from mpjax.data import labelled_images
 from mpjax.errors import UsageError
 from mpjax.precision import Policy, apply_policy, audit, autocast
 from mpjax.precision.modules import storage_policy
@@ -409,7 +410,7 @@ def test_every_shipped_model_is_clean_under_every_preset(model, preset):
 
 def shipped(name: str, stem: str, policy: Policy) -> nnx.Module:
     settings = schema.Model(name=name, stem=stem, width=8)
-    model = models.build(settings, image_shape=(32, 32, 3), num_classes=10, rngs=nnx.Rngs(0))
+    model = models.build(settings, fields=labelled_images(10, (32, 32, 3)), rngs=nnx.Rngs(0))
     apply_policy(model, policy)
     return model
 

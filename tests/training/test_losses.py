@@ -5,11 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.losses import correct, cross_entropy
+from mpjax.training.losses import (
+    correct,
+    correct_in_top,
+    cross_entropy,
+    cross_entropy_over,
+    dice_loss,
+    intersection_and_union,
+    masked_cross_entropy,
+    perplexity,
+    soft_cross_entropy,
+)
 
 
 LOGITS = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]]
 LABELS = [0, 2]
+HALVES = ["float16", "bfloat16"]
 
 
 def test_cross_entropy_by_hand():
@@ -52,3 +63,157 @@ def test_correct_is_one_where_the_largest_logit_is_the_labels():
     scores = correct(jnp.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], jnp.float16), jnp.array([1, 1, 0]))
     assert scores.dtype == jnp.float32
     assert scores.tolist() == [1, 0, 0]
+
+
+# Soft targets
+
+
+def test_soft_cross_entropy_by_hand():
+    """Half of class 0 and half of class 2 costs the mean of both; a whole class what it costs by label."""
+    targets = jnp.array([[0.5, 0.0, 0.5], [0.0, 0.0, 1.0]])
+    losses = soft_cross_entropy(jnp.array(LOGITS), targets)
+    np.testing.assert_allclose(losses, [0.16984602 + 1.5, 1.0986123], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_soft_cross_entropy_is_computed_in_float32(dtype):
+    logits = jnp.array([[30000.0, -32768.0]], dtype)
+    loss = soft_cross_entropy(logits, jnp.array([[0.5, 0.5]], dtype))
+    assert loss.dtype == jnp.float32
+    assert float(loss[0]) == pytest.approx((float(logits[0, 0].astype(jnp.float32)) + 32768) / 2, rel=1e-6)
+
+
+# Pixels
+
+PIXELS = jnp.array([[[2.0, 0.0], [0.0, 0.0]], [[0.0, 1.0], [5.0, -5.0]]])[None]  # [1, 2, 2, 2]
+NLL = [[0.126928, 0.693147], [0.313262, 10.0000454]]  # of the classes [[0, 0], [1, 1]]
+
+
+def test_pixel_cross_entropy_is_the_mean_over_an_examples_pixels():
+    loss = cross_entropy_over(PIXELS, jnp.array([[[0, 0], [1, 1]]]))
+    np.testing.assert_allclose(loss, [np.mean(NLL)], rtol=1e-5)
+
+
+def test_ignored_pixels_do_not_count_whatever_their_label():
+    loss = cross_entropy_over(PIXELS, jnp.array([[[0, 255], [1, 255]]], jnp.uint8), ignore=255)
+    np.testing.assert_allclose(loss, [(0.126928 + 0.313262) / 2], rtol=1e-5)
+
+
+def test_ignored_pixels_have_no_gradient_and_the_others_a_finite_one():
+    labels = jnp.array([[[0, 255], [1, 255]]])
+    grads = jax.grad(lambda x: cross_entropy_over(x, labels, ignore=255)[0])(PIXELS)
+    assert np.asarray(grads)[0, :, 1].tolist() == [[0, 0], [0, 0]]
+    assert float(grads[0, 0, 0, 1]) == pytest.approx(0.119203 / 2, rel=1e-5)
+
+
+def test_an_image_of_ignored_pixels_costs_nothing():
+    labels = jnp.full((1, 2, 2), 255)
+    for loss in (cross_entropy_over, dice_loss):
+        value, grads = jax.value_and_grad(lambda x, loss=loss: loss(x, labels, ignore=255)[0])(PIXELS)
+        assert float(value) == 0
+        assert float(jnp.max(jnp.abs(grads))) == 0
+
+
+# Dice
+
+
+def test_dice_loss_by_hand():
+    """p of class 1 is 3/4 and 1/4, the classes are 1 and 0: 1 - (2 * 3/4 + 1) / (9/16 + 1/16 + 1 + 1), for both alike."""
+    logits = jnp.log(jnp.array([[[1.0, 3.0], [3.0, 1.0]]]))
+    loss = dice_loss(logits, jnp.array([[1, 0]]), smooth=1.0)
+    np.testing.assert_allclose(loss, [1 - 2.5 / 2.625], rtol=1e-5)
+
+
+def test_a_class_that_is_absent_and_not_found_costs_nothing():
+    logits = jnp.array([[[50.0, -50.0, -50.0]] * 4])
+    labels = jnp.zeros((1, 4), jnp.int32)
+    value, grads = jax.value_and_grad(lambda x: dice_loss(x, labels)[0])(logits)
+    assert float(value) == pytest.approx(0, abs=1e-6)
+    assert bool(jnp.isfinite(grads).all())
+
+
+def test_all_wrong_costs_almost_one():
+    logits = jnp.where(jnp.arange(2) == 0, 50.0, -50.0) * jnp.ones((1, 64, 64, 1))
+    loss = dice_loss(logits, jnp.ones((1, 64, 64), jnp.int32))
+    assert float(loss[0]) == pytest.approx(1 - 1 / 4097, rel=1e-6)
+
+
+def test_ignored_pixels_do_not_count_for_dice():
+    logits = jnp.log(jnp.array([[[1.0, 3.0], [3.0, 1.0], [1.0, 99.0]]]))
+    loss = dice_loss(logits, jnp.array([[1, 0, 255]]), ignore=255)
+    np.testing.assert_allclose(loss, [1 - 2.5 / 2.625], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sums_over_512_by_512_pixels_do_not_overflow(dtype):
+    """262,144 pixels of one class, each with probability 1/2: float16 ends at 65,504."""
+    logits = jnp.zeros((1, 512, 512, 2), dtype)
+    value, grads = jax.value_and_grad(lambda x: dice_loss(x, jnp.ones((1, 512, 512), jnp.uint8))[0])(logits)
+    assert value.dtype == jnp.float32
+    there, absent = (262144 + 1) / (262144 * 1.25 + 1), 1 / (262144 / 4 + 1)
+    assert float(value) == pytest.approx(1 - (there + absent) / 2, rel=1e-5)
+    assert bool(jnp.isfinite(grads.astype(jnp.float32)).all())
+
+
+# Scores
+
+
+def test_top_k_by_hand():
+    logits = jnp.array([[0.1, 0.4, 0.3, 0.2]] * 4, jnp.float16)
+    labels = jnp.arange(4)
+    assert correct_in_top(1, logits, labels).tolist() == [0, 1, 0, 0]
+    assert correct_in_top(2, logits, labels).tolist() == [0, 1, 1, 0]
+    assert correct_in_top(4, logits, labels).tolist() == [1, 1, 1, 1]
+    assert correct_in_top(2, logits, labels).dtype == jnp.float32
+
+
+def test_top_1_is_correct_also_among_equals_and_nans():
+    random = np.random.default_rng(0)
+    logits = jnp.asarray(random.integers(0, 3, (500, 5)), jnp.float32)
+    labels = jnp.asarray(random.integers(0, 5, 500), jnp.int32)
+    np.testing.assert_array_equal(correct_in_top(1, logits, labels), correct(logits, labels))
+    broken = jnp.full((1, 5), jnp.nan)
+    assert [correct_in_top(k, broken, jnp.array([0])).tolist() for k in (1, 5)] == [[0], [0]]
+
+
+def test_intersection_and_union_by_hand():
+    """Found: 0 0 1 2. There: 0 1 1 1, and then a pixel that is ignored."""
+    logits = jax.nn.one_hot(jnp.array([[0, 0, 1, 2, 2]]), 4)
+    shared, either = intersection_and_union(logits, jnp.array([[0, 1, 1, 1, 255]], jnp.uint8), ignore=255)
+    assert (shared.dtype, either.dtype) == (jnp.float32, jnp.float32)
+    assert shared.tolist() == [[1, 1, 0, 0]]
+    assert either.tolist() == [[2, 3, 1, 0]]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_pixels_are_counted_exactly_in_float32(dtype):
+    """262,145 would be 262,144 in bfloat16 and inf in float16."""
+    logits = jnp.zeros((2, 262145, 2), dtype)
+    shared, either = intersection_and_union(logits, jnp.zeros((2, 262145), jnp.int32))
+    assert shared.tolist() == either.tolist() == [[262145, 0]] * 2
+
+
+# Tokens
+
+
+def test_token_cross_entropy_sums_and_counts_what_the_mask_keeps():
+    mask = jnp.array([[[1, 0], [1, 0]]], bool)
+    total, count = masked_cross_entropy(PIXELS, jnp.array([[[0, -100], [1, 7]]]), mask)
+    assert (total.dtype, count.dtype) == (jnp.float32, jnp.float32)
+    np.testing.assert_allclose(total, [0.126928 + 0.313262], rtol=1e-5)
+    assert count.tolist() == [2]
+
+
+def test_a23_a_sum_over_4096_tokens_is_finite_and_float32():
+    logits = jnp.tile(jnp.array([20.0, 0.0], jnp.float16), (2, 4096, 1))
+    total, count = masked_cross_entropy(logits, jnp.ones((2, 4096), jnp.int32), jnp.ones((2, 4096)))
+    assert total.dtype == jnp.float32
+    np.testing.assert_allclose(total, [4096 * 20] * 2, rtol=1e-4)
+    assert count.tolist() == [4096, 4096]
+
+
+def test_perplexity_of_a_guess_among_50_tokens_is_50():
+    logits = jnp.zeros((1, 7, 50), jnp.bfloat16)
+    total, count = masked_cross_entropy(logits, jnp.arange(7)[None], jnp.ones((1, 7), jnp.int32))
+    np.testing.assert_allclose(perplexity(total, count), [50], rtol=1e-5)
+    assert perplexity(jnp.zeros(1), jnp.zeros(1)).tolist() == [1]

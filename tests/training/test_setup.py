@@ -11,6 +11,7 @@ import pytest
 
 from mpjax.config import Config
 from mpjax.config.schema import Model, Precision
+from mpjax.data import labelled_images
 from mpjax.errors import UsageError
 from mpjax.precision import check_dtypes, dynamic_loss_scaling
 from mpjax.precision.casting.jaxprs import equations
@@ -25,7 +26,7 @@ CONFIG = dataclasses.replace(Config(), model=Model(name="mlp", width=4))
 
 def task_of(**precision):
     plan = plan_precision(Precision(**precision))
-    return make_task(CONFIG, plan, image_shape=(2, 2, 1), num_classes=3)
+    return make_task(CONFIG, plan, labelled_images(3, (2, 2, 1)))
 
 
 def state_of(task, seed=0, ema=False):
@@ -86,7 +87,7 @@ def resnet(step="eval", **precision):
     rules = precision.pop("rules", "")
     rules = dict(rule.split("=", 1) for rule in rules.split(";") if rule)
     plan = plan_precision(Precision(rules=rules, **precision))
-    task = make_task(RESNET, plan, image_shape=(8, 8, 1), num_classes=3)
+    task = make_task(RESNET, plan, labelled_images(3, (8, 8, 1)))
     state = jax.eval_shape(lambda: initial_state(task, TX, seed=0, ema=False, sharding=replicated(data_mesh())))
     check_dtypes(state, "float32", name="state")
     if step == "train":

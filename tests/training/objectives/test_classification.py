@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpjax.precision import get_policy
-from mpjax.training.objective import classification
+from mpjax.training.objectives.classification import classification
 
 
 class Recording:
@@ -17,9 +17,9 @@ class Recording:
         return images.reshape(images.shape[0], -1)[:, :2].astype(jnp.float32)
 
 
-def prepare(images, key):
-    scaled = images.astype(jnp.float32) / 255
-    return scaled if key is None else scaled + 1
+def prepare(batch, key):
+    scaled = batch["image"].astype(jnp.float32) / 255
+    return {**batch, "image": scaled if key is None else scaled + 1}
 
 
 BATCH = {
@@ -43,7 +43,7 @@ def test_a28_images_reach_the_model_in_the_compute_dtype(policy, dtype):
 
 def test_a28_images_are_cast_once():
     """A28: whatever prepares them, one conversion to the compute dtype is in the program."""
-    objective, images = classification(lambda x, key: x, get_policy("mixed_float16")), jnp.zeros((2, 1, 2, 1))
+    objective, images = classification(lambda batch, key: batch, get_policy("mixed_float16")), jnp.zeros((2, 1, 2, 1))
     jaxpr = jax.make_jaxpr(lambda x: objective.measure(lambda x: x[:, 0, :, 0], {**BATCH, "image": x}))(images)
     casts = [
         e for e in jaxpr.eqns if e.primitive.name == "convert_element_type" and e.invars[0] is jaxpr.jaxpr.invars[0]

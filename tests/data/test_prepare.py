@@ -4,13 +4,20 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.data.augment import prepare, random_crop, random_flip
+from mpjax.data.examples import labelled_images
+from mpjax.data.fields import IGNORED
+from mpjax.data.prepare import prepare as prepare_batch
 from mpjax.errors import UsageError
 
 
 PLAIN = Data(crop_padding=0)
 IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 3), np.uint8)
 KEY = jax.random.key(0)
+
+
+def prepare(images, config, key=None):
+    batch = {"image": images, "label": jnp.zeros(len(images), jnp.int32)}
+    return prepare_batch(batch, key, config=config, fields=labelled_images(1, images.shape[1:]))["image"]
 
 
 def test_uint8_is_scaled_to_0_to_1():
@@ -39,28 +46,6 @@ def test_one_mean_serves_all_channels():
 def test_no_augmentation_without_a_key():
     config = Data(crop_padding=2, flip=True)
     np.testing.assert_allclose(prepare(jnp.asarray(IMAGES), config), IMAGES / 255, rtol=1e-6)
-
-
-def test_random_crop_is_a_loop_over_offsets():
-    padded = np.pad(IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)))
-    offsets = np.asarray(jax.random.randint(KEY, (6, 2), 0, 5))
-    wanted = [image[top : top + 5, left : left + 7] for image, (top, left) in zip(padded, offsets, strict=True)]
-    np.testing.assert_array_equal(random_crop(jnp.asarray(IMAGES), 2, KEY), np.stack(wanted))
-
-
-def test_every_offset_occurs_alike():
-    one = jnp.zeros((9000, 3, 3, 1), jnp.uint8).at[:, 1, 1].set(1)
-    share = np.asarray(random_crop(one, 1, KEY), np.float32)[..., 0].mean(0)
-    np.testing.assert_allclose(share, np.full((3, 3), 1 / 9), atol=0.012)
-
-
-def test_random_flip_mirrors_half_of_the_images_left_to_right():
-    images = jnp.tile(jnp.asarray(IMAGES[:1]), (2000, 1, 1, 1))
-    out = np.asarray(random_flip(images, KEY))
-    flipped = (out == IMAGES[0, :, ::-1]).all((1, 2, 3))
-    kept = (out == IMAGES[0]).all((1, 2, 3))
-    assert (flipped ^ kept).all()
-    assert 0.46 < flipped.mean() < 0.54
 
 
 def test_padding_is_black_before_normalisation():
@@ -104,3 +89,15 @@ def test_raw_keys_serve_too():
 def test_refusals(images, config, says):
     with pytest.raises(UsageError, match=says):
         prepare(jnp.asarray(images), config)
+
+
+def test_labels_are_untouched_and_masks_move_with_their_images():
+    images = jnp.asarray(IMAGES[..., :1])
+    batch = {"image": images, "mask": images[..., 0].astype(jnp.int32)}
+    out = prepare_batch(batch, KEY, config=Data(crop_padding=1, flip=True), fields={})
+    inside = np.asarray(out["mask"]) != IGNORED
+    assert inside.mean() < 1
+    np.testing.assert_allclose(np.asarray(out["image"][..., 0])[inside] * 255, np.asarray(out["mask"])[inside], rtol=1e-5)
+    labels = jnp.array([2049], jnp.int32)
+    out = prepare_batch({"image": images[:1], "label": labels}, KEY, config=PLAIN, fields={})
+    assert out["label"] is labels

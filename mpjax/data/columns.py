@@ -1,0 +1,65 @@
+"""Which column of a data set serves as which field of a task."""
+
+import difflib
+from collections.abc import Mapping
+
+from mpjax.config.schema import Data
+from mpjax.data.fields import Image, Label, Mask
+from mpjax.data.table import Column, Other, Table, Text
+from mpjax.errors import UsageError
+
+
+_USUAL = {
+    "image": ("image", "img", "pixels", "picture"),
+    "label": ("label", "labels", "target", "class"),
+    "mask": ("mask", "segmentation_mask", "annotation", "label"),
+    "text": ("text", "sentence", "content", "review"),
+}
+_WANTED = {
+    "image": (Image, "an image [height, width, channels]"),
+    "label": (Label, "class numbers"),
+    "mask": (Mask, "an image [height, width, 1] of class numbers"),
+    "text": (Text, "text"),
+}
+
+
+def choose_columns(table: Table, fields: tuple[str, ...], config: Data) -> dict[str, str]:
+    """A column for each of `fields`: the one `config.columns` names, else the one the set prefers, else by usual names.
+
+    Raises:
+      UsageError: a column that is not there, a field that does not exist, or none or several that would do; the message
+        lists the columns and says what to write.
+    """
+    if unknown := sorted(set(config.columns) - set(fields)):
+        raise UsageError(f"--data.columns {unknown[0]}: this task has the fields {', '.join(fields)}")
+    return {field: _column_for(field, table, config.columns) for field in fields}
+
+
+def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
+    shown = ", ".join(f"{name}: {column}" for name, column in table.columns.items())
+    if field in named:
+        if named[field] in table.columns:
+            return named[field]
+        near = difflib.get_close_matches(named[field], table.columns, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"--data.columns {field} {named[field]}: '{table.name}' has {shown}{hint}")
+    fitting = [name for name, column in table.columns.items() if _fits(field, column)]
+    for candidate in (table.preferred.get(field), *_USUAL[field]):
+        if candidate in fitting:
+            return candidate
+    sure = [name for name in fitting if isinstance(table.columns[name], _WANTED[field][0])]
+    if len(sure) == 1:
+        return sure[0]
+    raise UsageError(
+        f"data set '{table.name}' has {'several columns' if sure else 'no column'} that could be the {field}, "
+        f"{_WANTED[field][1]}; its columns are {shown}; write --data.columns {field} COLUMN"
+    )
+
+
+def _fits(field: str, column: Column) -> bool:
+    """Whether a column may hold a field; one that does not say what it holds may hold anything but text."""
+    if field == "mask" and isinstance(column, Image):
+        return column.shape[2] == 1
+    if field == "text":
+        return isinstance(column, Text)
+    return isinstance(column, (_WANTED[field][0], Other))

@@ -1,0 +1,236 @@
+"""The fields of an example: what each holds, in which shape, and in which dtype it reaches the device.
+
+This is the one contract between data and model: images arrive as uint8 or float32, everything else as int32; the step
+casts images to the compute dtype of the policy, once, and nothing else.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import is_floating
+
+
+class Field(Protocol):
+    """One field."""
+
+    @property
+    def rank(self) -> int:
+        """How many axes one example has."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Where its values come from, for messages."""
+        ...
+
+    def settle(self, name: str, value: np.ndarray) -> np.ndarray:
+        """`value` [..., axes of one example] in the dtype of the contract.
+
+        Raises:
+          UsageError: it cannot be that; the message says what `name` is, what is wanted, and what to write.
+        """
+        ...
+
+
+Fields = Mapping[str, Field]
+"""By name: `image`, `label`, `mask`, `tokens`, `length`."""
+
+IGNORED = 255
+"""The class number of pixels that count neither in the loss nor in the metrics."""
+
+_LINE = "in the function of --data.preprocess"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _FromColumn:
+    """What every field knows besides.
+
+    Args:
+      origin: where its values come from, in the user's words, as `column 'img'`; empty where its name says that.
+    """
+
+    origin: str = dataclasses.field(default="", compare=False, repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Image(_FromColumn):
+    """Pixels: uint8 in 0..255 as they are, floating point as float32.
+
+    Args:
+      shape: (H, W, C); H and W are None where they vary.
+    """
+
+    shape: tuple[int | None, int | None, int]
+
+    @property
+    def rank(self) -> int:
+        """Height, width, channels."""
+        return 3
+
+    def settle(self, name: str, value: np.ndarray) -> np.ndarray:
+        """uint8 or float32 [..., H, W, C]."""
+        if not _fits(value.shape, self.shape):
+            raise UsageError(
+                f"{called(name, self)}: shape {value.shape}; wanted "
+                f"{_words(self.shape, 'height', 'width', 'channels')} per example "
+                f"(a grayscale image has 1 channel: write {name}[..., None]; images of several sizes need "
+                "--data.image_size)"
+            )
+        if value.dtype == np.uint8:
+            return value
+        if not is_floating(value):
+            raise UsageError(
+                f"{called(name, self)}: dtype {value.dtype}; wanted uint8 in 0..255, or floating point scaled as the "
+                f"model wants it; write {name}.astype(np.uint8) or {name}.astype(np.float32) / largest_value {_LINE}"
+            )
+        with np.errstate(over="ignore"):  # a float64 beyond float32's range becomes inf, which is refused below
+            value = value.astype(np.float32, copy=False)
+        finite = np.isfinite(value)
+        if not finite.all():
+            first = tuple(int(i) for i in np.argwhere(~finite)[0])
+            raise UsageError(
+                f"{called(name, self)}: {value.size - np.count_nonzero(finite)} of {value.size} values are not finite "
+                f"in float32, the first at {first}: {value[first]}; wanted finite pixels; repair the data or drop the "
+                "example"
+            )
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Label(_FromColumn):
+    """A class number.
+
+    Args:
+      num_classes: it is in [0, num_classes).
+    """
+
+    num_classes: int
+
+    @property
+    def rank(self) -> int:
+        """A scalar."""
+        return 0
+
+    def settle(self, name: str, value: np.ndarray) -> np.ndarray:
+        """int32 [...]."""
+        return _class_numbers(self, name, value, self.num_classes, f"write {name}.argmax(-1) for one-hot labels")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask(_FromColumn):
+    """A class number for every pixel.
+
+    Args:
+      shape: (H, W); None where they vary.
+      num_classes: they are in [0, num_classes), or `IGNORED`.
+    """
+
+    shape: tuple[int | None, int | None]
+    num_classes: int
+
+    def __post_init__(self):
+        if self.num_classes > IGNORED:
+            raise UsageError(
+                f"mask: {self.num_classes} classes; wanted at most {IGNORED}: class {IGNORED} marks the pixels that do "
+                "not count"
+            )
+
+    @property
+    def rank(self) -> int:
+        """Height, width."""
+        return 2
+
+    def settle(self, name: str, value: np.ndarray) -> np.ndarray:
+        """int32 [..., H, W]."""
+        if not _fits(value.shape, self.shape):
+            raise UsageError(
+                f"{called(name, self)}: shape {value.shape}; wanted {_words(self.shape, 'height', 'width')} per "
+                f"example, as its image has (a mask with a last axis of 1: write {name}[..., 0])"
+            )
+        advice = f"write {name}.argmax(-1) for one-hot masks"
+        return _class_numbers(self, name, value, self.num_classes, advice, ignored=IGNORED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(_FromColumn):
+    """Token numbers of a text, padded at its end to one length.
+
+    Args:
+      length: tokens of an example.
+      vocabulary: they are in [0, vocabulary).
+    """
+
+    length: int
+    vocabulary: int
+
+    @property
+    def rank(self) -> int:
+        """Position."""
+        return 1
+
+    def settle(self, name: str, value: np.ndarray) -> np.ndarray:
+        """int32 [..., length]."""
+        if not _fits(value.shape, (self.length,)):
+            raise UsageError(
+                f"{called(name, self)}: shape {value.shape}; wanted [{self.length}] per example; write --data.length"
+            )
+        return _class_numbers(self, name, value, self.vocabulary, "is the tokenizer that of the model?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Length(_FromColumn):
+    """How many of the tokens are text and not padding.
+
+    Args:
+      largest: it is in [0, largest].
+    """
+
+    largest: int
+
+    @property
+    def rank(self) -> int:
+        """A scalar."""
+        return 0
+
+    def settle(self, name: str, value: np.ndarray) -> np.ndarray:
+        """int32 [...]."""
+        return _class_numbers(self, name, value, self.largest + 1, "wanted the number of tokens that are not padding")
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    ends = shape[len(shape) - len(wanted) :]
+    return len(shape) >= len(wanted) and all(w in (None, size) for size, w in zip(ends, wanted, strict=True))
+
+
+def _words(shape: tuple[int | None, ...], *names: str) -> str:
+    return f"[{', '.join(str(n) if size is None else str(size) for size, n in zip(shape, names, strict=True))}]"
+
+
+def called(name: str, field: Field | None) -> str:
+    """A field as messages name it: with the user's column, where that has another name."""
+    return f"{name} ({field.origin})" if field and field.origin else name
+
+
+def _class_numbers(
+    field: Field, name: str, value: np.ndarray, count: int, advice: str, ignored: int | None = None
+) -> np.ndarray:
+    if not np.issubdtype(value.dtype, np.integer):
+        raise UsageError(
+            f"{called(name, field)}: dtype {value.dtype}; wanted integer class numbers in [0, {count}); "
+            f"write {name}.astype(np.int32) {_LINE}; {advice}"
+        )
+    outside = (value < 0) | (value >= count)
+    if ignored is not None:
+        outside &= value != ignored
+    if outside.any():
+        raise UsageError(
+            f"{called(name, field)}: {int(value[outside].flat[0])} is outside [0, {count}); "
+            "wanted class numbers from 0; is num_classes right, and is the split labelled?"
+        )
+    if count - 1 > np.iinfo(np.int32).max:
+        raise UsageError(f"{called(name, field)}: {count} classes do not fit int32; wanted at most 2**31")
+    return value.astype(np.int32)

@@ -1,0 +1,40 @@
+"""How a tensorflow-datasets set that needs no download gets to disk: once, whole, and without a word."""
+
+import contextlib
+import io
+
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.utils import tqdm_utils
+
+
+def write_once(builder: tfds.core.DatasetBuilder) -> None:
+    """Writes the files of `builder`, unless they are there.
+
+    Safe to call from several processes at once and to kill: the files are written to a folder of their own, which is
+    renamed when it is complete.
+    """
+    if _complete(builder):
+        return
+    try:
+        with _quiet():
+            builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+    except OSError:
+        # Another process renamed its copy, the same as ours, into place first.
+        if not _complete(builder):
+            raise
+
+
+def _complete(builder: tfds.core.DatasetBuilder) -> bool:
+    return (builder.data_path / "dataset_info.json").exists()
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Silences tfds's progress bars and its lines on standard output."""
+    shown = tqdm_utils._active
+    tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        tfds.display_progress_bar(shown)

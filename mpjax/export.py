@@ -1,0 +1,48 @@
+"""Export of a checkpoint on one page: a run's folder in, a safetensors file out."""
+
+import pathlib
+
+import optax
+
+from mpjax import data
+from mpjax.config.export import Export
+from mpjax.config.finished import config_of_run
+from mpjax.config.folders import data_folder
+from mpjax.errors import UsageError
+from mpjax.loop.checkpoint import read_checkpoint
+from mpjax.loop.restore import adopt
+from mpjax.models.pretrained import PretrainedReport, export_safetensors
+from mpjax.precision.loss_scale import no_loss_scaling
+from mpjax.run import CHECKPOINTS, set_up_jax
+from mpjax.training.mesh import data_mesh, replicated
+from mpjax.training.precision import plan_precision
+from mpjax.training.setup import initial_state, make_task
+
+
+def export_run(settings: Export) -> PretrainedReport:
+    """Writes a checkpoint's weights and prints what was written.
+
+    Raises:
+      UsageError: no run, no such checkpoint, or a layout that the model does not have.
+    """
+    folder = pathlib.Path(settings.run)
+    config = config_of_run(folder)
+    if settings.ema and not config.training.ema:
+        raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
+    plan = plan_precision(config.precision)
+    set_up_jax(config, plan.policy)
+
+    # The model: its shapes follow from the data set's
+    source = data.open_source(config.data, data_folder(config), config.task)
+    task = make_task(config, plan, data.batch_fields(source, config.data))
+
+    # The checkpoint's parameters
+    position, saved, _ = read_checkpoint(folder / CHECKPOINTS, settings.checkpoint)
+    bare = no_loss_scaling(optax.identity())
+    fresh = initial_state(task, bare, seed=0, ema=settings.ema, sharding=replicated(data_mesh()))
+    state = adopt(fresh, saved, same_scaling=False)
+
+    model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
+    report = export_safetensors(model, settings.output, dtype=settings.dtype or None, layout=settings.layout)
+    print(f"checkpoint {position} of {folder}: {report.totals}")
+    return report

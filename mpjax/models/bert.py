@@ -1,0 +1,77 @@
+"""BERT: a text encoder that reads in both directions, with a classifier on its first token.
+
+Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers", 2018 (arXiv:1810.04805).
+
+Shapes: B batch, T tokens, D width.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mpjax.models.attention import Implementation
+from mpjax.models.transformer import INIT, Block, check_length, dropping, post_norm, with_positions
+
+
+EPSILON = 1e-12
+
+
+class BERT(nnx.Module):
+    """Embeddings of tokens, segments and positions, post-norm blocks, the pooler, and a linear classifier.
+
+    Args:
+      num_classes: number of logits.
+      vocabulary: number of different tokens.
+      length: the most tokens that a text can have.
+      width: D.
+      depth: number of blocks.
+      heads: heads of the attention; divide the width.
+      dropout: share of values set to zero in training.
+      implementation: of the attention.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        rngs: nnx.Rngs,
+        vocabulary: int = 30522,
+        length: int = 512,
+        width: int,
+        depth: int,
+        heads: int,
+        dropout: float = 0.1,
+        implementation: Implementation = "auto",
+    ):
+        self.tokens = nnx.Embed(vocabulary, width, embedding_init=INIT, rngs=rngs)
+        self.segments = nnx.Embed(2, width, embedding_init=INIT, rngs=rngs)
+        self.positions = nnx.Param(INIT(rngs.params(), (length, width)))
+        self.norm = nnx.LayerNorm(width, epsilon=EPSILON, rngs=rngs)
+        self.dropout = dropping(dropout, rngs)
+        block = functools.partial(Block, width, heads, order=post_norm, epsilon=EPSILON, dropout=dropout)
+        self.blocks = nnx.List([block(implementation=implementation, rngs=rngs) for _ in range(depth)])
+        self.pooler = nnx.Linear(width, width, kernel_init=INIT, rngs=rngs)
+        self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)
+
+    def __call__(
+        self, tokens: jax.Array, lengths: jax.Array | None = None, segments: jax.Array | None = None
+    ) -> jax.Array:
+        """Texts to logits [B, num_classes].
+
+        Args:
+          tokens: int32 [B, T], padded on the right.
+          lengths: int32 [B], how many tokens of each text are not padding; None: all.
+          segments: int32 [B, T], 0 for the first sentence and 1 for the second; None: all 0.
+        """
+        check_length(tokens, self.positions.shape[0])
+        x = self.tokens(tokens) + self.segments(jnp.zeros_like(tokens) if segments is None else segments)
+        x = self.dropout(self.norm(with_positions(x, self.positions[...])))
+        for block in self.blocks:
+            x = block(x, lengths)
+        x = jnp.tanh(self.pooler(x[:, 0]))
+        return self.head(self.dropout(x))
+
+
+bert_base = functools.partial(BERT, width=768, depth=12, heads=12)

@@ -1,0 +1,128 @@
+"""From settings to the network they name."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from mpjax.config import schema
+from mpjax.config.functions import load_function
+from mpjax.data.fields import Fields
+from mpjax.errors import UsageError
+from mpjax.models import bert, convnext, gpt2, resnet, unet, vit, wide_resnet, xception
+from mpjax.models.mlp import MLP
+from mpjax.precision.scopes import name_scopes
+
+
+class Entry(NamedTuple):
+    """A model that has a name.
+
+    Attributes:
+      make: gives the module; takes the arguments that `inputs` makes, `rngs`, and those of `settings` that are not 0.
+      inputs: from the fields of a batch and the settings to the arguments that follow from the data.
+      settings: which of `mpjax.config.schema.Model` the model has, besides those that `inputs` reads.
+    """
+
+    make: Callable[..., nnx.Module]
+    inputs: Callable[[Fields, schema.Model], dict[str, Any]]
+    settings: tuple[str, ...] = ()
+
+
+def build(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    """The network that `config` names, in float32, its operations named by module path.
+
+    Args:
+      config: the `model` section.
+      fields: what a batch holds (`mpjax.data.batch_fields`).
+      rngs: where initial values come from.
+
+    Raises:
+      UsageError: the model does not take such data, or has no such setting.
+    """
+    if ":" in config.name:
+        model = load_function(config.name, flag="--model.name")(fields, rngs=rngs)
+        if not isinstance(model, nnx.Module):
+            raise UsageError(f"--model.name {config.name} gave {type(model).__name__}; wanted a flax.nnx.Module")
+    else:
+        entry = ENTRIES[config.name]
+        given = {name: value for name in _SETTINGS if (value := getattr(config, name))}
+        if extra := sorted(set(given) - set(entry.settings)):
+            raise UsageError(f"--model.{extra[0]} {given[extra[0]]}: {config.name} has no such setting; leave it out")
+        try:
+            arguments = entry.inputs(fields, config)
+        except KeyError as error:
+            raise UsageError(
+                f"--model.name {config.name} takes {error.args[0]}, and the data has {', '.join(fields)}; "
+                "take another model or write --task"
+            ) from None
+        model = entry.make(**{**arguments, **given}, rngs=rngs)
+    name_scopes(model)
+    return model
+
+
+_SETTINGS = ("width", "depth", "heads", "patch", "dropout")
+"""Settings whose 0 stands for what was published."""
+
+
+def _images(fields: Fields, config: schema.Model) -> dict[str, Any]:
+    return {"channels": fields["image"].shape[2], "num_classes": fields["label"].num_classes}
+
+
+def _flat_images(fields: Fields, config: schema.Model) -> dict[str, Any]:
+    features = math.prod(fields["image"].shape)
+    return {"features": features, "num_classes": fields["label"].num_classes, "width": 16, "depth": 2}
+
+
+def _sized_images(fields: Fields, config: schema.Model) -> dict[str, Any]:
+    return {"image_shape": fields["image"].shape, "num_classes": fields["label"].num_classes, "pool": config.pool}
+
+
+def _for_resnet(fields: Fields, config: schema.Model) -> dict[str, Any]:
+    # The channels of the first stage in the paper: on CIFAR-10, and on ImageNet.
+    stem, width = {"small": (resnet.SmallStem, 16), "imagenet": (resnet.ImageNetStem, 64)}[config.stem]
+    return {"stem": stem, "width": width, **_images(fields, config)}
+
+
+def _for_xception(fields: Fields, config: schema.Model) -> dict[str, Any]:
+    stem = {"small": xception.SmallStem, "imagenet": xception.ImageNetStem}[config.stem]
+    return {"stem": stem, **_images(fields, config)}
+
+
+def _pixels(fields: Fields, config: schema.Model) -> dict[str, Any]:
+    return {"channels": fields["image"].shape[2], "num_classes": fields["mask"].num_classes}
+
+
+def _texts(fields: Fields, config: schema.Model) -> dict[str, Any]:
+    tokens, classes = fields["tokens"], fields["label"].num_classes
+    return {"vocabulary": tokens.vocabulary, "length": tokens.length, "num_classes": classes, "dropout": config.dropout}
+
+
+def _next_tokens(fields: Fields, config: schema.Model) -> dict[str, Any]:
+    tokens = fields["tokens"]  # one more than the model sees: what follows the last
+    return {"vocabulary": tokens.vocabulary, "length": tokens.length - 1, "dropout": config.dropout}
+
+
+_TRANSFORMER = ("width", "depth", "heads", "dropout")
+
+ENTRIES = {
+    "mlp": Entry(MLP, _flat_images, ("width", "depth")),
+    "resnet18": Entry(resnet.resnet18, _for_resnet, ("width",)),
+    "resnet34": Entry(resnet.resnet34, _for_resnet, ("width",)),
+    "resnet50": Entry(resnet.resnet50, _for_resnet, ("width",)),
+    "resnet101": Entry(resnet.resnet101, _for_resnet, ("width",)),
+    "resnet152": Entry(resnet.resnet152, _for_resnet, ("width",)),
+    "resnext50": Entry(resnet.resnext50, _for_resnet, ("width",)),
+    "wrn16_4": Entry(wide_resnet.wrn16_4, _images, ("width", "dropout")),
+    "wrn28_10": Entry(wide_resnet.wrn28_10, _images, ("width", "dropout")),
+    "xception": Entry(xception.xception, _for_xception, ("width", "depth")),
+    "convnext_t": Entry(convnext.convnext_t, _images, ("width", "patch")),
+    "vit_ti16": Entry(vit.vit_ti16, _sized_images, ("patch", *_TRANSFORMER)),
+    "vit_s16": Entry(vit.vit_s16, _sized_images, ("patch", *_TRANSFORMER)),
+    "vit_b16": Entry(vit.vit_b16, _sized_images, ("patch", *_TRANSFORMER)),
+    "unet": Entry(unet.unet, _pixels, ("width", "depth")),
+    "bert": Entry(bert.bert_base, _texts, _TRANSFORMER),
+    "gpt2": Entry(gpt2.gpt2, _next_tokens, _TRANSFORMER),
+}
+"""The models of `mpjax.config.models.MODELS`."""

@@ -1,0 +1,74 @@
+"""GPT-2: a decoder that predicts each next token from those before it.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. The embedding of the tokens also gives the
+logits (Press & Wolf, 2016, arXiv:1608.05859).
+
+Shapes: B batch, T tokens, D width, V vocabulary.
+"""
+
+import functools
+
+import jax
+from flax import nnx
+
+from mpjax.models.attention import Implementation
+from mpjax.models.transformer import Block, check_length, dropping, tanh_gelu, with_positions
+
+
+EPSILON = 1e-5
+
+
+class GPT2(nnx.Module):
+    """Embeddings of tokens and positions, causal pre-norm blocks, a last norm, and products with the embeddings.
+
+    Args:
+      vocabulary: V, number of different tokens.
+      length: the most tokens that a text can have.
+      width: D.
+      depth: number of blocks.
+      heads: heads of the attention; divide the width.
+      dropout: share of values set to zero in training.
+      implementation: of the attention.
+    """
+
+    def __init__(
+        self,
+        *,
+        rngs: nnx.Rngs,
+        vocabulary: int = 50257,
+        length: int = 1024,
+        width: int,
+        depth: int,
+        heads: int,
+        dropout: float = 0.1,
+        implementation: Implementation = "auto",
+    ):
+        normal = nnx.initializers.normal
+        self.tokens = nnx.Embed(vocabulary, width, embedding_init=normal(0.02), rngs=rngs)
+        self.positions = nnx.Param(normal(0.01)(rngs.params(), (length, width)))
+        self.dropout = dropping(dropout, rngs)
+        block = functools.partial(
+            Block,
+            width,
+            heads,
+            activation=tanh_gelu,
+            epsilon=EPSILON,
+            is_causal=True,
+            dropout=dropout,
+            implementation=implementation,
+            kernel_init=normal(0.02),
+            out_init=normal(0.02 / (2 * depth) ** 0.5),  # 2 depth sums on the way: their variance stays as it is
+        )
+        self.blocks = nnx.List([block(rngs=rngs) for _ in range(depth)])
+        self.norm = nnx.LayerNorm(width, epsilon=EPSILON, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Texts int32 [B, T] to the logits [B, T, V] of each next token."""
+        check_length(tokens, self.positions.shape[0])
+        x = self.dropout(with_positions(self.tokens(tokens), self.positions[...]))
+        for block in self.blocks:
+            x = block(x)
+        return self.tokens.attend(self.norm(x))
+
+
+gpt2 = functools.partial(GPT2, width=768, depth=12, heads=12)

@@ -1,0 +1,112 @@
+"""A model's weights to a safetensors file, in the layout of another library if asked: the inverse of loading."""
+
+import collections
+import os
+import pathlib
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from safetensors.numpy import save_file
+
+from mpjax.errors import UsageError
+from mpjax.models.pretrained.layouts import layouts_of
+from mpjax.models.pretrained.layouts.entry import Layout
+from mpjax.models.pretrained.load import refusal
+from mpjax.models.pretrained.report import PretrainedReport, Row
+from mpjax.models.pretrained.rounding import cast, losses
+from mpjax.models.pretrained.variables import variables_of
+from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, widest
+
+
+def export_safetensors(
+    model: nnx.Module,
+    path: str | os.PathLike,
+    *,
+    dtype: DTypeLike | None = None,
+    layout: str = "mpjax",
+    allow_lossy: bool = False,
+) -> PretrainedReport:
+    """Writes a model's parameters and statistics to `path`, whole or not at all; `load_pretrained` reads them back.
+
+    Args:
+      model: an NNX module.
+      path: the file, `.safetensors`.
+      dtype: of the parameters in the file, statistics at least float32; None: as they are stored.
+      layout: "mpjax", for any model; "huggingface" or "timm" for models that these libraries have.
+      allow_lossy: write values that `dtype` cannot hold as inf or zero.
+
+    Returns:
+      A `PretrainedReport` of what was written.
+
+    Raises:
+      UsageError: a file of another kind, a layout that the model does not have, values that overflow or flush to zero.
+    """
+    file = pathlib.Path(path)
+    if file.suffix != ".safetensors":
+        raise UsageError(f"{file}: wanted a name that ends in .safetensors")
+    known = layouts_of(model)
+    if layout not in known:
+        raise UsageError(f"no layout '{layout}' for {type(model).__name__}: wanted one of {', '.join(known)}")
+    chosen = known[layout](model)
+    variables = variables_of(model)
+    if homeless := sorted(variables.keys() - chosen.entries.keys()):
+        raise UsageError(f"the {layout} layout has no key for {', '.join(homeless)}; write layout='mpjax'")
+
+    rows, arrays, lossy = [], {}, []
+    for name, variable in variables.items():
+        array = np.asarray(jax.device_get(variable.get_value()))
+        wanted = array.dtype
+        if dtype is not None and is_floating(array):
+            asked = as_dtype(dtype)
+            wanted = widest(asked, FLOAT32) if isinstance(variable, nnx.BatchStat) else asked
+        key = chosen.entries[name].key
+        lost = losses(array, wanted) if jnp.issubdtype(wanted, jnp.floating) else None
+        counts = (lost.overflow, lost.flushed, lost.error) if lost else (0, 0, 0.0)
+        if any(counts[:2]):
+            lossy.append(
+                f"{name}: of {array.size} values in {array.dtype}, {counts[0]} overflow and {counts[1]} flush "
+                f"to zero in {wanted}"
+            )
+        rows.append(Row(name, key, array.shape, array.dtype, wanted, *counts))
+        arrays[name] = cast(array, wanted)
+    if lossy and not allow_lossy:
+        raise UsageError(
+            refusal("nothing was written", lossy, "write a wider dtype, or take the loss with allow_lossy=True")
+        )
+    _write(file, _foreign(arrays, chosen), layout)
+    return PretrainedReport(str(file), layout, tuple(rows))
+
+
+def _foreign(arrays: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.ndarray]:
+    """The arrays by the file's keys, in the file's arrangement, fused where it fuses them."""
+    parts = collections.defaultdict(dict)
+    whole = dict(layout.filler)
+    for name, array in arrays.items():
+        entry = layout.entries[name]
+        theirs = entry.transform.write(array)
+        if entry.part:
+            parts[entry.key, entry.part.axis, entry.part.count][entry.part.index] = theirs
+        else:
+            whole[entry.key] = theirs
+    for (key, axis, count), pieces in parts.items():
+        whole[key] = np.concatenate([pieces[index] for index in range(count)], axis)
+    # Without order="C" a transposed view would be written as it lies in memory.
+    return {key: np.array(array, order="C", copy=None) for key, array in whole.items()}
+
+
+def _write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], layout: str) -> None:
+    # Transformers refuses a file that does not say for which library it is. One item only: safetensors writes several in
+    # any order, and equal models would give unequal files.
+    about = {"format": "np" if layout == "mpjax" else "pt"}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(file.name + ".tmp")
+    try:
+        save_file(dict(tensors), temporary, metadata=about)
+        os.replace(temporary, file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,88 @@
+"""From what a user calls weights to safetensors files: a file, a folder, or an id of the Hugging Face hub."""
+
+import json
+import os
+import pathlib
+import re
+
+from mpjax.errors import UsageError
+from mpjax.models.pretrained.hub import download
+
+
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+def find_files(path: str | os.PathLike) -> list[pathlib.Path]:
+    """The safetensors files that `path` stands for.
+
+    Args:
+      path: a `.safetensors` file; a folder with `model.safetensors`, `model.safetensors.index.json` and its parts, or
+        one `.safetensors` file of another name; an id of the hub, `owner/name`.
+
+    Raises:
+      UsageError: a pickle, which can run any code when it is opened; nothing there; a hub that cannot be reached.
+    """
+    local = pathlib.Path(path).expanduser()
+    if local.is_dir():
+        return _in_folder(local)
+    if local.is_file():
+        return [_safe(local)]
+    text = str(path)
+    like_a_file = text.endswith((".safetensors", *PICKLES)) or text.startswith((".", "~", "/"))
+    in_a_folder = local.parent != pathlib.Path() and local.parent.is_dir()
+    if like_a_file or in_a_folder or not _ID.fullmatch(text):
+        raise UsageError(f"no file or folder {text} (looked for {local.absolute()})")
+    return _in_folder(download(text))
+
+
+def _safe(file: pathlib.Path) -> pathlib.Path:
+    if file.suffix in PICKLES:
+        raise UsageError(f"{file} is a pickle, which can run any code when it is opened; {_conversion(file)}")
+    if file.suffix != ".safetensors":
+        raise UsageError(f"{file} is not a .safetensors file, a folder with one, or an id of the hub")
+    return file
+
+
+def _conversion(pickle: pathlib.Path) -> str:
+    """The line that makes safetensors of a PyTorch pickle, by PyTorch's reader that runs no code."""
+    into = str(pickle.with_suffix(".safetensors"))
+    code = (
+        f"import torch, safetensors.torch as s; "
+        f"w = torch.load({str(pickle)!r}, map_location='cpu', weights_only=True); "
+        f"s.save_file({{k: v.clone().contiguous() for k, v in w.get('state_dict', w).items()}}, {into!r})"
+    )
+    return f'convert it once, where PyTorch is installed:\n  python -c "{code}"'
+
+
+def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        return _parts(folder)
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found
+    if found:
+        raise UsageError(f"several weights in {folder}: name one of {', '.join(file.name for file in found)}")
+    if pickles := sorted(file for file in folder.iterdir() if file.suffix in PICKLES):
+        return [_safe(pickles[0])]
+    if (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir():
+        raise UsageError(
+            f"{folder} is a run of mpjax; write its weights to a file first:\n"
+            f"  python scripts/export.py --run {folder} --output {folder / SINGLE}"
+        )
+    raise UsageError(f"no safetensors in {folder}: wanted {SINGLE}, or {INDEX} with its parts")
+
+
+def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
+    try:
+        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UsageError(f"{folder / INDEX} is damaged ({error!r}); fetch it again") from error
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise UsageError(f"parts that {INDEX} names are not in {folder}: {', '.join(missing)}")
+    return [_safe(folder / name) for name in names]

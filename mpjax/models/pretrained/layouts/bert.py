@@ -1,0 +1,46 @@
+"""BERT in the files of Hugging Face transformers (`BertForSequenceClassification`)."""
+
+from mpjax.models.bert import BERT
+from mpjax.models.pretrained.layouts.attention import attention_entries
+from mpjax.models.pretrained.layouts.entry import Entry, Layout
+from mpjax.models.pretrained.layouts.layers import layer_entries
+
+
+MODEL = BERT
+
+
+def huggingface(model: BERT) -> Layout:
+    """The keys of `BertForSequenceClassification`; the heads of pre-training are left unread."""
+    embeddings = "bert.embeddings"
+    names = {
+        "tokens": f"{embeddings}.word_embeddings",
+        "segments": f"{embeddings}.token_type_embeddings",
+        "norm": f"{embeddings}.LayerNorm",
+        "pooler": "bert.pooler.dense",
+        "head": "classifier",
+    }
+    entries = {"positions": Entry(f"{embeddings}.position_embeddings.weight")}
+    for number, block in enumerate(model.blocks):
+        ours, theirs = f"blocks/{number}", f"bert.encoder.layer.{number}"
+        names[f"{ours}/norm1"] = f"{theirs}.attention.output.LayerNorm"
+        names[f"{ours}/norm2"] = f"{theirs}.output.LayerNorm"
+        names[f"{ours}/mlp/up"] = f"{theirs}.intermediate.dense"
+        names[f"{ours}/mlp/down"] = f"{theirs}.output.dense"
+        entries |= attention_entries(
+            block.attention,
+            f"{ours}/attention",
+            query=f"{theirs}.attention.self.query",
+            key=f"{theirs}.attention.self.key",
+            value=f"{theirs}.attention.self.value",
+            out=f"{theirs}.attention.output.dense",
+        )
+    return Layout(
+        "huggingface",
+        layer_entries(model, names) | entries,
+        base="bert.",
+        ignored=("cls.*", "embeddings.position_ids"),
+        renamed=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
+    )
+
+
+LAYOUTS = {"huggingface": huggingface}

@@ -1,0 +1,48 @@
+"""GPT-2 in the files of Hugging Face transformers (`GPT2LMHeadModel`)."""
+
+from mpjax.models.attention import Attention
+from mpjax.models.gpt2 import GPT2
+from mpjax.models.pretrained.layouts.entry import Entry, Layout, Part, reshaped
+from mpjax.models.pretrained.layouts.layers import layer_entries
+
+
+MODEL = GPT2
+
+
+def huggingface(model: GPT2) -> Layout:
+    """The keys of `GPT2LMHeadModel`, whose linear layers are [in, out] as ours are; the logits' matrix is the tokens'."""
+    names = {"tokens": "transformer.wte", "norm": "transformer.ln_f"}
+    entries = {"positions": Entry("transformer.wpe.weight")}
+    for number, block in enumerate(model.blocks):
+        ours, theirs = f"blocks/{number}", f"transformer.h.{number}"
+        names[f"{ours}/norm1"] = f"{theirs}.ln_1"
+        names[f"{ours}/norm2"] = f"{theirs}.ln_2"
+        for layer, name in (("up", "c_fc"), ("down", "c_proj")):
+            entries[f"{ours}/mlp/{layer}/kernel"] = Entry(f"{theirs}.mlp.{name}.weight")
+            entries[f"{ours}/mlp/{layer}/bias"] = Entry(f"{theirs}.mlp.{name}.bias")
+        entries |= _attention(block.attention, f"{ours}/attention", f"{theirs}.attn")
+    return Layout(
+        "huggingface",
+        layer_entries(model, names) | entries,
+        base="transformer.",
+        ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),  # constants: the causal mask
+        tied={"lm_head.weight": "wte.weight"},
+    )
+
+
+def _attention(attention: Attention, ours: str, theirs: str) -> dict[str, Entry]:
+    """Query, key and value are one matrix side by side."""
+    width, heads, features = attention.query.kernel.get_value().shape
+    out = reshaped((width, width), (heads, features, width))
+    entries = {
+        f"{ours}/out/kernel": Entry(f"{theirs}.c_proj.weight", out),
+        f"{ours}/out/bias": Entry(f"{theirs}.c_proj.bias"),
+    }
+    for index, name in enumerate(("query", "key", "value")):
+        kernel, bias = reshaped((width, width), (width, heads, features)), reshaped((width,), (heads, features))
+        entries[f"{ours}/{name}/kernel"] = Entry(f"{theirs}.c_attn.weight", kernel, Part(index, 3, axis=1))
+        entries[f"{ours}/{name}/bias"] = Entry(f"{theirs}.c_attn.bias", bias, Part(index, 3, axis=0))
+    return entries
+
+
+LAYOUTS = {"huggingface": huggingface}

@@ -1,0 +1,64 @@
+"""ResNet in the files of Hugging Face transformers (`ResNetForImageClassification`) and of timm and torchvision."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from mpjax.models.pretrained.layouts.entry import Layout
+from mpjax.models.pretrained.layouts.layers import layer_entries
+from mpjax.models.resnet import ResNet
+
+
+MODEL = ResNet
+
+
+def huggingface(model: ResNet) -> Layout:
+    """The keys of `ResNetForImageClassification`; its bottlenecks stride in the 3x3 convolution, as ours do."""
+    embedder = "resnet.embedder.embedder"
+    names = {
+        "stem/conv": f"{embedder}.convolution",
+        "stem/norm": f"{embedder}.normalization",
+        "head": "classifier.1",
+    }
+    for block, stage, index in _blocks(model):
+        layer = f"resnet.encoder.stages.{stage}.layers.{index}"
+        names[f"{block}/shortcut/conv"] = f"{layer}.shortcut.convolution"
+        names[f"{block}/shortcut/norm"] = f"{layer}.shortcut.normalization"
+        for nth in range(3):
+            names[f"{block}/conv{nth + 1}"] = f"{layer}.layer.{nth}.convolution"
+            names[f"{block}/norm{nth + 1}"] = f"{layer}.layer.{nth}.normalization"
+    return _layout("huggingface", model, names, base="resnet.")
+
+
+def timm(model: ResNet) -> Layout:
+    """The keys of `timm.create_model("resnet50")`, which are torchvision's."""
+    names = {"stem/conv": "conv1", "stem/norm": "bn1", "head": "fc"}
+    for block, stage, index in _blocks(model):
+        layer = f"layer{stage + 1}.{index}"
+        names[f"{block}/shortcut/conv"] = f"{layer}.downsample.0"
+        names[f"{block}/shortcut/norm"] = f"{layer}.downsample.1"
+        for nth in range(1, 4):
+            names[f"{block}/conv{nth}"] = f"{layer}.conv{nth}"
+            names[f"{block}/norm{nth}"] = f"{layer}.bn{nth}"
+    return _layout("timm", model, names)
+
+
+LAYOUTS = {"huggingface": huggingface, "timm": timm}
+
+
+def _layout(name: str, model: ResNet, names: Mapping[str, str], base: str = "") -> Layout:
+    entries = layer_entries(model, names)
+    norms = [entry.key.removesuffix("running_mean") for entry in entries.values() if entry.key.endswith("running_mean")]
+    # PyTorch counts the batches of each norm; the count is only used where it has no momentum.
+    counts = {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
+    return Layout(name, entries, base=base, ignored=("*.num_batches_tracked",), filler=counts)
+
+
+def _blocks(model: ResNet) -> Iterator[tuple[str, int, int]]:
+    """Path, stage and index in the stage of each block; a stage is a row of blocks of one width."""
+    widths = [block.conv1.kernel.get_value().shape[-1] for block in model.blocks]
+    number = itertools.count()
+    for stage, (_, row) in enumerate(itertools.groupby(widths)):
+        for index, _ in enumerate(row):
+            yield f"blocks/{next(number)}", stage, index

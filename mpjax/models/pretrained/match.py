@@ -1,0 +1,204 @@
+"""Which tensor of a file is which variable of a model, and all that does not fit, in one message."""
+
+import dataclasses
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.errors import UsageError
+from mpjax.models.pretrained.layouts import layouts_of
+from mpjax.models.pretrained.layouts.entry import Entry, Layout
+from mpjax.models.pretrained.tensors import FLOATING, Tensor
+from mpjax.models.pretrained.variables import variables_of
+
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+
+WRAPPERS = ("module.", "model.", "_orig_mod.", "timm_model.")
+"""What wrappers of a model (data parallel, Lightning, torch.compile) put before all of its keys."""
+
+_SHOWN = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A file and a model that fit.
+
+    Attributes:
+      layout: how the file holds the model.
+      tensors: the tensor of each variable, by our path; those skipped are not in it.
+      ignored: keys of the file that are not used.
+      tied: (tensor, tensor) that must be equal.
+    """
+
+    layout: Layout
+    tensors: Mapping[str, Tensor]
+    ignored: tuple[str, ...]
+    tied: tuple[tuple[Tensor, Tensor], ...]
+
+
+def match(
+    model: "nnx.Module", tensors: Mapping[str, Tensor], *, layout: str | None = None, skip: Sequence[str] = ()
+) -> Match:
+    """Finds the tensor of each variable.
+
+    Args:
+      model: may be abstract.
+      tensors: what the file has.
+      layout: the layout's name; None: the one of whose keys the file has most.
+      skip: patterns of our paths to leave as they are, or of the file's keys to leave unread.
+
+    Raises:
+      UsageError: no such layout, patterns that match nothing, and all tensors that are missing, unexpected, of another
+        shape or no floating numbers.
+    """
+    chosen = _choose(model, tensors, layout)
+    variables = variables_of(model)
+    keys = _plain_keys(tensors, chosen)
+    wanted = dict(zip(chosen.entries, _plain((entry.key for entry in chosen.entries.values()), chosen), strict=True))
+    skipped = {path for path in variables if _matches(path, skip)}
+    _refuse_idle(skip, [*variables, *tensors, *keys])
+
+    # What the layout says of variables that this model does not have is of no concern.
+    key_of = {path: key for path, key in wanted.items() if path in variables}
+    known = {*key_of.values(), *chosen.tied}
+    idle = {
+        key
+        for key, tensor in keys.items()
+        if key not in known and (_matches(key, chosen.ignored) or _matches(key, skip) or _matches(tensor.key, skip))
+    }
+    spare = {key: tensor.key for key, tensor in keys.items() if key not in known | idle}
+
+    faults, found = [], {}
+    for path in sorted(variables.keys() - skipped):
+        if path not in key_of:
+            faults.append(f"missing: {path}, for which the {chosen.name} layout has no key")
+        elif key_of[path] not in keys:
+            # Only for the first of them, which are shown: comparing all names with all takes seconds.
+            near = [keys[key].key for key in _nearest(key_of[path], spare or keys)] if len(faults) < _SHOWN else []
+            faults.append(f"missing: {chosen.entries[path].key} ({path}){_or_nearest(near)}")
+        else:
+            found[path] = keys[key_of[path]]
+            faults += _unfit(path, variables[path].get_value(), chosen.entries[path], found[path])
+    absent = [key for path, key in key_of.items() if path not in found]
+    for number, (key, name) in enumerate(spare.items()):
+        near = _nearest(key, absent or known) if number < _SHOWN else []
+        faults.append(f"unexpected: {name}{_or_nearest(near)}")
+    if faults:
+        raise UsageError(_summary(faults, chosen))
+
+    used = {tensor.key for tensor in found.values()}
+    unread = sorted(tensor.key for key, tensor in keys.items() if tensor.key not in used and key not in chosen.tied)
+    tied = tuple((keys[a], keys[b]) for a, b in chosen.tied.items() if a in keys and b in keys)
+    return Match(chosen, found, tuple(unread), tied)
+
+
+def foreign_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
+    """The shape in a file of what has `shape` in our model."""
+    # An array without memory of its own, so that the transform itself tells what it does to shapes.
+    theirs = list(entry.transform.write(np.broadcast_to(np.zeros((), bool), shape)).shape)
+    if entry.part:
+        theirs[entry.part.axis] *= entry.part.count
+    return tuple(theirs)
+
+
+def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None) -> Layout:
+    known = layouts_of(model)
+    if name is not None:
+        if name not in known:
+            raise UsageError(f"no layout '{name}' for {_type(model)}: wanted one of {', '.join(known)}")
+        return known[name](model)
+    reasons, scored = [], []
+    for title, make in known.items():
+        try:
+            layout = make(model)
+        except UsageError as error:
+            reasons.append(f"\n  {title}: {error}")
+            continue
+        keys = _plain_keys(tensors, layout)
+        hits = sum(key in keys for key in _plain((entry.key for entry in layout.entries.values()), layout))
+        first = next(iter(layout.entries.values()), None)
+        reasons.append(f"\n  {title}: wants keys as {first.key if first else '(none)'}")
+        scored.append((hits, layout))
+    hits, best = max(scored, key=lambda pair: pair[0])  # the first of equals
+    if not hits:
+        some = ", ".join(list(tensors)[:3]) or "no tensors at all"
+        raise UsageError(f"the file is in no layout known for {_type(model)}: it has {some}{''.join(reasons)}")
+    return best
+
+
+def _type(model: "nnx.Module") -> str:
+    return getattr(type(model), "_mpjax_plain_class", type(model)).__name__
+
+
+def _plain_keys(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """The tensors by their keys without wrappers, the layout's base and old names."""
+
+    def renamed(key: str) -> str:
+        for old, new in layout.renamed:
+            key = key.replace(old, new)
+        return key
+
+    plain = _plain(map(renamed, tensors), layout)
+    if len(set(plain)) < len(plain):
+        twice = sorted(tensor.key for key, tensor in zip(plain, tensors.values(), strict=True) if plain.count(key) > 1)
+        raise UsageError(f"keys that name the same variable in the {layout.name} layout: {', '.join(twice)}")
+    return dict(zip(plain, tensors.values(), strict=True))
+
+
+def _plain(keys: Iterable[str], layout: Layout) -> list[str]:
+    keys = list(keys)
+    while keys and (wrapper := next((w for w in WRAPPERS if all(key.startswith(w) for key in keys)), None)):
+        keys = [key.removeprefix(wrapper) for key in keys]
+    return [key.removeprefix(layout.base) for key in keys]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _refuse_idle(skip: Sequence[str], names: Sequence[str]) -> None:
+    if isinstance(skip, str):
+        raise UsageError(f"skip is {skip!r}: wanted patterns in a tuple, ({skip!r},)")
+    idle = [pattern for pattern in skip if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+    if idle:
+        nearest = [f"'{pattern}' (nearest: {', '.join(_nearest(pattern, names)) or names[0]})" for pattern in idle]
+        raise UsageError(f"skip matches no variable of the model and no key of the file: {'; '.join(nearest)}")
+
+
+def _unfit(path: str, value, entry: Entry, tensor: Tensor) -> list[str]:
+    wanted = foreign_shape(value.shape, entry)
+    if tensor.shape != wanted:
+        return [f"shape: {tensor.key} is {tensor.shape}, wanted {wanted} ({path})"]
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        if tensor.dtype not in FLOATING.values():
+            return [f"dtype: {tensor.key} is {tensor.dtype}, wanted one of {', '.join(FLOATING.values())} ({path})"]
+    elif tensor.dtype != value.dtype.name:
+        return [f"dtype: {tensor.key} is {tensor.dtype}, wanted {value.dtype.name} ({path})"]
+    return []
+
+
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, list(names), n=2, cutoff=0.6)
+
+
+def _or_nearest(names: list[str]) -> str:
+    return f"; nearest: {', '.join(names)}" if names else ""
+
+
+def _summary(faults: list[str], layout: Layout) -> str:
+    shown = []
+    for kind in ("missing", "unexpected", "shape", "dtype"):
+        these = [fault for fault in faults if fault.startswith(kind)]
+        shown += these[:_SHOWN] + ([f"{kind}: {len(these) - _SHOWN} more"] if these[_SHOWN:] else [])
+    return (
+        f"the file does not fit the model (read in the {layout.name} layout; nothing was loaded):\n  "
+        + "\n  ".join(shown)
+        + "\nskip=('head/*',) leaves what matches at its initial values, or unread where it is only in the file"
+    )

@@ -1,0 +1,111 @@
+"""What went where: one row for each variable of a model, and how they print."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Row(NamedTuple):
+    """One variable.
+
+    Attributes:
+      path: in the model, attribute names and indices joined by `/`.
+      key: in the file; None for one that was skipped, which keeps its initial values.
+      shape: of the model's array.
+      before: dtype it came from: the file's when loading, the model's when exporting.
+      after: dtype it is now in.
+      overflow: finite values that became inf.
+      flushed: values other than zero that became zero.
+      error: the largest relative rounding error of all other values.
+    """
+
+    path: str
+    key: str | None
+    shape: tuple[int, ...]
+    before: np.dtype
+    after: np.dtype
+    overflow: int = 0
+    flushed: int = 0
+    error: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainedReport:
+    """Every variable of a model, before and after. Prints as a table and iterates over its rows.
+
+    Attributes:
+      source: the file or the folder.
+      layout: "mpjax", "huggingface" or "timm".
+      rows: one for each variable of the model.
+      ignored: keys of the file that carry nothing for this model, or that `skip` names.
+    """
+
+    source: str
+    layout: str
+    rows: tuple[Row, ...]
+    ignored: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Paths of the variables that keep their initial values."""
+        return tuple(row.path for row in self.rows if row.key is None)
+
+    @property
+    def overflow(self) -> int:
+        """Finite values that became inf, of all variables."""
+        return sum(row.overflow for row in self.rows)
+
+    @property
+    def flushed(self) -> int:
+        """Values other than zero that became zero, of all variables."""
+        return sum(row.flushed for row in self.rows)
+
+    @property
+    def error(self) -> float:
+        """The largest relative rounding error of all variables."""
+        return max((row.error for row in self.rows), default=0.0)
+
+    @property
+    def totals(self) -> str:
+        """One line: how many variables and numbers, in which dtypes, and what was lost."""
+        moved = [row for row in self.rows if row.key is not None]
+        numbers = sum(int(np.prod(row.shape)) for row in moved)
+        turns = Counter(_turn(row) for row in moved)
+        dtypes = ", ".join(f"{count} {turn}" for turn, count in turns.items()) or "none"
+        return (
+            f"{len(moved)} variables ({numbers:,} numbers) of {self.source}, {self.layout} layout: {dtypes}; "
+            f"{self.overflow} overflow, {self.flushed} flush to zero, largest relative error {self.error:.2g}"
+        )
+
+    def __str__(self) -> str:
+        header = ("path", "key", "shape", "before", "after", "overflow", "flushed", "error")
+        cells = [header, *(_cells(row) for row in self.rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+        lines = [table[0], "  ".join("-" * width for width in widths), *table[1:], "", self.totals]
+        if self.skipped:
+            lines.append(f"left at their initial values: {', '.join(self.skipped)}")
+        if self.ignored:
+            shown = ", ".join(self.ignored[:4]) + (f" and {len(self.ignored) - 4} more" if self.ignored[4:] else "")
+            lines.append(f"not read, for the model has no use for them: {shown}")
+        return "\n".join(lines)
+
+
+def _turn(row: Row) -> str:
+    return f"{row.before}" if row.before == row.after else f"{row.before} to {row.after}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    key = "(initial values)" if row.key is None else row.key
+    shape = "x".join(map(str, row.shape)) or "scalar"
+    error = f"{row.error:.1e}" if row.error else "0"
+    return (row.path, key, shape, str(row.before), str(row.after), str(row.overflow), str(row.flushed), error)

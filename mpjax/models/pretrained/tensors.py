@@ -1,0 +1,80 @@
+"""Tensors in safetensors files: names, shapes and dtypes at once, numbers one tensor at a time."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from mpjax.errors import UsageError
+
+
+FLOATING = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The floating dtypes that are read; eight bits and fewer are for quantised models, whose scales lie elsewhere."""
+
+DTYPES = FLOATING | {
+    "BOOL": "bool",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+}
+
+_LFS = b"version https://git-lfs"
+
+
+class Tensor(NamedTuple):
+    """A tensor that has not been read.
+
+    Attributes:
+      file: an open safetensors file.
+      key: its name there.
+      shape: its shape.
+      dtype: its dtype, "float32"; as the format spells it ("F8_E4M3") where it is not of `DTYPES`.
+    """
+
+    file: "safe_open"
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self) -> np.ndarray:
+        """The numbers."""
+        return self.file.get_tensor(self.key)
+
+
+@contextlib.contextmanager
+def open_tensors(files: Sequence[pathlib.Path]) -> Iterator[Mapping[str, Tensor]]:
+    """The tensors of some files by name, memory-mapped; can be read while the context lasts.
+
+    Raises:
+      UsageError: a file is no safetensors file, or two have a tensor of one name.
+    """
+    with contextlib.ExitStack() as stack:
+        tensors: dict[str, Tensor] = {}
+        for path in files:
+            try:
+                # NumPy knows bfloat16 only once ml_dtypes is imported, which JAX has done.
+                file = stack.enter_context(safe_open(path, framework="np"))
+            except SafetensorError as error:
+                raise UsageError(_why_not(path, error)) from error
+            for key in file.keys():  # noqa: SIM118 (no mapping)
+                if key in tensors:
+                    raise UsageError(f"{key} is in two files of {path.parent}: remove the one that is left over")
+                about = file.get_slice(key)
+                dtype = str(about.get_dtype())
+                tensors[key] = Tensor(file, key, tuple(about.get_shape()), DTYPES.get(dtype, dtype))
+        yield tensors
+
+
+def _why_not(path: pathlib.Path, error: Exception) -> str:
+    with path.open("rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            return f"{path} is a pointer of Git LFS, not the weights: write `git lfs pull` in its repository"
+    return f"{path} is no safetensors file, or is damaged ({error}); fetch it again"

@@ -1,0 +1,84 @@
+"""U-Net: a convolutional encoder and decoder with shortcuts between equal resolutions, for a class per pixel.
+
+Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image Segmentation", 2015 (arXiv:1505.04597). As usual
+today, convolutions are padded, so that logits have the image's size, and batch norm follows each 3x3 convolution.
+
+Shapes: B batch, H height, W width, C channels; images are B H W C.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+# Gaussian of variance 2 / (incoming connections), as in section 3 of the paper; batch norm makes a bias useless.
+Conv = functools.partial(nnx.Conv, kernel_size=(3, 3), use_bias=False, kernel_init=nnx.initializers.he_normal())
+BatchNorm = functools.partial(nnx.BatchNorm, momentum=0.9, epsilon=1e-5)
+
+
+class TwoConvs(nnx.Module):
+    """Two 3x3 convolutions, each with batch norm and ReLU: what happens at one resolution."""
+
+    def __init__(self, channels_in: int, width: int, *, rngs: nnx.Rngs):
+        self.conv1 = Conv(channels_in, width, rngs=rngs)
+        self.norm1 = BatchNorm(width, rngs=rngs)
+        self.conv2 = Conv(width, width, rngs=rngs)
+        self.norm2 = BatchNorm(width, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.norm1(self.conv1(x)))
+        return nnx.relu(self.norm2(self.conv2(x)))
+
+
+class Up(nnx.Module):
+    """Doubles height and width, halves channels, and joins what the encoder had at that resolution."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.up = nnx.ConvTranspose(2 * width, width, (2, 2), strides=(2, 2), padding="VALID", rngs=rngs)
+        self.convs = TwoConvs(2 * width, width, rngs=rngs)
+
+    def __call__(self, x: jax.Array, shortcut: jax.Array) -> jax.Array:
+        height, width = shortcut.shape[1:3]
+        x = self.up(x)[:, :height, :width]
+        return self.convs(jnp.concatenate([shortcut, x], axis=-1))
+
+
+class UNet(nnx.Module):
+    """Resolutions from fine to coarse and back, then a linear classifier of every pixel.
+
+    Any height and width will do: halving rounds up, so that no row or column goes unseen, and doubling cuts off what is
+    too much.
+
+    Args:
+      channels: channels of the input image.
+      num_classes: number of logits of each pixel.
+      width: channels at full resolution, doubled by each halving.
+      depth: how often height and width are halved.
+    """
+
+    def __init__(self, *, channels: int, num_classes: int, width: int, depth: int, rngs: nnx.Rngs):
+        widths = [width * 2**level for level in range(depth + 1)]
+        self.down = nnx.List(
+            [
+                TwoConvs(before, after, rngs=rngs)
+                for before, after in zip([channels, *widths[:-1]], widths, strict=True)
+            ]
+        )
+        self.up = nnx.List([Up(after, rngs=rngs) for after in reversed(widths[:-1])])
+        self.head = nnx.Conv(width, num_classes, (1, 1), rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Images [B, H, W, C] to logits [B, H, W, num_classes]."""
+        fine = []
+        for convs in list(self.down)[:-1]:
+            fine.append(convs(x))
+            x = nnx.max_pool(fine[-1], (2, 2), strides=(2, 2), padding="SAME")
+        x = self.down[-1](x)
+        for up, shortcut in zip(self.up, reversed(fine), strict=True):
+            x = up(x, shortcut)
+        return self.head(x)
+
+
+unet = functools.partial(UNet, width=64, depth=4)

@@ -1,0 +1,103 @@
+"""Wide ResNet: residual networks with few layers and many channels, for images of some 32 pixels.
+
+Zagoruyko and Komodakis, "Wide Residual Networks", 2016 (arXiv:1605.07146), with the batch norm and the ReLU ahead of
+each convolution (He et al., 2016, arXiv:1603.05027).
+
+Shapes: B batch, H height, W width, C channels; images are B H W C.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mpjax.errors import UsageError
+from mpjax.models.resnet import BatchNorm, Conv, identity
+
+
+class Block(nnx.Module):
+    """Two 3x3 convolutions, each behind batch norm and ReLU, around a shortcut; dropout between the two."""
+
+    def __init__(self, channels_in: int, width: int, stride: int, dropout: float, *, rngs: nnx.Rngs):
+        self.norm1 = BatchNorm(channels_in, rngs=rngs)
+        self.conv1 = Conv(channels_in, width, (3, 3), strides=stride, padding=1, rngs=rngs)
+        self.norm2 = BatchNorm(width, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else identity
+        self.conv2 = Conv(width, width, (3, 3), padding=1, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.conv1(nnx.relu(self.norm1(x)))
+        y = self.conv2(self.dropout(nnx.relu(self.norm2(y))))
+        return y + x
+
+
+class ChangingBlock(Block):
+    """The block that changes the shape: a 1x1 convolution is the shortcut, of what the first norm and ReLU give."""
+
+    def __init__(self, channels_in: int, width: int, stride: int, dropout: float, *, rngs: nnx.Rngs):
+        super().__init__(channels_in, width, stride, dropout, rngs=rngs)
+        self.shortcut = Conv(channels_in, width, (1, 1), strides=stride, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.norm1(x))
+        y = self.conv1(x)
+        y = self.conv2(self.dropout(nnx.relu(self.norm2(y))))
+        return y + self.shortcut(x)
+
+
+class WideResNet(nnx.Module):
+    """A 3x3 convolution, three stages of residual blocks, mean over the image, linear classifier.
+
+    Args:
+      depth: convolutions from the image to the logits, shortcuts aside: d in WRN-d-k, 6n + 4 with n blocks in each
+        stage.
+      widening: how many times wider than `width` the first stage is: k in WRN-d-k.
+      channels: channels of the input image.
+      width: channels of the first convolution, and of the first stage before widening; later stages double them.
+      num_classes: number of logits.
+      dropout: share of values dropped between the convolutions of a block, while training.
+
+    Raises:
+      UsageError: a depth that three equal stages cannot have.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        widening: int,
+        *,
+        channels: int,
+        width: int = 16,
+        num_classes: int,
+        dropout: float = 0.0,
+        rngs: nnx.Rngs,
+    ):
+        if depth < 10 or depth % 6 != 4:
+            raise UsageError(f"WideResNet's depth is 6n + 4 (10, 16, 22, 28, 34, 40), got {depth}")
+        self.stem = Conv(channels, width, (3, 3), padding=1, rngs=rngs)
+        blocks = []
+        channels_in = width
+        for stage in range(3):
+            channels_out = width * widening * 2**stage
+            for index in range((depth - 4) // 6):
+                stride = 2 if stage > 0 and index == 0 else 1
+                same = stride == 1 and channels_in == channels_out
+                block = Block if same else ChangingBlock
+                blocks.append(block(channels_in, channels_out, stride, dropout, rngs=rngs))
+                channels_in = channels_out
+        self.blocks = nnx.List(blocks)
+        self.norm = BatchNorm(channels_in, rngs=rngs)
+        self.head = nnx.Linear(channels_in, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Images [B, H, W, C] to logits [B, num_classes]."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        x = nnx.relu(self.norm(x))
+        return self.head(jnp.mean(x, axis=(1, 2)))
+
+
+wrn16_4 = functools.partial(WideResNet, 16, 4)
+wrn28_10 = functools.partial(WideResNet, 28, 10)

@@ -1,0 +1,134 @@
+"""Dot-product attention: products in the dtype of their inputs, scores and softmax in float32, on every device.
+
+Flax's own (0.12) takes its softmax in half precision where there is dropout; without, it is `jax.nn`'s, whose float16
+products no CPU compiles (jax 0.10 to 0.12), and whose backward pass widens operands.
+
+Shapes: B batch axes (any number), T queries, S keys, N heads, K heads of keys and values (N is a multiple), H features.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.precision.dtypes import FLOAT32, HALF, widest
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    then: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+) -> jax.Array:
+    """Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), equation 1.
+
+    A query that may attend to no key gets the mean of the values: its scores are all the smallest finite number.
+
+    Args:
+      query: [B, T, N, H].
+      key: [B, S, K, H].
+      value: [B, S, K, H].
+      bias: added to the scores; broadcasts to [B, N, T, S].
+      mask: false where a query must not attend to a key; broadcasts to [B, N, T, S].
+      is_causal: whether a query attends to keys up to its own position only.
+      then: what happens to the weights [B, N, T, S], in float32, before they meet the values.
+
+    Returns:
+      [B, T, N, H] in the dtype of `value`.
+    """
+    repeats = query.shape[-2] // key.shape[-2]
+    if repeats > 1:
+        key, value = (jnp.repeat(x, repeats, axis=-2) for x in (key, value))
+    scores = _scores(query, key)
+    scores = scores * np.asarray(1 / math.sqrt(query.shape[-1]), scores.dtype)
+    if bias is not None:
+        scores = scores + jnp.broadcast_to(bias, scores.shape).astype(scores.dtype)
+    if is_causal:
+        earlier = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        mask = earlier if mask is None else jnp.logical_and(*jnp.broadcast_arrays(mask.astype(bool), earlier))
+    if mask is not None:
+        scores = jnp.where(jnp.broadcast_to(mask, scores.shape), scores, jnp.finfo(scores.dtype).min)
+    weights = then(jax.nn.softmax(scores, axis=-1))
+    return _weighted(weights.astype(value.dtype), value)
+
+
+@jax.custom_jvp
+def _scores(query: jax.Array, key: jax.Array) -> jax.Array:
+    """[B, N, T, S] in float32 (or wider): a score may be larger than what float16 can hold."""
+    return _queries_by_keys(query, key, widest(query.dtype, FLOAT32))
+
+
+@_scores.defjvp
+def _scores_jvp(primals, tangents):
+    """As JAX would, but with the slopes of half-precision values in half: else the backward pass widens operands."""
+    (query, key), (query_slope, key_slope) = primals, tangents
+    scores = _scores(query, key)
+    slope = _queries_by_keys(query_slope, key, key.dtype) + _queries_by_keys(query, key_slope, query.dtype)
+    return scores, slope.astype(scores.dtype)
+
+
+def _queries_by_keys(query: jax.Array, key: jax.Array, dtype) -> jax.Array:
+    batch = tuple(range(query.ndim - 3))
+    pairs = (query.ndim - 1,), (key.ndim - 1,)
+    heads = (*batch, query.ndim - 2), (*batch, key.ndim - 2)
+    return jax.lax.dot_general(query, key, (pairs, heads), preferred_element_type=dtype)
+
+
+def _weighted(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """Weights [B, N, T, S] and values [B, S, N, H] to [B, T, N, H]."""
+    batch = tuple(range(value.ndim - 3))
+    pairs = (weights.ndim - 1,), (value.ndim - 3,)
+    heads = (*batch, weights.ndim - 3), (*batch, value.ndim - 2)
+    return jnp.swapaxes(jax.lax.dot_general(weights, value, (pairs, heads)), -3, -2)
+
+
+def flax_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype=None,
+    precision=None,
+    module=None,
+    promote_dtype: Callable | None = None,
+    is_causal: bool = False,
+) -> jax.Array:
+    """`dot_product_attention` above with the signature of Flax's, and its dropout, which is the same on all heads.
+
+    Precision is not asked for: it is about float32 on tensor cores.
+    """
+    dtype = query.dtype if dtype is None else dtype
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
+
+    def then(weights: jax.Array) -> jax.Array:
+        if module is not None:
+            from flax import nnx
+
+            module.sow(nnx.Intermediate, "attention_weights", weights.astype(dtype))
+        if deterministic or dropout_rate == 0.0:
+            return weights
+        shape = (1,) * (weights.ndim - 2) + weights.shape[-2:] if broadcast_dropout else weights.shape
+        kept = jnp.broadcast_to(jax.random.bernoulli(dropout_rng, 1 - dropout_rate, shape), weights.shape)
+        return jnp.where(kept, weights / (1 - dropout_rate), 0.0)
+
+    return dot_product_attention(query, key, value, bias=bias, mask=mask, is_causal=is_causal, then=then)
+
+
+def attention_fn_for(attention_fn: Callable, dtype: np.dtype) -> Callable:
+    """What a Flax layer that computes in `dtype` is to call for attention: its own, unless that is Flax's in half."""
+    from flax import nnx
+
+    if attention_fn not in (nnx.dot_product_attention, flax_attention):
+        return attention_fn
+    return flax_attention if dtype in HALF else nnx.dot_product_attention

@@ -1,0 +1,31 @@
+"""Names and arrangements of plain layers in PyTorch's files."""
+
+from flax import nnx
+
+from mpjax.models.pretrained.layouts.entry import CONV, LINEAR, SAME, Entry
+from mpjax.models.pretrained.layouts.layers import layer_entries
+
+
+class Layers(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(4, 4, (3, 3), feature_group_count=2, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.embed = nnx.Embed(5, 4, rngs=rngs)
+        self.linear = nnx.Linear(4, 2, rngs=rngs)
+        self.other = nnx.Linear(4, 2, rngs=rngs)
+
+
+def test_layers_are_named_and_turned_as_pytorchs():
+    model = nnx.eval_shape(lambda: Layers(nnx.Rngs(0)))
+    names = {"conv": "c", "norm": "bn", "embed": "e.w", "linear": "fc", "absent": "x"}
+    assert layer_entries(model, names) == {
+        "conv/kernel": Entry("c.weight", CONV),
+        "conv/bias": Entry("c.bias", SAME),
+        "norm/scale": Entry("bn.weight"),
+        "norm/bias": Entry("bn.bias"),
+        "norm/mean": Entry("bn.running_mean"),
+        "norm/var": Entry("bn.running_var"),
+        "embed/embedding": Entry("e.w.weight"),
+        "linear/kernel": Entry("fc.weight", LINEAR),
+        "linear/bias": Entry("fc.bias"),
+    }

@@ -1,0 +1,124 @@
+"""Export is the inverse of loading, bit for bit."""
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+import mpjax
+from mpjax.errors import UsageError
+from mpjax.models.pretrained import export_safetensors
+from mpjax.models.pretrained.variables import variables_of
+from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet
+
+
+def resnet(rngs):
+    return ResNet((1, 2), Bottleneck, ImageNetStem, channels=3, width=8, num_classes=5, rngs=rngs)
+
+
+def filled(make, dtype):
+    """A model whose every number is another, in `dtype`."""
+    model = make(rngs=nnx.Rngs(0))
+    mpjax.apply_policy(model, dtype)
+    rng = np.random.default_rng(0)
+    for variable in variables_of(model).values():
+        value = variable.get_value()
+        variable.set_value(jax.numpy.asarray(rng.uniform(0.5, 1.5, value.shape), value.dtype))
+    return model
+
+
+def bits(model):
+    return {name: np.asarray(variable.get_value()).tobytes() for name, variable in variables_of(model).items()}
+
+
+@pytest.mark.parametrize("layout", ["mpjax", "huggingface", "timm"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_is_exported_and_loaded_again_is_bit_identical(tmp_path, layout, dtype):
+    model = filled(resnet, dtype)
+    export_safetensors(model, tmp_path / "a.safetensors", layout=layout)
+    again = nnx.eval_shape(lambda: resnet(nnx.Rngs(1)))
+    report = mpjax.load_pretrained(again, tmp_path / "a.safetensors", policy=dtype)
+    assert report.layout == layout
+    assert bits(again) == bits(model)
+    export_safetensors(again, tmp_path / "b.safetensors", layout=layout)
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_our_own_layout_is_paths_joined_by_dots(small, tmp_path):
+    report = export_safetensors(small, tmp_path / "new" / "a.safetensors")
+    tensors = load_file(tmp_path / "new" / "a.safetensors")
+    assert sorted(tensors) == [
+        "head.kernel",
+        "norm.bias",
+        "norm.mean",
+        "norm.scale",
+        "norm.var",
+        "stem.bias",
+        "stem.kernel",
+    ]
+    np.testing.assert_array_equal(tensors["stem.kernel"], small.stem.kernel.get_value())
+    assert next(row for row in report if row.path == "stem/kernel")[:3] == ("stem/kernel", "stem.kernel", (3, 2))
+
+
+def test_a_dtype_is_for_parameters_statistics_stay_float32(small, tmp_path):
+    export_safetensors(small, tmp_path / "a.safetensors", dtype="bfloat16")
+    dtypes = {name: array.dtype for name, array in load_file(tmp_path / "a.safetensors").items()}
+    assert (dtypes["stem.kernel"], dtypes["norm.scale"]) == (ml_dtypes.bfloat16, ml_dtypes.bfloat16)
+    assert (dtypes["norm.mean"], dtypes["norm.var"]) == (np.float32, np.float32)
+
+
+def test_values_that_the_files_dtype_cannot_hold_are_refused(small, tmp_path):
+    small.stem.bias.set_value(jax.numpy.array([1e5, 1e-9]))
+    with pytest.raises(UsageError) as raised:
+        export_safetensors(small, tmp_path / "a.safetensors", dtype="float16")
+    assert str(raised.value).splitlines() == [
+        "values that the stored dtype cannot hold (nothing was written):",
+        "  stem/bias: of 2 values in float32, 1 overflow and 1 flush to zero in float16",
+        "write a wider dtype, or take the loss with allow_lossy=True",
+    ]
+    assert list(tmp_path.iterdir()) == []
+    report = export_safetensors(small, tmp_path / "a.safetensors", dtype="float16", allow_lossy=True)
+    assert (report.overflow, report.flushed) == (1, 1)
+
+
+@pytest.mark.parametrize(("layout", "says"), [("mpjax", "np"), ("timm", "pt"), ("huggingface", "pt")])
+def test_a_file_says_for_which_library_it_is(tmp_path, layout, says):
+    export_safetensors(resnet(nnx.Rngs(0)), tmp_path / "a.safetensors", layout=layout)
+    with safe_open(tmp_path / "a.safetensors", "np") as file:
+        assert file.metadata() == {"format": says}
+
+
+def test_a_write_that_fails_leaves_the_old_file(small, tmp_path, monkeypatch):
+    export_safetensors(small, tmp_path / "a.safetensors")
+    before = (tmp_path / "a.safetensors").read_bytes()
+
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("mpjax.models.pretrained.export.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        export_safetensors(small, tmp_path / "a.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+    assert (tmp_path / "a.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "says"),
+    [
+        ("a.bin", "mpjax", "a.bin: wanted a name that ends in .safetensors"),
+        ("a.safetensors", "timm", "no layout 'timm' for Small: wanted one of mpjax"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(small, tmp_path, name, layout, says):
+    with pytest.raises(UsageError, match=says):
+        export_safetensors(small, tmp_path / name, layout=layout)
+
+
+def test_a_variable_that_a_library_does_not_have_is_refused(tmp_path):
+    model = resnet(nnx.Rngs(0))
+    model.extra = nnx.data(nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0)))
+    with pytest.raises(UsageError, match="the timm layout has no key for extra/kernel; write layout='mpjax'"):
+        export_safetensors(model, tmp_path / "a.safetensors", layout="timm")
