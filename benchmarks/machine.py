@@ -8,8 +8,9 @@ import platform
 import jax
 
 
-def describe() -> dict:
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+def describe(*others: str) -> dict:
+    """The machine, and the versions of the packages that every result depends on and of `others`."""
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy", *others)
     return {
         "date": datetime.date.today().isoformat(),
         "device": jax.devices()[0].device_kind,

@@ -22,6 +22,8 @@ from mpjax.precision.presets import get_policy
 from mpjax.report import read_metrics
 from mpjax.run import CHECKPOINTS, Parts, fresh_state, make_parts
 from mpjax.training import TrainState
+from mpjax.training.mesh import place
+from mpjax.training.setup import pretrained_arrays
 
 
 FURTHER = 20
@@ -109,11 +111,13 @@ def write(found: Diagnosis, folder: pathlib.Path, number: int) -> pathlib.Path:
 def replay(config: Config, parts: Parts, train_step: Callable, folder: pathlib.Path, number: int):
     """The state before step `number` and that step's batch, by running again from the last checkpoint before it."""
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
-    start, state = 0, fresh_state(config, parts)
     if earlier:
         start, saved, about = read_checkpoint(folder / CHECKPOINTS, str(earlier[-1]))
-        state = adopt(state, saved, same_scaling=about["loss_scale"] == str(parts.plan.loss_scale))
-    stream = (jax.device_put(batch, parts.split) for batch in parts.batches.from_position(start))
+        same = about["loss_scale"] == str(parts.plan.loss_scale)
+        state = adopt(fresh_state(config, parts), saved, same_scaling=same)
+    else:
+        start, state = 0, fresh_state(config, parts, pretrained_arrays(parts.task, config.model)[0])
+    stream = (place(batch, parts.split) for batch in parts.batches.from_position(start))
     for _ in range(start + 1, number):
         state, _ = train_step(state, next(stream))
     return state, next(stream)
@@ -130,7 +134,7 @@ def in_view_of_float32(
     if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
         return found
     parts = make_parts(with_policy(config, "float32", rules={}))
-    stream = (jax.device_put(batch, parts.split) for batch in parts.batches.from_position(number - 1))
+    stream = (place(batch, parts.split) for batch in parts.batches.from_position(number - 1))
     first = next(stream)
     _, untrained = parts.train_step(fresh_state(config, parts), first)
     state = adopt(fresh_state(config, parts), jax.device_get(to_arrays(state)), same_scaling=False)

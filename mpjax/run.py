@@ -31,10 +31,11 @@ from mpjax.precision.dtypes import FLOAT64
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, evaluate, make_eval_step, make_train_step
-from mpjax.training.mesh import batch_sharding, data_mesh, evaluation_sharding, replicated
+from mpjax.training.mesh import batch_sharding, data_mesh, evaluation_sharding, place, replicated
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision import PrecisionPlan, advice, floor_of, plan_precision
-from mpjax.training.setup import Task, initial_state, make_task
+from mpjax.training.setup import Task, initial_state, make_task, pretrained_arrays
+from mpjax.training.structure import Arrays
 
 
 CHECKPOINTS = "checkpoints"
@@ -89,8 +90,9 @@ def make_parts(config: Config) -> Parts:
 
     # Data
     source = data.open_source(config.data, data_folder(config), config.task)
-    batches = data.train_batches(source, config.data, config.seed)
-    tests = data.eval_batches(source, config.data)
+    share = data.Share(jax.process_index(), jax.process_count())
+    batches = data.train_batches(source, config.data, config.seed, share)
+    tests = data.eval_batches(source, config.data, share)
 
     # Durations, now that the length of an epoch is known
     def steps(duration) -> int:
@@ -132,10 +134,16 @@ def make_parts(config: Config) -> Parts:
     return Parts(plan, source, mesh, batches, split, tests, when, task, tx, train_step, eval_step, probe)
 
 
-def fresh_state(config: Config, parts: Parts) -> TrainState:
-    """The state before the first step, on all devices."""
-    sharding = replicated(parts.mesh)
-    return initial_state(parts.task, parts.tx, seed=config.seed, ema=config.training.ema > 0, sharding=sharding)
+def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) -> TrainState:
+    """The state before the first step, on all devices, with the pretrained arrays by path in it."""
+    return initial_state(
+        parts.task,
+        parts.tx,
+        seed=config.seed,
+        ema=config.training.ema > 0,
+        sharding=replicated(parts.mesh),
+        pretrained=pretrained,
+    )
 
 
 def run(config: Config) -> dict:
@@ -157,14 +165,16 @@ def run(config: Config) -> dict:
 
     # State: new, or from the last checkpoint
     folder = run_folder(config)
-    state = fresh_state(config, parts)
+    begun = config.resume and bool(complete_checkpoints(folder / CHECKPOINTS))
+    arrays, report_of_weights = (None, None) if begun else pretrained_arrays(parts.task, config.model)
+    state = fresh_state(config, parts, arrays)
     about = {
         "policy": str(plan.policy),
         "loss_scale": str(plan.loss_scale),
         "seed": config.seed,
         "config": to_toml(config),
     }
-    start, state = resumed(state, folder, about) if config.resume else (0, state)
+    start, state = resumed(state, folder, about) if begun else (0, state)
     report.write_environment(folder / "environment.json", [str(device.device_kind) for device in jax.devices()])
     (folder / CONFIG_FILE).write_text(run_settings(config, folder))
 
@@ -174,6 +184,8 @@ def run(config: Config) -> dict:
         writer.message(f"run folder: {folder}")
         if config.resume:
             writer.message(f"resumed from step {start}")
+        if report_of_weights:
+            writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:
             writer.message(f"nothing left to train: --steps is {when.steps}")
         for note in advice(plan, jax.devices()[0]):
@@ -182,7 +194,7 @@ def run(config: Config) -> dict:
         opened.enter_context(contextlib.closing(checkpoints))
         stop = opened.enter_context(stop_on_signals())
 
-        stream = (jax.device_put(batch, parts.split) for batch in parts.batches.from_position(start))
+        stream = (place(batch, parts.split) for batch in parts.batches.from_position(start))
         first = next(stream)
         compiling = time.perf_counter()
         compiled = parts.train_step.lower(state, first).compile()
@@ -246,9 +258,7 @@ def set_up_jax(config: Config, policy: Policy) -> None:
 
 
 def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState]:
-    """The last checkpoint's position and state; the given ones where the run was stopped before its first."""
-    if not complete_checkpoints(folder / CHECKPOINTS):
-        return 0, state
+    """The last checkpoint's position and state."""
     position, saved, then = read_checkpoint(folder / CHECKPOINTS)
     return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
 
@@ -257,7 +267,7 @@ def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: Trai
     """Metrics over the test set, of the parameters and of their moving average if there is one."""
 
     def metrics_of(params) -> dict[str, float]:
-        placed = (jax.device_put(batch, sharding) for batch in batches)
+        placed = (place(batch, sharding) for batch in batches)
         return evaluate(eval_step, params, state.stats, placed, conclude)
 
     metrics = {f"test/{name}": value for name, value in metrics_of(state.params).items()}

@@ -34,6 +34,9 @@ def _faults(config: Config) -> Iterator[str]:
         "model.patch": config.model.patch,
         "data.in_memory_mb": config.data.in_memory_mb,
         "data.crop_padding": config.data.crop_padding,
+        "data.randaugment_ops": config.data.randaugment_ops,
+        "data.mixup": config.data.mixup,
+        "data.cutmix": config.data.cutmix,
         "optimizer.learning_rate": config.optimizer.learning_rate,
         "optimizer.weight_decay": config.optimizer.weight_decay,
         "optimizer.eps": config.optimizer.eps,
@@ -47,6 +50,7 @@ def _faults(config: Config) -> Iterator[str]:
         "training.label_smoothing": config.training.label_smoothing,
         "training.ema": config.training.ema,
         "model.dropout": config.model.dropout,
+        "data.random_resized_crop": config.data.random_resized_crop,
     }
     for name, value in at_least_one.items():
         if value < 1:
@@ -57,6 +61,10 @@ def _faults(config: Config) -> Iterator[str]:
     for name, value in below_one.items():
         if not 0 <= value < 1:
             yield f"--{name} is {value}: wanted from 0 up to, not including, 1"
+    if not 0 <= config.data.random_erasing <= 1:
+        yield f"--data.random_erasing is {config.data.random_erasing}: wanted a share from 0 to 1"
+    if not 0 <= config.data.randaugment_magnitude <= 10:
+        yield f"--data.randaugment_magnitude is {config.data.randaugment_magnitude}: wanted 0 to 10"
     try:
         parse_model_name(config.model.name)
     except ValueError as error:

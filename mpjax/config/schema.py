@@ -94,6 +94,19 @@ class Data:
     """Augmentation: pixels of zero padding before a random crop back to size; 0: none."""
     flip: bool = False
     """Augmentation: mirror images left to right with probability one half."""
+    random_resized_crop: float = 0.0
+    """Augmentation on the device: cut out a random part of at least this share of the area (0.08 is usual) and stretch
+    it back to size; 0: none. Images that vary in size are cut so on the host already."""
+    randaugment_ops: int = 0
+    """Augmentation: RandAugment's random operations per image (2 is usual); 0: none."""
+    randaugment_magnitude: float = 9.0
+    """Augmentation: their strength, 0 to 10."""
+    random_erasing: float = 0.0
+    """Augmentation: share of images with a rectangle of noise in them (0.25 is usual)."""
+    mixup: float = 0.0
+    """Augmentation: average pairs of images, Beta(mixup, mixup) distributed (0.2, with cutmix 0.8); 0: none."""
+    cutmix: float = 0.0
+    """Augmentation: paste a part of one image into another, Beta(cutmix, cutmix) distributed (1 is usual); 0: none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +133,8 @@ class Model:
     """ResNet: 7x7 stride 2 and max-pooling, or one 3x3 convolution for small images."""
     pretrained: str = ""
     """Weights to start from: a safetensors file or folder, or a name on the Hugging Face hub."""
+    pretrained_skip: tuple[str, ...] = ()
+    """Patterns of parameters that start anew all the same: `"head/*"` for another number of classes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

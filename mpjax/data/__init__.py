@@ -6,7 +6,7 @@ from mpjax.data.examples import Source, labelled_images
 from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens
 from mpjax.data.read import batch_fields
 from mpjax.data.source import open_source
-from mpjax.data.stream import Batches, EvalBatches, eval_batches, train_batches
+from mpjax.data.stream import Batches, EvalBatches, Share, eval_batches, train_batches
 from mpjax.data.synthetic import synthetic_source
 
 
@@ -18,6 +18,7 @@ __all__ = [
     "Label",
     "Length",
     "Mask",
+    "Share",
     "Source",
     "Tokens",
     "batch_fields",

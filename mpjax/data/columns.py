@@ -43,7 +43,7 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
         near = difflib.get_close_matches(named[field], table.columns, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"--data.columns {field} {named[field]}: '{table.name}' has {shown}{hint}")
-    fitting = [name for name, column in table.columns.items() if _fits(field, column)]
+    fitting = [name for name, column in table.columns.items() if _fits(field, column, table)]
     for candidate in (table.preferred.get(field), *_USUAL[field]):
         if candidate in fitting:
             return candidate
@@ -56,8 +56,10 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
     )
 
 
-def _fits(field: str, column: Column) -> bool:
+def _fits(field: str, column: Column, table: Table) -> bool:
     """Whether a column may hold a field; one that does not say what it holds may hold anything but text."""
+    if field == "label" and isinstance(column, Text):
+        return table.labelled is not None
     if field == "mask" and isinstance(column, Image):
         return column.shape[2] == 1
     if field == "text":

@@ -40,7 +40,7 @@ def name_of(stored: object) -> str:
 
 def decode(stored: bytes | np.ndarray, channels: int) -> np.ndarray:
     """The image as stored: [H, W, channels] uint8 if it was encoded, the same array if it was one."""
-    return _pixels(_converted(_picture(stored, channels), channels)) if isinstance(stored, bytes) else stored
+    return _pixels(_converted(_picture(stored, channels), channels, stored)) if isinstance(stored, bytes) else stored
 
 
 def size_of(stored: bytes | np.ndarray, channels: int) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def resize(
     picture.draft(None, (int(np.ceil(width * size / side)), int(np.ceil(height * size / side))))
     across, down = picture.width / width, picture.height / height
     box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-    picture = _converted(picture, channels)
+    picture = _converted(picture, channels, stored)
     return _pixels(picture.resize((size, size), resample, box=box))
 
 
@@ -103,11 +103,9 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
         raise UsageError(f"image: {channels} channels; only images of 1, 3 or 4 are resized; write --data.image_size 0")
     if isinstance(stored, bytes):
         try:
-            picture = Image.open(io.BytesIO(stored))
+            return Image.open(io.BytesIO(stored))
         except OSError as error:
-            raise _undecodable(name_of(stored), error) from error
-        picture.filename = name_of(stored)
-        return picture
+            raise _undecodable(stored, error) from error
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
             f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] is resized; "
@@ -116,14 +114,15 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
     return Image.fromarray(stored[..., 0] if channels == 1 else stored)
 
 
-def _converted(picture: Image.Image, channels: int) -> Image.Image:
+def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) -> Image.Image:
     try:
         return picture.convert(_MODES[channels])
     except OSError as error:
-        raise _undecodable(getattr(picture, "filename", ""), error) from error
+        raise _undecodable(stored, error) from error
 
 
-def _undecodable(path: str, error: OSError) -> UsageError:
+def _undecodable(stored: bytes | np.ndarray, error: OSError) -> UsageError:
+    path = name_of(stored)
     advice = "repair or remove the file" if path else "prepare the data set again"
     return UsageError(f"{path or 'image'}: cannot be decoded: {error}; {advice}")
 

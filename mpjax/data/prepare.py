@@ -1,12 +1,17 @@
 """What happens to a batch of images on the device, inside the jitted step: augmentation, then normalisation."""
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mpjax.config.schema import Data
+from mpjax.data.augmentation.erasing import random_erasing
+from mpjax.data.augmentation.mixing import cutmix, cutmix_masks, mixup, mixup_or_cutmix
+from mpjax.data.augmentation.randaugment import randaugment
+from mpjax.data.augmentation.resized_crop import random_resized_crop
 from mpjax.data.augmentation.shift import random_flip, random_shift
 from mpjax.data.fields import IGNORED, Fields
 from mpjax.errors import UsageError
@@ -25,7 +30,7 @@ def prepare(
       fields: what the batch holds.
 
     Returns:
-      The batch, its images float32.
+      The batch, its images float32; where they were mixed, with a `target`, float32 [B, num_classes].
 
     Raises:
       UsageError: images of another dtype or rank, a `mean` or `std` of another length, or a `std` that is not positive.
@@ -34,27 +39,73 @@ def prepare(
     if images.ndim != 4 or not (images.dtype == jnp.uint8 or jnp.issubdtype(images.dtype, jnp.floating)):
         raise UsageError(f"image: got {images.dtype} {images.shape}; wanted uint8 or floating [B, H, W, C]")
     mean, std = normalisation(config, images.shape[-1])
-    batch = dict(batch)
-    if key is not None:
-        batch = moved(batch, config, key)
+    keys = None if key is None else _Keys(*jax.random.split(key), *(jax.random.fold_in(key, n) for n in range(2, 6)))
+    batch = dict(batch) if keys is None else moved(dict(batch), config, keys)
     pixels = batch["image"].astype(jnp.float32)
     if images.dtype == jnp.uint8:
         pixels = pixels / 255
     batch["image"] = (pixels - mean) / std
-    return batch
+    return batch if keys is None else mixed(batch, config, fields, keys)
 
 
-def moved(batch: dict[str, jax.Array], config: Data, key: jax.Array) -> dict[str, jax.Array]:
-    """Images and masks shifted and mirrored, on the stored values: uint8 moves a quarter of the bytes."""
-    # Black moves in, which no label is about.
-    fills = {"image": 0, "mask": IGNORED}
-    shift_key, flip_key = jax.random.split(key)
-    for name in fills.keys() & batch.keys():
-        if config.crop_padding:
-            batch[name] = random_shift(batch[name], config.crop_padding, shift_key, fill=fills[name])
-        if config.flip:
-            batch[name] = random_flip(batch[name], flip_key)
-    return batch
+class _Keys(NamedTuple):
+    """A random key for each augmentation, so that one does not change what another draws."""
+
+    shift: jax.Array
+    flip: jax.Array
+    crop: jax.Array
+    randaugment: jax.Array
+    erasing: jax.Array
+    mixing: jax.Array
+
+
+def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, jax.Array]:
+    """What acts on the stored values, on images and masks alike: uint8 moves a quarter of the bytes."""
+    images, mask = batch["image"], batch.get("mask")
+    if config.random_resized_crop:
+        images, mask = random_resized_crop(images, keys.crop, mask, area=(config.random_resized_crop, 1.0))
+    if config.crop_padding:
+        images = random_shift(images, config.crop_padding, keys.shift)
+        # Black moves in, which no label is about.
+        mask = None if mask is None else random_shift(mask, config.crop_padding, keys.shift, fill=IGNORED)
+    if config.flip:
+        images = random_flip(images, keys.flip)
+        mask = None if mask is None else random_flip(mask, keys.flip)
+    if config.randaugment_ops:
+        images, mask = randaugment(
+            images,
+            keys.randaugment,
+            mask,
+            operations=config.randaugment_ops,
+            magnitude=config.randaugment_magnitude,
+            mask_fill=IGNORED,
+        )
+    return {**batch, "image": images} | ({} if mask is None else {"mask": mask})
+
+
+def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys) -> dict[str, jax.Array]:
+    """What acts on normalised images: parts erased, then pairs mixed, whose labels become a `target` [B, num_classes].
+
+    Raises:
+      UsageError: Mixup of masks, whose classes have no mean.
+    """
+    if config.random_erasing:
+        batch["image"] = random_erasing(batch["image"], keys.erasing, config.random_erasing)
+    if not (config.mixup or config.cutmix):
+        return batch
+    if "mask" in batch:
+        if config.mixup:
+            raise UsageError(f"--data.mixup {config.mixup}: masks cannot be averaged; write --data.cutmix 1")
+        images, mask = cutmix_masks(batch["image"], batch["mask"], keys.mixing, config.cutmix)
+        return {**batch, "image": images, "mask": mask}
+    classes: Any = fields["label"]
+    target = jax.nn.one_hot(batch["label"], classes.num_classes, dtype=jnp.float32)
+    if config.mixup and config.cutmix:
+        images, target = mixup_or_cutmix(batch["image"], target, keys.mixing, config.mixup, config.cutmix)
+    else:
+        mix = mixup if config.mixup else cutmix
+        images, target = mix(batch["image"], target, keys.mixing, config.mixup or config.cutmix)
+    return {**batch, "image": images, "target": target}
 
 
 def normalisation(config: Data, channels: int) -> tuple[np.ndarray, np.ndarray]:

@@ -72,7 +72,7 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
         train, test = (PreparedExamples(_records(builder, split), parse) for split in splits)
         return train, test
 
-    keys = builder.info.supervised_keys
+    keys: Any = builder.info.supervised_keys
     named = isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(key, str) for key in keys)
     image_or_text, label = keys if named else ("", "")
     preferred = {"image": image_or_text, "text": image_or_text, "label": label, "mask": label}

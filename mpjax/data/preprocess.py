@@ -4,17 +4,32 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpjax.data.contract import array
 from mpjax.data.examples import Example, Examples
+from mpjax.data.fields import Image
+from mpjax.data.images import decode
+from mpjax.data.table import Column, Text
 from mpjax.errors import UsageError
+
+
+_TRIED = 16  # examples that show what comes out of a function
 
 
 @dataclasses.dataclass(frozen=True)
 class PreprocessedExamples:
-    """Examples after a function that takes one and gives one."""
+    """Examples after a function that takes one and gives one.
+
+    Args:
+      examples: as they are stored.
+      function: from a dict of fields to another.
+      name: of the function, for messages.
+      columns: what the fields hold: the function is given images as arrays [H, W, C] and text as str.
+    """
 
     examples: Examples
     function: Callable[[Example], Mapping[str, Any]]
     name: str
+    columns: Mapping[str, Column]
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -26,10 +41,43 @@ class PreprocessedExamples:
         return [self._apply(example) for example in self.examples.__getitems__(indices)]
 
     def _apply(self, example: Example) -> Example:
-        result = self.function(example)
+        result = self.function({name: readable(value, self.columns.get(name)) for name, value in example.items()})
         if not isinstance(result, Mapping):
             raise UsageError(
                 f"--data.preprocess {self.name} returned {type(result).__name__}; wanted a dict of fields, "
                 f"as it was given one: {', '.join(example)}"
             )
         return dict(result)
+
+
+def readable(value: Any, column: Column | None) -> Any:
+    """What a function is given of a stored value: pixels of an encoded image, str of UTF-8 bytes."""
+    if isinstance(column, Image):
+        return decode(value, column.shape[2])
+    if isinstance(column, Text) and isinstance(value, bytes):
+        return value.decode()
+    return value
+
+
+def shape_after(examples: PreprocessedExamples, name: str) -> tuple[int | None, int | None, int] | None:
+    """The shape [H, W, C] of the images that a function returns as the field `name`; None: it returns no images.
+
+    H and W are None where they vary: judged by some examples, and where the function leaves an image that varies as
+    large as it was.
+    """
+    stored = examples.columns[name]
+    varies = isinstance(stored, Image) and None in stored.shape
+    count = min(len(examples), _TRIED)
+    chosen = [index * len(examples) // count for index in range(count)]
+    results = [array(name, example[name]).shape for example in examples.__getitems__(chosen) if name in example]
+    if not results or any(len(shape) != 3 for shape in results):
+        return None
+    sides = {shape[:2] for shape in results}
+    if varies and len(sides) == 1:
+        given = {
+            array(name, readable(example[name], stored)).shape[:2] for example in examples.examples.__getitems__(chosen)
+        }
+        if given == sides:
+            sides = set()
+    height, width = sides.pop() if len(sides) == 1 else (None, None)
+    return height, width, results[0][2]

@@ -105,11 +105,13 @@ def batch_fields(source: Source, config: Data) -> Fields:
 
 
 def read_batch(
-    examples: Examples, indices: Sequence[int], read: Reader, rng: np.random.Generator | None = None
+    examples: Examples, indices: Sequence[int], read: Reader, seeds: Sequence[int] | np.ndarray | None = None
 ) -> Arrays:
-    """The examples at `indices` as one batch; random frames draw from `rng` one after the other."""
+    """The examples at `indices` as one batch; each draws its random frame from its own seed."""
     # All at once: fetching records one by one costs fifteen times as much.
-    settled = [read(example, rng) for example in examples.__getitems__([int(index) for index in indices])]
+    found = examples.__getitems__([int(index) for index in indices])
+    rngs = [None] * len(found) if seeds is None else [np.random.default_rng(seed) for seed in seeds]
+    settled = [read(example, rng) for example, rng in zip(found, rngs, strict=True)]
     return {field: np.stack([example[field] for example in settled]) for field in settled[0]}
 
 

@@ -8,16 +8,45 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.prepare import normalisation
 from mpjax.data.contract import require_examples
 from mpjax.data.examples import Source
 from mpjax.data.fields import Image
+from mpjax.data.prepare import normalisation
 from mpjax.data.read import Arrays, fits_in_memory, read_all, read_batch, reader
 from mpjax.errors import UsageError
 
 
 Batch = dict[str, np.ndarray]
 """The fields of a data set, [B, ...] each; in evaluation also `weight` [B], float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The part of every batch that one of several processes reads: neighbouring rows, as a sharded array has them.
+
+    Args:
+      index: of the process.
+      count: processes; the batch is the same for any number of them.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def rows(self, batch_size: int) -> slice:
+        """Its rows of a batch.
+
+        Raises:
+          UsageError: the batch does not divide among the processes.
+        """
+        if batch_size % self.count:
+            raise UsageError(
+                f"a batch of {batch_size} examples does not divide among {self.count} processes: take a multiple"
+            )
+        size = batch_size // self.count
+        return slice(self.index * size, (self.index + 1) * size)
+
+
+WHOLE = Share()
 
 
 class Batches(Protocol):
@@ -44,13 +73,15 @@ class BatchesInMemory:
 
     Args:
       arrays: by field, [N, ...].
-      batch_size: examples per batch.
+      batch_size: examples per batch, over all processes.
       seed: of the order.
+      share: the part of each batch that is read here.
     """
 
     arrays: Arrays
     batch_size: int
     seed: int
+    share: Share = WHOLE
 
     @property
     def size(self) -> int:
@@ -65,10 +96,11 @@ class BatchesInMemory:
     def from_position(self, position: int) -> Iterator[Batch]:
         """Yields batches number `position`, `position + 1`, and so on."""
         epoch, step = divmod(position, self.steps_per_epoch)
+        rows = self.share.rows(self.batch_size)
         while True:
             order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.size)
             for start in range(step * self.batch_size, self.steps_per_epoch * self.batch_size, self.batch_size):
-                chosen = order[start : start + self.batch_size]
+                chosen = order[start : start + self.batch_size][rows]
                 yield {name: values[chosen] for name, values in self.arrays.items()}
             epoch, step = epoch + 1, 0
 
@@ -105,6 +137,7 @@ class EvalBatches:
     parts: Callable[[], Iterable[Batch]]
     size: int
     batch_size: int
+    share: Share = WHOLE
 
     def __len__(self) -> int:
         return math.ceil(self.size / self.batch_size)
@@ -114,21 +147,18 @@ class EvalBatches:
             size = len(next(iter(part.values())))
             missing = self.batch_size - size
             weighted = {**part, "weight": np.ones(size, np.float32)}
-            yield {
-                field: np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
-                if missing
-                else values
-                for field, values in weighted.items()
-            }
+            rows = self.share.rows(self.batch_size)
+            yield {field: _filled(values, missing)[rows] for field, values in weighted.items()}
 
 
-def train_batches(source: Source, config: Data, seed: int) -> Batches:
+def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE) -> Batches:
     """Shuffled batches of `source.train`, from memory where the set fits into `config.in_memory_mb`.
 
     Args:
       source: the data set.
       config: batch and image size, memory and threads.
       seed: of the order and of the random parts that are cut out.
+      share: the part of each batch that this process reads.
 
     Raises:
       UsageError: the split is smaller than a batch, or an example is not what `contract.conform` wants. A streamed
@@ -149,16 +179,25 @@ def train_batches(source: Source, config: Data, seed: int) -> Batches:
         if isinstance(field, Image):
             normalisation(config, field.shape[2])  # refused here, before anything is written
     if fits_in_memory(source, config, read):
-        return BatchesInMemory(read_all(source.train, read, config.workers), batch_size, seed)
+        return BatchesInMemory(read_all(source.train, read, config.workers), batch_size, seed, share)
     import grain
 
     indices = grain.MapDataset.range(size).seed(seed).shuffle().batch(batch_size, drop_remainder=True).repeat()
-    batches = indices.random_map(lambda chosen, rng: read_batch(source.train, chosen, read, rng))
+    rows = share.rows(batch_size)
+
+    def batch(chosen: np.ndarray, rng: np.random.Generator) -> Batch:
+        # Drawn for all of the batch, so that an example is cut alike whoever reads it.
+        seeds = rng.integers(2**63, size=len(chosen))
+        return read_batch(source.train, chosen[rows], read, seeds[rows])
+
+    batches = indices.random_map(batch)
     return StreamedBatches(batches, batch_size, size // batch_size, config.workers)
 
 
-def eval_batches(source: Source, config: Data) -> EvalBatches:
+def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
     """All of `source.test` in order, in batches of `config.eval_batch_size` with a `weight` [B] of 1 or 0.
+
+    Of each batch this process gives its `share`.
 
     Raises:
       UsageError: the split is empty, or an example is not what `contract.conform` wants.
@@ -174,11 +213,16 @@ def eval_batches(source: Source, config: Data) -> EvalBatches:
             for start in range(0, size, batch_size):
                 yield {name: values[start : start + batch_size] for name, values in whole.items()}
 
-        return EvalBatches(slices, size, batch_size)
+        return EvalBatches(slices, size, batch_size, share)
     import grain
 
     batches = grain.MapDataset.range(size).batch(batch_size).map(lambda chosen: read_batch(source.test, chosen, read))
-    return EvalBatches(lambda: _prefetched(batches, config.workers), size, batch_size)
+    return EvalBatches(lambda: _prefetched(batches, config.workers), size, batch_size, share)
+
+
+def _filled(values: np.ndarray, missing: int) -> np.ndarray:
+    """With so many zeros at the end."""
+    return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)]) if missing else values
 
 
 def _check_numbers(config: Data) -> None:

@@ -36,9 +36,12 @@ class Table:
       open: names of columns to both splits, training and test, whose examples have just these columns; encoded images
         are bytes.
       preferred: by field, the column that the data set itself says is meant.
+      labelled: from a column of integers or texts to the same set with class numbers in that column, the same ones in
+        both splits; None: the set cannot number classes.
     """
 
     name: str
     columns: Mapping[str, Column]
     open: Callable[[Sequence[str]], tuple[Examples, Examples]]
     preferred: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labelled: Callable[[str], "Table"] | None = None

@@ -1,18 +1,18 @@
 """From a stored data set to the examples of a task: columns chosen, custom function applied, text tokenized."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpjax.config.functions import load_function
 from mpjax.config.schema import Data
 from mpjax.config.task import TASKS, TaskName
 from mpjax.data.columns import choose_columns
-from mpjax.data.contract import array
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Field, Image, Label, Mask
-from mpjax.data.images import decode
-from mpjax.data.preprocess import PreprocessedExamples
+from mpjax.data.masks import DecodedMasks
+from mpjax.data.preprocess import PreprocessedExamples, shape_after
 from mpjax.data.table import Column, Table
 from mpjax.errors import UsageError
 
@@ -44,50 +44,56 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
       UsageError: there is no column for a field, or a setting is missing without which it cannot be read.
     """
     columns = choose_columns(table, TASKS[task].fields, config)
+    # A custom function is given what is stored, and may number the classes itself.
+    if "label" in columns and table.labelled and not config.preprocess:
+        table = table.labelled(columns["label"])
     chosen = {field: table.columns[column] for field, column in columns.items()}
     train, test = (RenamedExamples(split, columns) for split in table.open(tuple(dict.fromkeys(columns.values()))))
+    if "mask" in chosen:
+        train, test = DecodedMasks(train), DecodedMasks(test)
+    origins = {field: f"column '{column}'" if column != field else "" for field, column in columns.items()}
     if config.preprocess:
         function = load_function(config.preprocess, flag="--data.preprocess")
-        decoded = _decoding(function, chosen)
-        train, test = (PreprocessedExamples(split, decoded, config.preprocess) for split in (train, test))
-        chosen = _after(train[0], chosen)
+        train, test = (PreprocessedExamples(split, function, config.preprocess, chosen) for split in (train, test))
+        chosen = _after(train, chosen)
+        origins = {field: f"column '{column}' after {config.preprocess}" for field, column in columns.items()}
     if "text" in chosen:
         from mpjax.data.text import tokenized
 
-        return tokenized(table.name, task, chosen, train, test, config)
-    fields = {name: _field(name, column, table.name, config) for name, column in chosen.items()}
+        label = functools.partial(_field, "label", chosen, table.name, config, origins)
+        return tokenized(table.name, task, train, test, config, label=label, origin=origins["text"])
+    fields = {name: _field(name, chosen, table.name, config, origins) for name in chosen}
     return Source(table.name, fields, train, test)
 
 
-def _decoding(function, chosen: dict[str, Column]):
-    """`function` on examples whose images are arrays, whatever they are stored as."""
-    channels = {name: column.shape[2] for name, column in chosen.items() if isinstance(column, Image)}
-
-    def decoded(example: Example):
-        return function({name: decode(v, channels[name]) if name in channels else v for name, v in example.items()})
-
-    return decoded
+def _after(train: PreprocessedExamples, chosen: Mapping[str, Column]) -> dict[str, Column]:
+    """What the columns hold after a custom function."""
+    shape = shape_after(train, "image") if "image" in chosen else None
+    return {**chosen, "image": Image(shape)} if shape else dict(chosen)
 
 
-def _after(example: Example, chosen: dict[str, Column]) -> dict[str, Column]:
-    """What the columns hold after a custom function: images have the shape of the first that came out."""
-    shapes = {n: array(n, example[n]).shape for n, c in chosen.items() if isinstance(c, Image) and n in example}
-    return {
-        name: Image(shapes[name]) if name in shapes and len(shapes[name]) == 3 else column
-        for name, column in chosen.items()
-    }
+def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data, origins: Mapping[str, str]) -> Field:
+    """What the task knows of a field: from its column, and from `config.num_classes`, which goes first.
 
-
-def _field(name: str, column: Column, set_name: str, config: Data) -> Field:
-    """What the task knows of a field: from its column, and from `config.num_classes` where that does not say."""
+    Raises:
+      UsageError: the column holds no images, or the number of classes is not known.
+    """
+    column, origin = chosen[name], origins[name]
+    if name == "image":
+        if not isinstance(column, Image):
+            raise UsageError(
+                f"data set '{set_name}': image{f' ({origin})' if origin else ''}: {column}; wanted images [height, "
+                "width, channels]; write --data.preprocess FILE.py:FUNCTION with a function that makes them of it"
+            )
+        return Image(column.shape, origin=origin)
     known: Any = getattr(column, "num_classes", 0)
     num_classes = config.num_classes or known
-    if name == "image":
-        return column if isinstance(column, Image) else Image((None, None, 3))
     if not num_classes:
         raise UsageError(
-            f"data set '{set_name}' does not say how many classes its {name} has ({column}); write --data.num_classes N"
+            f"data set '{set_name}' does not say how many classes its {name} has "
+            f"({f'{origin}: ' if origin else ''}{column}); write --data.num_classes N"
         )
     if name == "mask":
-        return Mask(getattr(column, "shape", (None, None))[:2], num_classes)
-    return Label(num_classes)
+        height, width, _ = image.shape if isinstance(image := chosen["image"], Image) else (None, None, 1)
+        return Mask((height, width), num_classes, origin=origin)
+    return Label(num_classes, origin=origin)

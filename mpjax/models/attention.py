@@ -96,7 +96,7 @@ def attention(
     return plain.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal)
 
 
-def implementation_for(query: jax.Array, device: jax.Device | None = None) -> Literal["xla", "cudnn"]:
+def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:
     """The fastest implementation that can train on queries [B, T, N, H]; `device` is JAX's default unless given."""
     return "xla" if _why_not_cudnn(query, _default_device() if device is None else device) else "cudnn"
 
@@ -111,13 +111,13 @@ def _chosen(implementation: Implementation, query: jax.Array) -> Literal["xla", 
     return implementation
 
 
-def _why_not_cudnn(query: jax.Array, device: jax.Device) -> str | None:
+def _why_not_cudnn(query: jax.Array, device) -> str | None:
     """What keeps cuDNN's fused attention from running forwards and backwards; None where nothing does."""
     *_, length, _, features = query.shape
     if device.platform not in ("gpu", "cuda"):
         return f"needs a GPU, this is a {device.platform}"
     try:
-        capability = float(device.compute_capability)  # pyright: ignore[reportAttributeAccessIssue]
+        capability = float(device.compute_capability)
     except (AttributeError, ValueError):  # AMD's is a name, "gfx942"
         return f"needs a GPU of NVIDIA, this is a {device.device_kind}"
     if capability < 8.0:
@@ -131,8 +131,9 @@ def _why_not_cudnn(query: jax.Array, device: jax.Device) -> str | None:
     return None
 
 
-def _default_device() -> jax.Device:
-    device = jax.config.jax_default_device
+def _default_device():
+    """Where arrays go that are not told where."""
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None or isinstance(device, str):
         return jax.local_devices(backend=device)[0]
     return device

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -66,40 +66,40 @@ _SETTINGS = ("width", "depth", "heads", "patch", "dropout")
 """Settings whose 0 stands for what was published."""
 
 
-def _images(fields: Fields, config: schema.Model) -> dict[str, Any]:
+def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     return {"channels": fields["image"].shape[2], "num_classes": fields["label"].num_classes}
 
 
-def _flat_images(fields: Fields, config: schema.Model) -> dict[str, Any]:
+def _flat_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     features = math.prod(fields["image"].shape)
     return {"features": features, "num_classes": fields["label"].num_classes, "width": 16, "depth": 2}
 
 
-def _sized_images(fields: Fields, config: schema.Model) -> dict[str, Any]:
+def _sized_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     return {"image_shape": fields["image"].shape, "num_classes": fields["label"].num_classes, "pool": config.pool}
 
 
-def _for_resnet(fields: Fields, config: schema.Model) -> dict[str, Any]:
+def _for_resnet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     # The channels of the first stage in the paper: on CIFAR-10, and on ImageNet.
     stem, width = {"small": (resnet.SmallStem, 16), "imagenet": (resnet.ImageNetStem, 64)}[config.stem]
     return {"stem": stem, "width": width, **_images(fields, config)}
 
 
-def _for_xception(fields: Fields, config: schema.Model) -> dict[str, Any]:
+def _for_xception(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     stem = {"small": xception.SmallStem, "imagenet": xception.ImageNetStem}[config.stem]
     return {"stem": stem, **_images(fields, config)}
 
 
-def _pixels(fields: Fields, config: schema.Model) -> dict[str, Any]:
+def _pixels(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     return {"channels": fields["image"].shape[2], "num_classes": fields["mask"].num_classes}
 
 
-def _texts(fields: Fields, config: schema.Model) -> dict[str, Any]:
+def _texts(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     tokens, classes = fields["tokens"], fields["label"].num_classes
     return {"vocabulary": tokens.vocabulary, "length": tokens.length, "num_classes": classes, "dropout": config.dropout}
 
 
-def _next_tokens(fields: Fields, config: schema.Model) -> dict[str, Any]:
+def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     tokens = fields["tokens"]  # one more than the model sees: what follows the last
     return {"vocabulary": tokens.vocabulary, "length": tokens.length - 1, "dropout": config.dropout}
 

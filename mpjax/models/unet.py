@@ -61,10 +61,7 @@ class UNet(nnx.Module):
     def __init__(self, *, channels: int, num_classes: int, width: int, depth: int, rngs: nnx.Rngs):
         widths = [width * 2**level for level in range(depth + 1)]
         self.down = nnx.List(
-            [
-                TwoConvs(before, after, rngs=rngs)
-                for before, after in zip([channels, *widths[:-1]], widths, strict=True)
-            ]
+            [TwoConvs(before, after, rngs=rngs) for before, after in zip([channels, *widths[:-1]], widths, strict=True)]
         )
         self.up = nnx.List([Up(after, rngs=rngs) for after in reversed(widths[:-1])])
         self.head = nnx.Conv(width, num_classes, (1, 1), rngs=rngs)

@@ -53,8 +53,9 @@ def dot_product_attention(
         earlier = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         mask = earlier if mask is None else jnp.logical_and(*jnp.broadcast_arrays(mask.astype(bool), earlier))
     if mask is not None:
-        scores = jnp.where(jnp.broadcast_to(mask, scores.shape), scores, jnp.finfo(scores.dtype).min)
-    weights = then(jax.nn.softmax(scores, axis=-1))
+        lowest = jnp.full_like(scores, jnp.finfo(scores.dtype).min)
+        scores = jax.lax.select(jnp.broadcast_to(mask.astype(bool), scores.shape), scores, lowest)
+    weights = then(_softmax(scores))
     return _weighted(weights.astype(value.dtype), value)
 
 
@@ -71,6 +72,12 @@ def _scores_jvp(primals, tangents):
     scores = _scores(query, key)
     slope = _queries_by_keys(query_slope, key, key.dtype) + _queries_by_keys(query, key_slope, query.dtype)
     return scores, slope.astype(scores.dtype)
+
+
+def _softmax(scores: jax.Array) -> jax.Array:
+    """As `jax.nn.softmax`, but for its counting of equal scores in the derivative of a maximum that has none here."""
+    powers = jnp.exp(scores - jnp.max(jax.lax.stop_gradient(scores), axis=-1, keepdims=True))
+    return powers / jnp.sum(powers, axis=-1, keepdims=True)
 
 
 def _queries_by_keys(query: jax.Array, key: jax.Array, dtype) -> jax.Array:
@@ -116,7 +123,7 @@ def flax_attention(
             from flax import nnx
 
             module.sow(nnx.Intermediate, "attention_weights", weights.astype(dtype))
-        if deterministic or dropout_rate == 0.0:
+        if deterministic or dropout_rate == 0.0 or dropout_rng is None:
             return weights
         shape = (1,) * (weights.ndim - 2) + weights.shape[-2:] if broadcast_dropout else weights.shape
         kept = jnp.broadcast_to(jax.random.bernoulli(dropout_rng, 1 - dropout_rate, shape), weights.shape)

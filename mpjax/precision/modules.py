@@ -95,7 +95,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
 
 def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.dtype]:
-    """What `apply_policy(model, policy)` would store each parameter and statistic in, by path; `model` stays as it is."""
+    """What `apply_policy(model, policy)` would store each parameter and statistic in, by path; changes nothing."""
     from flax import nnx
 
     graph, state = nnx.split(model)

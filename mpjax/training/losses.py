@@ -71,9 +71,9 @@ def masked_cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) 
     Returns:
       The sums and the counts, both float32 (or wider) [B].
     """
-    counts = mask != 0
+    counts = mask.astype(bool)
     logits = _wide(logits)
-    # A label outside the classes gives NaN, whose gradient no later `where` would stop.
+    # A label outside the classes gives NaN: masked out below, but `jax_debug_nans` would stop at it.
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counts, labels, 0))
     places = tuple(range(1, labels.ndim))
     return jnp.sum(jnp.where(counts, nll, 0), axis=places), _count(counts).astype(nll.dtype)
@@ -84,9 +84,7 @@ def perplexity(total: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.exp(total / jnp.maximum(count, 1))
 
 
-def dice_loss(
-    logits: jax.Array, labels: jax.Array, *, smooth: float = 1.0, ignore: int | None = None
-) -> jax.Array:
+def dice_loss(logits: jax.Array, labels: jax.Array, *, smooth: float = 1.0, ignore: int | None = None) -> jax.Array:
     """One minus the soft Dice coefficient of each example, the mean over classes.
 
     Milletari et al., 2016 (arXiv:1606.04797), equation in section 3: 2 sum(p g) / (sum(p^2) + sum(g^2)), here with

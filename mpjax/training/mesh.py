@@ -1,6 +1,9 @@
 """Devices and shardings: the state whole on every device, the batch cut across them."""
 
+from collections.abc import Mapping
+
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mpjax.errors import UsageError
@@ -35,3 +38,10 @@ def batch_sharding(mesh: Mesh, *, batch_size: int, accumulate: int = 1) -> Named
 def evaluation_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
     """Of evaluation batches: divided among the devices where that is even, else whole on each."""
     return NamedSharding(mesh, PartitionSpec("data" if batch_size % mesh.size == 0 else None))
+
+
+def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    """A host's batch on its devices; of several processes each has its own rows of it."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(dict(batch), sharding)
+    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

@@ -11,7 +11,10 @@ from flax import nnx
 
 from mpjax import models
 from mpjax.config import Config
+from mpjax.config.schema import Model
 from mpjax.data import Fields
+from mpjax.models.pretrained import load_pretrained
+from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.precision.casting import autocast
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
 from mpjax.precision.scopes import modules_of
@@ -64,6 +67,20 @@ def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
             autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
         )
     return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model)
+
+
+def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
+    """Parameters and statistics by path from `config.pretrained`, in the dtypes that the task stores, and their report.
+
+    Raises:
+      UsageError: as `mpjax.load_pretrained`.
+    """
+    if not config.pretrained:
+        return {}, None
+    model: Any = nnx.eval_shape(task.make_model, jax.random.key(0))
+    found = load_pretrained(model, config.pretrained, skip=config.pretrained_skip)
+    _, params, stats = take_apart(model)
+    return {row.path: (params | stats)[row.path] for row in found if row.key is not None}, found
 
 
 def initial_state(

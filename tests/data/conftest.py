@@ -67,13 +67,61 @@ class TinyText(_Tiny):
         return {"sentence": "a", "label": index % 2}
 
 
+class TinySst2(_Tiny):
+    """What glue/sst2 has; the labels of its test split are hidden."""
+
+    FEATURES = {  # noqa: RUF012
+        "idx": tfds.features.Scalar(np.int32),
+        "label": tfds.features.ClassLabel(names=["negative", "positive"]),
+        "sentence": tfds.features.Text(),
+    }
+
+    def example(self, index):
+        return {"idx": index, "label": index % 2, "sentence": "gut " * index}
+
+
+class TinyPets(_Tiny):
+    """What oxford_iiit_pet has: photographs that vary in size, trimaps of 1 to 3 as PNG, two kinds of labels."""
+
+    FEATURES = {  # noqa: RUF012
+        "file_name": tfds.features.Text(),
+        "image": tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg"),
+        "label": tfds.features.ClassLabel(num_classes=37),
+        "segmentation_mask": tfds.features.Image(shape=(None, None, 1), use_colormap=True),
+        "species": tfds.features.ClassLabel(names=["Cat", "Dog"]),
+    }
+
+    def example(self, index):
+        height, width = 12, 16 + index
+        mask = np.full((height, width), 2, np.uint8)
+        mask[3:9, 4:12] = 3
+        mask[4:8, 5:11] = 1
+        files = []
+        for pixels, kind in ((np.stack([mask * 80] * 3, -1), "JPEG"), (mask, "PNG")):
+            buffer = io.BytesIO()
+            Image.fromarray(pixels).save(buffer, kind)
+            files.append(buffer.getvalue())
+        labels = {"label": index, "species": index % 2, "file_name": f"{index}.jpg"}
+        return {"image": files[0], "segmentation_mask": files[1], **labels}
+
+
 @pytest.fixture(scope="session")
 def tiny_sets(tmp_path_factory):
     """A folder of the sets above, whose code is not registered any more, as on a machine they were copied to."""
     folder = tmp_path_factory.mktemp("data")
     tfds.disable_progress_bar()
-    for builder in (TinyTensor, TinyJpeg, TinyText):
+    for builder in (TinyTensor, TinyJpeg, TinyText, TinySst2, TinyPets):
         builder(data_dir=folder, file_format="array_record").download_and_prepare()
     for info in folder.glob("*/*/dataset_info.json"):
         info.write_text(info.read_text().replace(__name__, "gone"))
     return folder
+
+
+@pytest.fixture(scope="session")
+def huggingface_cache(tmp_path_factory):
+    """Where `datasets` keeps what it has read, apart from the user's."""
+    datasets = pytest.importorskip("datasets")
+    folder = tmp_path_factory.mktemp("huggingface")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+        yield folder

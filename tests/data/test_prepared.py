@@ -66,7 +66,7 @@ def test_an_empty_part(tiny_sets):
 def test_newest_version_unless_one_is_named(own_dir, name, opened):
     for version in ("9.0.0", "10.0.0"):
         shutil.copytree(own_dir / "tiny_tensor/1.0.0", own_dir / "tiny_tensor" / version)
-    assert prepared_names(own_dir)[1:4] == ["tiny_tensor/1.0.0", "tiny_tensor/9.0.0", "tiny_tensor/10.0.0"]
+    assert prepared_names(own_dir)[3:6] == ["tiny_tensor/1.0.0", "tiny_tensor/9.0.0", "tiny_tensor/10.0.0"]
     for features in own_dir.glob("tiny_tensor/*/features.json"):
         if features.parent.name != opened:
             features.unlink()  # cannot be opened now
@@ -88,7 +88,7 @@ def test_missing_says_where_it_looked_what_is_there_and_what_to_write(tiny_sets)
     assert "data set 'tiny_tensr' is not prepared" in message
     assert f"looked for {tiny_sets}/tiny_tensr/VERSION/dataset_info.json" in message
     assert "did you mean tiny_tensor" in message
-    assert "prepared there: tiny_jpeg/1.0.0, tiny_tensor/1.0.0, tiny_text/1.0.0" in message
+    assert "prepared there: tiny_jpeg/1.0.0, tiny_pets/1.0.0, tiny_sst2/1.0.0, tiny_tensor/1.0.0, tiny_text/1.0.0" in message
     assert "tfds build tiny_tensr --file_format=array_record --data_dir DIR" in message
 
 

@@ -7,7 +7,7 @@ import pytest
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
 from mpjax.data.prepared import open_prepared
-from mpjax.data.stream import BatchesInMemory, StreamedBatches, eval_batches, train_batches
+from mpjax.data.stream import BatchesInMemory, Share, StreamedBatches, eval_batches, train_batches
 from mpjax.data.synthetic import synthetic_source
 from mpjax.data.task import as_task
 from mpjax.errors import UsageError
@@ -169,3 +169,32 @@ def test_a_normalisation_for_other_channels_is_refused_with_the_data(setting):
     source = synthetic_source(10, (8, 8, 3), 8)
     with pytest.raises(UsageError, match=f"data.{setting}: got 2 values"):
         train_batches(source, config, 0)
+
+
+@every_kind
+@pytest.mark.parametrize("count", [2, 5])
+def test_processes_read_their_rows_of_the_same_batches(config, count):
+    config = dataclasses.replace(config, batch_size=10)
+    whole = take(train_batches(SOURCE, config, 0), 1, 3)
+    parts = [take(train_batches(SOURCE, config, 0, Share(index, count)), 1, 3) for index in range(count)]
+    for step, batch in enumerate(whole):
+        rows = [part[step]["image"] for part in parts]
+        assert {len(images) for images in rows} == {10 // count}
+        np.testing.assert_array_equal(np.concatenate(rows), batch["image"])
+
+
+def test_an_image_is_cut_alike_by_whichever_process_reads_it(jpegs):
+    config = Data(image_size=4, batch_size=4)
+    (whole,) = take(train_batches(jpegs, config, 0), 0, 1)
+    halves = [take(train_batches(jpegs, config, 0, Share(index, 2)), 0, 1)[0]["image"] for index in range(2)]
+    np.testing.assert_array_equal(np.concatenate(halves), whole["image"])
+
+
+def test_processes_evaluate_every_example_once():
+    parts = [list(eval_batches(SOURCE, MEMORY, Share(index, 2))) for index in range(2)]
+    assert [[int(batch["weight"].sum()) for batch in part] for part in parts] == [[5, 5, 3], [5, 5, 0]]
+
+
+def test_a_batch_that_does_not_divide_among_processes_is_refused():
+    with pytest.raises(UsageError, match="a batch of 5 examples does not divide among 2 processes"):
+        take(train_batches(SOURCE, MEMORY, 0, Share(0, 2)), 0, 1)

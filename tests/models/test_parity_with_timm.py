@@ -4,7 +4,6 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -19,7 +18,10 @@ timm = pytest.importorskip("timm")
 
 
 def randomised(net, side: int):
-    """`net` in evaluation mode, scales and biases drawn at random, batch statistics those of some random images."""
+    """`net` in evaluation mode, scales and biases drawn at random, batch statistics those of eight random images.
+
+    Statistics that no image has would let the signal grow or vanish from layer to layer, and hide every difference.
+    """
     torch.manual_seed(0)
     with torch.no_grad():
         for name, value in net.named_parameters():
@@ -28,7 +30,7 @@ def randomised(net, side: int):
         for module in net.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.momentum = 1.0
-        net.train()(torch.randn(16, 3, side, side))
+        net.train()(torch.randn(8, 3, side, side))
     return net.eval()
 
 
@@ -75,7 +77,12 @@ def convnext_paths(blocks: tuple[int, ...]):
                 return f"layers.{first - 1}.{('norm', 'conv')[index]}.{name}"
             name = name.replace("conv_dw", "depthwise").replace("gamma", "scale.scale")
             return f"layers.{first + index}.{name.replace('mlp.fc1', 'expand').replace('mlp.fc2', 'project')}"
-        return name.replace("stem.0", "stem.conv").replace("stem.1", "stem.norm").replace("head.norm", "norm").replace("head.fc", "head")
+        return (
+            name.replace("stem.0", "stem.conv")
+            .replace("stem.1", "stem.norm")
+            .replace("head.norm", "norm")
+            .replace("head.fc", "head")
+        )
 
     return path
 
@@ -128,6 +135,5 @@ def test_logits_are_timms(name, make, path, side):
     with torch.no_grad():
         expected = net(torch.from_numpy(images.transpose(0, 3, 1, 2))).numpy()
     found = logits(make, arrays, images)
-    print(name, np.abs(expected).max(), np.std(expected, axis=0).mean(), np.abs(found-expected).max())
     assert np.std(expected, axis=0).mean() > 0.03  # or any two images would be one
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mpjax.models.bert import BERT
 from mpjax.models.convnext import ConvNeXt
+from mpjax.models.gpt2 import GPT2
 from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, ResNeXtBottleneck
+from mpjax.models.unet import unet
+from mpjax.models.vit import ViT
 from mpjax.models.wide_resnet import WideResNet
 from mpjax.models.xception import SmallStem, Xception
 from mpjax.precision import apply_policy, audit, autocast
@@ -23,7 +27,7 @@ from mpjax.precision.presets import PRESETS
 class Case(NamedTuple):
     """A small version of a model: `make(rngs=...)`, and the shape and dtype of what it is called with.
 
-    A dtype of None is the one that the policy computes in.
+    A dtype of None is what the policy computes in; float32 where autocast does the casting.
     """
 
     make: Callable[..., nnx.Module]
@@ -33,6 +37,9 @@ class Case(NamedTuple):
 
 IMAGES = (4, 8, 8, 1)
 SETTINGS = {"channels": 1, "num_classes": 3}
+TEXTS = (4, 6)
+TRANSFORMER = {"width": 16, "depth": 1, "heads": 2, "dropout": 0.1}
+PATCHES = {"image_shape": (8, 8, 1), "num_classes": 3, "patch": 4}
 
 MODELS = {
     "resnet": Case(functools.partial(ResNet, (1, 1), BasicBlock, ImageNetStem, width=8, **SETTINGS), (4, 16, 16, 1)),
@@ -40,21 +47,26 @@ MODELS = {
     "resnext": Case(functools.partial(ResNet, (1, 1), ResNeXtBottleneck, ImageNetStem, width=16, **SETTINGS), IMAGES),
     "wide_resnet": Case(functools.partial(WideResNet, 10, 1, width=8, dropout=0.1, **SETTINGS), IMAGES),
     "xception": Case(functools.partial(Xception, SmallStem, width=4, depth=1, **SETTINGS), IMAGES),
+    "unet": Case(functools.partial(unet, width=4, depth=2, **SETTINGS), (2, 7, 5, 1)),
     "convnext": Case(functools.partial(ConvNeXt, (1, 1), width=8, patch=2, drop=0.1, **SETTINGS), IMAGES),
+    "vit": Case(functools.partial(ViT, **PATCHES, **TRANSFORMER), IMAGES),
+    "vit with a class token": Case(functools.partial(ViT, pool="cls", **PATCHES, **TRANSFORMER), IMAGES),
+    "bert": Case(functools.partial(BERT, vocabulary=20, length=8, num_classes=3, **TRANSFORMER), TEXTS, "int32"),
+    "gpt2": Case(functools.partial(GPT2, vocabulary=20, length=8, **TRANSFORMER), TEXTS, "int32"),
 }
 
 
-def called(case: Case, policy, rule: str = "module"):
+def called(case: Case, policy, mode: str):
     """An abstract model under `policy`, what calls it, and an abstract input."""
-    stored = storage_policy(policy) if rule == "autocast" else policy
+    stored = storage_policy(policy) if mode == "autocast" else policy
 
     def make():
         model = case.make(rngs=nnx.Rngs(0))
         apply_policy(model, stored)
         return model
 
-    dtype = jnp.dtype(case.dtype or (stored.param_dtype if rule == "autocast" else policy.compute_dtype))
-    call = autocast(forward, policy) if rule == "autocast" else forward
+    dtype = jnp.dtype(case.dtype or stored.compute_dtype)
+    call = autocast(forward, policy) if mode == "autocast" else forward
     return nnx.eval_shape(make), call, jax.ShapeDtypeStruct(case.shape, dtype)
 
 
@@ -77,5 +89,28 @@ def test_evaluation_and_gradient_are_clean(name, preset):
     for report in (evaluation, backward):
         report.assert_clean()
         assert {row.dtype for row in report if row.kind == "low"} == {np.dtype(preset.policy.compute_dtype)}
-        if preset.name != "O3":
+        if preset.name != "O3":  # which has norms, and their statistics, in half
             assert [row for row in report if row.operation == "reduce_sum" and row.dtype in HALF] == []
+
+
+@pytest.mark.parametrize("groups", [2, 8], ids=["grouped", "depthwise"])
+def test_gradients_of_grouped_convolutions_in_float16_are_those_of_float32(groups):
+    x = jax.random.normal(jax.random.key(1), (4, 8, 8, 8))
+    towards = jax.random.normal(jax.random.key(2), (4, 4, 4, 8))
+
+    def gradients(policy, dtype):
+        conv = nnx.Conv(8, 8, (3, 3), strides=2, padding=1, feature_group_count=groups, rngs=nnx.Rngs(0))
+        apply_policy(conv, policy)
+        graph, params = nnx.split(conv)
+
+        def loss(params, x):
+            y = nnx.merge(graph, params)(x)
+            return jnp.mean(y.astype(jnp.float32) * towards) * 1024
+
+        of_params, of_input = jax.jit(jax.grad(loss, argnums=(0, 1)))(params, x.astype(dtype))
+        return [np.asarray(leaf, np.float32) for leaf in (*jax.tree.leaves(of_params), of_input)]
+
+    wide, half = gradients("float32", jnp.float32), gradients("mixed_float16", jnp.float16)
+    assert [gradient.shape for gradient in half] == [(8,), (3, 3, 8 // groups, 8), (4, 8, 8, 8)]
+    for expected, found in zip(wide, half, strict=True):
+        assert np.linalg.norm(found - expected) < 0.002 * np.linalg.norm(expected)

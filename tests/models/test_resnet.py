@@ -1,4 +1,4 @@
-"""ResNet v1.5 as published: sizes, strides, initial values."""
+"""ResNet v1.5 and ResNeXt as published: sizes, strides, groups, initial values."""
 
 import functools
 
@@ -24,6 +24,7 @@ def abstract(name, stem=resnet.ImageNetStem, **settings):
         ("resnet50", 25_557_032),
         ("resnet101", 44_549_160),
         ("resnet152", 60_192_808),
+        ("resnext50", 25_028_904),
     ],
 )
 def test_parameter_count_at_1000_classes(name, parameters):
@@ -61,6 +62,36 @@ def test_every_stage_after_the_first_halves_the_image_and_doubles_the_channels(n
     assert [out.shape[1] for out in stages] == [out.shape[2] for out in stages] == sides
     assert [out.shape[3] for out in stages] == [64, 64 * channels, 128 * channels, 256 * channels, 512 * channels]
     assert logits.shape == (2, 1000)
+
+
+def strided(x, *, before: int):
+    """A 3x3 convolution of ones and of stride 2 over `x` [H, W], zeros around it, its first window `before` outside."""
+    height, width = x.shape
+    padded = np.pad(np.asarray(x), 2)
+    starts = [(2 * i - before + 2, 2 * j - before + 2) for i in range(height // 2) for j in range(width // 2)]
+    return np.array([padded[i : i + 3, j : j + 3].sum() for i, j in starts]).reshape(height // 2, width // 2)
+
+
+@pytest.mark.parametrize(("block", "conv"), [(resnet.BasicBlock, "conv1"), (resnet.Bottleneck, "conv2")])
+def test_strided_windows_start_one_pixel_outside_the_image_as_pytorchs_do(block, conv):
+    conv = getattr(block(1, 1, 2, rngs=nnx.Rngs(0)), conv)
+    conv.kernel[...] = jnp.ones((3, 3, 1, 1))
+    x = jnp.arange(16.0).reshape(4, 4)
+    np.testing.assert_array_equal(conv(x[None, :, :, None])[0, :, :, 0], strided(x, before=1))
+    assert not np.array_equal(strided(x, before=1), strided(x, before=0))
+
+
+def test_resnexts_3x3_convolutions_have_32_groups_of_4_8_16_and_32_channels():
+    blocks = abstract("resnext50").blocks
+    kernels = [tuple(blocks[index].conv2.kernel.shape) for index in (0, 3, 7, 13)]
+    assert kernels == [(3, 3, 4, 128), (3, 3, 8, 256), (3, 3, 16, 512), (3, 3, 32, 1024)]
+    assert {block.conv2.feature_group_count for block in blocks} == {32}
+
+
+@pytest.mark.parametrize(("width", "groups"), [(64, 32), (16, 32), (24, 16), (8, 16)])
+def test_a_narrow_resnext_has_as_many_groups_as_divide_its_channels(width, groups):
+    block = nnx.eval_shape(lambda: resnet.ResNeXtBottleneck(width, width, 1, rngs=nnx.Rngs(0)))
+    assert (block.conv2.feature_group_count, block.conv2.out_features) == (groups, 2 * width)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ import torch
 from flax import nnx
 
 from mpjax.models.unet import TwoConvs, Up, unet
-from mpjax.precision import apply_policy, audit
-from mpjax.precision.presets import PRESETS
 
 
 def abstract(**settings):
@@ -22,8 +20,7 @@ def test_parameter_count_for_3_channels_and_1_class():
     assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == 31_037_633
 
 
-@pytest.mark.parametrize("height", [1, 2, 3, 15, 16, 17, 63])
-@pytest.mark.parametrize("width", [1, 16, 37])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 16), (15, 37), (17, 3), (32, 63)])
 def test_every_pixel_of_any_image_gets_logits(height, width):
     model = abstract(channels=2, num_classes=5, width=4)
     images = jax.ShapeDtypeStruct((3, height, width, 2), jnp.float32)
@@ -64,7 +61,7 @@ class TorchUNet(torch.nn.Module):
         self.down = torch.nn.ModuleList(
             [TorchTwoConvs(channels, width), TorchTwoConvs(width, 2 * width), TorchTwoConvs(2 * width, 4 * width)]
         )
-        self.double = torch.nn.ModuleList(
+        self.doubling = torch.nn.ModuleList(
             [torch.nn.ConvTranspose2d(2 * wide, wide, 2, stride=2) for wide in (2 * width, width)]
         )
         self.convs = torch.nn.ModuleList([TorchTwoConvs(2 * wide, wide) for wide in (2 * width, width)])
@@ -74,7 +71,7 @@ class TorchUNet(torch.nn.Module):
         fine = self.down[0](x)
         middle = self.down[1](torch.nn.functional.max_pool2d(fine, 2, ceil_mode=True))
         x = self.down[2](torch.nn.functional.max_pool2d(middle, 2, ceil_mode=True))
-        for double, convs, shortcut in zip(self.double, self.convs, (middle, fine), strict=True):
+        for double, convs, shortcut in zip(self.doubling, self.convs, (middle, fine), strict=True):
             x = double(x)[:, :, : shortcut.shape[2], : shortcut.shape[3]]
             x = convs(torch.cat([shortcut, x], dim=1))
         return self.head(x)
@@ -100,15 +97,19 @@ def two_convs_to_torch(ours: TwoConvs, theirs: TorchTwoConvs):
 @pytest.fixture(scope="module")
 def pair():
     """Ours and PyTorch's with the same weights and statistics, none of which is 0 or 1."""
-    ours = unet(channels=3, num_classes=4, width=4, depth=2, rngs=nnx.Rngs(0))
+    ours = abstract(channels=3, num_classes=4, width=4, depth=2)
     random = np.random.default_rng(0)
-    state = nnx.state(ours, nnx.Param, nnx.BatchStat)
-    jittered = jax.tree.map(lambda x: x + jnp.asarray(random.uniform(0.1, 0.4, x.shape), x.dtype), state)
-    nnx.update(ours, *jittered)
+
+    def fill(leaf):
+        kernel = len(leaf.shape) == 4
+        values = random.normal(0, 0.2, leaf.shape) if kernel else random.uniform(0.1, 0.9, leaf.shape)
+        return jnp.asarray(values, leaf.dtype)
+
+    nnx.update(ours, jax.tree.map(fill, nnx.state(ours)))
     theirs = TorchUNet(3, 4, 4)
     for mine, other in zip(ours.down, theirs.down, strict=True):
         two_convs_to_torch(mine, other)
-    for mine, double, convs in zip(ours.up, theirs.double, theirs.convs, strict=True):
+    for mine, double, convs in zip(ours.up, theirs.doubling, theirs.convs, strict=True):
         assert isinstance(mine, Up)
         # PyTorch's kernel is that of the convolution which this one is the transpose of: turned by 180 degrees.
         double.weight.data = torch.tensor(np.transpose(mine.up.kernel[...], (2, 3, 0, 1))[:, :, ::-1, ::-1].copy())
@@ -118,34 +119,16 @@ def pair():
     return ours, theirs
 
 
-@pytest.mark.parametrize("size", [(16, 16), (13, 10), (5, 7), (1, 3)])
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("size", "training"), [((16, 12), False), ((13, 10), False), ((1, 3), False), ((13, 10), True)]
+)
 def test_logits_equal_pytorchs(pair, size, training):
-    ours, theirs = (nnx.clone(pair[0]), pair[1])
+    ours, theirs = nnx.clone(pair[0]), pair[1]
     ours.set_attributes(use_running_average=not training)
     theirs.train(training)
     images = np.random.default_rng(1).standard_normal((2, *size, 3), np.float32)
     with torch.no_grad():
         wanted = theirs(torch.tensor(images.transpose(0, 3, 1, 2))).permute(0, 2, 3, 1).numpy()
-    np.testing.assert_allclose(ours(jnp.asarray(images)), wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
-
-
-# Precision
-
-
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset.mode != "autocast"], ids=lambda p: p.name)
-def test_nothing_is_silently_wide_or_narrow_under_any_preset(preset):
-    policy = preset.policy
-
-    def make():
-        model = unet(channels=3, num_classes=4, width=4, depth=2, rngs=nnx.Rngs(0))
-        apply_policy(model, policy)
-        return model
-
-    with jax.enable_x64(preset.name == "float64"), jax.numpy_dtype_promotion("standard"):
-        images = jax.ShapeDtypeStruct((2, 13, 10, 3), policy.compute_dtype)
-        report = audit(nnx.eval_shape(make), images, policy=policy)
-    report.assert_clean()
-    products = [row for row in report if row.kind == "low"]
-    assert {row.dtype for row in products} == {np.dtype(policy.compute_dtype)}
-    assert sum(row.count for row in products) == 13
+    logits = nnx.jit(lambda model, x: model(x))(ours, jnp.asarray(images))
+    assert np.abs(wanted).max() > 0.5
+    np.testing.assert_allclose(logits, wanted, rtol=1e-4, atol=1e-4)

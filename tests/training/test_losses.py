@@ -118,7 +118,7 @@ def test_an_image_of_ignored_pixels_costs_nothing():
 
 
 def test_dice_loss_by_hand():
-    """p of class 1 is 3/4 and 1/4, the classes are 1 and 0: 1 - (2 * 3/4 + 1) / (9/16 + 1/16 + 1 + 1), for both alike."""
+    """p of class 1 is 3/4 and 1/4, the classes are 1 and 0: 1 - (2 * 3/4 + 1) / (9/16 + 1/16 + 1 + 1) for each."""
     logits = jnp.log(jnp.array([[[1.0, 3.0], [3.0, 1.0]]]))
     loss = dice_loss(logits, jnp.array([[1, 0]]), smooth=1.0)
     np.testing.assert_allclose(loss, [1 - 2.5 / 2.625], rtol=1e-5)
@@ -133,7 +133,7 @@ def test_a_class_that_is_absent_and_not_found_costs_nothing():
 
 
 def test_all_wrong_costs_almost_one():
-    logits = jnp.where(jnp.arange(2) == 0, 50.0, -50.0) * jnp.ones((1, 64, 64, 1))
+    logits = jnp.broadcast_to(jnp.array([50.0, -50.0]), (1, 64, 64, 2))
     loss = dice_loss(logits, jnp.ones((1, 64, 64), jnp.int32))
     assert float(loss[0]) == pytest.approx(1 - 1 / 4097, rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""Random changes of a batch of images on the device, inside the jitted step: keys in, arrays out, no host in between."""
+"""Random changes of a batch of images on the device, inside the jitted step: images and a key in, images out."""
 
 from mpjax.data.augmentation.erasing import random_erasing
 from mpjax.data.augmentation.mixing import cutmix, cutmix_masks, mixup, mixup_or_cutmix

@@ -103,7 +103,9 @@ def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float)
 def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
     """float32 [B]: the share of each image that stays."""
     if alpha <= 0:
-        raise UsageError(f"alpha: got {alpha}; wanted a number above 0, such as 0.2; without mixing, leave the call out")
+        raise UsageError(
+            f"alpha: got {alpha}; wanted a number above 0, such as 0.2; without mixing, leave the call out"
+        )
     return jax.random.beta(key, alpha, alpha, (batch,), jnp.float32)
 
 

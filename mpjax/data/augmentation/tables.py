@@ -1,7 +1,7 @@
 """Changes of brightness value by value: for each image and channel a table of what its 256 levels become.
 
-Invert, solarize, posterize, brightness, contrast, autocontrast and equalize are all of that kind, and so cost one look-up
-whichever an image gets. They are the operations of Pillow's ImageOps and ImageEnhance, level for level.
+Invert, solarize, posterize, brightness, contrast, autocontrast and equalize are all of that kind, and so cost one
+look-up whichever an image gets. They are the operations of Pillow's ImageOps and ImageEnhance, level for level.
 
 Shapes: B batch, H height, W width, C channels; a table is int32 [B, C, 256], or broadcasts to it.
 """
@@ -22,13 +22,13 @@ def look_up(images: jax.Array, table: jax.Array) -> jax.Array:
 
 def histogram(images: jax.Array) -> jax.Array:
     """int32 [B, C, 256]: how many pixels have each level."""
-    pixels = images.reshape(images.shape[0], -1, images.shape[-1])
-    levels = jnp.arange(256, dtype=jnp.uint8)[None, None, :]
 
-    def counted(channel: jax.Array) -> jax.Array:
-        return jnp.sum(channel[:, :, None] == levels, axis=1, dtype=jnp.int32)
+    def counted(levels: jax.Array) -> jax.Array:
+        return jnp.zeros(256, jnp.int32).at[levels].add(1, mode="promise_in_bounds")
 
-    return jnp.stack([counted(pixels[:, :, channel]) for channel in range(pixels.shape[-1])], axis=1)
+    pixels = images.reshape(images.shape[0], -1, images.shape[-1]).astype(jnp.int32)
+    # Mapped over images, so that each device counts its own.
+    return jax.vmap(jax.vmap(counted, in_axes=1))(pixels)
 
 
 def identity() -> jax.Array:

@@ -1,7 +1,7 @@
-"""Affine moves of images in their plane: rotation, shear and translation, each pixel the nearest of where it comes from.
+"""Affine moves of images in their plane: rotation, shear and translation, to the nearest pixel.
 
-A move is a float32 [B, 2, 3] matrix from a place (x, y, 1) in the new image to the place (x, y) in the old one, in pixels
-from the upper left corner, so that pixel 0 has its centre at 0.5.
+A move is a float32 [B, 2, 3] matrix from a place (x, y, 1) in the new image to the place (x, y) in the old one that is
+seen there, in pixels from the upper left corner, so that pixel 0 has its centre at 0.5.
 """
 
 import jax

@@ -99,8 +99,8 @@ def _foreign(arrays: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.n
 
 
 def _write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], layout: str) -> None:
-    # Transformers refuses a file that does not say for which library it is. One item only: safetensors writes several in
-    # any order, and equal models would give unequal files.
+    # Transformers refuses a file that does not say for which library it is. Only one item: safetensors writes several
+    # in any order, and equal models would give unequal files.
     about = {"format": "np" if layout == "mpjax" else "pt"}
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(file.name + ".tmp")

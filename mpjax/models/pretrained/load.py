@@ -118,7 +118,7 @@ def _checked(
             )
         yield Row(name, key, tuple(value.shape), before, dtypes[name], lost.overflow, lost.flushed, lost.error)
     untied = [
-        f"{one.key} differs from {other.key}, which the model has for both"
+        f"{one.key} differs from {other.key}, which the model has in place of both"
         for one, other in fit.tied
         if not np.array_equal(one.read(), other.read())
     ]

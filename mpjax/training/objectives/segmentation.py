@@ -31,8 +31,8 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         logits, mask = logits_and_mask(model, batch, key)
-        both = (total.sum(0) for total in intersection_and_union(logits, mask, ignore=IGNORED))
-        return jnp.mean(losses(logits, mask)), {"iou": mean_iou(*both, jnp)}
+        intersection, union = (total.sum(0) for total in intersection_and_union(logits, mask, ignore=IGNORED))
+        return jnp.mean(losses(logits, mask)), {"iou": mean_iou(intersection, union, jnp)}
 
     def measure(model, batch: Batch) -> Metrics:
         logits, mask = logits_and_mask(model, batch, None)
@@ -63,4 +63,4 @@ def mean_iou(intersection, union, xp):
     """The mean over the classes of `union` > 0 of intersection / union, both [num_classes], arrays of `xp`."""
     occurs = union > 0
     shares = xp.where(occurs, intersection / xp.where(occurs, union, 1), 0)
-    return xp.sum(shares) / xp.maximum(xp.sum(occurs), 1)
+    return xp.sum(shares) / xp.maximum(xp.sum(occurs.astype(union.dtype)), 1)

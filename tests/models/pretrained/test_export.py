@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 import mpjax
 from mpjax.errors import UsageError
+from mpjax.models.gpt2 import GPT2
 from mpjax.models.pretrained import export_safetensors
 from mpjax.models.pretrained.variables import variables_of
 from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet
@@ -21,13 +22,17 @@ def resnet(rngs):
 
 def filled(make, dtype):
     """A model whose every number is another, in `dtype`."""
-    model = make(rngs=nnx.Rngs(0))
+    model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     mpjax.apply_policy(model, dtype)
     rng = np.random.default_rng(0)
     for variable in variables_of(model).values():
         value = variable.get_value()
         variable.set_value(jax.numpy.asarray(rng.uniform(0.5, 1.5, value.shape), value.dtype))
     return model
+
+
+def gpt2(rngs):
+    return GPT2(vocabulary=11, length=4, width=6, depth=1, heads=3, rngs=rngs)
 
 
 def bits(model):
@@ -45,6 +50,33 @@ def test_what_is_exported_and_loaded_again_is_bit_identical(tmp_path, layout, dt
     assert bits(again) == bits(model)
     export_safetensors(again, tmp_path / "b.safetensors", layout=layout)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_what_a_library_fuses_is_fused_and_taken_apart_again(tmp_path):
+    model = filled(gpt2, "float32")
+    export_safetensors(model, tmp_path / "a.safetensors", layout="huggingface")
+    fused = load_file(tmp_path / "a.safetensors")["transformer.h.0.attn.c_attn.weight"]
+    assert fused.shape == (6, 18)
+    key = model.blocks[0].attention.key.kernel.get_value()
+    np.testing.assert_array_equal(fused[:, 6:12].reshape(6, 3, 2), key)
+    again = nnx.eval_shape(lambda: gpt2(nnx.Rngs(1)))
+    mpjax.load_pretrained(again, tmp_path / "a.safetensors")
+    assert bits(again) == bits(model)
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1, True), (2, False)])
+def test_a_tensor_that_the_model_ties_to_another_must_be_equal_to_it(tmp_path, saved, factor, accepted):
+    export_safetensors(filled(gpt2, "float32"), tmp_path / "a.safetensors", layout="huggingface")
+    tensors = load_file(tmp_path / "a.safetensors")
+    path = saved({**tensors, "lm_head.weight": factor * tensors["transformer.wte.weight"]})
+    again = nnx.eval_shape(lambda: gpt2(nnx.Rngs(1)))
+    if accepted:
+        assert mpjax.load_pretrained(again, path).ignored == ()
+    else:
+        with pytest.raises(
+            UsageError, match=r"lm_head.weight differs from transformer.wte.weight, which the model has"
+        ):
+            mpjax.load_pretrained(again, path)
 
 
 def test_our_own_layout_is_paths_joined_by_dots(small, tmp_path):
@@ -86,7 +118,7 @@ def test_values_that_the_files_dtype_cannot_hold_are_refused(small, tmp_path):
 
 @pytest.mark.parametrize(("layout", "says"), [("mpjax", "np"), ("timm", "pt"), ("huggingface", "pt")])
 def test_a_file_says_for_which_library_it_is(tmp_path, layout, says):
-    export_safetensors(resnet(nnx.Rngs(0)), tmp_path / "a.safetensors", layout=layout)
+    export_safetensors(filled(resnet, "float32"), tmp_path / "a.safetensors", layout=layout)
     with safe_open(tmp_path / "a.safetensors", "np") as file:
         assert file.metadata() == {"format": says}
 
@@ -95,7 +127,8 @@ def test_a_write_that_fails_leaves_the_old_file(small, tmp_path, monkeypatch):
     export_safetensors(small, tmp_path / "a.safetensors")
     before = (tmp_path / "a.safetensors").read_bytes()
 
-    def full(*_, **__):
+    def full(_, path, **__):
+        path.write_bytes(before[:100])
         raise OSError("No space left on device")
 
     monkeypatch.setattr("mpjax.models.pretrained.export.save_file", full)
@@ -118,7 +151,7 @@ def test_what_cannot_be_written_is_refused(small, tmp_path, name, layout, says):
 
 
 def test_a_variable_that_a_library_does_not_have_is_refused(tmp_path):
-    model = resnet(nnx.Rngs(0))
+    model = nnx.eval_shape(lambda: resnet(nnx.Rngs(0)))
     model.extra = nnx.data(nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0)))
     with pytest.raises(UsageError, match="the timm layout has no key for extra/kernel; write layout='mpjax'"):
         export_safetensors(model, tmp_path / "a.safetensors", layout="timm")

@@ -184,7 +184,7 @@ class Bottleneck(nn.Module):
         conv = functools.partial(nn.Conv, use_bias=False)
         norm = functools.partial(nn.BatchNorm, use_running_average=False, epsilon=1e-5)
         y = nn.relu(norm(name="norm1")(conv(self.width, (1, 1), name="conv1")(x)))
-        y = nn.relu(norm(name="norm2")(conv(self.width, (3, 3), self.stride, name="conv2")(y)))
+        y = nn.relu(norm(name="norm2")(conv(self.width, (3, 3), self.stride, 1, name="conv2")(y)))
         y = norm(name="norm3")(conv(4 * self.width, (1, 1), name="conv3")(y))
         if x.shape != y.shape:
             x = norm(name="shortcut_norm")(conv(4 * self.width, (1, 1), self.stride, name="shortcut_conv")(x))
@@ -222,7 +222,7 @@ def resnet50_by_hand(params, x, half):
     for index, (stage, first) in enumerate(BLOCKS):
         block, stride = numbered(params, "blocks", index), 2 if stage and first else 1
         y = jax.nn.relu(conv_norm(x, (block, ""), 1))
-        y = jax.nn.relu(conv_norm(y, (block, ""), 2, stride=stride))
+        y = jax.nn.relu(conv_norm(y, (block, ""), 2, stride=stride, padding=((1, 1), (1, 1))))
         y = conv_norm(y, (block, ""), 3)
         x = jax.nn.relu(y + (conv_norm(x, (block, "shortcut"), stride=stride) if first else x))
     return dense(jnp.mean(x, (1, 2)), params["head"], half)

@@ -10,7 +10,7 @@ MODEL = GPT2
 
 
 def huggingface(model: GPT2) -> Layout:
-    """The keys of `GPT2LMHeadModel`, whose linear layers are [in, out] as ours are; the logits' matrix is the tokens'."""
+    """The keys of `GPT2LMHeadModel`, whose kernels are [in, out] as ours are; the logits' matrix is the tokens'."""
     names = {"tokens": "transformer.wte", "norm": "transformer.ln_f"}
     entries = {"positions": Entry("transformer.wpe.weight")}
     for number, block in enumerate(model.blocks):

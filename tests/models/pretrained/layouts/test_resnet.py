@@ -10,6 +10,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.models.pretrained import export_safetensors
+from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, resnet18
 
 
@@ -22,7 +23,9 @@ def torch():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
-        import transformers  # noqa: F401 (warns when first imported)
+        import transformers
+
+        _ = transformers.ResNetForImageClassification  # imported only now, with warnings of its own
     torch.manual_seed(0)
     return torch
 
@@ -51,9 +54,14 @@ def transformers_resnet(torch, kind):
     return stirred(transformers.ResNetForImageClassification(config), torch)
 
 
+def shaped(make, *args, **settings):
+    """A model without arrays: they come from the file."""
+    return nnx.eval_shape(lambda: make(*args, channels=3, **settings, rngs=nnx.Rngs(0)))
+
+
 def ours(kind):
     block = BasicBlock if kind == "basic" else Bottleneck
-    return ResNet((2, 1, 2), block, ImageNetStem, channels=3, width=8, num_classes=7, rngs=nnx.Rngs(0))
+    return shaped(ResNet, (2, 1, 2), block, ImageNetStem, width=8, num_classes=7)
 
 
 def logits(model, images=IMAGES):
@@ -67,7 +75,7 @@ def theirs(model, torch, images=IMAGES):
     return getattr(out, "logits", out).float().numpy()
 
 
-@pytest.mark.parametrize("kind", ["basic", "bottleneck"])
+@pytest.mark.parametrize("kind", ["basic", pytest.param("bottleneck", marks=pytest.mark.slow)])
 def test_float32_logits_are_those_of_transformers(torch, tmp_path, kind):
     original = transformers_resnet(torch, kind)
     original.save_pretrained(tmp_path)
@@ -79,7 +87,7 @@ def test_float32_logits_are_those_of_transformers(torch, tmp_path, kind):
     np.testing.assert_allclose(logits(model), want, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["basic", "bottleneck"])
+@pytest.mark.parametrize("kind", ["basic", pytest.param("bottleneck", marks=pytest.mark.slow)])
 def test_bfloat16_logits_are_as_near_to_float32_as_transformers_own(torch, tmp_path, kind):
     original = transformers_resnet(torch, kind)
     full = theirs(original, torch)
@@ -126,7 +134,7 @@ def test_timms_resnet18_goes_in_and_out(torch, tmp_path):
 
     original = stirred(timm.create_model("resnet18", pretrained=False, num_classes=10), torch)
     save_file(original.state_dict(), tmp_path / "a.safetensors")
-    model = resnet18(ImageNetStem, channels=3, width=64, num_classes=10, rngs=nnx.Rngs(0))
+    model = shaped(resnet18, ImageNetStem, width=64, num_classes=10)
     assert mpjax.load_pretrained(model, tmp_path / "a.safetensors").layout == "timm"
     want = theirs(original, torch)
     assert np.std(want) > 0.1
@@ -140,12 +148,8 @@ def test_timms_resnet18_goes_in_and_out(torch, tmp_path):
 
 
 def test_stages_are_told_by_their_widths():
-    model = nnx.eval_shape(
-        lambda: ResNet((1, 3), BasicBlock, ImageNetStem, channels=3, width=4, num_classes=2, rngs=nnx.Rngs(0))
-    )
-    from mpjax.models.pretrained.layouts.resnet import timm
-
-    entries = timm(model).entries
+    model = shaped(ResNet, (1, 3), BasicBlock, ImageNetStem, width=4, num_classes=2)
+    entries = layouts_of(model)["timm"](model).entries
     assert entries["blocks/1/shortcut/conv/kernel"].key == "layer2.0.downsample.0.weight"
     assert entries["blocks/3/norm2/var"].key == "layer2.2.bn2.running_var"
-    assert len(entries) == len(jax.tree.leaves(nnx.state(model))) == 45
+    assert len(entries) == len(jax.tree.leaves(nnx.state(model))) == 5 + 10 + 15 + 10 + 10 + 2

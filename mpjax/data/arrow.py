@@ -1,0 +1,60 @@
+"""From Arrow columns to arrays, with the dtypes that were stored and not those that Python lists would have."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+
+from mpjax.errors import UsageError
+
+
+pc: Any = compute  # its functions are made when it is imported: type checkers do not know them
+
+
+def numbers(column: Any, called: str) -> np.ndarray:
+    """A column of numbers, or of nested lists of numbers of one shape, as [N, ...].
+
+    Args:
+      column: a pyarrow array of N rows.
+      called: what messages call it.
+
+    Raises:
+      UsageError: a value is missing, lists differ in length, or it holds no numbers.
+    """
+    rows = len(column)
+    column, shape = flat(column), []
+    while _is_list(column.type):
+        require_all(column, called)
+        bounds = pc.min_max(pc.list_value_length(column)).as_py() if len(column) else {"min": 0, "max": 0}
+        if bounds["min"] != bounds["max"]:
+            raise UsageError(
+                f"{called}: lists of {bounds['min']} to {bounds['max']} values; wanted lists of one length; "
+                "pad or cut them"
+            )
+        shape.append(bounds["min"])
+        column = flat(column.flatten())
+    require_all(column, called)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
+        raise UsageError(f"{called}: {column.type}; wanted numbers")
+    return column.to_numpy(zero_copy_only=False).reshape(rows, *shape)
+
+
+def flat(column: Any) -> Any:
+    """One array, without the wrapping of an extension type such as `datasets.Array3D`."""
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+
+
+def require_all(column: Any, called: str) -> None:
+    """Raises UsageError where a value is missing."""
+    if column.null_count:
+        first = column.is_null().to_pylist().index(True)
+        raise UsageError(
+            f"{called}: {column.null_count} of {len(column)} values are missing, the first in row {first} of those "
+            "read at once; drop or fill these rows in the data"
+        )
+
+
+def _is_list(kind: Any) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)

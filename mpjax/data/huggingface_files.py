@@ -1,0 +1,110 @@
+"""From `hf:...` to the splits of a Hugging Face data set: in a file, in a folder, in their cache or on their hub."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from mpjax.errors import UsageError
+
+
+NAME = "hf"
+_KINDS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+}
+_FORMATS = ("csv", "json", "parquet", "arrow", "imagefolder", "text")
+
+
+def load_splits(what: str) -> dict[str, Any]:
+    """The splits of a data set, as `datasets.Dataset`s by name; a single file is `train`.
+
+    Args:
+      what: `PATH` of a file or folder, `FORMAT:PATH`, or `NAME` or `NAME/CONFIG` on the hub.
+
+    Raises:
+      UsageError: the package is missing, there is nothing there, or it cannot be read.
+    """
+    try:
+        import datasets
+        import datasets.exceptions
+    except ImportError as error:
+        raise UsageError(
+            f"data set '{NAME}:{what}' needs the package datasets ({error}); write: pip install 'mpjax[hf]'"
+        ) from error
+    with _without_progress_bars(datasets):
+        try:
+            loaded: Any = _loaded(datasets, what)
+        except UsageError:
+            raise
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise _explained(what, error) from error
+    return {str(k): v for k, v in loaded.items()} if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+
+
+def _loaded(datasets: Any, what: str) -> Any:
+    kind, colon, rest = what.partition(":")
+    if colon and kind in _FORMATS:
+        return _local(datasets, pathlib.Path(rest).expanduser(), kind, what)
+    path = pathlib.Path(what).expanduser()
+    if path.exists() or what.startswith(("/", "~", ".")) or path.suffix in _KINDS:
+        return _local(datasets, path, "", what)
+    if what.count("/") < 2:
+        return datasets.load_dataset(what)
+    name, _, config = what.rpartition("/")
+    return datasets.load_dataset(name, config)
+
+
+def _local(datasets: Any, path: pathlib.Path, kind: str, what: str) -> Any:
+    if not path.exists():
+        raise UsageError(f"data set '{NAME}:{what}': nothing at {path}; wanted a file or folder")
+    if path.is_dir():
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            return datasets.load_from_disk(str(path))
+        return datasets.load_dataset(kind, data_dir=str(path)) if kind else datasets.load_dataset(str(path))
+    kind = kind or _KINDS.get(path.suffix, "")
+    if not kind:
+        raise UsageError(
+            f"data set '{NAME}:{what}': {path.suffix or 'no ending'} says no format; wanted one of "
+            f"{', '.join(_KINDS)}; or write {NAME}:FORMAT:{path} with FORMAT one of {', '.join(_FORMATS)}"
+        )
+    settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
+    return datasets.load_dataset(kind, data_files={"train": str(path)}, **settings)
+
+
+def _explained(what: str, error: Exception) -> UsageError:
+    cause = f" ({error.__cause__})" if error.__cause__ else ""
+    message = f"data set '{NAME}:{what}': {str(error).strip()}{cause}"
+    if isinstance(error, ConnectionError):
+        message += (
+            f"; there is no file or folder of that name, and the hub cannot be reached. Where there is network, write\n"
+            f"  python -c \"import datasets; datasets.load_dataset({_arguments(what)}).save_to_disk('DIR')\"\n"
+            f"then copy DIR here and write --data.name {NAME}:DIR"
+        )
+    elif isinstance(error, FileNotFoundError):
+        message += f"; wanted {NAME}:PATH, {NAME}:OWNER/NAME or {NAME}:OWNER/NAME/CONFIG"
+    elif "onfig name is missing" in str(error):
+        message += f"\nwrite --data.name {NAME}:{what}/CONFIG"
+    return UsageError(message)
+
+
+def _arguments(what: str) -> str:
+    name, config = what.rsplit("/", 1) if what.count("/") > 1 else (what, "")
+    return f"'{name}', '{config}'" if config else f"'{name}'"
+
+
+@contextlib.contextmanager
+def _without_progress_bars(datasets: Any) -> Iterator[None]:
+    hidden = datasets.utils.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hidden:
+            datasets.enable_progress_bars()

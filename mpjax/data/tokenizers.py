@@ -1,0 +1,244 @@
+"""Text to numbers: a token for each byte, or a tokenizer of Hugging Face."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mpjax.errors import UsageError
+
+
+BYTES = "bytes"
+_PADDING, _END, _START, _SPECIAL = 0, 1, 2, 3  # special tokens of `bytes`, and how many there are
+
+_USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
+_USUAL_END = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<sep>")
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
+_INSTALL = "write: pip install 'mpjax[hf]'; or --data.tokenizer bytes"
+
+
+class Ragged(NamedTuple):
+    """Sequences of several lengths.
+
+    Attributes:
+      values: int32 [sum of lengths], one sequence after the other.
+      lengths: int64 [N].
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+
+
+class Tokenizer(Protocol):
+    """Text to token numbers."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token numbers are below this."""
+        ...
+
+    @property
+    def padding(self) -> int:
+        """What fills short texts up."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """What stands between texts."""
+        ...
+
+    def whole(self, texts: Sequence[str]) -> Ragged:
+        """Each text as it is, without special tokens."""
+        ...
+
+    def framed(self, texts: Sequence[str], length: int) -> Ragged:
+        """Each text between the special tokens that a classifier expects, cut to `length` with these."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class BytesTokenizer:
+    """UTF-8: byte b is token b + 3, after padding (0), end (1) and start (2); needs no files and knows every text.
+
+    The numbers of padding, end and bytes are those of ByT5 (Xue et al., 2021, arXiv:2105.13626), whose unknown token is
+    the start here, from which a classifier reads: no byte is unknown.
+    """
+
+    vocabulary: int = 256 + _SPECIAL
+    padding: int = _PADDING
+    end: int = _END
+
+    def whole(self, texts: Sequence[str]) -> Ragged:
+        """The bytes of each text."""
+        encoded = [text.encode(errors="replace") for text in texts]
+        values = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int32) + _SPECIAL
+        return Ragged(values, np.fromiter(map(len, encoded), np.int64, len(encoded)))
+
+    def framed(self, texts: Sequence[str], length: int) -> Ragged:
+        """Start, bytes, end."""
+        if length < 3:
+            raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
+        # A character is at least a byte: what is cut off here need not be encoded.
+        values, lengths = self.whole([text[:length] for text in texts])
+        pieces = np.split(values, np.cumsum(lengths)[:-1])
+        framed = [np.concatenate([[_START], piece[: length - 2], [_END]]) for piece in pieces]
+        return Ragged(np.concatenate(framed).astype(np.int32), np.fromiter(map(len, framed), np.int64, len(framed)))
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceTokenizer:
+    """A tokenizer of the `tokenizers` package, which works on all cores.
+
+    Args:
+      name: for messages.
+      tokenizer: a `tokenizers.Tokenizer`.
+      special: token numbers of `padding` and `end`, where the tokenizer has them.
+    """
+
+    name: str
+    tokenizer: Any
+    special: Mapping[str, int | None]
+
+    @property
+    def vocabulary(self) -> int:
+        """Token numbers are below this."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def padding(self) -> int:
+        """Its padding token, or its end-of-text token where it has none, as GPT-2's: the length tells them apart."""
+        return self.end if (padding := self.special["padding"]) is None else padding
+
+    @property
+    def end(self) -> int:
+        """Its end-of-text token."""
+        if (end := self.special["end"]) is None:
+            raise UsageError(
+                f"tokenizer {self.name} has no end-of-text token; wanted one of {', '.join(_USUAL_END)}, or eos_token "
+                "in a tokenizer_config.json beside it"
+            )
+        return end
+
+    def whole(self, texts: Sequence[str]) -> Ragged:
+        """Each text without special tokens."""
+        self.tokenizer.no_truncation()
+        return self._encoded(texts, special=False)
+
+    def framed(self, texts: Sequence[str], length: int) -> Ragged:
+        """Each text as the tokenizer frames a single one, as in [CLS] text [SEP]."""
+        if length <= (added := self.tokenizer.num_special_tokens_to_add(False)):
+            raise UsageError(
+                f"--data.length {length}: wanted at least {added + 1}: the tokenizer {self.name} adds {added} tokens"
+            )
+        self.tokenizer.enable_truncation(length)
+        return self._encoded(texts, special=True)
+
+    def _encoded(self, texts: Sequence[str], *, special: bool) -> Ragged:
+        self.tokenizer.no_padding()
+        ids = [found.ids for found in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]
+        values = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
+        return Ragged(values, np.fromiter(map(len, ids), np.int64, len(ids)))
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that `--data.tokenizer` names.
+
+    Args:
+      name: `bytes`, a tokenizer.json, a folder with one or with the files of a `transformers` tokenizer, or a name on
+        the Hugging Face hub.
+
+    Raises:
+      UsageError: there is none of that name, or a package is missing to read it.
+    """
+    if name == BYTES:
+        return BytesTokenizer()
+    path = pathlib.Path(name).expanduser()
+    if not path.exists():
+        if name.startswith(("/", "~", ".")) or path.suffix == ".json":
+            raise UsageError(
+                f"--data.tokenizer {name}: nothing at {path}; wanted a tokenizer.json or a folder with one"
+            )
+        path = _downloaded(name)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    return _from_file(file, name) if file.exists() else _from_transformers(path, name)
+
+
+def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UsageError(f"--data.tokenizer {name} needs the package tokenizers ({error}); {_INSTALL}") from error
+    try:
+        tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises no narrower one
+        raise UsageError(f"--data.tokenizer {name}: {file} cannot be read: {error}; wanted a tokenizer.json") from error
+    named = _named_beside(file)
+    padding = (
+        tokenizer.token_to_id(named["pad_token"]) if "pad_token" in named else (tokenizer.padding or {}).get("pad_id")
+    )
+    end = next((tokenizer.token_to_id(named[key]) for key in ("eos_token", "sep_token") if key in named), None)
+    special = {
+        "padding": _first(tokenizer, _USUAL_PADDING) if padding is None else padding,
+        "end": _first(tokenizer, _USUAL_END) if end is None else end,
+    }
+    return HuggingFaceTokenizer(name, tokenizer, special)
+
+
+def _named_beside(file: pathlib.Path) -> dict[str, str]:
+    """The special tokens that the files beside a tokenizer.json name."""
+    named: dict[str, str] = {}
+    for beside in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (file.parent / beside).exists():
+            found = json.loads((file.parent / beside).read_text())
+            for key in ("pad_token", "eos_token", "sep_token"):
+                token = found.get(key)
+                token = token.get("content") if isinstance(token, dict) else token
+                named |= {key: token} if token else {}
+    return named
+
+
+def _first(tokenizer: Any, names: Sequence[str]) -> int | None:
+    return next((number for name in names if (number := tokenizer.token_to_id(name)) is not None), None)
+
+
+def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            f"--data.tokenizer {name}: {folder} has no tokenizer.json, and to read other files needs the package "
+            f"transformers ({error}); write: pip install transformers"
+        ) from error
+    try:
+        loaded: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = loaded.backend_tokenizer
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"--data.tokenizer {name}: {error}; wanted a folder with a tokenizer.json") from error
+    special = {
+        "padding": loaded.pad_token_id,
+        "end": loaded.sep_token_id if loaded.eos_token_id is None else loaded.eos_token_id,
+    }
+    return HuggingFaceTokenizer(name, tokenizer, special)
+
+
+def _downloaded(name: str) -> pathlib.Path:
+    """The folder of a tokenizer of the hub, from the cache where it is there."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UsageError(
+            f"--data.tokenizer {name}: no file or folder of that name, and the hub needs the package huggingface_hub "
+            f"({error}); {_INSTALL}"
+        ) from error
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_TOKENIZER_FILES)))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--data.tokenizer {name}: no file or folder of that name, and not to be had from the Hugging Face hub: "
+            f"{str(error).strip().splitlines()[0]}; copy its tokenizer.json here and write --data.tokenizer FOLDER, or "
+            "--data.tokenizer bytes"
+        ) from error

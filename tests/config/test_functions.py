@@ -1,0 +1,55 @@
+import pytest
+
+from mpjax.config.functions import load_function
+from mpjax.errors import UsageError
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("SIZE = 3\nclass Net: pass\ndef trimap(example): return example\n")
+    return path
+
+
+def test_from_a_file(file):
+    assert load_function(f"{file}:trimap", flag="--x")(4) == 4
+    assert load_function(f"{file}:Net", flag="--x").__name__ == "Net"
+
+
+def test_from_a_module():
+    assert load_function("json:dumps", flag="--x")([1]) == "[1]"
+
+
+@pytest.mark.parametrize("spec", ["trimap", "own.py:", ":trimap", ""])
+def test_misspelt(spec):
+    with pytest.raises(UsageError, match=f"--x {spec}: wanted FILE.py:NAME or package.module:NAME"):
+        load_function(spec, flag="--x")
+
+
+def test_no_such_file():
+    with pytest.raises(UsageError, match="--x no/own.py:f: no file no/own.py"):
+        load_function("no/own.py:f", flag="--x")
+
+
+def test_no_such_module():
+    with pytest.raises(UsageError, match="--x no_such.thing:f: cannot import no_such.thing: No module named 'no_such'"):
+        load_function("no_such.thing:f", flag="--x")
+
+
+def test_no_such_function_says_what_there_is(file):
+    with pytest.raises(UsageError, match=r"has no trimaps; did you mean trimap\? it has Net, trimap"):
+        load_function(f"{file}:trimaps", flag="--x")
+    with pytest.raises(UsageError, match="has no SIZE"):
+        load_function(f"{file}:SIZE", flag="--x")
+
+
+def test_what_the_file_raises_is_not_hidden(tmp_path):
+    (tmp_path / "own.py").write_text("1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        load_function(f"{tmp_path / 'own.py'}:f", flag="--x")
+
+
+def test_a_file_that_does_not_import(tmp_path):
+    (tmp_path / "own.py").write_text("import no_such")
+    with pytest.raises(UsageError, match="cannot import .*own.py: No module named 'no_such'"):
+        load_function(f"{tmp_path / 'own.py'}:f", flag="--x")

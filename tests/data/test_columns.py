@@ -1,0 +1,80 @@
+import pytest
+
+from mpjax.config.schema import Data
+from mpjax.data.columns import choose_columns
+from mpjax.data.fields import Image, Label, Mask
+from mpjax.data.table import Other, Table, Text
+from mpjax.errors import UsageError
+
+
+RGB, GRAY = Image((None, None, 3)), Image((None, None, 1))
+CIFAR100 = {"img": RGB, "fine_label": Label(100), "coarse_label": Label(20)}
+PETS = {"image": RGB, "label": Label(37), "segmentation_mask": GRAY, "species": Label(2), "file_name": Text()}
+SST2 = {"idx": Other("int32"), "label": Label(2), "sentence": Text()}
+LABELLED, SEGMENTED, READ = ("image", "label"), ("image", "mask"), ("text", "label")
+
+
+def choose(columns, fields, named=None, **besides):
+    table = Table("set", columns, open=lambda names: pytest.fail("only the types are needed"), **besides)
+    return choose_columns(table, fields, Data(columns=named or {}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "chosen"),
+    [
+        ({"image": RGB, "label": Label(2)}, LABELLED, {"image": "image", "label": "label"}),
+        ({"photo": RGB, "kind": Label(2), "id": Other("int64")}, LABELLED, {"image": "photo", "label": "kind"}),
+        ({"pixels": Other("float64"), "label": Other("int64")}, LABELLED, {"image": "pixels", "label": "label"}),
+        (PETS, LABELLED, {"image": "image", "label": "label"}),
+        (PETS, SEGMENTED, {"image": "image", "mask": "segmentation_mask"}),
+        ({"image": RGB, "mask": Other("uint8")}, SEGMENTED, {"image": "image", "mask": "mask"}),
+        ({"scan": RGB, "organs": Mask((4, 4), 5)}, SEGMENTED, {"image": "scan", "mask": "organs"}),
+        (SST2, READ, {"text": "sentence", "label": "label"}),
+        ({"body": Text()}, ("text",), {"text": "body"}),
+    ],
+)
+def test_names_and_types_say_it(columns, fields, chosen):
+    assert choose(columns, fields) == chosen
+
+
+def test_what_the_set_prefers_goes_before_names():
+    columns = {"label": Label(2), "subject": Label(5), "image": RGB}
+    assert choose(columns, LABELLED, preferred={"label": "subject"})["label"] == "subject"
+
+
+def test_what_the_user_names_goes_before_all():
+    assert choose(CIFAR100, LABELLED, {"label": "coarse_label"}) == {"image": "img", "label": "coarse_label"}
+    assert choose(SST2, ("text",), {"text": "idx"}) == {"text": "idx"}
+
+
+def test_a_column_of_text_is_a_label_only_where_the_set_can_number_classes():
+    columns = {"text": Text(), "label": Text()}
+    assert choose(columns, READ, labelled=lambda name: None) == {"text": "text", "label": "label"}
+    with pytest.raises(UsageError, match="no column that could be the label"):
+        choose(columns, READ)
+
+
+def test_several_would_do():
+    says = r"several columns that could be the label, .*fine_label: Label\(num_classes=100\).*--data.columns label COLUMN"
+    with pytest.raises(UsageError, match=says):
+        choose(CIFAR100, LABELLED)
+
+
+def test_none_would_do():
+    with pytest.raises(UsageError, match=r"no column that could be the image.*its columns are idx: Other.*label: Label"):
+        choose(SST2, LABELLED)
+
+
+def test_a_colour_image_is_no_mask():
+    with pytest.raises(UsageError, match="no column that could be the mask"):
+        choose({"image": RGB, "label": Label(2)}, SEGMENTED)
+
+
+def test_a_column_that_is_not_there():
+    with pytest.raises(UsageError, match=r"--data.columns label fine_lable: 'set' has img.*did you mean fine_label\?"):
+        choose(CIFAR100, LABELLED, {"label": "fine_lable"})
+
+
+def test_a_field_that_the_task_has_not():
+    with pytest.raises(UsageError, match="--data.columns mask: this task has the fields image, label"):
+        choose(CIFAR100, LABELLED, {"mask": "img"})

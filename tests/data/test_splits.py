@@ -1,0 +1,41 @@
+import pytest
+
+from mpjax.data.splits import base_names, parts_of
+from mpjax.errors import UsageError
+
+
+SIZES = {"train": 10, "test": 4}
+
+
+@pytest.mark.parametrize(
+    ("expression", "parts"),
+    [
+        ("train", [("train", 0, 10)]),
+        ("train[:90%]", [("train", 0, 9)]),
+        ("train[90%:]", [("train", 9, 10)]),
+        ("train[2:5]", [("train", 2, 5)]),
+        ("train[-3:]", [("train", 7, 10)]),
+        ("train[8:]+test[:1]", [("train", 8, 10), ("test", 0, 1)]),
+        ("all", [("train", 0, 10), ("test", 0, 4)]),
+    ],
+)
+def test_expressions(expression, parts):
+    assert parts_of(expression, SIZES, "set") == parts
+
+
+@pytest.mark.parametrize("expression", ["validation", "train[", "train[20:]", "all[:2]", "train[:5%"])
+def test_what_cannot_be_read_says_what_there_is_and_what_to_write(expression):
+    with pytest.raises(UsageError) as raised:
+        parts_of(expression, SIZES, "set")
+    assert f"split '{expression}' of 'set': " in str(raised.value)
+    assert "it has train (10 examples), test (4 examples); write --data.train_split" in str(raised.value)
+    assert "'train[:90%]' and 'train[90%:]'" in str(raised.value)
+
+
+def test_an_empty_part():
+    with pytest.raises(UsageError, match=r"split 'train\[:0\]' is empty"):
+        parts_of("train[:0]", SIZES, "set")
+
+
+def test_base_names():
+    assert base_names("train[:10%]+ test") == ["train", "test"]

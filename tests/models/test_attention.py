@@ -1,0 +1,177 @@
+"""Multi-head attention: which positions see which, and which implementation runs where."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mpjax.diagnosis import diagnose
+from mpjax.errors import UsageError
+from mpjax.models import attention
+from mpjax.models.attention import Attention, implementation_for
+from mpjax.precision import apply_policy, autocast
+
+
+def module(policy="float32", **options):
+    normal = nnx.initializers.normal(0.5)
+    model = Attention(16, 2, kernel_init=normal, out_init=normal, rngs=nnx.Rngs(0), **options)
+    apply_policy(model, policy)
+    return model
+
+
+X = jax.random.normal(jax.random.key(0), (2, 6, 16))
+H100 = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H100")
+T4 = types.SimpleNamespace(platform="gpu", compute_capability="7.5", device_kind="Tesla T4")
+MI300 = types.SimpleNamespace(platform="gpu", compute_capability="gfx942", device_kind="AMD Instinct MI300X")
+TPU = types.SimpleNamespace(platform="tpu", device_kind="TPU v5e")
+CPU = types.SimpleNamespace(platform="cpu", device_kind="cpu")
+
+
+def queries(dtype=jnp.bfloat16, *, length=196, features=64):
+    return jax.ShapeDtypeStruct((8, length, 12, features), dtype)
+
+
+def test_what_comes_later_is_not_seen_if_it_is_causal():
+    model, changed = module(is_causal=True), X.at[:, 4].add(1.0)
+    before, after = model(X), model(changed)
+    assert np.array_equal(before[:, :4], after[:, :4])
+    assert not np.allclose(before[:, 5], after[:, 5])
+
+
+def test_what_lies_behind_the_length_is_not_seen():
+    model, changed = module(), X.at[:, 4:].add(1.0)
+    lengths = jnp.array([4, 5], jnp.int32)
+    before, after = model(X, lengths), model(changed, lengths)
+    assert np.array_equal(before[0, :4], after[0, :4])
+    assert not np.allclose(before[1, :4], after[1, :4])
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16", "mixed_bfloat16"])
+def test_a21_a_sequence_of_no_length_gives_finite_output_and_gradients(policy):
+    model = module(policy)
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def run(params, x):
+        def loss(params, x):
+            out = nnx.merge(graph, params)(x, jnp.zeros(2, jnp.int32))
+            return jnp.mean(jnp.square(out.astype(jnp.float32)))
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(params, x)
+
+    for leaf in jax.tree.leaves(run(params, X)):
+        assert np.isfinite(leaf.astype(jnp.float32)).all()
+
+
+def test_half_precision_is_near_float32():
+    lengths = jnp.array([4, 6], jnp.int32)
+    wide = module()(X, lengths)
+    np.testing.assert_allclose(
+        jax.jit(module("mixed_float16"))(X, lengths), wide, atol=5e-3 * float(jnp.abs(wide).max())
+    )
+
+
+def loss(model, x):
+    return jnp.mean(jnp.square(model(x, jnp.array([4, 0], jnp.int32)).astype(jnp.float32)))
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_under_autocast_it_is_near_float32(policy):
+    actual = jax.tree.leaves(nnx.jit(nnx.grad(autocast(loss, policy)))(module(), X))
+    exact = jax.tree.leaves(nnx.grad(loss)(module(), X))
+    # The largest of all: the gradient of the bias of the keys is zero, for it moves all scores of a query alike.
+    largest = max(float(jnp.abs(leaf).max()) for leaf in exact)
+    assert {leaf.dtype for leaf in actual} == {jnp.dtype("float32")}
+    for a, b in zip(actual, exact, strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02 * largest)
+
+
+@pytest.mark.slow
+def test_a_diagnosis_reads_it_and_names_a_projection_that_overflows():
+    model = module()
+    assert diagnose(model, loss, X, loss_scale=1024.0).verdict == "healthy"
+    model.key.kernel[...] = 1e5 * model.key.kernel[...]
+    found = diagnose(model, loss, X, loss_scale=1024.0, search=False)
+    assert (found.verdict, found.path) == ("overflow", "key")
+
+
+def test_a_width_that_the_heads_do_not_divide_is_an_error():
+    with pytest.raises(UsageError, match="attention of width 16 has no 3 heads"):
+        Attention(16, 3, kernel_init=nnx.initializers.zeros, out_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
+
+
+# Implementations
+
+
+@pytest.mark.parametrize(
+    ("device", "query", "chosen"),
+    [
+        (H100, queries(), "cudnn"),
+        (H100, queries(jnp.float16), "cudnn"),
+        (H100, queries(jnp.float32), "xla"),
+        (H100, queries(length=197), "xla"),
+        (H100, queries(features=128), "cudnn"),
+        (H100, queries(features=12), "xla"),
+        (H100, queries(features=256), "xla"),
+        (T4, queries(jnp.float16), "xla"),
+        (MI300, queries(), "xla"),
+        (TPU, queries(), "xla"),
+        (CPU, queries(), "xla"),
+    ],
+)
+def test_cudnn_is_chosen_where_it_can_train(device, query, chosen):
+    assert implementation_for(query, device) == chosen
+
+
+def test_the_default_device_decides(monkeypatch):
+    assert implementation_for(queries()) == "xla"
+    monkeypatch.setattr(attention, "_default_device", lambda: H100)
+    assert implementation_for(queries()) == "cudnn"
+
+
+def test_a_default_device_of_the_users_is_heeded():
+    with jax.default_device(jax.devices("cpu")[1]):
+        assert attention._default_device() == jax.devices("cpu")[1]
+    assert attention._default_device() == jax.devices("cpu")[0]
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("mixed_bfloat16", "cudnn"), ("float32", None)])
+def test_cudnn_gets_lengths_of_one_at_the_least(monkeypatch, dtype, expected):
+    calls = []
+
+    def fake(query, key, value, **options):
+        calls.append(options)
+        return value
+
+    monkeypatch.setattr(attention, "_default_device", lambda: H100)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", fake)
+    module(dtype, is_causal=True)(X, jnp.array([0, 5], jnp.int32))
+    assert [options["implementation"] for options in calls] == ([expected] if expected else [])
+    for options in calls:
+        assert options["is_causal"]
+        assert options["key_value_seq_lengths"].tolist() == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("device", "query", "reason"),
+    [
+        (CPU, queries(), "needs a GPU, this is a cpu"),
+        (MI300, queries(), "needs a GPU of NVIDIA, this is a AMD Instinct MI300X"),
+        (T4, queries(), "needs compute capability 8.0, Tesla T4 has 7.5"),
+        (H100, queries(jnp.float32), "computes in float16 or bfloat16, not in float32"),
+        (H100, queries(features=12), "needs heads of 8, 16, ... or 128 features, got 12"),
+        (H100, queries(length=197), "needs an even number of positions to train, got 197"),
+    ],
+)
+def test_cudnn_where_it_cannot_run_is_an_error_with_the_reason(monkeypatch, device, query, reason):
+    monkeypatch.setattr(attention, "_default_device", lambda: device)
+    with pytest.raises(UsageError, match=reason):
+        attention.attention(query, query, query, implementation="cudnn")
+
+
+def test_an_unknown_implementation_is_an_error():
+    with pytest.raises(UsageError, match="attention by 'flash': wanted 'auto', 'xla' or 'cudnn'"):
+        module(implementation="flash")(X)

@@ -1,0 +1,118 @@
+"""The block that all Transformers share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mpjax.errors import UsageError
+from mpjax.models.transformer import (
+    Block,
+    check_length,
+    dropping,
+    gelu,
+    post_norm,
+    pre_norm,
+    tanh_gelu,
+    with_positions,
+)
+from mpjax.precision import apply_policy
+
+
+X = jax.random.normal(jax.random.key(0), (2, 6, 16))
+
+
+def block(**options):
+    return Block(16, 2, rngs=nnx.Rngs(0), **options)
+
+
+def test_norms_come_before_or_behind():
+    def double(x):
+        return 2 * x
+
+    def plus_one(x):
+        return x + 1
+
+    assert pre_norm(5, double, plus_one) == 16
+    assert post_norm(5, double, plus_one) == 22
+
+
+def test_a_block_that_adds_nothing_is_its_shortcut_and_its_norms():
+    zeros = nnx.initializers.zeros
+    assert np.array_equal(block(out_init=zeros)(X), X)
+    mean, variance = X.mean(-1, keepdims=True), X.var(-1, keepdims=True)
+    expected = (X - mean) / jnp.sqrt(variance)
+    np.testing.assert_allclose(block(order=post_norm, out_init=zeros)(X), expected, atol=1e-5)
+
+
+def test_the_inner_layer_is_four_times_as_wide():
+    model = block()
+    assert (model.mlp.up.kernel.shape, model.mlp.down.kernel.shape) == ((16, 64), (64, 16))
+    assert model.attention.query.kernel.shape == (16, 2, 8)
+    assert model.attention.out.kernel.shape == (2, 8, 16)
+
+
+def test_the_residual_stream_is_in_half_precision():
+    model = block()
+    apply_policy(model, "mixed_bfloat16")
+    found = []
+
+    def order(x, norm, change):
+        found.extend([x.dtype, norm(x).dtype, change(norm(x)).dtype])
+        return pre_norm(x, norm, change)
+
+    model.order = order
+    model(X.astype(jnp.bfloat16))
+    assert found == [jnp.bfloat16] * 6
+
+
+def test_dropout_is_on_what_is_added_in_training_only():
+    model = block(dropout=0.5)
+    assert not np.array_equal(model(X), model(X))
+    model.eval()
+    assert np.array_equal(model(X), model(X))
+    model.dropout.rate = 1.0
+    model.train()
+    assert np.array_equal(model(X), X)
+
+
+def test_without_dropout_there_is_no_random_state():
+    assert not jax.tree.leaves(nnx.state(block(), nnx.RngState))
+    assert jax.tree.leaves(nnx.state(dropping(0.1, nnx.Rngs(0)), nnx.RngState))
+
+
+# From tables of the normal distribution: x times its share below x.
+@pytest.mark.parametrize(("x", "expected"), [(-1.0, -0.158655), (0.0, 0.0), (1.0, 0.841345), (2.0, 1.954500)])
+def test_gelu_is_as_published_and_the_tanh_is_near(x, expected):
+    assert float(gelu(jnp.float32(x))) == pytest.approx(expected, abs=1e-6)
+    assert float(tanh_gelu(jnp.float32(x))) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("function", [gelu, tanh_gelu])
+def test_values_whose_cube_float16_cannot_hold_keep_their_slope(function):
+    x = jnp.array([-60000, -300, 300, 60000], jnp.float16)
+    values, slopes = jax.vmap(jax.value_and_grad(function))(x)
+    assert values.dtype == slopes.dtype == jnp.float16
+    assert np.array_equal(values, [0, 0, 300, 60000])
+    assert np.array_equal(slopes, [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("function", [gelu, tanh_gelu])
+def test_only_the_input_is_kept_for_the_backward_pass(function):
+    _, pull = jax.vjp(function, jnp.ones((3, 4), jnp.float16))
+    kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.ndim]
+    assert [(leaf.shape, leaf.dtype) for leaf in kept] == [((3, 4), jnp.float16)]
+
+
+def test_gradients_of_positions_add_up_in_float32():
+    x = jnp.zeros((5000, 3, 4), jnp.float16)
+    gradient = jax.grad(lambda table: jnp.sum(with_positions(x, table).astype(jnp.float32)))(jnp.zeros((8, 4)))
+    # float16 has no odd numbers beyond 2048; rows that no token stands at get nothing.
+    assert np.array_equal(gradient, np.array([5000.0] * 3 + [0.0] * 5)[:, None] * np.ones((1, 4)))
+
+
+def test_a_text_too_long_is_an_error():
+    check_length(jnp.zeros((1, 8), jnp.int32), 8)
+    with pytest.raises(UsageError, match="texts of 9 tokens for a model of 8 at most: cut them, or write length=9"):
+        check_length(jnp.zeros((1, 9), jnp.int32), 8)
