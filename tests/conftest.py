@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("MPJAX_TEST_PLATFORM", "cpu"))
@@ -21,6 +22,9 @@ PACKAGE = pathlib.Path(mpjax.__file__).parent
 def _cache(tmp_path_factory):
     """Prepared data and compiled programs of the tests, apart from the user's."""
     os.environ["MPJAX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("huggingface"))
+    if "datasets" in sys.modules:  # it has read the variable already
+        sys.modules["datasets"].config.HF_DATASETS_CACHE = pathlib.Path(os.environ["HF_DATASETS_CACHE"])
 
 
 @pytest.fixture(autouse=True)

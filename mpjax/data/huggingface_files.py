@@ -55,10 +55,15 @@ def _loaded(datasets: Any, what: str) -> Any:
     path = pathlib.Path(what).expanduser()
     if path.exists() or what.startswith(("/", "~", ".")) or path.suffix in _KINDS:
         return _local(datasets, path, "", what)
-    if what.count("/") < 2:
-        return datasets.load_dataset(what)
     name, _, config = what.rpartition("/")
-    return datasets.load_dataset(name, config)
+    if what.count("/") > 1:
+        return datasets.load_dataset(name, config)
+    try:
+        return datasets.load_dataset(what)
+    except datasets.exceptions.DatasetNotFoundError:
+        if not name:
+            raise
+        return datasets.load_dataset(name, config)  # an old name without an owner, as glue/sst2
 
 
 def _local(datasets: Any, path: pathlib.Path, kind: str, what: str) -> Any:

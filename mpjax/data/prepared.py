@@ -18,6 +18,7 @@ from mpjax.errors import UsageError
 
 
 _FORMAT = "array_record"
+_GENERATED = ("digits", "digits_canvas", "docstrings")  # written on first use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +114,15 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
     matching = [known for known in prepared if name in (known, known.rpartition("/")[0])]
     if matching:
         return data_dir / matching[-1]
-    sets = sorted({known.rpartition("/")[0] for known in prepared} | {"digits"})
+    sets = sorted({known.rpartition("/")[0] for known in prepared} | set(_GENERATED))
     name = re.sub(r"/[\d.]+$", "", name)
     configs = [known for known in sets if known.startswith(f"{name}/")]
     near = configs or difflib.get_close_matches(name, sets, cutoff=0.5)
     advice = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
         f"data set '{name}' is not prepared: looked for {data_dir / name}/VERSION/dataset_info.json; {advice}"
-        f"prepared there: {', '.join(prepared) or 'none'}; always there: digits, synthetic:32x32x3:10.\n"
+        f"prepared there: {', '.join(prepared) or 'none'}; always there: {', '.join(_GENERATED)}, "
+        f"synthetic:32x32x3:10; others: folder:PATH, hf:PATH, hf:OWNER/NAME.\n"
         "To prepare it, on a machine with network:\n"
         f"  pip install tensorflow tensorflow-datasets && tfds build {name} --file_format={_FORMAT} --data_dir DIR\n"
         f"then copy DIR/{name} to {data_dir / name}, or write --data.data_dir DIR"

@@ -83,10 +83,12 @@ class BytesTokenizer:
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         # A character is at least a byte: what is cut off here need not be encoded.
-        values, lengths = self.whole([text[:length] for text in texts])
-        pieces = np.split(values, np.cumsum(lengths)[:-1])
-        framed = [np.concatenate([[_START], piece[: length - 2], [_END]]) for piece in pieces]
-        return Ragged(np.concatenate(framed).astype(np.int32), np.fromiter(map(len, framed), np.int64, len(framed)))
+        encoded = [text[:length].encode(errors="replace")[: length - 2] for text in texts]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 2
+        values = np.frombuffer(b"".join(b"?%b?" % text for text in encoded), np.uint8).astype(np.int32) + _SPECIAL
+        ends = np.cumsum(lengths)
+        values[ends - lengths], values[ends - 1] = _START, _END
+        return Ragged(values, lengths)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,13 +115,3 @@ def tiny_sets(tmp_path_factory):
     for info in folder.glob("*/*/dataset_info.json"):
         info.write_text(info.read_text().replace(__name__, "gone"))
     return folder
-
-
-@pytest.fixture(scope="session")
-def huggingface_cache(tmp_path_factory):
-    """Where `datasets` keeps what it has read, apart from the user's."""
-    datasets = pytest.importorskip("datasets")
-    folder = tmp_path_factory.mktemp("huggingface")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-        yield folder

@@ -55,13 +55,15 @@ def test_a_column_of_text_is_a_label_only_where_the_set_can_number_classes():
 
 
 def test_several_would_do():
-    says = r"several columns that could be the label, .*fine_label: Label\(num_classes=100\).*--data.columns label COLUMN"
+    says = (
+        r"several columns that could be the label, .*fine_label: Label\(num_classes=100\).*write --data.columns label"
+    )
     with pytest.raises(UsageError, match=says):
         choose(CIFAR100, LABELLED)
 
 
 def test_none_would_do():
-    with pytest.raises(UsageError, match=r"no column that could be the image.*its columns are idx: Other.*label: Label"):
+    with pytest.raises(UsageError, match=r"no column that could be the image.*its columns are idx: Other.*label"):
         choose(SST2, LABELLED)
 
 

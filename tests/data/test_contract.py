@@ -4,6 +4,7 @@ import pytest
 
 from mpjax.data.contract import conform, require_examples
 from mpjax.data.examples import labelled_images
+from mpjax.data.fields import Image, Label
 from mpjax.errors import UsageError
 
 
@@ -23,8 +24,9 @@ def test_floating_images_become_float32(dtype):
 
 def test_float64_is_rounded_once():
     # Through bfloat16 or float16 this would be 1.0.
-    settled = conform({"image": np.full((1, 1, 1), 1.0001, np.float64), "label": 0}, labelled_images(1, (1, 1, 1)))["image"]
-    assert settled[0, 0, 0] == np.float32(1.0001)
+    image = np.full((1, 1, 1), 1.0001, np.float64)
+    settled = conform({"image": image, "label": 0}, labelled_images(1, (1, 1, 1)))
+    assert settled["image"][0, 0, 0] == np.float32(1.0001)
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64, np.uint16])
@@ -40,6 +42,24 @@ def test_batches_nested_ones_too():
     assert (settled["label"].shape, settled["label"].dtype) == ((4, 5), np.int32)
 
 
+def test_lists_have_no_dtype_but_their_values():
+    settled = conform({"image": [[[0.5]]], "label": [[1, 2]]}, {"image": Image((1, 1, 1))})
+    assert (settled["image"].dtype, settled["image"].tolist()) == (np.float32, [[[0.5]]])
+    with pytest.raises(UsageError, match="image: dtype int64; wanted uint8 in 0..255"):
+        conform({"image": [[[200]]]}, {"image": Image((1, 1, 1))})
+
+
+def test_what_is_no_field_is_left_out():
+    assert set(conform({"image": IMAGE, "key": object()}, {"image": Image((2, 3, 1))})) == {"image"}
+
+
+def test_a_column_of_another_name_is_named():
+    fields = {"image": Image((2, 3, 1)), "label": Label(10, origin="column 'fine_label'")}
+    for label in (np.float16(1), "cat", [1, 2], [[1], [1, 2]]):
+        with pytest.raises(UsageError, match=r"^label \(column 'fine_label'\): "):
+            conform({"image": IMAGE, "label": label}, fields)
+
+
 def with_pixel(value):
     image = np.zeros((2, 3, 1))
     image[1, 2, 0] = value
@@ -50,6 +70,7 @@ def with_pixel(value):
     ("example", "says"),
     [
         ({"image": IMAGE, "label": 3.0}, r"label: dtype float64; wanted integer class numbers in \[0, 10\)"),
+        ({"image": IMAGE[None], "label": np.ones(1, np.float32)}, "label: dtype float32"),
         ({"image": IMAGE, "label": True}, "label: dtype bool"),
         ({"image": IMAGE, "label": 10}, r"label: 10 is outside \[0, 10\)"),
         ({"image": IMAGE, "label": -1}, r"label: -1 is outside \[0, 10\)"),

@@ -20,11 +20,6 @@ datasets = pytest.importorskip("datasets")
 GRAY = [[[0], [128]], [[255], [7]]]
 
 
-@pytest.fixture(autouse=True)
-def _cache(huggingface_cache):
-    pass
-
-
 def saved(folder, features=None, *, test=None, **columns):
     """A data set on disk, by default with the same in both splits."""
     splits = {

@@ -28,7 +28,7 @@ def write(path, kind):
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet"])
-def test_one_file_is_one_split(tmp_path, kind, huggingface_cache):
+def test_one_file_is_one_split(tmp_path, kind):
     write(tmp_path / f"all.{kind}", kind)
     splits = load_splits(str(tmp_path / f"all.{kind}"))
     assert list(splits) == ["train"]
@@ -36,20 +36,20 @@ def test_one_file_is_one_split(tmp_path, kind, huggingface_cache):
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_files_of_a_folder_are_splits(tmp_path, kind, huggingface_cache):
+def test_files_of_a_folder_are_splits(tmp_path, kind):
     write(tmp_path / f"train.{kind}", kind)
     write(tmp_path / f"test.{kind}", kind)
     assert {name: len(split) for name, split in load_splits(str(tmp_path)).items()} == {"train": 3, "test": 3}
 
 
-def test_a_format_may_be_named(tmp_path, huggingface_cache):
+def test_a_format_may_be_named(tmp_path):
     write(tmp_path / "all.data", "csv")
     assert load_splits(f"csv:{tmp_path / 'all.data'}")["train"].to_list() == ROWS
     with pytest.raises(UsageError, match=r".data says no format; wanted one of .csv, .*; or write hf:FORMAT:"):
         load_splits(str(tmp_path / "all.data"))
 
 
-def test_saved_to_disk_with_splits_and_without(tmp_path, huggingface_cache):
+def test_saved_to_disk_with_splits_and_without(tmp_path):
     data = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict(train=data, dev=data).save_to_disk(tmp_path / "both")
     data.save_to_disk(tmp_path / "one")
@@ -59,7 +59,7 @@ def test_saved_to_disk_with_splits_and_without(tmp_path, huggingface_cache):
     assert load_splits(str(file))["train"].to_list() == ROWS
 
 
-def test_nothing_is_printed(tmp_path, huggingface_cache, capfd):
+def test_nothing_is_printed(tmp_path, capfd):
     write(tmp_path / "all.csv", "csv")
     load_splits(str(tmp_path / "all.csv"))
     assert capfd.readouterr() == ("", "")
@@ -72,7 +72,7 @@ def test_nothing_there(where):
         load_splits(where)
 
 
-def test_a_file_that_is_none(tmp_path, huggingface_cache):
+def test_a_file_that_is_none(tmp_path):
     (tmp_path / "x.parquet").write_text("no")
     with pytest.raises(UsageError, match="data set 'hf:.*x.parquet': "):
         load_splits(str(tmp_path / "x.parquet"))
@@ -98,6 +98,18 @@ def test_names_and_configurations(monkeypatch):
     for name in ("set", "owner/set", "owner/set/part"):
         load_splits(name)
     assert asked == [("set",), ("owner/set",), ("owner/set", "part")]
+
+
+def test_old_names_have_no_owner(monkeypatch):
+    def load_dataset(name, config=None):
+        if name != "glue":
+            raise datasets.exceptions.DatasetNotFoundError(f"'{name}' doesn't exist on the Hub")
+        return datasets.DatasetDict({config: datasets.Dataset.from_list(ROWS)})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert list(load_splits("glue/sst2")) == ["sst2"]
+    with pytest.raises(UsageError, match=r"data set 'hf:gluu/sst2': 'gluu' doesn't exist.*hf:OWNER/NAME/CONFIG"):
+        load_splits("gluu/sst2")
 
 
 def test_without_the_package():

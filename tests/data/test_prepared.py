@@ -7,8 +7,8 @@ import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
-from mpjax.data.prepared import prepared_names
 from mpjax.data.prepared import open_prepared as open_table
+from mpjax.data.prepared import prepared_names
 from mpjax.data.task import as_task
 from mpjax.errors import UsageError
 
@@ -88,7 +88,8 @@ def test_missing_says_where_it_looked_what_is_there_and_what_to_write(tiny_sets)
     assert "data set 'tiny_tensr' is not prepared" in message
     assert f"looked for {tiny_sets}/tiny_tensr/VERSION/dataset_info.json" in message
     assert "did you mean tiny_tensor" in message
-    assert "prepared there: tiny_jpeg/1.0.0, tiny_pets/1.0.0, tiny_sst2/1.0.0, tiny_tensor/1.0.0, tiny_text/1.0.0" in message
+    there = (f"tiny_{name}/1.0.0" for name in ("jpeg", "pets", "sst2", "tensor", "text"))
+    assert f"prepared there: {', '.join(there)}; always there: digits, digits_canvas, docstrings" in message
     assert "tfds build tiny_tensr --file_format=array_record --data_dir DIR" in message
 
 

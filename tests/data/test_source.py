@@ -5,7 +5,7 @@ import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
-from mpjax.data.fields import Label
+from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.source import open_source
 from mpjax.errors import UsageError
 
@@ -27,6 +27,17 @@ def test_other_names_are_prepared_sets(tiny_sets):
 def test_synthetic_has_two_batches(tmp_path):
     source = open_source(Data(name="synthetic:4x6x3:5", batch_size=8), tmp_path)
     assert (len(source.train), source.fields) == (16, labelled_images(5, (4, 6, 3)))
+
+
+@pytest.mark.parametrize("task", ["segmentation", "text_classification", "language_modeling"])
+def test_synthetic_serves_one_task(tmp_path, task):
+    with pytest.raises(UsageError, match=f"serves classification, not {task}"):
+        open_source(Data(name="synthetic:4x6x3:5"), tmp_path, task)
+
+
+def test_digits_on_a_canvas_are_written_on_first_use(tmp_path):
+    source = open_source(Data(name="digits_canvas", num_classes=11), tmp_path, "segmentation")
+    assert source.fields == {"image": Image((32, 32, 1)), "mask": Mask((32, 32), 11)}
 
 
 @pytest.mark.parametrize("name", ["synthetic", "synthetic:8x8:3", "synthetic:8x8x1:0"])

@@ -66,7 +66,7 @@ def test_without_the_function_its_classes_do_not_fit(tiny_sets):
 
 
 def test_and_how_many_there_are_must_be_said(tiny_sets):
-    with pytest.raises(UsageError, match=r"does not say how many classes its mask has \(column 'segmentation_mask': Image"):
+    with pytest.raises(UsageError, match=r"how many classes its mask has \(column 'segmentation_mask': Image"):
         opened(tiny_sets, "segmentation", name="tiny_pets")
 
 
@@ -87,8 +87,8 @@ def test_a_function_may_change_size_and_dtype(tiny_sets, own):
 
 def test_a_mask_takes_the_size_of_its_image(tiny_sets, own):
     cut = own("return {'image': example['image'][:8, :8], 'mask': example['mask'][:8, :9] - 1}")
-    source, config = opened(tiny_sets, "segmentation", name="tiny_pets", preprocess=cut, num_classes=3)
-    with pytest.raises(UsageError, match=r"mask \(column 'segmentation_mask' after .*\): shape \(8, 9\); wanted \[8, 8\]"):
+    source, _ = opened(tiny_sets, "segmentation", name="tiny_pets", preprocess=cut, num_classes=3)
+    with pytest.raises(UsageError, match=r"mask \(column 'segmentation_mask' after .*\(8, 9\); wanted \[8, 8\]"):
         train_batches(source, Data(batch_size=2), 0)
 
 
@@ -96,8 +96,8 @@ def test_a_mask_takes_the_size_of_its_image(tiny_sets, own):
     ("body", "says"),
     [
         ("return {**example, 'label': np.float32(1)}", r"label \(column 'label' after .*own.*:f\): dtype float32"),
-        ("return {**example, 'image': example['image'] * np.nan}", r"image \(column 'image' after .*\): 48 of 48 values"),
-        ("return {**example, 'image': example['image'].astype(int)}", r"image \(column 'image' after .*\): dtype int64"),
+        ("return {**example, 'image': example['image'] * np.nan}", r"image \(.*'image' after .*\): 48 of 48 values"),
+        ("return {**example, 'image': example['image'].astype(int)}", r"image \(.*'image' after .*\): dtype int64"),
     ],
 )
 def test_what_a_function_breaks_is_named(tiny_sets, own, body, says):

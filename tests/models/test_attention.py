@@ -78,15 +78,15 @@ def loss(model, x):
     return jnp.mean(jnp.square(model(x, jnp.array([4, 0], jnp.int32)).astype(jnp.float32)))
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_under_autocast_it_is_near_float32(policy):
+@pytest.mark.parametrize(("policy", "epsilon"), [("mixed_float16", 2**-10), ("mixed_bfloat16", 2**-7)])
+def test_under_autocast_it_is_near_float32(policy, epsilon):
     actual = jax.tree.leaves(nnx.jit(nnx.grad(autocast(loss, policy)))(module(), X))
     exact = jax.tree.leaves(nnx.grad(loss)(module(), X))
     # The largest of all: the gradient of the bias of the keys is zero, for it moves all scores of a query alike.
     largest = max(float(jnp.abs(leaf).max()) for leaf in exact)
     assert {leaf.dtype for leaf in actual} == {jnp.dtype("float32")}
     for a, b in zip(actual, exact, strict=True):
-        np.testing.assert_allclose(a, b, atol=0.02 * largest)
+        np.testing.assert_allclose(a, b, atol=16 * epsilon * largest)  # scores of up to 27 are rounded
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Changes of brightness value by value: for each image and channel a table of what its 256 levels become.
 
 Invert, solarize, posterize, brightness, contrast, autocontrast and equalize are all of that kind, and so cost one
-look-up whichever an image gets. They are the operations of Pillow's ImageOps and ImageEnhance, level for level.
+look-up whichever an image gets. They are those of Pillow's ImageOps and ImageEnhance, within one level of 255.
 
 Shapes: B batch, H height, W width, C channels; a table is int32 [B, C, 256], or broadcasts to it.
 """
