@@ -38,7 +38,7 @@ from mpjax.data import Source, labelled_images
 from mpjax.data.images import random_part
 
 
-MEAN, STD = np.float32(0.45), np.float32(0.22)
+MEAN, STD = 0.45, 0.22
 PADDING, SMALL, SMALL_BATCH, SMALL_COUNT = 4, 32, 512, 50_000
 SIZE, LARGE_BATCH, LARGE_COUNT = 224, 128, 1024
 WORKERS = 2
@@ -64,7 +64,7 @@ def photographs() -> list[bytes]:
     files = []
     for number in range(LARGE_COUNT):
         picture = pictures[number % 2]
-        left, top = rng.integers(0, picture.width - 500), rng.integers(0, picture.height - 375)
+        left, top = int(rng.integers(picture.width - 500)), int(rng.integers(picture.height - 375))
         buffer = io.BytesIO()
         picture.crop((left, top, left + 500, top + 375)).save(buffer, "JPEG", quality=90)
         files.append(buffer.getvalue())
@@ -124,7 +124,7 @@ def mirrored(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def normalised(image: np.ndarray) -> np.ndarray:
-    return (image.astype(np.float32) / 255 - MEAN) / STD
+    return (image.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
 
 
 def with_grain(stored, transform: Callable, batch_size: int) -> Loader:

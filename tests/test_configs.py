@@ -19,7 +19,9 @@ def name_of(file):
 
 
 def test_the_shipped_files_are_these():
-    tasks = ["cifar100_resnet50.toml", "cifar10_resnet18.toml", "digits.toml", "imagenet_resnet50.toml"]
+    tasks = ["cifar100_resnet50", "cifar10_resnet18", "cifar10_wrn28_10", "digits", "digits_unet", "digits_vit"]
+    tasks += ["docstrings_bert", "imagenet_resnet50", "imagenet_resnext50", "imagenet_vit_s16", "imagenet_xception"]
+    tasks = [f"{task}.toml" for task in [*tasks, "oxford_pets_unet", "sst2_bert", "tiny_gpt2"]]
     policies = ["bfloat16", "float16", "float32", "mixed_bfloat16", "mixed_float16"]
     assert sorted(map(name_of, FILES)) == sorted(tasks + [f"precision/{policy}.toml" for policy in policies])
 
@@ -66,10 +68,29 @@ def test_a_precision_file_trains_two_steps(file, tmp_path):
         ("digits.toml", "synthetic:8x8x1:10", [], 701_178),
         ("cifar10_resnet18.toml", "synthetic:32x32x3:10", [], 11_173_962),
         ("cifar100_resnet50.toml", "synthetic:32x32x3:100", [], 23_705_252),
+        ("cifar10_wrn28_10.toml", "synthetic:32x32x3:10", ["--data.batch_size", "1"], 36_479_194),
         ("imagenet_resnet50.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 25_557_032),
+        ("imagenet_resnext50.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 25_028_904),
+        ("imagenet_xception.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 22_855_952),
+        ("imagenet_vit_s16.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 21_819_880),
     ],
 )
 def test_a_task_file_trains_two_steps(name, data, flags, parameters, tmp_path):
     """At the size of the model that it names; ImageNet's images are smaller, to fit the time."""
     summary = train_two_steps(tmp_path / "run", "--config", str(CONFIGS / name), "--data.name", data, *flags)
+    assert summary["parameters"] == parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "flags", "parameters"),
+    [
+        ("digits_vit.toml", [], 202_698),
+        ("digits_unet.toml", [], 29_571),
+        ("docstrings_bert.toml", [], 127_754),
+        ("tiny_gpt2.toml", [], 124_864),
+    ],
+)
+def test_a_task_file_trains_two_steps_on_the_data_that_it_names(name, flags, parameters, tmp_path):
+    summary = train_two_steps(tmp_path / "run", "--config", str(CONFIGS / name), *flags)
     assert summary["parameters"] == parameters

@@ -71,9 +71,9 @@ class Data:
     num_classes: int = 0
     """Classes, where the data set does not say how many; 0: as it says."""
     preprocess: str = ""
-    """Your own function from a stored example to one, a dict of fields each: `FILE.py:NAME` or `package.module:NAME`."""
+    """Your own function from a stored example to one, dicts of fields: `FILE.py:NAME` or `package.module:NAME`."""
     tokenizer: str = "bytes"
-    """Text to tokens: `bytes` (a token per byte), or a tokenizer of Hugging Face: a folder, a tokenizer.json, a name."""
+    """Text to tokens: `bytes` (a token each), or a tokenizer of Hugging Face: a folder, a tokenizer.json, a name."""
     length: int = 128
     """Tokens per example; longer texts are cut, shorter ones padded."""
     batch_size: int = 64
@@ -114,8 +114,8 @@ class Model:
     """Which network."""
 
     name: ModelName = "resnet18"
-    """Architecture, or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields of
-    a batch and `rngs`."""
+    """Architecture, or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields
+    of a batch and `rngs`."""
     width: int = 0
     """Channels of the first stage, units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with the
     small one; MLP: 16)."""

@@ -90,10 +90,11 @@ def _column(feature: Any) -> Column:
         return Label(feature.num_classes)
     if isinstance(feature, kinds.Text):
         return Text()
+    shape: Any = getattr(feature, "shape", ())
     if isinstance(feature, kinds.LabeledImage) and feature.num_classes:
-        return Mask(tuple(feature.shape)[:2], feature.num_classes)
-    if isinstance(feature, (kinds.Image, kinds.Tensor)) and len(feature.shape) == 3:
-        height, width, channels = feature.shape
+        return Mask((shape[0], shape[1]), feature.num_classes)
+    if isinstance(feature, (kinds.Image, kinds.Tensor)) and len(shape) == 3:
+        height, width, channels = shape
         return Image((height, width, channels or 3))
     return Other(repr(feature))
 

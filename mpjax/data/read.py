@@ -105,7 +105,10 @@ def batch_fields(source: Source, config: Data) -> Fields:
 
 
 def read_batch(
-    examples: Examples, indices: Sequence[int], read: Reader, seeds: Sequence[int] | np.ndarray | None = None
+    examples: Examples,
+    indices: Sequence[int] | np.ndarray,
+    read: Reader,
+    seeds: Sequence[int] | np.ndarray | None = None,
 ) -> Arrays:
     """The examples at `indices` as one batch; each draws its random frame from its own seed."""
     # All at once: fetching records one by one costs fifteen times as much.

@@ -1,6 +1,5 @@
 """From settings to the network they name."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

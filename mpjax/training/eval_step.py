@@ -36,6 +36,7 @@ def make_eval_step(
         values = values_of(params, stats, batch)
         size = next(iter(values.values())).shape[0]
         weight = batch.get("weight", jnp.ones(size, jnp.float32))
+
         def total(value: jax.Array) -> jax.Array:
             # where, not a product: 0 * nan of a padding example would be nan.
             each = weight.reshape(size, *[1] * (value.ndim - 1))

@@ -59,7 +59,7 @@ def test_the_split_follows_from_the_name():
 
 def test_the_largest_packages_and_each_text_once():
     many = [Docstring(f"p{package:02}.m:f{i}", f"{package} {i}") for package in range(12) for i in range(12 - package)]
-    texts, names = of_largest([*many, Docstring("p11:again", "0 0"), Docstring("p11:more", "0 1")])
+    texts, names = of_largest([*many, Docstring("p00:again", "0 0"), Docstring("p11:more", "0 1")])
     assert names == [f"p{package:02}" for package in range(CLASSES)]
     assert len(texts) == sum(12 - package for package in range(CLASSES))
 

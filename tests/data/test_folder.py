@@ -97,6 +97,15 @@ def test_masks_belong_to_images_of_their_name(scans):
     assert (batch["mask"][:, 0, 0] == batch["image"][:, 0, 0, 0] % 3).all()
 
 
+def test_the_palette_of_a_mask_does_not_matter(scans):
+    for path in scans.rglob("masks/*.png"):
+        picture = Image.open(path)
+        picture.putpalette([255 - index % 256 for index in range(768)])
+        picture.save(path)
+    (batch,) = eval_batches(opened(scans, "segmentation", num_classes=3), Data(eval_batch_size=2))
+    assert sorted(set(batch["mask"].ravel().tolist())) == [0, 1]
+
+
 def refused(says, folder, task="classification", **settings):
     with pytest.raises(UsageError, match=says):
         opened(folder, task, **settings)

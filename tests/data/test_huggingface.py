@@ -138,6 +138,14 @@ def test_texts_are_classes_in_alphabetical_order_the_same_in_both_splits(tmp_pat
     assert [int(example["label"]) for example in (*source.train, *source.test)] == [2, 1, 2, 2, 0]
 
 
+def test_a_function_of_the_user_is_given_labels_as_they_are_stored(tmp_path):
+    function = tmp_path / "own.py"
+    function.write_text("def f(example):\n    return {**example, 'label': ['neg', 'pos'].index(example['label'])}\n")
+    name = saved(tmp_path, text=["x"] * 2, label=["pos", "neg"])
+    source = opened(name, "text_classification", preprocess=f"{function}:f", num_classes=2)
+    assert [int(example["label"]) for example in source.train] == [1, 0]
+
+
 def test_booleans_are_two_classes(tmp_path):
     source = opened(saved(tmp_path, text=["x"] * 2, label=[True, False]), "text_classification")
     assert [int(conform(example, source.fields)["label"]) for example in source.train] == [1, 0]

@@ -97,7 +97,8 @@ def test_labels_are_untouched_and_masks_move_with_their_images():
     out = prepare_batch(batch, KEY, config=Data(crop_padding=1, flip=True), fields={})
     inside = np.asarray(out["mask"]) != IGNORED
     assert inside.mean() < 1
-    np.testing.assert_allclose(np.asarray(out["image"][..., 0])[inside] * 255, np.asarray(out["mask"])[inside], rtol=1e-5)
+    pixels = np.asarray(out["image"][..., 0])[inside] * 255
+    np.testing.assert_allclose(pixels, np.asarray(out["mask"])[inside], rtol=1e-5)
     labels = jnp.array([2049], jnp.int32)
     out = prepare_batch({"image": images[:1], "label": labels}, KEY, config=PLAIN, fields={})
     assert out["label"] is labels

@@ -68,7 +68,7 @@ def test_a_tokenizer_frames_and_cuts_as_it_is_made_to(bert):
         [2, 4, 4, 4, 3],
         [2, 1, 3],
     ]
-    assert lists(tokenizer.whole(["half precision is enough"])) == [[4, 5, 6, 7]]
+    assert lists(tokenizer.whole(["half precision is enough half half"])) == [[4, 5, 6, 7, 4, 4]]
     with pytest.raises(UsageError, match="--data.length 2: wanted at least 3: the tokenizer .* adds 2 tokens"):
         tokenizer.framed(["half"], 2)
 

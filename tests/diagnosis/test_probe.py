@@ -98,8 +98,7 @@ def test_float32_is_read_too_and_rounds_nothing(networks):
 @pytest.mark.parametrize("family", ["mlp", "resnet", "transformer", "unet"])
 def test_gradients_are_those_of_the_step(networks, family):
     model, loss_fn, batch = networks.make(family)
-    # Flax's attention in float16 cannot be compiled for a CPU, and promotes in its backward pass.
-    policy = "mixed_bfloat16" if family == "transformer" else "mixed_float16"
+    policy = "mixed_float16"
     with jax.numpy_dtype_promotion("standard"):
         read = jax.jit(lambda batch: probe(model, loss_fn, batch, policy=policy, loss_scale=2.0**10))
         layers = read(batch).by_layer()

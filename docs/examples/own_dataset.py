@@ -1,0 +1,100 @@
+"""Your own Hugging Face data set: columns of other names, classes as words, and pixels that need a function.
+
+- `make_dataset` writes what you may have: scans as PNG files, black ink on white paper, in a column `scan`, and the name
+  of each digit as text,
+- `--data.columns` says which column is the image and which the label,
+- `ink` goes between the stored example and the trainer: it turns the scan into what the model is to see, and the word
+  into a class number (without a function, words become classes in alphabetical order by themselves),
+- the trainer checks what comes out: `careless` returns int64, and is refused before the first step.
+
+The same from the command line, once the folder is there:
+
+    python scripts/train.py --data.name hf:FOLDER --data.columns image scan label digit --data.num_classes 10 \\
+        --data.preprocess docs/examples/own_dataset.py:ink
+"""
+
+import dataclasses
+import pathlib
+import tempfile
+from typing import NamedTuple
+
+import datasets
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import mpjax
+
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def make_dataset(folder: str | pathlib.Path) -> None:
+    """Writes the digits of scikit-learn, 1,437 to train on and 360 to test, with `save_to_disk`."""
+    digits = load_digits()
+    pixels = 255 - np.rint(digits.images * (255 / 16)).astype(np.uint8)  # [1797, 8, 8]
+    order = np.random.default_rng(0).permutation(len(pixels))
+    kinds = datasets.Features({"scan": datasets.Image(), "digit": datasets.Value("string")})
+
+    def split(chosen: np.ndarray) -> datasets.Dataset:
+        scans = [Image.fromarray(pixels[i]).convert("RGB") for i in chosen]
+        return datasets.Dataset.from_dict({"scan": scans, "digit": [WORDS[digits.target[i]] for i in chosen]}, kinds)
+
+    parts = {"train": split(order[:1437]), "test": split(order[1437:])}
+    datasets.DatasetDict(parts).save_to_disk(folder)
+
+
+def ink(example: dict) -> dict:
+    """From uint8 [8, 8, 3], black on white, to float32 [8, 8, 1]: 1 where there is ink, 0 where there is paper."""
+    gray = example["image"].mean(axis=-1, keepdims=True)  # float64
+    return {"image": (1 - gray / 255).astype(np.float32), "label": WORDS.index(example["label"])}
+
+
+def careless(example: dict) -> dict:
+    """The same idea without a thought to dtypes: the image becomes int64, and nobody knows how to scale that."""
+    return {"image": 255 - example["image"].astype(int), "label": WORDS.index(example["label"])}
+
+
+def config_for(folder: str | pathlib.Path, function: str, steps: int, output_dir: str | pathlib.Path) -> mpjax.Config:
+    """Settings to train on the data set in `folder` through a function of this file."""
+    base = mpjax.Config(steps=mpjax.Duration(steps), output_dir=str(output_dir))
+    data = dataclasses.replace(
+        base.data,
+        name=f"hf:{folder}",
+        columns={"image": "scan", "label": "digit"},
+        num_classes=10,
+        preprocess=f"{__file__}:{function}",
+    )
+    precision = dataclasses.replace(base.precision, policy="mixed_float16")
+    return dataclasses.replace(base, data=data, precision=precision)
+
+
+class Told(NamedTuple):
+    """What came of it.
+
+    Attributes:
+      refusal: what the trainer says of `careless`.
+      summary: of the run with `ink`, as `mpjax.run` returns it.
+    """
+
+    refusal: str
+    summary: dict
+
+
+def main(steps: int = 110) -> Told:
+    """Makes the data set, is refused, and trains."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = pathlib.Path(root) / "scans"
+        make_dataset(folder)
+        refusal = "nothing was refused"
+        try:
+            mpjax.run(config_for(folder, "careless", steps, f"{root}/refused"))
+        except mpjax.UsageError as error:
+            refusal = str(error)
+        print("\n  ".join(refusal.split("; ")) + "\n")
+        summary = mpjax.run(config_for(folder, "ink", steps, f"{root}/run"))
+    return Told(refusal, summary)
+
+
+if __name__ == "__main__":
+    main()
