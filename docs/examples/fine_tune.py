@@ -59,7 +59,7 @@ def settings(steps: int, output_dir: pathlib.Path, *, seed: int = 0, pretrained:
         data=dataclasses.replace(base.data, **data),
         model=model,
         precision=dataclasses.replace(base.precision, policy=POLICY),
-        optimizer=dataclasses.replace(base.optimizer, learning_rate=0.05, warmup=mpjax.Duration(5)),
+        optimizer=dataclasses.replace(base.optimizer, warmup=mpjax.Duration(5)),
     )
 
 
@@ -94,7 +94,7 @@ class Told(NamedTuple):
     tuned: dict
 
 
-def main(steps: int = 30, seed: int = 0, pretraining_steps: int = 100) -> Told:
+def main(steps: int = 60, seed: int = 0, pretraining_steps: int = 100) -> Told:
     """Pretrains, loads, and trains on all ten digits with and without the weights."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)

@@ -1,7 +1,7 @@
 """Your own Hugging Face data set: columns of other names, classes as words, and pixels that need a function.
 
-- `make_dataset` writes what you may have: scans as PNG files, black ink on white paper, in a column `scan`, and the name
-  of each digit as text,
+- `make_dataset` writes what you may have: scans as PNG files, black ink on white paper, in a column `scan`, and the
+  name of each digit as text,
 - `--data.columns` says which column is the image and which the label,
 - `ink` goes between the stored example and the trainer: it turns the scan into what the model is to see, and the word
   into a class number (without a function, words become classes in alphabetical order by themselves),

@@ -2,8 +2,8 @@
 
 - `Net` takes the fields of a batch and `rngs`, and says nothing about dtypes: a policy sets them,
 - `mpjax.audit` lists the dtype of every operation, forward and backward, without computing anything. Under policy
-  `float16`, which stores parameters in float16 too, it points to `Gate`: its gradient, a sum over all pixels of a batch,
-  adds up in float16,
+  `float16`, which stores parameters in float16 too, it points to `Gate`, whose gradient, a sum over all pixels of a
+  batch, adds up in float16,
 - a rule keeps the parameters of `Gate` in float32, and with them that sum. The rest stays in float16, with float32
   master weights in the optimizer.
 
@@ -36,6 +36,7 @@ class Gate(nnx.Module):
         self.scale = nnx.Param(jnp.full((width,), 0.1))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., width] to as many."""
         # Spread out as it is stored, so that its gradient adds up in that dtype; then cast, or all that follows would
         # be float32.
         return x * jnp.broadcast_to(self.scale[...], x.shape).astype(x.dtype)
@@ -52,13 +53,14 @@ class Block(nnx.Module):
         self.gate = Gate(width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Features [B, H, W, width] to as many."""
         x = x + nnx.relu(self.norm1(self.near(x)))
         pixels = self.norm2(x).reshape(x.shape[0], -1, x.shape[-1])  # [B, H W, width]
         return x + self.gate(self.far(pixels)).reshape(x.shape)
 
 
 class Net(nnx.Module):
-    """Images [B, H, W, C] to logits [B, num_classes].
+    """The whole network.
 
     Args:
       fields: what a batch holds: `fields["image"].shape` and `fields["label"].num_classes`.
@@ -72,6 +74,7 @@ class Net(nnx.Module):
         self.head = nnx.Linear(width, fields["label"].num_classes, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
+        """Images [B, H, W, C] to logits [B, num_classes]."""
         x = self.stem(images)
         for block in self.blocks:
             x = block(x)

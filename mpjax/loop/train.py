@@ -26,6 +26,9 @@ class Writer(Protocol):
         ...
 
 
+AHEAD = 8
+"""Steps that the host may be ahead of the device."""
+
 Metrics = Mapping[str, float]
 
 
@@ -105,6 +108,8 @@ def train(
             close_window(unread)
             unread = None
         window.append(metrics)
+        if len(window) >= AHEAD:  # batches must not pile up in the device's memory
+            jax.block_until_ready(window[-AHEAD])
 
         stopping = bool(stop) and position < when.steps
         due_evaluate = when.due(when.evaluate, position) and not stopping

@@ -10,6 +10,10 @@ from mpjax.training.objectives.objective import means
 from mpjax.training.structure import Arrays, Structure, uncast
 
 
+AHEAD = 4
+"""Batches on the device at a time, the one at work included."""
+
+
 def make_eval_step(
     structure: Structure, measure: Callable, *, cast: Callable[[Callable], Callable] = uncast
 ) -> Callable[[Arrays, Arrays, Mapping[str, jax.Array]], dict[str, jax.Array]]:
@@ -57,8 +61,13 @@ def evaluate(
       params: by path.
       stats: by path.
       batches: on the device or not.
-      conclude: from the sums over all examples, added up in float64 on the host after the last batch is dispatched, to
-        metrics; by default means.
+      conclude: from the sums over all examples, added up in float64 on the host, to metrics; by default means.
     """
-    sums = jax.device_get([eval_step(params, stats, batch) for batch in batches])
+    sums: list = []
+    for batch in batches:
+        sums.append(eval_step(params, stats, batch))
+        # The host must not run so far ahead that the whole set waits in the device's memory.
+        if len(sums) >= AHEAD:
+            jax.block_until_ready(sums[-AHEAD])
+    sums = jax.device_get(sums)
     return conclude({name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]})

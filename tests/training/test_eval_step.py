@@ -111,3 +111,27 @@ def test_batches_are_dispatched_before_anything_is_read(parts):
     data = next(in_batches(np.ones(3, np.float32), 3))
     evaluate(recording, params, stats, itertools.repeat(data, 4))
     assert events[:4] == ["step"] * 4
+
+
+def test_only_a_few_batches_wait_on_the_device():
+    """While batch n is made, batch n - 4 has been measured, however many there are."""
+    done, most = [], []
+
+    class Sum:
+        def __init__(self, number):
+            self.number = number
+
+        def block_until_ready(self):
+            done.append(self.number)
+            return self
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(1.0)
+
+    def batches():
+        for number in range(20):
+            most.append(number - max(done, default=-1))
+            yield number
+
+    found = evaluate(lambda params, stats, batch: {"loss": Sum(batch), "count": Sum(batch)}, {}, {}, batches())
+    assert (max(most), found) == (4, {"loss": 1.0})
