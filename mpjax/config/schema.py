@@ -73,7 +73,7 @@ class Data:
     preprocess: str = ""
     """Your own function from a stored example to one, dicts of fields: `FILE.py:NAME` or `package.module:NAME`."""
     tokenizer: str = "bytes"
-    """Text to tokens: `bytes` (a token each), or a tokenizer of Hugging Face: a folder, a tokenizer.json, a name."""
+    """Text to tokens: `bytes`, `words` (hashed), or a tokenizer of Hugging Face: a folder, a tokenizer.json, a name."""
     length: int = 128
     """Tokens per example; longer texts are cut, shorter ones padded."""
     batch_size: int = 64

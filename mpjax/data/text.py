@@ -11,7 +11,8 @@ from mpjax.config.task import TaskName
 from mpjax.data.contract import array
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Field, Length, Tokens
-from mpjax.data.tokenizers import Ragged, Tokenizer, load_tokenizer
+from mpjax.data.tokenizers import load_tokenizer
+from mpjax.data.tokens import Ragged, Tokenizer
 from mpjax.errors import UsageError
 
 

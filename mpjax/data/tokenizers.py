@@ -1,94 +1,24 @@
-"""Text to numbers: a token for each byte, or a tokenizer of Hugging Face."""
+"""The tokenizer that a setting names: a plain one, or one of Hugging Face."""
 
 import dataclasses
 import itertools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
+from mpjax.data.plain_tokenizers import BytesTokenizer, WordsTokenizer
+from mpjax.data.tokens import Ragged, Tokenizer
 from mpjax.errors import UsageError
 
 
-BYTES = "bytes"
-_PADDING, _END, _START, _SPECIAL = 0, 1, 2, 3  # special tokens of `bytes`, and how many there are
-
+PLAIN = {"bytes": BytesTokenizer, "words": WordsTokenizer}
 _USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 _USUAL_END = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<sep>")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
 _INSTALL = "write: pip install 'mpjax[hf]'; or --data.tokenizer bytes"
-
-
-class Ragged(NamedTuple):
-    """Sequences of several lengths.
-
-    Attributes:
-      values: int32 [sum of lengths], one sequence after the other.
-      lengths: int64 [N].
-    """
-
-    values: np.ndarray
-    lengths: np.ndarray
-
-
-class Tokenizer(Protocol):
-    """Text to token numbers."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Token numbers are below this."""
-        ...
-
-    @property
-    def padding(self) -> int:
-        """What fills short texts up."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """What stands between texts."""
-        ...
-
-    def whole(self, texts: Sequence[str]) -> Ragged:
-        """Each text as it is, without special tokens."""
-        ...
-
-    def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Each text between the special tokens that a classifier expects, cut to `length` with these."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class BytesTokenizer:
-    """UTF-8: byte b is token b + 3, after padding (0), end (1) and start (2); needs no files and knows every text.
-
-    The numbers of padding, end and bytes are those of ByT5 (Xue et al., 2021, arXiv:2105.13626), whose unknown token is
-    the start here, from which a classifier reads: no byte is unknown.
-    """
-
-    vocabulary: int = 256 + _SPECIAL
-    padding: int = _PADDING
-    end: int = _END
-
-    def whole(self, texts: Sequence[str]) -> Ragged:
-        """The bytes of each text."""
-        encoded = [text.encode(errors="replace") for text in texts]
-        values = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int32) + _SPECIAL
-        return Ragged(values, np.fromiter(map(len, encoded), np.int64, len(encoded)))
-
-    def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Start, bytes, end."""
-        if length < 3:
-            raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
-        # A character is at least a byte: what is cut off here need not be encoded.
-        encoded = [text[:length].encode(errors="replace")[: length - 2] for text in texts]
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 2
-        values = np.frombuffer(b"".join(b"?%b?" % text for text in encoded), np.uint8).astype(np.int32) + _SPECIAL
-        ends = np.cumsum(lengths)
-        values[ends - lengths], values[ends - 1] = _START, _END
-        return Ragged(values, lengths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,14 +80,14 @@ def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer that `--data.tokenizer` names.
 
     Args:
-      name: `bytes`, a tokenizer.json, a folder with one or with the files of a `transformers` tokenizer, or a name on
-        the Hugging Face hub.
+      name: `bytes`, `words`, a tokenizer.json, a folder with one or with the files of a `transformers` tokenizer, or a
+        name on the Hugging Face hub.
 
     Raises:
       UsageError: there is none of that name, or a package is missing to read it.
     """
-    if name == BYTES:
-        return BytesTokenizer()
+    if name in PLAIN:
+        return PLAIN[name]()
     path = pathlib.Path(name).expanduser()
     if not path.exists():
         if name.startswith(("/", "~", ".")) or path.suffix == ".json":

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from mpjax.data.tokenizers import BytesTokenizer, load_tokenizer
+from mpjax.data.plain_tokenizers import BytesTokenizer
+from mpjax.data.tokenizers import load_tokenizer
 from mpjax.errors import UsageError
 
 
