@@ -27,6 +27,13 @@ def _cache(tmp_path_factory):
         sys.modules["datasets"].config.HF_DATASETS_CACHE = pathlib.Path(os.environ["HF_DATASETS_CACHE"])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _memory():
+    """What one file compiled, no other needs: kept, it would come to gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def _strict(request):
     """Where a test mirrors a folder of mpjax, every implicit widening of a dtype or a rank is an error."""

@@ -8,7 +8,7 @@
 
 A checkpoint of the Hugging Face hub, or a folder with one, takes the place of the first run where there is a network:
 
-    python scripts/train.py --model.name resnet50 --model.width 64 --model.stem imagenet --data.image_size 224 \\
+    python scripts/train.py --model.name resnet50 --model.stem imagenet --data.image_size 224 \\
         --data.name hf:OWNER/NAME --model.pretrained microsoft/resnet-50 --model.pretrained_skip "head/*"
 """
 
@@ -33,9 +33,9 @@ SKIP = ("head/*",)
 
 
 def small_resnet(fields, *, rngs: nnx.Rngs) -> ResNet:
-    """Three residual blocks, so that all three runs of this file take seconds."""
+    """Two residual blocks, so that all three runs of this file take seconds."""
     channels, num_classes = fields["image"].shape[2], fields["label"].num_classes
-    return ResNet((1, 1, 1), BasicBlock, SmallStem, channels=channels, width=16, num_classes=num_classes, rngs=rngs)
+    return ResNet((1, 1), BasicBlock, SmallStem, channels=channels, width=16, num_classes=num_classes, rngs=rngs)
 
 
 def write_first_digits(folder: pathlib.Path) -> None:

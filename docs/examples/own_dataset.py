@@ -65,8 +65,9 @@ def config_for(folder: str | pathlib.Path, function: str, steps: int, output_dir
         num_classes=10,
         preprocess=f"{__file__}:{function}",
     )
+    model = dataclasses.replace(base.model, name="mlp", width=64)
     precision = dataclasses.replace(base.precision, policy="mixed_float16")
-    return dataclasses.replace(base, data=data, precision=precision)
+    return dataclasses.replace(base, data=data, model=model, precision=precision)
 
 
 class Told(NamedTuple):
@@ -81,7 +82,7 @@ class Told(NamedTuple):
     summary: dict
 
 
-def main(steps: int = 110) -> Told:
+def main(steps: int = 400) -> Told:
     """Makes the data set, is refused, and trains."""
     with tempfile.TemporaryDirectory() as root:
         folder = pathlib.Path(root) / "scans"

@@ -63,14 +63,14 @@ def test_ink_is_float32_in_0_to_1_and_the_word_a_class_number():
 class TestFineTune:
     def test_all_but_the_head_comes_from_the_file_in_the_dtype_that_the_policy_stores(self, fine_tune):
         assert fine_tune.report.skipped == ("head/bias", "head/kernel")
-        assert len(fine_tune.report) == 47
+        assert len(fine_tune.report) == 32
         assert {row.after for row in fine_tune.report} == {np.dtype("float32")}
         assert (fine_tune.report.overflow, fine_tune.report.flushed) == (0, 0)
 
     def test_it_learns_faster_than_from_scratch(self, fine_tune):
-        """By 0.27, 0.34 and 0.27 with seeds 0, 1 and 2."""
+        """By 0.31, 0.43 and 0.37 with seeds 0, 1 and 2."""
         assert fine_tune.scratch["steps"] == fine_tune.tuned["steps"] == 60
-        assert fine_tune.tuned["test/accuracy"] - fine_tune.scratch["test/accuracy"] > 0.15
+        assert fine_tune.tuned["test/accuracy"] - fine_tune.scratch["test/accuracy"] > 0.2
 
 
 @pytest.mark.slow

@@ -29,23 +29,23 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
     def losses(logits: jax.Array, mask: jax.Array) -> jax.Array:
         return cross_entropy_over(logits, mask, ignore=IGNORED) + dice_loss(logits, mask, ignore=IGNORED)
 
+    def counts(logits: jax.Array, mask: jax.Array) -> Metrics:
+        """float32 [B] or [B, num_classes] pixels of each example."""
+        intersection, union = intersection_and_union(logits, mask, ignore=IGNORED)
+        counted = jnp.sum(mask != IGNORED, axis=(1, 2)).astype(jnp.float32)
+        right = jnp.sum(intersection, axis=-1)
+        return {"right": right, "counted": counted, "intersection": intersection, "union": union}
+
     def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         logits, mask = logits_and_mask(model, batch, key)
-        intersection, union = (total.sum(0) for total in intersection_and_union(logits, mask, ignore=IGNORED))
-        return jnp.mean(losses(logits, mask)), {"iou": mean_iou(intersection, union, jnp)}
+        total = {name: jnp.sum(count, axis=0) for name, count in counts(logits, mask).items()}
+        iou = mean_iou(total["intersection"], total["union"], jnp)
+        accuracy = total["right"] / jnp.maximum(total["counted"], 1)
+        return jnp.mean(losses(logits, mask)), {"accuracy": accuracy, "iou": iou}
 
     def measure(model, batch: Batch) -> Metrics:
         logits, mask = logits_and_mask(model, batch, None)
-        intersection, union = intersection_and_union(logits, mask, ignore=IGNORED)
-        right = jnp.sum(intersection, axis=-1)
-        counted = jnp.sum(mask != IGNORED, axis=(1, 2)).astype(jnp.float32)
-        return {
-            "loss": losses(logits, mask),
-            "right": right,
-            "counted": counted,
-            "intersection": intersection,
-            "union": union,
-        }
+        return {"loss": losses(logits, mask), **counts(logits, mask)}
 
     return Objective(loss, measure, conclude)
 

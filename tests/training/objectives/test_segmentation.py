@@ -42,6 +42,7 @@ def test_the_loss_is_cross_entropy_plus_dice_without_ignored_pixels():
     dice = dice_loss(Fixed()(BATCH["image"]), BATCH["mask"], ignore=IGNORED)[0]
     assert float(loss) == pytest.approx(cross + float(dice), abs=1e-3)
     assert float(metrics["iou"]) == pytest.approx(1 / 6)
+    assert float(metrics["accuracy"]) == pytest.approx(1 / 3)
 
 
 def test_iou_is_of_the_whole_set_and_not_the_mean_over_images():
