@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import optax
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from mpjax import data, report
@@ -31,6 +32,7 @@ from mpjax.precision.dtypes import FLOAT64
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, evaluate, make_eval_step, make_train_step
+from mpjax.training.fit import check_fit
 from mpjax.training.mesh import batch_sharding, data_mesh, evaluation_sharding, place, replicated
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision import PrecisionPlan, advice, floor_of, plan_precision
@@ -108,7 +110,10 @@ def make_parts(config: Config) -> Parts:
     )
 
     # Model, precision, optimizer
-    task = make_task(config, plan, data.batch_fields(source, config.data))
+    fields = data.batch_fields(source, config.data)
+    task = make_task(config, plan, fields)
+    model = nnx.eval_shape(task.make_model, jax.random.key(0))
+    check_fit(model, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=when.steps, warmup=steps(config.optimizer.warmup))
     tx = with_precision(
         update_rule(config.optimizer, schedule),

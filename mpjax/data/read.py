@@ -31,10 +31,12 @@ class Reader:
       fields: what comes out; images and masks of one size.
       frame: the part of each image, and of its mask, that is resized to the size in `fields`; None: they are taken as
         they are stored.
+      name: what error messages call the examples.
     """
 
     fields: Fields
     frame: Frame | None
+    name: str = "the data set"
 
     def __call__(self, example: Example, rng: np.random.Generator | None = None) -> Arrays:
         """The fields in the dtypes of the contract; `rng` is what a random frame draws from."""
@@ -78,19 +80,21 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
     Raises:
       UsageError: sizes vary and `config.image_size` does not say which one is wanted.
     """
+    split = config.train_split if training else config.test_split
+    named = f"split '{split}' of '{source.name}'"
     size = config.image_size
     if size and any(isinstance(field, Image) for field in source.fields.values()):
         frame = centre()
         if source.varies:
             frame = random_part if training else centre(_EVALUATED_SHARE)
-        return Reader({name: _resized(field, size) for name, field in source.fields.items()}, frame)
+        return Reader({name: _resized(field, size) for name, field in source.fields.items()}, frame, named)
     for name, field in source.fields.items():
         if isinstance(field, Image) and None in field.shape:
             raise UsageError(
                 f"{name}: '{source.name}' has images of several sizes, {field.shape}; a batch needs one; "
                 "write --data.image_size 224"
             )
-    return Reader(source.fields, None)
+    return Reader(source.fields, None, named)
 
 
 def _resized(field: Any, size: int) -> Any:
@@ -110,22 +114,53 @@ def read_batch(
     read: Reader,
     seeds: Sequence[int] | np.ndarray | None = None,
 ) -> Arrays:
-    """The examples at `indices` as one batch; each draws its random frame from its own seed."""
+    """The examples at `indices` as one batch; each draws its random frame from its own seed.
+
+    Raises:
+      UsageError: one is not what it must be, or not of the dtype of the first; the message says which.
+    """
     # All at once: fetching records one by one costs fifteen times as much.
-    found = examples.__getitems__([int(index) for index in indices])
+    numbers = [int(index) for index in indices]
+    found = examples.__getitems__(numbers)
     rngs = [None] * len(found) if seeds is None else [np.random.default_rng(seed) for seed in seeds]
-    settled = [read(example, rng) for example, rng in zip(found, rngs, strict=True)]
+    settled: list[Arrays] = []
+    for number, example, rng in zip(numbers, found, rngs, strict=True):
+        try:
+            settled.append(read(example, rng))
+        except UsageError as error:
+            raise UsageError(f"{error} (example {number} of {read.name})") from error
+        require_dtypes(settled[-1], settled[0], number, read)
     return {field: np.stack([example[field] for example in settled]) for field in settled[0]}
 
 
+def require_dtypes(example: Arrays, first: Arrays, number: int, read: Reader) -> None:
+    """Refuses arrays of another dtype than the first: uint8 is scaled on the device, and float32 is not.
+
+    Raises:
+      UsageError: names the example that differs.
+    """
+    for name, value in example.items():
+        if value.dtype != first[name].dtype:
+            raise UsageError(
+                f"{name}: example {number} of {read.name} is {value.dtype}, others are {first[name].dtype}; wanted one "
+                f"dtype; write {name}.astype(np.float32) / 255 for all, or astype(np.uint8) for all"
+            )
+
+
 def read_all(examples: Examples, read: Reader, workers: int) -> Arrays:
-    """A whole split in memory: each field [N, ...]."""
+    """A whole split in memory: each field [N, ...].
+
+    Raises:
+      UsageError: as `read_batch`.
+    """
     first = read_batch(examples, [0], read)
     whole = {name: np.empty((len(examples), *value.shape[1:]), value.dtype) for name, value in first.items()}
 
     def fill(start: int) -> None:
         part = slice(start, min(start + _CHUNK, len(examples)))
-        for name, value in read_batch(examples, range(part.start, part.stop), read).items():
+        batch = read_batch(examples, range(part.start, part.stop), read)
+        require_dtypes(batch, first, start, read)
+        for name, value in batch.items():
             whole[name][part] = value
 
     with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:

@@ -12,7 +12,7 @@ from mpjax.data.contract import require_examples
 from mpjax.data.examples import Source
 from mpjax.data.fields import Image
 from mpjax.data.prepare import normalisation
-from mpjax.data.read import Arrays, fits_in_memory, read_all, read_batch, reader
+from mpjax.data.read import Arrays, fits_in_memory, read_all, read_batch, reader, require_dtypes
 from mpjax.errors import UsageError
 
 
@@ -184,11 +184,14 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
     indices = grain.MapDataset.range(size).seed(seed).shuffle().batch(batch_size, drop_remainder=True).repeat()
     rows = share.rows(batch_size)
+    first = read_batch(source.train, [0], read)
 
     def batch(chosen: np.ndarray, rng: np.random.Generator) -> Batch:
         # Drawn for all of the batch, so that an example is cut alike whoever reads it.
         seeds = rng.integers(2**63, size=len(chosen))
-        return read_batch(source.train, chosen[rows], read, seeds[rows])
+        found = read_batch(source.train, chosen[rows], read, seeds[rows])
+        require_dtypes(found, first, int(chosen[rows][0]), read)
+        return found
 
     batches = indices.random_map(batch)
     return StreamedBatches(batches, batch_size, size // batch_size, config.workers)

@@ -1,5 +1,6 @@
 """From settings to the network they name."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from flax import nnx
 
 from mpjax.config import schema
 from mpjax.config.functions import load_function
+from mpjax.config.task import TaskName
 from mpjax.data.fields import Fields
 from mpjax.errors import UsageError
 from mpjax.models import bert, convnext, gpt2, resnet, unet, vit, wide_resnet, xception
@@ -19,11 +21,13 @@ class Entry(NamedTuple):
     """A model that has a name.
 
     Attributes:
+      task: what it is for.
       make: gives the module; takes the arguments that `inputs` makes, `rngs`, and those of `settings` that are not 0.
       inputs: from the fields of a batch and the settings to the arguments that follow from the data.
       settings: which of `mpjax.config.schema.Model` the model has, besides those that `inputs` reads.
     """
 
+    task: TaskName
     make: Callable[..., nnx.Module]
     inputs: Callable[[Fields, schema.Model], dict[str, Any]]
     settings: tuple[str, ...] = ()
@@ -40,26 +44,47 @@ def build(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module
     Raises:
       UsageError: the model does not take such data, or has no such setting.
     """
-    if ":" in config.name:
-        model = load_function(config.name, flag="--model.name")(fields, rngs=rngs)
-        if not isinstance(model, nnx.Module):
-            raise UsageError(f"--model.name {config.name} gave {type(model).__name__}; wanted a flax.nnx.Module")
-    else:
-        entry = ENTRIES[config.name]
-        given = {name: value for name in _SETTINGS if (value := getattr(config, name))}
-        if extra := sorted(set(given) - set(entry.settings)):
-            raise UsageError(f"--model.{extra[0]} {given[extra[0]]}: {config.name} has no such setting; leave it out")
-        try:
-            arguments = entry.inputs(fields, config)
-        except KeyError as error:
-            raise UsageError(
-                f"--model.name {config.name} takes {error.args[0]}, and the data has {', '.join(fields)}; "
-                "take another model or write --task"
-            ) from None
-        model = entry.make(**{**arguments, **given}, rngs=rngs)
+    model = _own(config.name, fields, rngs) if ":" in config.name else _named(config, fields, rngs)
     name_scopes(model)
     return model
 
+
+def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    entry = ENTRIES[config.name]
+    given = {name: value for name in _SETTINGS if (value := getattr(config, name))}
+    if extra := sorted(set(given) - set(entry.settings)):
+        raise UsageError(f"--model.{extra[0]} {given[extra[0]]}: {config.name} has no such setting; leave it out")
+    if set(fields) != set(_FIELDS[entry.task]):
+        fitting = [name for name, other in ENTRIES.items() if set(_FIELDS[other.task]) == set(fields)]
+        raise UsageError(
+            f"--model.name {config.name} is for {entry.task}: it takes {', '.join(_FIELDS[entry.task])}, and the data "
+            f"has {', '.join(fields)}; write --task {entry.task}, or take {', '.join(fitting) or 'your own model'}"
+        )
+    return entry.make(**{**entry.inputs(fields, config), **given}, rngs=rngs)
+
+
+def _own(name: str, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+    make = load_function(name, flag="--model.name")
+    try:
+        inspect.signature(make).bind(fields, rngs=rngs)
+    except TypeError as error:
+        raise UsageError(
+            f"--model.name {name}: {error}; wanted NAME(fields, *, rngs), with fields a dict of what a batch holds, "
+            f"here {dict(fields)}; write def __init__(self, fields, *, rngs: nnx.Rngs)"
+        ) from error
+    model = make(fields, rngs=rngs)
+    if not isinstance(model, nnx.Module):
+        raise UsageError(f"--model.name {name} gave {type(model).__name__}; wanted a flax.nnx.Module")
+    return model
+
+
+_FIELDS: Mapping[TaskName, tuple[str, ...]] = {
+    "classification": ("image", "label"),
+    "segmentation": ("image", "mask"),
+    "text_classification": ("tokens", "length", "label"),
+    "language_modeling": ("tokens",),
+}
+"""What a batch of each task holds."""
 
 _SETTINGS = ("width", "depth", "heads", "patch", "dropout")
 """Settings whose 0 stands for what was published."""
@@ -106,22 +131,22 @@ def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, A
 _TRANSFORMER = ("width", "depth", "heads", "dropout")
 
 ENTRIES = {
-    "mlp": Entry(MLP, _flat_images, ("width", "depth")),
-    "resnet18": Entry(resnet.resnet18, _for_resnet, ("width",)),
-    "resnet34": Entry(resnet.resnet34, _for_resnet, ("width",)),
-    "resnet50": Entry(resnet.resnet50, _for_resnet, ("width",)),
-    "resnet101": Entry(resnet.resnet101, _for_resnet, ("width",)),
-    "resnet152": Entry(resnet.resnet152, _for_resnet, ("width",)),
-    "resnext50": Entry(resnet.resnext50, _for_resnet, ("width",)),
-    "wrn16_4": Entry(wide_resnet.wrn16_4, _images, ("width", "dropout")),
-    "wrn28_10": Entry(wide_resnet.wrn28_10, _images, ("width", "dropout")),
-    "xception": Entry(xception.xception, _for_xception, ("width", "depth")),
-    "convnext_t": Entry(convnext.convnext_t, _images, ("width", "patch")),
-    "vit_ti16": Entry(vit.vit_ti16, _sized_images, ("patch", *_TRANSFORMER)),
-    "vit_s16": Entry(vit.vit_s16, _sized_images, ("patch", *_TRANSFORMER)),
-    "vit_b16": Entry(vit.vit_b16, _sized_images, ("patch", *_TRANSFORMER)),
-    "unet": Entry(unet.unet, _pixels, ("width", "depth")),
-    "bert": Entry(bert.bert_base, _texts, _TRANSFORMER),
-    "gpt2": Entry(gpt2.gpt2, _next_tokens, _TRANSFORMER),
+    "mlp": Entry("classification", MLP, _flat_images, ("width", "depth")),
+    "resnet18": Entry("classification", resnet.resnet18, _for_resnet, ("width",)),
+    "resnet34": Entry("classification", resnet.resnet34, _for_resnet, ("width",)),
+    "resnet50": Entry("classification", resnet.resnet50, _for_resnet, ("width",)),
+    "resnet101": Entry("classification", resnet.resnet101, _for_resnet, ("width",)),
+    "resnet152": Entry("classification", resnet.resnet152, _for_resnet, ("width",)),
+    "resnext50": Entry("classification", resnet.resnext50, _for_resnet, ("width",)),
+    "wrn16_4": Entry("classification", wide_resnet.wrn16_4, _images, ("width", "dropout")),
+    "wrn28_10": Entry("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
+    "xception": Entry("classification", xception.xception, _for_xception, ("width", "depth")),
+    "convnext_t": Entry("classification", convnext.convnext_t, _images, ("width", "patch")),
+    "vit_ti16": Entry("classification", vit.vit_ti16, _sized_images, ("patch", *_TRANSFORMER)),
+    "vit_s16": Entry("classification", vit.vit_s16, _sized_images, ("patch", *_TRANSFORMER)),
+    "vit_b16": Entry("classification", vit.vit_b16, _sized_images, ("patch", *_TRANSFORMER)),
+    "unet": Entry("segmentation", unet.unet, _pixels, ("width", "depth")),
+    "bert": Entry("text_classification", bert.bert_base, _texts, _TRANSFORMER),
+    "gpt2": Entry("language_modeling", gpt2.gpt2, _next_tokens, _TRANSFORMER),
 }
 """The models of `mpjax.config.models.MODELS`."""

@@ -74,6 +74,11 @@ def _draw_share(panel, records: Records, metric: str, title: str) -> None:
     panel.set_ylim(low, min(high, 1.0 + 0.04 * (1.0 - low)))
 
 
+def _draw_perplexity(panel, records: Records) -> None:
+    panel.set_title("Perplexity", loc="left")
+    _draw_curves(panel, records, "perplexity")
+
+
 def _draw_loss_scale(panel, records: Records) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -194,5 +199,6 @@ _PANELS = (
     (_draw_loss, _has("loss")),
     (functools.partial(_draw_share, metric="accuracy", title="Accuracy"), _has("accuracy")),
     (functools.partial(_draw_share, metric="iou", title="Intersection over union"), _has("iou")),
+    (_draw_perplexity, _has("perplexity")),
     (_draw_loss_scale, _has_scaling),
 )

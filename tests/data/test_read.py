@@ -71,3 +71,27 @@ def test_memory_is_counted_over_both_splits():
     large = reader(SOURCE, Data(image_size=13), training=True)  # 1,124,200 bytes
     assert not fits_in_memory(SOURCE, Data(in_memory_mb=1), large)
     assert not fits_in_memory(VARYING, Data(), read)
+
+
+def some_floats(count, odd):
+    images = [np.full((1, 1, 1), 200, np.uint8)] * count
+    images[odd] = np.full((1, 1, 1), 0.5)
+    return List([{"image": image, "label": 0} for image in images])
+
+
+@pytest.mark.parametrize("odd", [3, 700])
+def test_an_image_of_another_dtype_than_the_others_is_refused(odd):
+    """Kept as uint8 it would be black; as float32 among them, 255 times too dark."""
+    read = Reader(labelled_images(1, (1, 1, 1)), None, "split 'train' of 'mine'")
+    wanted = f"image: example {odd} of split 'train' of 'mine' is float32, others are uint8; wanted one dtype"
+    with pytest.raises(UsageError, match=wanted):
+        read_all(some_floats(1024, odd), read, workers=2)
+
+
+def test_a_bad_example_is_named():
+    read = reader(SOURCE, Data(), training=False)
+    examples = List([{"image": np.zeros((8, 6, 3), np.uint8), "label": label} for label in (0, 1, 7)])
+    with pytest.raises(
+        UsageError, match=r"label: 7 is outside \[0, 3\).* \(example 2 of split 'test' of 'synthetic'\)"
+    ):
+        read_batch(examples, [0, 2], read)

@@ -99,10 +99,15 @@ def test_every_model_gives_logits_for_the_fields_of_its_task(name):
 @pytest.mark.parametrize(
     ("name", "fields", "says"),
     [
-        ("resnet18", TEXTS, "--model.name resnet18 takes image, and the data has tokens, length, label"),
-        ("resnet18", PIXELS, "--model.name resnet18 takes label, and the data has image, mask"),
-        ("unet", labelled_images(7, (8, 8, 3)), "--model.name unet takes mask"),
-        ("bert", labelled_images(7, (8, 8, 3)), "--model.name bert takes tokens"),
+        (
+            "resnet18",
+            TEXTS,
+            "resnet18 is for classification: it takes image, label, .*has tokens, length, label; .*or take bert",
+        ),
+        ("resnet18", PIXELS, "has image, mask; write --task classification, or take unet"),
+        ("unet", labelled_images(7, (8, 8, 3)), "unet is for segmentation: it takes image, mask"),
+        ("gpt2", TEXTS, "gpt2 is for language_modeling.* write --task language_modeling, or take bert"),
+        ("bert", labelled_images(7, (8, 8, 3)), "bert is for text_classification"),
     ],
 )
 def test_a_model_for_other_data_is_refused(name, fields, says):
@@ -127,6 +132,9 @@ class Net(nnx.Module):
 
 def none(fields, *, rngs):
     return None
+
+def other(image, num_classes, *, rngs):
+    return None
 """
 
 
@@ -136,5 +144,7 @@ def test_a_model_of_ones_own(tmp_path):
     assert model(jnp.ones((2, 8, 8, 3))).shape == (2, 7)
     with pytest.raises(UsageError, match=r"own.py:none gave NoneType; wanted a flax.nnx.Module"):
         build(name=f"{tmp_path}/own.py:none")
+    with pytest.raises(UsageError, match=r"own.py:other: missing a required.*wanted NAME\(fields, \*, rngs\)"):
+        build(name=f"{tmp_path}/own.py:other")
     with pytest.raises(UsageError, match="has no Nt; did you mean Net"):
         build(name=f"{tmp_path}/own.py:Nt")

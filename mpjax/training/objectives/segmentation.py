@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.data.fields import IGNORED
+from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training.losses import cross_entropy_over, dice_loss, intersection_and_union
 from mpjax.training.objectives.objective import Batch, Metrics, Objective, Sums, means
@@ -51,7 +52,15 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
 
 
 def conclude(sums: Sums) -> dict[str, float]:
-    """`loss`, a mean over examples; `accuracy`, over pixels; `iou`, over the classes that occur."""
+    """`loss`, a mean over examples; `accuracy`, over pixels; `iou`, over the classes that occur.
+
+    Raises:
+      UsageError: no pixel counts.
+    """
+    if not sums["counted"]:
+        raise UsageError(
+            f"mask: every pixel of the set is {IGNORED}, which does not count; wanted classes from 0"
+        )
     return {
         **means({"loss": sums["loss"], "count": sums["count"]}),
         "accuracy": float(sums["right"] / sums["counted"]),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mpjax.data.fields import IGNORED
+from mpjax.errors import UsageError
 from mpjax.precision import get_policy
 from mpjax.training.losses import cross_entropy_over, dice_loss
 from mpjax.training.objectives.segmentation import conclude, segmentation
@@ -68,3 +69,9 @@ def test_measures_sum_to_the_metrics():
     logits = Fixed()(BATCH["image"])
     both = cross_entropy_over(logits, BATCH["mask"], ignore=IGNORED) + dice_loss(logits, BATCH["mask"], ignore=IGNORED)
     np.testing.assert_allclose(values["loss"], both)
+
+
+def test_a_set_of_which_no_pixel_counts_is_refused():
+    nothing = {name: np.float64(0) for name in ("loss", "count", "right", "counted", "intersection", "union")}
+    with pytest.raises(UsageError, match="mask: every pixel of the set is 255, which does not count"):
+        conclude(nothing)
