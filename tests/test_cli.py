@@ -78,7 +78,7 @@ def test_help_tells_defaults_and_meanings(capsys):
     ("arguments", "says"),
     [
         (["--optimizer.lerning_rate", "3"], "--optimizer.learning_rate FLOAT"),
-        (["--model.name", "resnet19"], "invalid choice 'resnet19' for argument '--model.name'"),
+        (["--model.name", "resnet19"], "no model 'resnet19'; did you mean resnet18?"),
         (["--steps", "thirty"], "bad duration 'thirty': wanted e.g. '500'"),
         (["--steps", "0"], "error: --steps is 0: wanted at least one step"),
         (["--config", "digits.tml"], "error: no config file digits.tml"),

@@ -42,6 +42,7 @@ def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, position):
     assert all(np.asarray(replayed[name]).tobytes() == arrays[name].tobytes() for name in arrays)
 
 
+@pytest.mark.slow
 def test_a_healthy_step_is_healthy_and_its_page_is_in_the_folder(healthy, capsys):
     found = diagnose_run(Inquiry(run=str(healthy), step=8))
     assert (found.verdict, found.path, found.rules, found.policy) == (
@@ -57,6 +58,7 @@ def test_a_healthy_step_is_healthy_and_its_page_is_in_the_folder(healthy, capsys
     assert "<html" in (healthy / "diagnosis_8.html").read_text()
 
 
+@pytest.mark.slow
 def test_another_policy_and_another_scale_can_be_asked_about(healthy):
     found = diagnose_run(Inquiry(run=str(healthy), policy="mixed_bfloat16", loss_scale=1.0))
     assert (found.verdict, found.loss_scale) == ("healthy", 1.0)
@@ -64,12 +66,14 @@ def test_another_policy_and_another_scale_can_be_asked_about(healthy):
     assert (healthy / "diagnosis_13.json").exists()  # the step after the last
 
 
+@pytest.mark.slow
 def test_a_scale_too_high_is_named_with_one_that_is_not(healthy):
     found = diagnose_run(Inquiry(run=str(healthy), step=3, loss_scale=2.0**24))
     assert (found.verdict, found.direction, found.verified, found.rules) == ("loss_scale", "backward", True, {})
     assert found.better_scale < 2.0**24
 
 
+@pytest.mark.slow
 def test_a32_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_problem(tmp_path):
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--optimizer.name", "sgd", "--optimizer.learning_rate", "1e7"]
     with pytest.raises(Diverged, match="first bad layer: layers/0"):
@@ -112,6 +116,7 @@ def test_the_fastest_policy_of_a_step(healthy, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_a24_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--precision.policy", "bfloat16", "--optimizer.name", "sgd"]
     stalling = ["--precision.master_weights", "off", "--optimizer.learning_rate", "1e-4", "--optimizer.warmup", "0"]

@@ -32,7 +32,7 @@ CASES = [(family, policy) for family in FAMILIES for policy in POLICIES]
 
 @pytest.mark.parametrize(
     ("family", "policy"),
-    [pytest.param(*case, marks=[] if case[0] == "mlp" or "mixed" in case[1] else [pytest.mark.slow]) for case in CASES],
+    [pytest.param(*case, marks=[] if case[0] == "mlp" else [pytest.mark.slow]) for case in CASES],
 )
 def test_is_the_step_bit_for_bit(networks, family, policy):
     model, loss_fn, batch = networks.make(family)
@@ -43,7 +43,9 @@ def test_is_the_step_bit_for_bit(networks, family, policy):
     assert not _equal([pair.low for pair in outputs], [pair.wide for pair in outputs])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[] if family == "mlp" else [pytest.mark.slow]) for family in FAMILIES]
+)
 def test_the_reference_is_the_float32_step(networks, family):
     model, loss_fn, batch = networks.make(family)
     program = program_of_model(model, loss_fn, batch, get_policy("float16"))  # whose parameters are float16

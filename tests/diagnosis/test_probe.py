@@ -95,7 +95,9 @@ def test_float32_is_read_too_and_rounds_nothing(networks):
     assert {(layer.overflow, layer.underflow) for layer in layers} == {(0.0, 0.0)}
 
 
-@pytest.mark.parametrize("family", ["mlp", "resnet", "transformer", "unet"])
+@pytest.mark.parametrize(
+    "family", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet", "transformer", "unet"))]
+)
 def test_gradients_are_those_of_the_step(networks, family):
     model, loss_fn, batch = networks.make(family)
     policy = "mixed_float16"
@@ -112,6 +114,7 @@ def test_gradients_are_those_of_the_step(networks, family):
     assert {layer.direction for layer in layers} == {"forward", "backward", "gradient"}
 
 
+@pytest.mark.slow
 def test_nnx_modules_go_by_their_paths_linen_modules_by_theirs_and_the_rest_by_its_line(networks):
     nnx_paths = {layer.path for layer in probe(*networks.make("mlp")).by_layer() if layer.direction == "forward"}
     assert {"layers/0", "layers/1", "layers/2", "head"} <= nnx_paths

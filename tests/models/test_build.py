@@ -79,7 +79,12 @@ def test_every_name_of_the_settings_is_a_model_and_the_other_way_round():
     assert all(0 < len(line) < 70 for line in MODELS.values())
 
 
-@pytest.mark.parametrize("name", MODELS)
+LARGE = ("resnet101", "resnet152")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in MODELS]
+)
 def test_every_model_gives_logits_for_the_fields_of_its_task(name):
     settings = SMALL.get(name.split("_")[0], {"width": 8})
     fields = fields_for(name)

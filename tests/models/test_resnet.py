@@ -23,7 +23,7 @@ def abstract(name, stem=resnet.ImageNetStem, **settings):
         ("resnet34", 21_797_672),
         ("resnet50", 25_557_032),
         ("resnet101", 44_549_160),
-        ("resnet152", 60_192_808),
+        pytest.param("resnet152", 60_192_808, marks=pytest.mark.slow),
         ("resnext50", 25_028_904),
     ],
 )

@@ -6,7 +6,7 @@ from mpjax.data.augmentation.shift import random_flip, random_shift
 from mpjax.data.fields import IGNORED
 
 
-IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 3), np.uint8)
+IMAGES = np.random.default_rng(0).integers(1, IGNORED, (6, 5, 7, 3), np.uint8)
 KEY = jax.random.key(0)
 
 
