@@ -19,7 +19,7 @@ def load_function(spec: str, *, flag: str) -> Callable:
       flag: the setting, for messages.
 
     Raises:
-      UsageError: no such file, module or function; the message says what is there.
+      UsageError: no such file, module or function, or the file is no Python; the message says what is there.
     """
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):
@@ -48,4 +48,9 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
         loading.loader.exec_module(module)
     except ImportError as error:
         raise UsageError(f"{flag} {spec}: cannot import {where}: {error}") from error
+    except SyntaxError as error:
+        # Its own name and line: the mistake may be in a file that this one imports.
+        place = f"{error.filename or where}, line {error.lineno}"
+        line = f": {error.text.strip()}" if error.text else ""
+        raise UsageError(f"{flag} {spec}: {place}: {type(error).__name__}: {error.msg}{line}") from error
     return module

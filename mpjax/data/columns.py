@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 
 from mpjax.config.schema import Data
+from mpjax.config.task import TASKS
 from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.table import Column, Other, Table, Text
 from mpjax.errors import UsageError
@@ -21,6 +22,7 @@ _WANTED = {
     "mask": (Mask, "an image [height, width, 1] of class numbers"),
     "text": (Text, "text"),
 }
+_HELD = {"label": "labelled images", "mask": "masks", "text": "texts"}  # by the field that sets a task apart
 
 
 def choose_columns(table: Table, fields: tuple[str, ...], config: Data) -> dict[str, str]:
@@ -28,7 +30,7 @@ def choose_columns(table: Table, fields: tuple[str, ...], config: Data) -> dict[
 
     Raises:
       UsageError: a column that is not there, a field that does not exist, or none or several that would do; the message
-        lists the columns and says what to write.
+        lists the columns and says what to write, and which task the set could serve.
     """
     if unknown := sorted(set(config.columns) - set(fields)):
         raise UsageError(f"--data.columns {unknown[0]}: this task has the fields {', '.join(fields)}")
@@ -43,17 +45,33 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
         near = difflib.get_close_matches(named[field], table.columns, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"--data.columns {field} {named[field]}: '{table.name}' has {shown}{hint}")
+    candidates = _candidates(field, table)
+    if len(candidates) == 1:
+        return candidates[0]
+    raise UsageError(
+        f"data set '{table.name}' has {'several columns' if candidates else 'no column'} that could be the {field}, "
+        f"{_WANTED[field][1]}; its columns are {shown}; write --data.columns {field} COLUMN"
+        f"{'' if candidates else _other_tasks(field, table)}"
+    )
+
+
+def _candidates(field: str, table: Table) -> list[str]:
+    """The columns that could be a field: one where the set's preference, a usual name or the type decides."""
     fitting = [name for name, column in table.columns.items() if _fits(field, column, table)]
     for candidate in (table.preferred.get(field), *_USUAL[field]):
         if candidate in fitting:
-            return candidate
-    sure = [name for name in fitting if isinstance(table.columns[name], _WANTED[field][0])]
-    if len(sure) == 1:
-        return sure[0]
-    raise UsageError(
-        f"data set '{table.name}' has {'several columns' if sure else 'no column'} that could be the {field}, "
-        f"{_WANTED[field][1]}; its columns are {shown}; write --data.columns {field} COLUMN"
-    )
+            return [candidate]
+    return [name for name in fitting if isinstance(table.columns[name], _WANTED[field][0])]
+
+
+def _other_tasks(field: str, table: Table) -> str:
+    """Advice on the tasks without `field` that the set has all columns for."""
+    served: dict[str, list[str]] = {}
+    for task, kind in TASKS.items():
+        if field not in kind.fields and all(len(_candidates(other, table)) == 1 for other in kind.fields):
+            held = next(_HELD[other] for other in ("text", "mask", "label") if other in kind.fields)
+            served.setdefault(held, []).append(f"--task {task}")
+    return "".join(f"; for {held} write {' or '.join(tasks)}" for held, tasks in served.items())
 
 
 def _fits(field: str, column: Column, table: Table) -> bool:
@@ -64,4 +82,8 @@ def _fits(field: str, column: Column, table: Table) -> bool:
         return column.shape[2] == 1
     if field == "text":
         return isinstance(column, Text)
+    if field == "mask" and isinstance(column, Other):
+        return column.rank != 0
+    if field == "image" and isinstance(column, Mask):
+        return not column.num_classes  # integers [H, W], of which the type does not say what they are
     return isinstance(column, (_WANTED[field][0], Other))

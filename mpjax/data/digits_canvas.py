@@ -11,6 +11,7 @@ from mpjax.data.generated import write_once
 
 
 SIZE = 32
+CLASSES = 11  # the background and ten digits
 TRAIN, TEST = 2000, 400
 DIGITS = (2, 5)  # how many on a canvas, from and below
 TRIES = 1000  # then a digit is left out: where two or three lie badly there is no room for another

@@ -126,7 +126,7 @@ class Mask(_FromColumn):
 
     Args:
       shape: (H, W); None where they vary.
-      num_classes: they are in [0, num_classes), or `IGNORED`.
+      num_classes: they are in [0, num_classes), or `IGNORED`; 0: not known, for a column of a stored set.
     """
 
     shape: tuple[int | None, int | None]

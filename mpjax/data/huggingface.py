@@ -109,7 +109,7 @@ def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Rea
         if feature.dtype in ("string", "large_string", "string_view"):
             return Text(), _texts(called)
         if feature.dtype.startswith(("int", "uint", "float", "bool")):
-            return Other(feature.dtype), _numbers(called)
+            return Other(feature.dtype, 0), _numbers(called)
     if nested := _nested(feature):
         return _of_lists(called, nested, arrow.flat(train[:1][name]))
     return Other(str(feature)), lambda column: column.to_pylist()
@@ -139,7 +139,7 @@ def _of_lists(called: str, dtype: str, first: Any) -> tuple[Column, Read]:
         return Image(shape), read
     if len(shape) == 2:
         return Image((*shape, 1)), lambda column: arrow.numbers(column, called)[..., None]
-    return Other(f"{dtype} [{', '.join(map(str, shape))}]"), read
+    return Other(f"{dtype} [{', '.join(map(str, shape))}]", len(shape)), read
 
 
 def _numbers(called: str) -> Read:
@@ -198,6 +198,11 @@ def _classes(name: str, set_name: str, train: Any, test: Any) -> tuple[Label, Re
         return Label(max(bound["max"] for bound in bounds) + 1), _numbers(called)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         names = pa.array(sorted({text for value in values for text in arrow.pc.unique(value).to_pylist()}), kind)
+        if "" in names.to_pylist():
+            raise UsageError(
+                f"label ({called} of '{set_name}'): some are empty texts; wanted the name of a class in every row; "
+                "drop or fill these rows, or number the classes in a function for --data.preprocess"
+            )
 
         def numbered(column: Any) -> np.ndarray:
             return arrow.pc.index_in(arrow.flat(column), value_set=names).to_numpy(zero_copy_only=False)

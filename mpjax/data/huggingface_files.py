@@ -19,6 +19,10 @@ _KINDS = {
     ".arrow": "arrow",
     ".txt": "text",
 }
+_TEXTS = ("string", "large_string", "string_view")
+# What stands for no number, as pandas has it.
+_MISSING = ("", "NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "-NaN")
+_MISSING += ("-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
 _FORMATS = ("csv", "json", "parquet", "arrow", "imagefolder", "text")
 
 
@@ -72,7 +76,7 @@ def _local(datasets: Any, path: pathlib.Path, kind: str, what: str) -> Any:
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return datasets.load_from_disk(str(path))
-        return datasets.load_dataset(kind, data_dir=str(path)) if kind else datasets.load_dataset(str(path))
+        return _read(datasets, kind, data_dir=str(path)) if kind else _read(datasets, str(path))
     kind = kind or _KINDS.get(path.suffix, "")
     if not kind:
         raise UsageError(
@@ -80,7 +84,21 @@ def _local(datasets: Any, path: pathlib.Path, kind: str, what: str) -> Any:
             f"{', '.join(_KINDS)}; or write {NAME}:FORMAT:{path} with FORMAT one of {', '.join(_FORMATS)}"
         )
     settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
-    return datasets.load_dataset(kind, data_files={"train": str(path)}, **settings)
+    return _read(datasets, kind, data_files={"train": str(path)}, **settings)
+
+
+def _read(datasets: Any, what: str, **settings: Any) -> Any:
+    """Files in a format; in csv a text that is empty, or says NA or None, is that text and no missing value."""
+    loaded = datasets.load_dataset(what, **settings)
+    first = next(iter(loaded.values()))
+    if first.info.builder_name != "csv":
+        return loaded
+    texts = {name for name, feature in first.features.items() if getattr(feature, "dtype", "") in _TEXTS}
+    if not any(split.data.column(name).null_count for split in loaded.values() for name in texts):
+        return loaded
+    # A second time, with the columns known: without _MISSING a column of numbers with gaps would be one of texts.
+    gaps = {name: list(_MISSING) for name in first.features if name not in texts}
+    return datasets.load_dataset(what, keep_default_na=False, na_values=gaps, **settings)
 
 
 def _explained(what: str, error: Exception) -> UsageError:

@@ -56,6 +56,8 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     """
     import tensorflow_datasets as tfds
 
+    from mpjax.data import digits_canvas
+
     builder: Any = tfds.builder_from_directory(_folder(config.name, data_dir))
     if builder.info.file_format is None or builder.info.file_format.value != _FORMAT:
         stored = "an unknown format" if builder.info.file_format is None else builder.info.file_format.value
@@ -77,12 +79,18 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     named = isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(key, str) for key in keys)
     image_or_text, label = keys if named else ("", "")
     preferred = {"image": image_or_text, "text": image_or_text, "label": label, "mask": label}
-    columns = {name: _column(feature) for name, feature in features.items()}
+    classes = digits_canvas.CLASSES if builder.info.name == digits_canvas.DigitsCanvas.name else 0
+    columns = {name: _column(feature, classes) for name, feature in features.items()}
     return Table(config.name, columns, open_columns, preferred if named else {})
 
 
-def _column(feature: Any) -> Column:
-    """What a feature of tensorflow-datasets holds."""
+def _column(feature: Any, classes: int = 0) -> Column:
+    """What a feature of tensorflow-datasets holds.
+
+    Args:
+      feature: the feature.
+      classes: how many a mask has that is a plain tensor, which cannot say it; 0: not known.
+    """
     import tensorflow_datasets as tfds
 
     kinds = tfds.features
@@ -96,7 +104,10 @@ def _column(feature: Any) -> Column:
     if isinstance(feature, (kinds.Image, kinds.Tensor)) and len(shape) == 3:
         height, width, channels = shape
         return Image((height, width, channels or 3))
-    return Other(repr(feature))
+    dtype: Any = getattr(feature, "np_dtype", None)
+    if isinstance(feature, kinds.Tensor) and len(shape) == 2 and np.issubdtype(dtype, np.integer):
+        return Mask((shape[0], shape[1]), classes)
+    return Other(repr(feature), len(shape) if isinstance(shape, tuple) else None)
 
 
 def _parser(features: dict[str, Any]) -> Callable[[bytes], Example]:

@@ -1,9 +1,13 @@
 """A user's own function between the stored example and the contract."""
 
 import dataclasses
+import inspect
+import pathlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpjax.config.functions import load_function
 from mpjax.data.contract import array
 from mpjax.data.examples import Example, Examples
 from mpjax.data.fields import Image
@@ -12,7 +16,31 @@ from mpjax.data.table import Column, Text
 from mpjax.errors import UsageError
 
 
+_FLAG = "--data.preprocess"
 _TRIED = 16  # examples that show what comes out of a function
+
+
+def load_preprocess(spec: str) -> Callable[[Example], Mapping[str, Any]]:
+    """The function that `config.preprocess` names.
+
+    Raises:
+      UsageError: there is none, or it cannot be called with one example; the message says what to write.
+    """
+    function = load_function(spec, flag=_FLAG)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return function  # some that are written in C do not say
+    try:
+        signature.bind({})
+    except TypeError as error:
+        name = spec.rpartition(":")[2]
+        raise UsageError(
+            f"{_FLAG} {spec}: {name}{signature} cannot be called with one example: {error}; write\n"
+            f"  def {name}(example): ... return {{...}}\n"
+            "with one argument, a dict of fields"
+        ) from error
+    return function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,19 +63,35 @@ class PreprocessedExamples:
         return len(self.examples)
 
     def __getitem__(self, index: int) -> Example:
-        return self._apply(self.examples[index])
+        return self._apply(self.examples[index], index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self._apply(example) for example in self.examples.__getitems__(indices)]
+        found = self.examples.__getitems__(indices)
+        return [self._apply(example, index) for index, example in zip(indices, found, strict=True)]
 
-    def _apply(self, example: Example) -> Example:
-        result = self.function({name: readable(value, self.columns.get(name)) for name, value in example.items()})
+    def _apply(self, example: Example, index: int) -> Example:
+        given = {name: readable(value, self.columns.get(name)) for name, value in example.items()}
+        try:
+            result = self.function(given)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise UsageError(
+                f"{_FLAG} {self.name} failed on example {index}: {said}{_line(error, self.name)}"
+            ) from error
         if not isinstance(result, Mapping):
             raise UsageError(
-                f"--data.preprocess {self.name} returned {type(result).__name__}; wanted a dict of fields, "
+                f"{_FLAG} {self.name} returned {type(result).__name__}; wanted a dict of fields, "
                 f"as it was given one: {', '.join(example)}"
             )
         return dict(result)
+
+
+def _line(error: Exception, spec: str) -> str:
+    """Where in the user's own file an error came up; for another's function, where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
+    file = pathlib.Path(spec.rpartition(":")[0]).name
+    own = [frame for frame in frames if pathlib.Path(frame.filename).name == file] or frames
+    return f" ({pathlib.Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def readable(value: Any, column: Column | None) -> Any:

@@ -18,9 +18,11 @@ class Other:
 
     Args:
       described: its type in the words of the library that stored it, for messages.
+      rank: how many axes one value has; None: not known.
     """
 
     described: str
+    rank: int | None = dataclasses.field(default=None, repr=False)
 
 
 Column = Image | Label | Mask | Text | Other

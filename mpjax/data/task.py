@@ -5,15 +5,14 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpjax.config.functions import load_function
 from mpjax.config.schema import Data
 from mpjax.config.task import TASKS, TaskName
 from mpjax.data.columns import choose_columns
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Field, Image, Label, Mask
 from mpjax.data.masks import DecodedMasks
-from mpjax.data.preprocess import PreprocessedExamples, shape_after
-from mpjax.data.table import Column, Table
+from mpjax.data.preprocess import PreprocessedExamples, load_preprocess, shape_after
+from mpjax.data.table import Column, Other, Table, Text
 from mpjax.errors import UsageError
 
 
@@ -43,17 +42,19 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     Raises:
       UsageError: there is no column for a field, or a setting is missing without which it cannot be read.
     """
+    function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, TASKS[task].fields, config)
     # A custom function is given what is stored, and may number the classes itself.
-    if "label" in columns and table.labelled and not config.preprocess:
+    if "label" in columns and not function:
+        _require_scalars(table, columns["label"])
+    if "label" in columns and table.labelled and not function:
         table = table.labelled(columns["label"])
     chosen = {field: table.columns[column] for field, column in columns.items()}
     train, test = (RenamedExamples(split, columns) for split in table.open(tuple(dict.fromkeys(columns.values()))))
     if "mask" in chosen:
         train, test = DecodedMasks(train), DecodedMasks(test)
     origins = {field: f"column '{column}'" if column != field else "" for field, column in columns.items()}
-    if config.preprocess:
-        function = load_function(config.preprocess, flag="--data.preprocess")
+    if function:
         train, test = (PreprocessedExamples(split, function, config.preprocess, chosen) for split in (train, test))
         chosen = _after(train, chosen)
         origins = {field: f"column '{column}' after {config.preprocess}" for field, column in columns.items()}
@@ -64,6 +65,17 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
         return tokenized(table.name, task, train, test, config, label=label, origin=origins["text"])
     fields = {name: _field(name, chosen, table.name, config, origins) for name in chosen}
     return Source(table.name, fields, train, test)
+
+
+def _require_scalars(table: Table, name: str) -> None:
+    """Raises UsageError where the column for labels holds several numbers per example."""
+    column = table.columns[name]
+    if isinstance(column, (Mask, Image)) or (isinstance(column, Other) and column.rank):
+        raise UsageError(
+            f"data set '{table.name}': label (column '{name}'): {column}; wanted one class number per example; for "
+            "one-hot labels write --data.num_classes N --data.preprocess FILE.py:FUNCTION with\n"
+            "  def FUNCTION(example): return {**example, 'label': np.argmax(example['label'])}"
+        )
 
 
 def _after(train: PreprocessedExamples, chosen: Mapping[str, Column]) -> dict[str, Column]:
@@ -89,11 +101,22 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
     known: Any = getattr(column, "num_classes", 0)
     num_classes = config.num_classes or known
     if not num_classes:
+        besides = _own_numbers(name, column, config)
         raise UsageError(
             f"data set '{set_name}' does not say how many classes its {name} has "
-            f"({f'{origin}: ' if origin else ''}{column}); write --data.num_classes N"
+            f"({f'{origin}: ' if origin else ''}{column}); write --data.num_classes N{besides}"
         )
     if name == "mask":
         height, width, _ = image.shape if isinstance(image := chosen["image"], Image) else (None, None, 1)
         return Mask((height, width), num_classes, origin=origin)
     return Label(num_classes, origin=origin)
+
+
+def _own_numbers(name: str, column: Column, config: Data) -> str:
+    """What besides is to be done where a custom function comes between a text and its class."""
+    if not (config.preprocess and isinstance(column, Text)):
+        return ""
+    return (
+        f", and let {config.preprocess} return the class number itself, an integer from 0 as '{name}': it is given the "
+        "text, and with a function of yours mpjax numbers no classes"
+    )

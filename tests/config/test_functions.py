@@ -53,3 +53,17 @@ def test_a_file_that_does_not_import(tmp_path):
     (tmp_path / "own.py").write_text("import no_such")
     with pytest.raises(UsageError, match="cannot import .*own.py: No module named 'no_such'"):
         load_function(f"{tmp_path / 'own.py'}:f", flag="--x")
+
+
+def test_a_file_that_is_no_python_is_named_with_its_line(tmp_path):
+    (tmp_path / "own.py").write_text("import json\n\ndef f(example)\n    return example\n")
+    with pytest.raises(UsageError, match=r"--x .*own.py:f: .*own.py, line 3: SyntaxError: expected ':': def f\(exam"):
+        load_function(f"{tmp_path / 'own.py'}:f", flag="--x")
+
+
+def test_so_is_a_file_that_it_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_beside.py").write_text("x = 1\n  y = 2\n")
+    (tmp_path / "own.py").write_text("\n\n\nimport broken_beside\n")
+    with pytest.raises(UsageError, match=r"own.py:f: .*broken_beside.py, line 2: IndentationError: unexpected indent"):
+        load_function(f"{tmp_path / 'own.py'}:f", flag="--x")

@@ -28,6 +28,7 @@ def choose(columns, fields, named=None, **besides):
         (PETS, LABELLED, {"image": "image", "label": "label"}),
         (PETS, SEGMENTED, {"image": "image", "mask": "segmentation_mask"}),
         ({"image": RGB, "mask": Other("uint8")}, SEGMENTED, {"image": "image", "mask": "mask"}),
+        ({"image": Mask((28, 28), 0), "label": Label(9)}, LABELLED, {"image": "image", "label": "label"}),
         ({"scan": RGB, "organs": Mask((4, 4), 5)}, SEGMENTED, {"image": "scan", "mask": "organs"}),
         (SST2, READ, {"text": "sentence", "label": "label"}),
         ({"body": Text()}, ("text",), {"text": "body"}),
@@ -80,3 +81,29 @@ def test_a_column_that_is_not_there():
 def test_a_field_that_the_task_has_not():
     with pytest.raises(UsageError, match="--data.columns mask: this task has the fields image, label"):
         choose(CIFAR100, LABELLED, {"mask": "img"})
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "hint"),
+    [
+        (
+            {"text": Text(), "label": Label(2)},
+            LABELLED,
+            "COLUMN; for texts write --task text_classification or --task language_modeling",
+        ),
+        ({"image": RGB, "mask": Mask((4, 4), 0)}, LABELLED, "COLUMN; for masks write --task segmentation"),
+        ({"image": RGB, "label": Label(2)}, SEGMENTED, "COLUMN; for labelled images write --task classification"),
+        ({"text": Text()}, READ, "COLUMN; for texts write --task language_modeling"),
+        ({"image": RGB}, LABELLED, "COLUMN"),
+    ],
+)
+def test_a_set_for_another_task_says_which(columns, fields, hint):
+    with pytest.raises(UsageError) as raised:
+        choose(columns, fields)
+    assert str(raised.value).rpartition("write --data.columns ")[2].partition(" ")[2] == hint
+
+
+def test_a_scalar_is_no_mask():
+    with pytest.raises(UsageError, match="no column that could be the mask"):
+        choose({"image": RGB, "label": Other("int64", rank=0)}, SEGMENTED)
+    assert choose({"image": RGB, "label": Other("int64", rank=2)}, SEGMENTED)["mask"] == "label"

@@ -69,9 +69,9 @@ def test_columns_say_what_they_hold(tmp_path):
         "photo": Image((4, 5, 3)),
         "kind": Label(2),
         "body": Text(),
-        "number": Other("int64"),
+        "number": Other("int64", rank=0),
         "gray": Image((1, 2, 1)),
-        "box": Other("float32 [4]"),
+        "box": Other("float32 [4]", rank=1),
     }
     (train, _) = table.open(["photo", "body"])
     assert set(train[1]) == {"photo", "body"}
@@ -164,6 +164,43 @@ def test_floating_labels_are_refused_by_column(tmp_path, dtype):
 def test_negative_labels_are_refused_by_column(tmp_path):
     with pytest.raises(UsageError, match=r"label \(column 'label' of .*\): -1 is negative; .*is the split labelled"):
         opened(saved(tmp_path, text=["x"], label=[-1]), "text_classification")
+
+
+def test_one_hot_labels_are_refused_with_the_line_to_write(tmp_path):
+    name = saved(tmp_path, text=["x"] * 2, label=[[0, 1, 0], [1, 0, 0]])
+    says = r"(?s)label \(column 'label'\): Other\(described='int64 \[3\]'\); wanted one class.*'label': np.argmax\(ex"
+    with pytest.raises(UsageError, match=says):
+        opened(name, "text_classification", num_classes=3)
+    function = tmp_path / "own.py"
+    body = "return {**example, 'label': np.argmax(example['label'])}"
+    function.write_text(f"import numpy as np\ndef FUNCTION(example): {body}\n")
+    source = opened(name, "text_classification", num_classes=3, preprocess=f"{function}:FUNCTION")
+    assert [int(example["label"]) for example in source.train] == [1, 0]
+
+
+def test_with_a_function_of_the_user_labels_of_text_are_for_it_to_number(tmp_path):
+    function = tmp_path / "own.py"
+    function.write_text("def f(example): return example\n")
+    name = saved(tmp_path, text=["x"] * 2, label=["pos", "neg"])
+    says = r"write --data.num_classes N, and let .*own.py:f return the class number itself, an integer from 0"
+    with pytest.raises(UsageError, match=says):
+        opened(name, "text_classification", preprocess=f"{function}:f")
+
+
+def test_a_column_of_class_numbers_is_no_mask(tmp_path):
+    name = saved(tmp_path, features(image=pixels("uint8"), label=datasets.Value("int64")), image=[GRAY], label=[1])
+    with pytest.raises(UsageError, match=r"no column that could be the mask.*for labelled images write --task class"):
+        opened(name, "segmentation", num_classes=2)
+
+
+def test_an_empty_text_of_a_csv_is_a_text_and_an_empty_label_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text('text,label\na,0\n,1\n"",0\n')
+    source = opened(f"hf:{tmp_path / 'a.csv'}", "text_classification", test_split="train", length=4)
+    assert [int(example["length"]) for example in source.train] == [3, 2, 2]
+    assert source.fields["label"] == Label(2)
+    (tmp_path / "b.csv").write_text("text,label\na,yes\nb,\n")
+    with pytest.raises(UsageError, match=r"label \(column 'label' of .*\): some are empty texts"):
+        opened(f"hf:{tmp_path / 'b.csv'}", "text_classification", test_split="train")
 
 
 @pytest.mark.parametrize("column", ["text", "label"])

@@ -42,6 +42,18 @@ def test_files_of_a_folder_are_splits(tmp_path, kind):
     assert {name: len(split) for name, split in load_splits(str(tmp_path)).items()} == {"train": 3, "test": 3}
 
 
+@pytest.mark.parametrize("where", ["all.csv", "csv:all.data", "folder"])
+def test_csv_texts_are_what_they_say_and_numbers_keep_their_gaps(tmp_path, where, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name in ("all.csv", "all.data", "folder/train.csv"):
+        (tmp_path / name).write_text('text,score,label\na,1.5,0\n,,1\n"",2,0\nNone,NA,1\n')
+    data = load_splits(where)["train"]
+    assert data["text"][:] == ["a", "", "", "None"]
+    assert data["score"][:] == [1.5, None, 2.0, None]
+    assert data["label"][:] == [0, 1, 0, 1]
+
+
 def test_a_format_may_be_named(tmp_path):
     write(tmp_path / "all.data", "csv")
     assert load_splits(f"csv:{tmp_path / 'all.data'}")["train"].to_list() == ROWS

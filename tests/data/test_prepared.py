@@ -4,11 +4,14 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
+from mpjax.data.fields import Image, Mask
+from mpjax.data.prepared import _column, prepared_names
 from mpjax.data.prepared import open_prepared as open_table
-from mpjax.data.prepared import prepared_names
+from mpjax.data.table import Other
 from mpjax.data.task import as_task
 from mpjax.errors import UsageError
 
@@ -120,3 +123,19 @@ def test_files_that_were_not_copied(own_dir):
 def test_no_image(tiny_sets):
     with pytest.raises(UsageError, match=r"no column that could be the image.*its columns are .*sentence: Text"):
         open_prepared(Data(name="tiny_text"), tiny_sets)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "column"),
+    [
+        ((8, 9), np.uint8, Mask((8, 9), 0)),
+        ((None, None), np.int32, Mask((None, None), 0)),
+        ((8, 9, 1), np.uint8, Image((8, 9, 1))),
+        ((8, 9), np.float32, 2),
+        ((5,), np.int64, 1),
+        ((), np.int64, 0),
+    ],
+)
+def test_what_a_tensor_holds(shape, dtype, column):
+    feature = tfds.features.Tensor(shape=shape, dtype=dtype)
+    assert _column(feature) == (Other(repr(feature), rank=column) if isinstance(column, int) else column)

@@ -7,7 +7,7 @@ from PIL import Image as Picture
 from mpjax.data.contract import conform
 from mpjax.data.examples import labelled_images
 from mpjax.data.fields import Image, Label
-from mpjax.data.preprocess import PreprocessedExamples, shape_after
+from mpjax.data.preprocess import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.data.table import Other, Text
 from mpjax.errors import UsageError
 
@@ -100,3 +100,55 @@ def test_images_made_of_what_is_none():
     function = lambda e: {**e, "image": np.reshape(e["image"], (2, 2, 1))}  # noqa: E731
     examples = through(function, {"image": [1, 2, 3, 4], "label": 0}, image=Other("flat"), label=Label(9))
     assert shape_after(examples, "image") == (2, 2, 1)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A file of functions, one per line."""
+
+    def write(text):
+        (tmp_path / "pp.py").write_text(text)
+        return f"{tmp_path / 'pp.py'}"
+
+    return write
+
+
+def failing(spec, count=30):
+    stored = Stored({"label": index} for index in range(count))
+    return PreprocessedExamples(stored, load_preprocess(spec), spec, {"label": Label(count)})
+
+
+def test_what_the_function_raises_is_told_with_the_example_and_the_line(own):
+    spec = own("def f(example):\n    if example['label'] == 17:\n        example['boom']\n    return example\n") + ":f"
+    examples = failing(spec)
+    assert examples[16] == {"label": 16}
+    for read in (lambda: examples[17], lambda: examples.__getitems__([3, 17])):
+        with pytest.raises(UsageError) as raised:
+            read()
+        said = f"--data.preprocess {spec} failed on example 17: KeyError: 'boom' (pp.py, line 3)"
+        assert str(raised.value) == said
+        assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_the_line_is_the_users_and_not_the_librarys(own):
+    spec = own("import numpy as np\n\ndef f(example):\n    return np.broadcast_to([1, 2], (3,))\n") + ":f"
+    with pytest.raises(UsageError, match=r"failed on example 0: ValueError: .*\(pp.py, line 4\)$"):
+        failing(spec)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def f(image, label): return image", r"f\(image, label\) cannot be called .*missing a required argument"),
+        ("def f(): return {}", r"f\(\) cannot be called with one example: too many positional arguments"),
+        ("def f(*, example): return {}", r"f\(\*, example\) cannot be called"),
+    ],
+)
+def test_a_function_of_other_than_one_argument_is_refused_before_any_example(own, text, says):
+    with pytest.raises(UsageError, match=f"(?s){says}.*write\n  def f\\(example\\): ... return {{...}}"):
+        load_preprocess(own(text) + ":f")
+
+
+@pytest.mark.parametrize("arguments", ["example", "example, scale=2", "*examples"])
+def test_arguments_with_defaults_are_no_hindrance(own, arguments):
+    assert callable(load_preprocess(own(f"def f({arguments}): return {{}}") + ":f"))

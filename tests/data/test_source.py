@@ -36,7 +36,7 @@ def test_synthetic_serves_one_task(tmp_path, task):
 
 
 def test_digits_on_a_canvas_are_written_on_first_use(tmp_path):
-    source = open_source(Data(name="digits_canvas", num_classes=11), tmp_path, "segmentation")
+    source = open_source(Data(name="digits_canvas"), tmp_path, "segmentation")
     assert source.fields == {"image": Image((32, 32, 1)), "mask": Mask((32, 32), 11)}
 
 

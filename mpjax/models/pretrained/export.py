@@ -75,7 +75,12 @@ def export_safetensors(
         arrays[name] = cast(array, wanted)
     if lossy and not allow_lossy:
         raise UsageError(
-            refusal("nothing was written", lossy, "write a wider dtype, or take the loss with allow_lossy=True")
+            refusal(
+                "nothing was written",
+                lossy,
+                "write a wider dtype (on the command line --dtype bfloat16 or float32); in Python "
+                "allow_lossy=True takes the loss instead",
+            )
         )
     _write(file, _foreign(arrays, chosen), layout)
     return PretrainedReport(str(file), layout, tuple(rows))

@@ -130,8 +130,9 @@ def _checked(
             refusal(
                 "nothing was loaded",
                 lossy,
-                f"keep such a module in float32 by a rule, --precision.rules '{module}' float32 or "
-                f"Policy(..., rules={{'{module}': 'float32'}}), or take the loss with allow_lossy=True",
+                f"keep such a module in float32 by a rule: on the command line --precision.rules '{module}' float32, "
+                f"in Python Policy(..., rules={{'{module}': 'float32'}}), where allow_lossy=True takes the loss "
+                "instead",
             )
         )
 

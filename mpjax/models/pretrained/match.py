@@ -24,6 +24,7 @@ WRAPPERS = ("module.", "model.", "_orig_mod.", "timm_model.")
 """What wrappers of a model (data parallel, Lightning, torch.compile) put before all of its keys."""
 
 _SHOWN = 20
+_FEW = 4  # patterns: more of them than anyone would write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def match(
     }
     spare = {key: tensor.key for key, tensor in keys.items() if key not in known | idle}
 
-    faults, found = [], {}
+    faults, found, patterns = [], {}, []
     for path in sorted(variables.keys() - skipped):
         if path not in key_of:
             faults.append(f"missing: {path}, for which the {chosen.name} layout has no key")
@@ -85,13 +86,17 @@ def match(
             faults.append(f"missing: {chosen.entries[path].key} ({path}){_or_nearest(near)}")
         else:
             found[path] = keys[key_of[path]]
-            faults += _unfit(path, variables[path].get_value(), chosen.entries[path], found[path])
+            unfit = _unfit(path, variables[path].get_value(), chosen.entries[path], found[path])
+            patterns += [_pattern(path, "/")] if unfit else []
+            faults += unfit
+    patterns += [_pattern(path, "/") for path in variables.keys() - skipped - found.keys()]
+    patterns += [_pattern(name, ".") for name in spare.values()]
     absent = [key for path, key in key_of.items() if path not in found]
     for number, (key, name) in enumerate(spare.items()):
         near = _nearest(key, absent or known) if number < _SHOWN else []
         faults.append(f"unexpected: {name}{_or_nearest(near)}")
     if faults:
-        raise UsageError(_summary(faults, chosen))
+        raise UsageError(_summary(faults, chosen) + _skip_advice(faults, sorted(set(patterns)), len(variables)))
 
     used = {tensor.key for tensor in found.values()}
     unread = sorted(tensor.key for key, tensor in keys.items() if tensor.key not in used and key not in chosen.tied)
@@ -169,7 +174,10 @@ def _refuse_idle(skip: Sequence[str], names: Sequence[str]) -> None:
     idle = [pattern for pattern in skip if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
     if idle:
         nearest = [f"'{pattern}' (nearest: {', '.join(_nearest(pattern, names)) or names[0]})" for pattern in idle]
-        raise UsageError(f"skip matches no variable of the model and no key of the file: {'; '.join(nearest)}")
+        raise UsageError(
+            "skip (on the command line --model.pretrained_skip) matches no variable of the model and no key of the "
+            f"file: {'; '.join(nearest)}"
+        )
 
 
 def _unfit(path: str, value, entry: Entry, tensor: Tensor) -> list[str]:
@@ -197,8 +205,23 @@ def _summary(faults: list[str], layout: Layout) -> str:
     for kind in ("missing", "unexpected", "shape", "dtype"):
         these = [fault for fault in faults if fault.startswith(kind)]
         shown += these[:_SHOWN] + ([f"{kind}: {len(these) - _SHOWN} more"] if these[_SHOWN:] else [])
+    title = f"the file does not fit the model (read in the {layout.name} layout; nothing was loaded):"
+    return "\n  ".join([title, *shown])
+
+
+def _pattern(name: str, separator: str) -> str:
+    """What matches all of the module that `name` is in."""
+    module = name.rpartition(separator)[0]
+    return f"{module}{separator}*" if module else name
+
+
+def _skip_advice(faults: list[str], patterns: list[str], variables: int) -> str:
+    """What to skip, where a few modules do not fit: not for another model's file, nor for numbers of a wrong kind."""
+    of_model = sum(not fault.startswith("unexpected") for fault in faults)
+    if len(patterns) > _FEW or 2 * of_model >= variables or any(fault.startswith("dtype") for fault in faults):
+        return ""
+    quoted = [f"'{pattern}'" for pattern in patterns]
     return (
-        f"the file does not fit the model (read in the {layout.name} layout; nothing was loaded):\n  "
-        + "\n  ".join(shown)
-        + "\nskip=('head/*',) leaves what matches at its initial values, or unread where it is only in the file"
+        f"\nto leave these at their initial values, or unread where they are only in the file, write "
+        f"--model.pretrained_skip {' '.join(quoted)}, in Python skip=({', '.join(quoted)},)"
     )

@@ -8,6 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 
+_LISTED = 4  # names; the table has all of them
+
+
 class Row(NamedTuple):
     """One variable.
 
@@ -76,7 +79,7 @@ class PretrainedReport:
 
     @property
     def totals(self) -> str:
-        """One line: how many variables and numbers, in which dtypes, and what was lost."""
+        """One line: how many variables and numbers, in which dtypes, what was lost, and what was left as it was."""
         moved = [row for row in self.rows if row.key is not None]
         numbers = sum(int(np.prod(row.shape)) for row in moved)
         turns = Counter(_turn(row) for row in moved)
@@ -84,6 +87,7 @@ class PretrainedReport:
         return (
             f"{len(moved)} variables ({numbers:,} numbers) of {self.source}, {self.layout} layout: {dtypes}; "
             f"{self.overflow} overflow, {self.flushed} flush to zero, largest relative error {self.error:.2g}"
+            + (f"; left at initial values: {_listed(self.skipped)}" if self.skipped else "")
         )
 
     def __str__(self) -> str:
@@ -92,12 +96,14 @@ class PretrainedReport:
         widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         lines = [table[0], "  ".join("-" * width for width in widths), *table[1:], "", self.totals]
-        if self.skipped:
-            lines.append(f"left at their initial values: {', '.join(self.skipped)}")
         if self.ignored:
-            shown = ", ".join(self.ignored[:4]) + (f" and {len(self.ignored) - 4} more" if self.ignored[4:] else "")
-            lines.append(f"not read, for the model has no use for them: {shown}")
+            lines.append(f"not read, for the model has no use for them: {_listed(self.ignored)}")
         return "\n".join(lines)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _LISTED} more" if names[_LISTED:] else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def _turn(row: Row) -> str:

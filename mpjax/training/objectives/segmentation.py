@@ -58,9 +58,7 @@ def conclude(sums: Sums) -> dict[str, float]:
       UsageError: no pixel counts.
     """
     if not sums["counted"]:
-        raise UsageError(
-            f"mask: every pixel of the set is {IGNORED}, which does not count; wanted classes from 0"
-        )
+        raise UsageError(f"mask: every pixel of the set is {IGNORED}, which does not count; wanted classes from 0")
     return {
         **means({"loss": sums["loss"], "count": sums["count"]}),
         "accuracy": float(sums["right"] / sums["counted"]),

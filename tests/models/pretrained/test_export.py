@@ -109,7 +109,8 @@ def test_values_that_the_files_dtype_cannot_hold_are_refused(small, tmp_path):
     assert str(raised.value).splitlines() == [
         "values that the stored dtype cannot hold (nothing was written):",
         "  stem/bias: of 2 values in float32, 1 overflow and 1 flush to zero in float16",
-        "write a wider dtype, or take the loss with allow_lossy=True",
+        "write a wider dtype (on the command line --dtype bfloat16 or float32); in Python allow_lossy=True takes the "
+        "loss instead",
     ]
     assert list(tmp_path.iterdir()) == []
     report = export_safetensors(small, tmp_path / "a.safetensors", dtype="float16", allow_lossy=True)

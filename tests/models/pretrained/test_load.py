@@ -80,8 +80,8 @@ def test_a29_a_lossy_conversion_is_refused_by_name_with_what_to_write(small, wei
         "values that the stored dtype cannot hold (nothing was loaded):",
         "  head.kernel (head/kernel): of 8 values in float32, 0 overflow and 1 flush to zero in float16",
         "  stem.kernel (stem/kernel): of 6 values in float32, 2 overflow and 1 flush to zero in float16",
-        "keep such a module in float32 by a rule, --precision.rules 'head' float32 or "
-        "Policy(..., rules={'head': 'float32'}), or take the loss with allow_lossy=True",
+        "keep such a module in float32 by a rule: on the command line --precision.rules 'head' float32, in Python "
+        "Policy(..., rules={'head': 'float32'}), where allow_lossy=True takes the loss instead",
     ]
     assert_untouched(small)
 
@@ -119,7 +119,6 @@ def test_a29_missing_unexpected_and_misshaped_keys_are_listed_together(small, we
         "  unexpected: head.kernal; nearest: head.kernel",
         "  shape: stem.bias is (5,), wanted (2,) (stem/bias)",
         "  dtype: norm.var is int8, wanted one of float64, float32, float16, bfloat16 (norm/var)",
-        "skip=('head/*',) leaves what matches at its initial values, or unread where it is only in the file",
     ]
     assert_untouched(small)
 
@@ -132,7 +131,7 @@ def test_skipped_parameters_keep_their_initial_values_and_the_report_says_so(sma
     assert small.stem.bias.get_value().tolist() == [0.5, -0.5]
     assert report.skipped == ("head/kernel",)
     assert report.ignored == ("head.kernel",)
-    assert "left at their initial values: head/kernel" in str(report)
+    assert "left at initial values: head/kernel" in str(report)
 
 
 def test_a_file_without_a_head_is_enough_where_the_head_is_skipped(small, weights, saved):

@@ -84,7 +84,9 @@ def test_a_variable_that_a_library_does_not_have_is_missing():
 
 @pytest.mark.parametrize("skip", [("haed/*",), ("head/*", "haed/*")])
 def test_a_pattern_to_skip_that_matches_nothing_is_refused(small, weights, skip):
-    with pytest.raises(UsageError, match=r"skip matches no variable .* 'haed/\*' \(nearest: head"):
+    with pytest.raises(
+        UsageError, match=r"skip \(.* --model.pretrained_skip\) matches no variable .* 'haed/\*' \(nearest: head"
+    ):
         match(small, tensors(weights), skip=skip)
 
 
@@ -125,3 +127,38 @@ def test_an_integer_of_the_model_wants_the_same_integer(small, weights):
 )
 def test_the_shape_in_the_file_follows_from_the_transform(shape, entry, wanted):
     assert foreign_shape(shape, entry) == wanted
+
+
+def refused(model, file):
+    with pytest.raises(UsageError) as raised:
+        match(model, file)
+    return str(raised.value)
+
+
+def test_where_a_module_does_not_fit_the_advice_says_what_to_write_and_is_enough(small, weights):
+    weights["head.kernal"] = weights.pop("head.kernel")
+    weights["stem.bias"] = np.zeros(5, np.float32)
+    assert refused(small, tensors(weights)).splitlines()[-1] == (
+        "to leave these at their initial values, or unread where they are only in the file, write "
+        "--model.pretrained_skip 'head.*' 'head/*' 'stem/*', in Python skip=('head.*', 'head/*', 'stem/*',)"
+    )
+    assert len(match(small, tensors(weights), skip=("head.*", "head/*", "stem/*")).tensors) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name, array: array.astype(np.int8) if name == "head.kernel" else array,
+        lambda name, array: array if name == "stem.bias" else np.zeros((9, 9), np.float32),
+    ],
+    ids=["numbers of a wrong kind", "another model"],
+)
+def test_where_skipping_does_not_help_it_is_not_advised(small, weights, change):
+    assert "skip" not in refused(small, tensors({name: change(name, array) for name, array in weights.items()}))
+
+
+def test_more_modules_than_anyone_would_list_are_not_advised_to_be_skipped(small, weights):
+    strangers = {f"other{number}.kernel": np.zeros(1, np.float32) for number in range(5)}
+    assert "skip" not in refused(small, tensors(weights | strangers))
+    del strangers["other4.kernel"]
+    assert "'other0.*' 'other1.*' 'other2.*' 'other3.*'" in refused(small, tensors(weights | strangers))

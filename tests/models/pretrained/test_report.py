@@ -28,8 +28,7 @@ def test_it_prints_as_a_table_with_its_totals_and_what_was_left_out():
         "head/kernel       (initial values)  8x10     float16  float16  0         0        0",
         "",
         "2 variables (224 numbers) of model.safetensors, timm layout: 1 float32 to float16, 1 float32; 1 overflow, 20 "
-        "flush to zero, largest relative error 0.00024",
-        "left at their initial values: head/kernel",
+        "flush to zero, largest relative error 0.00024; left at initial values: head/kernel",
         "not read, for the model has no use for them: bn1.num_batches_tracked",
     ]
 
@@ -38,3 +37,9 @@ def test_it_iterates_over_its_rows_and_adds_them_up():
     assert [row.path for row in REPORT] == ["stem/conv/kernel", "stem/norm/mean", "head/kernel"]
     assert (len(REPORT), REPORT.overflow, REPORT.flushed, REPORT.error) == (3, 1, 20, 0.000244)
     assert PretrainedReport("a", "mpjax", ()).error == 0
+
+
+def test_the_totals_name_some_of_what_was_left_and_count_the_rest():
+    rows = tuple(Row(f"head/{number}", None, (2,), FLOAT32, FLOAT32) for number in range(6))
+    left = PretrainedReport("a", "mpjax", rows).totals.rpartition("; ")[2]
+    assert left == "left at initial values: head/0, head/1, head/2, head/3 and 2 more"
