@@ -87,7 +87,7 @@ def test_a_task_file_trains_two_steps(name, data, flags, parameters, tmp_path):
     [
         ("digits_vit.toml", [], 202_058),
         ("digits_unet.toml", [], 29_571),
-        ("docstrings_bert.toml", [], 127_754),
+        ("docstrings_bert.toml", [], 632_394),
         ("tiny_gpt2.toml", [], 124_864),
     ],
 )
