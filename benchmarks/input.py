@@ -40,7 +40,8 @@ from mpjax.data.images import random_part
 
 MEAN, STD = 0.45, 0.22
 PADDING, SMALL, SMALL_BATCH, SMALL_COUNT = 4, 32, 512, 50_000
-SIZE, LARGE_BATCH, LARGE_COUNT = 224, 128, 1024
+SIZE, LARGE_BATCH, LARGE_COUNT, LARGE_TIMES = 224, 128, 1024, 16
+WARM_UP = 8  # batches: as many as a loader may hold ready before it is asked
 WORKERS = 2
 
 Loader = Callable[[], Iterator[jax.Array]]
@@ -68,7 +69,7 @@ def photographs() -> list[bytes]:
         buffer = io.BytesIO()
         picture.crop((left, top, left + 500, top + 375)).save(buffer, "JPEG", quality=90)
         files.append(buffer.getvalue())
-    return files
+    return files * LARGE_TIMES  # an epoch longer than what loaders read ahead
 
 
 # --- mpjax -----------------------------------------------------------------------------------------------------------
@@ -206,9 +207,10 @@ def tensorflow_large(files: list[bytes]) -> Loader:
 
 
 def rate(load: Loader, batch_size: int, seconds: float) -> float:
-    """Examples per second over whole batches, until one pass or `seconds` are over, the first batch left out."""
+    """Examples per second over whole batches, until one pass or `seconds` are over, the first ones left out."""
     batches = load()
-    jax.block_until_ready(next(batches))
+    for _ in range(WARM_UP):
+        jax.block_until_ready(next(batches))
     count = 0
     began, loaded = time.perf_counter(), []
     for batch in batches:
