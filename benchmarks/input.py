@@ -211,11 +211,10 @@ def rate(load: Loader, batch_size: int, seconds: float) -> float:
     batches = load()
     for _ in range(WARM_UP):
         jax.block_until_ready(next(batches))
-    count = 0
-    began, loaded = time.perf_counter(), []
+    began, count, loaded = time.perf_counter(), 0, []
     for batch in batches:
         loaded = [*loaded[-1:], batch]  # two at a time: memory is not what is measured
-        count = count + 1
+        count += 1
         if time.perf_counter() - began > seconds:
             break
     jax.block_until_ready(loaded)
