@@ -5,6 +5,7 @@ import json
 import pathlib
 
 import optax
+from jax.sharding import Mesh
 
 from mpjax import data
 from mpjax.config.evaluation import Evaluation
@@ -15,10 +16,10 @@ from mpjax.loop.checkpoint import read_checkpoint
 from mpjax.loop.restore import adopt
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.run import CHECKPOINTS, evaluate_state, set_up_jax
-from mpjax.training import make_eval_step
+from mpjax.training import TrainState, make_eval_step
 from mpjax.training.mesh import data_mesh, evaluation_sharding, replicated
 from mpjax.training.precision import plan_precision
-from mpjax.training.setup import initial_state, make_task
+from mpjax.training.setup import Task, initial_state, make_task
 
 
 def evaluate_run(settings: Evaluation) -> dict[str, float]:
@@ -49,10 +50,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
 
     # The checkpoint's parameters, in the policy's dtypes
     mesh = data_mesh()
-    position, saved, about = read_checkpoint(folder / CHECKPOINTS, settings.checkpoint)
-    bare = no_loss_scaling(optax.identity())
-    fresh = initial_state(task, bare, seed=0, ema=settings.ema, sharding=replicated(mesh))
-    state = adopt(fresh, saved, same_scaling=False)
+    position, state, about = trained_state(task, folder, settings.checkpoint, mesh, ema=settings.ema)
 
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
     sharding = evaluation_sharding(mesh, config.data.eval_batch_size)
@@ -64,3 +62,27 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         for name, value in metrics.items():
             print(f"  {name:<16}{value:.6f}")
     return metrics
+
+
+def trained_state(
+    task: Task, folder: pathlib.Path, checkpoint: str, mesh: Mesh, *, ema: bool
+) -> tuple[int, TrainState, dict]:
+    """A checkpoint's parameters and statistics without its optimizer, in the task's dtypes.
+
+    Args:
+      task: what the run trains.
+      folder: of the run.
+      checkpoint: `best`, `latest`, or a position (attempted steps).
+      mesh: all devices.
+      ema: whether the moving average of the parameters is wanted too.
+
+    Returns:
+      Its position, the state on all devices, and what the checkpoint says about itself.
+
+    Raises:
+      UsageError: no such checkpoint.
+    """
+    position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
+    bare = no_loss_scaling(optax.identity())
+    fresh = initial_state(task, bare, seed=0, ema=ema, sharding=replicated(mesh))
+    return position, adopt(fresh, saved, same_scaling=False), about

@@ -2,21 +2,17 @@
 
 import pathlib
 
-import optax
-
 from mpjax import data
 from mpjax.config.export import Export
 from mpjax.config.finished import config_of_run
 from mpjax.config.folders import data_folder
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import read_checkpoint
-from mpjax.loop.restore import adopt
+from mpjax.evaluation import trained_state
 from mpjax.models.pretrained import PretrainedReport, export_safetensors
-from mpjax.precision.loss_scale import no_loss_scaling
-from mpjax.run import CHECKPOINTS, set_up_jax
-from mpjax.training.mesh import data_mesh, replicated
+from mpjax.run import set_up_jax
+from mpjax.training.mesh import data_mesh
 from mpjax.training.precision import plan_precision
-from mpjax.training.setup import initial_state, make_task
+from mpjax.training.setup import make_task
 
 
 def export_run(settings: Export) -> PretrainedReport:
@@ -37,10 +33,7 @@ def export_run(settings: Export) -> PretrainedReport:
     task = make_task(config, plan, data.batch_fields(source, config.data))
 
     # The checkpoint's parameters
-    position, saved, _ = read_checkpoint(folder / CHECKPOINTS, settings.checkpoint)
-    bare = no_loss_scaling(optax.identity())
-    fresh = initial_state(task, bare, seed=0, ema=settings.ema, sharding=replicated(data_mesh()))
-    state = adopt(fresh, saved, same_scaling=False)
+    position, state, _ = trained_state(task, folder, settings.checkpoint, data_mesh(), ema=settings.ema)
 
     model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
     report = export_safetensors(model, settings.output, dtype=settings.dtype or None, layout=settings.layout)
