@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import jax
 import optax
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from mpjax import data, report
@@ -112,8 +111,7 @@ def make_parts(config: Config) -> Parts:
     # Model, precision, optimizer
     fields = data.batch_fields(source, config.data)
     task = make_task(config, plan, fields)
-    model = nnx.eval_shape(task.make_model, jax.random.key(0))
-    check_fit(model, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+    check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=when.steps, warmup=steps(config.optimizer.warmup))
     tx = with_precision(
         update_rule(config.optimizer, schedule),

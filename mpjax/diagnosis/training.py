@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import optax
-from flax import nnx
 
 from mpjax import data
 from mpjax.config import Config
@@ -86,8 +85,7 @@ def _maker(config: Config, plan: PrecisionPlan, source: data.Source, state: Trai
 def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
     """The step that `state` takes on `batch`, forward and backward; its parameters are the state's whatever theirs."""
     key = step_key(seed, state)
-    abstract: Any = nnx.eval_shape(task.make_model, jax.random.key(0))
-    dtypes = {name: leaf.dtype for name, leaf in take_apart(abstract)[1].items()}
+    dtypes = {name: leaf.dtype for name, leaf in take_apart(task.abstract)[1].items()}
     params = {name: value.astype(dtypes[name]) for name, value in state.params.items()}
 
     @task.cast

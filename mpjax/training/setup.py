@@ -35,6 +35,7 @@ class Task:
       cast: puts the casts of the policy around a pure function that calls the model; identity if they are in the model.
       precision: what each submodule got.
       make_model: key to model, with initial values.
+      abstract: the model without arrays, for its shapes and dtypes.
     """
 
     structure: Structure
@@ -42,6 +43,7 @@ class Task:
     cast: Callable[[Callable], Callable]
     precision: PolicyReport
     make_model: Callable[[jax.Array], nnx.Module]
+    abstract: nnx.Module
 
 
 def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
@@ -66,7 +68,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
         cast = functools.partial(
             autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
         )
-    return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model)
+    return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model, abstract)
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
