@@ -261,7 +261,7 @@ def main() -> None:
         "JPEG to 224x224": compare(large, LARGE_BATCH, arguments.repeats, arguments.seconds),
     }
     absent = [name for name in ("torch", "tensorflow") if not installed(name)]
-    present = [name for name in ("grain", "torch", "tensorflow", "pillow") if name not in absent]
+    present = [name for name in ("grain", "torch", "tensorflow", "PIL") if name not in absent]
     text = json.dumps({"machine": describe(*present), "not_installed": absent, "tasks": found}, indent=2)
     print(text)
     if arguments.output:

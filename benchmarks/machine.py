@@ -9,8 +9,10 @@ import jax
 
 
 def describe(*others: str) -> dict:
-    """The machine, and the versions of the packages that every result depends on and of `others`."""
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy", *others)
+    """The machine, and the versions of the packages that every result depends on and of the modules `others`."""
+    # A module may come in a package of another name, as tensorflow does in tensorflow-cpu.
+    sources = importlib.metadata.packages_distributions()
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy", *(sources[module][0] for module in others))
     return {
         "date": datetime.date.today().isoformat(),
         "device": jax.devices()[0].device_kind,

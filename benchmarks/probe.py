@@ -35,7 +35,7 @@ def measure(config: Config, repeats: int) -> dict:
     state = fresh_state(config, parts)
     batch = jax.device_put(next(iter(parts.batches.from_position(0))), parts.split)
     start = time.perf_counter()
-    probe = parts.probe.lower(state, batch).compile()
+    probe = parts.probe.lower(state, batch, 1).compile()
     compiled = time.perf_counter()
     step = parts.train_step.lower(state, batch).compile()
     compile_seconds = compiled - start, time.perf_counter() - compiled

@@ -50,7 +50,7 @@ def diagnose_run(settings: Inquiry) -> Diagnosis | Fastest:
     if number < 1:
         raise UsageError(f"--step {number}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
 
-    state, batch = replay(config, parts, parts.train_step, folder, number)
+    state, batch = replay(config, parts, parts.train_call, folder, number)
     if settings.search == "fastest":
         fastest = fastest_of_step(config, parts.plan, parts.source, state, batch, tolerance=settings.tolerance)
         print(fastest.to_json() if settings.json else f"step {number} of {folder}\n{fastest}")
@@ -76,9 +76,9 @@ def diagnose_run(settings: Inquiry) -> Diagnosis | Fastest:
 
 
 @as_usual()  # it may take minutes
-def explain(config: Config, parts: Parts, train_step: Callable, folder: pathlib.Path, number: int) -> str:
+def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int) -> str:
     """What is wrong with a step after which training cannot go on; also left in the run's folder."""
-    state, batch = replay(config, parts, train_step, folder, number)
+    state, batch = replay(config, parts, train_call, folder, number)
     search = config.diagnosis.search
     found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
     found = in_view_of_float32(found, config, state, number, diverged=True)
@@ -108,8 +108,11 @@ def write(found: Diagnosis, folder: pathlib.Path, number: int) -> pathlib.Path:
     return page
 
 
-def replay(config: Config, parts: Parts, train_step: Callable, folder: pathlib.Path, number: int):
-    """The state before step `number` and that step's batch, by running again from the last checkpoint before it."""
+def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int):
+    """The state before step `number` and that step's batch, by running again from the last checkpoint before it.
+
+    In the calls of the run; those steps of the last call that come before the step are taken one at a time.
+    """
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
         start, saved, about = read_checkpoint(folder / CHECKPOINTS, str(earlier[-1]))
@@ -117,9 +120,18 @@ def replay(config: Config, parts: Parts, train_step: Callable, folder: pathlib.P
         state = adopt(fresh_state(config, parts), saved, same_scaling=same)
     else:
         start, state = 0, fresh_state(config, parts, pretrained_arrays(parts.task, config.model)[0])
+    counts = []
+    for count in parts.when.call_counts(start):
+        if start + count >= number:
+            break
+        counts.append(count)
+        start += count
+    position = start - sum(counts)
+    for count, fed in zip(counts, parts.feed.calls(position, counts), strict=True):
+        state, _ = train_call(state, fed, count)
     stream = (place(batch, parts.split) for batch in parts.batches.from_position(start))
     for _ in range(start + 1, number):
-        state, _ = train_step(state, next(stream))
+        state, _ = parts.train_step(state, next(stream))
     return state, next(stream)
 
 

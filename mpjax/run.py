@@ -24,6 +24,7 @@ from mpjax.diagnosis.training import make_probe
 from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
 from mpjax.loop.divergence import Limits
 from mpjax.loop.interrupt import stop_on_signals
+from mpjax.loop.profile import profiled
 from mpjax.loop.restore import adopt
 from mpjax.loop.train import train
 from mpjax.loop.when import When
@@ -31,12 +32,14 @@ from mpjax.precision.dtypes import FLOAT64
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, evaluate, make_eval_step, make_train_step
+from mpjax.training.feed import Feed, feed_of
 from mpjax.training.fit import check_fit
 from mpjax.training.mesh import batch_sharding, data_mesh, evaluation_sharding, place, replicated
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision import PrecisionPlan, advice, floor_of, plan_precision
 from mpjax.training.setup import Task, initial_state, make_task, pretrained_arrays
 from mpjax.training.structure import Arrays
+from mpjax.training.train_call import make_train_call
 
 
 CHECKPOINTS = "checkpoints"
@@ -52,13 +55,15 @@ class Parts(NamedTuple):
       mesh: all devices.
       batches: training data.
       split: how a training batch is divided among devices.
+      feed: what compiled calls are given of the training data.
       tests: evaluation data.
       when: the length of training, and what is due when.
       task: model, precision, objective.
       tx: the optimizer.
       train_step: `(state, batch) -> (state, metrics)`, compiled at its first call.
+      train_call: `(state, fed, count) -> (state, metrics)`: so many steps, compiled at the first call of each count.
       eval_step: `(params, stats, batch) -> sums`.
-      probe: `(state, batch) -> Layers`, compiled at its first call.
+      probe: `(state, fed, count) -> Layers`: of the first step of a call.
     """
 
     plan: PrecisionPlan
@@ -66,11 +71,13 @@ class Parts(NamedTuple):
     mesh: Mesh
     batches: data.Batches
     split: NamedSharding
+    feed: Feed
     tests: data.EvalBatches
     when: When
     task: Task
     tx: optax.GradientTransformation
     train_step: Callable
+    train_call: Callable
     eval_step: Callable
     probe: Callable
 
@@ -106,7 +113,9 @@ def make_parts(config: Config) -> Parts:
         evaluate=steps(every.eval_every),
         save=steps(every.save_every),
         layers=steps(config.diagnosis.every),
+        per_call=config.training.steps_per_call,
     )
+    feed = feed_of(batches, split, most_steps=when.per_call, device_bytes=config.data.on_device_mb * 2**20)
 
     # Model, precision, optimizer
     fields = data.batch_fields(source, config.data)
@@ -132,9 +141,13 @@ def make_parts(config: Config) -> Parts:
         ema=training.ema,
         seed=config.seed,
     )
+    train_call = make_train_call(train_step, feed.batch)
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
-    probe = make_probe(task, tx, seed=config.seed, accumulate=training.accumulate)
-    return Parts(plan, source, mesh, batches, split, tests, when, task, tx, train_step, eval_step, probe)
+    look = make_probe(task, tx, seed=config.seed, accumulate=training.accumulate)
+    probe = jax.jit(lambda state, fed, count: look(state, feed.batch(fed, 0)), static_argnums=2)
+    return Parts(
+        plan, source, mesh, batches, split, feed, tests, when, task, tx, train_step, train_call, eval_step, probe
+    )
 
 
 def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) -> TrainState:
@@ -197,19 +210,21 @@ def run(config: Config) -> dict:
         opened.enter_context(contextlib.closing(checkpoints))
         stop = opened.enter_context(stop_on_signals())
 
-        stream = (place(batch, parts.split) for batch in parts.batches.from_position(start))
-        first = next(stream)
+        feed = parts.feed.calls(start, when.call_counts(start))
+        first = next(feed, None)  # none is left of a finished run
         compiling = time.perf_counter()
-        compiled = parts.train_step.lower(state, first).compile()
-        probe = parts.probe.lower(state, first).compile() if when.layers else None
+        train_call, probe = compiled(parts, state, first, start)
         compile_seconds = time.perf_counter() - compiling
+        explained = functools.partial(explain, config, parts, train_call, folder)
+        if config.profile:
+            train_call = opened.enter_context(profiled(train_call, folder / "tensorboard"))
 
         # The loop
         started = time.perf_counter()
         state = train(
             state,
-            compiled,
-            itertools.chain([first], stream),
+            train_call,
+            itertools.chain([first], feed),
             start=start,
             when=when,
             batch_size=config.data.batch_size,
@@ -224,7 +239,7 @@ def run(config: Config) -> dict:
             ),
             score=TASKS[config.task].score,
             save=lambda position, state, score: checkpoints.save(position, state, about, score=score),
-            explain=functools.partial(explain, config, parts, compiled, folder),
+            explain=explained,
             stop=stop,
             probe=probe,
         )
@@ -258,6 +273,29 @@ def set_up_jax(config: Config, policy: Policy) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if FLOAT64 in (policy.param_dtype, policy.compute_dtype, policy.output_dtype):
         jax.config.update("jax_enable_x64", True)
+
+
+def compiled(parts: Parts, state: TrainState, first, start: int) -> tuple[Callable, Callable | None]:
+    """`train_call` and `probe`, if it is ever due, with a program for each number of steps that calls will have.
+
+    Args:
+      parts: of the run.
+      state: where it begins.
+      first: what the first call is fed.
+      start: steps attempted before.
+    """
+    counts = parts.when.kinds_of_calls(start)
+    feds = {count: parts.feed.like(first, count) for count in counts}
+    calls = {count: parts.train_call.lower(state, fed, count).compile() for count, fed in feds.items()}
+    probes = {count: parts.probe.lower(state, fed, count).compile() for count, fed in feds.items() if parts.when.layers}
+
+    def train_call(state: TrainState, fed, count: int):
+        return calls[count](state, fed)
+
+    def probe(state: TrainState, fed, count: int):
+        return probes[count](state, fed)
+
+    return train_call, probe if probes else None
 
 
 def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState]:

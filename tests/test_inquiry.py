@@ -34,7 +34,7 @@ def healthy(tmp_path_factory):
 def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, position):
     config = load(["--config", str(healthy / "config.toml")])
     parts = make_parts(config)
-    state, batch = replay(config, parts, parts.train_step, healthy, position)
+    state, batch = replay(config, parts, parts.train_call, healthy, position)
     state, _ = parts.train_step(state, batch)
     _, arrays, _ = read_checkpoint(healthy / "checkpoints", str(position))
     replayed = jax.device_get(to_arrays(state))

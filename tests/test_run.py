@@ -148,6 +148,32 @@ def test_a30_a_resumed_run_ends_bit_identical(undisturbed, stopped):
     }
 
 
+@pytest.mark.parametrize("memory", ["1", "0"], ids=["on the device", "stacked"])
+def test_several_steps_in_a_call_are_the_same_run(undisturbed, tmp_path, memory):
+    """As near as two programs come to each other, skipped steps included; evaluated and saved after the same steps."""
+    summary = train(tmp_path / "calls", "--training.steps_per_call", "3", "--data.on_device_mb", memory)
+    assert complete_checkpoints(tmp_path / "calls" / "checkpoints") == [7, 14, 20]
+    assert summary["skipped"] == undisturbed[1]["skipped"]
+    mine, other = (
+        [record for record in metrics_of(folder) if "test/loss" in record]
+        for folder in (tmp_path / "calls", undisturbed[0])
+    )
+    assert [record["step"] for record in mine] == [record["step"] for record in other] == [5, 10, 15, 20]
+    np.testing.assert_allclose(
+        [record["test/loss"] for record in mine], [record["test/loss"] for record in other], rtol=1e-3
+    )
+
+
+def test_a30_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
+    flags = ("--training.steps_per_call", "3")
+    train(tmp_path / "whole", *flags)
+    folder = shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for position in (14, 20):
+        shutil.rmtree(folder / "checkpoints" / str(position))
+    resume(folder)
+    assert_same_arrays(folder, tmp_path / "whole", 20)
+
+
 def test_a31_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stopped):
     """A31: what was being written when it was killed is no checkpoint."""
     (stopped / "checkpoints" / "7").rename(stopped / "checkpoints" / "7.orbax-checkpoint-tmp")
@@ -374,3 +400,16 @@ def test_a30_a_resnet_on_the_digits_resumes_bit_identical(tmp_path):
     resume(folder)
     assert_same_arrays(folder, tmp_path / "a", 20)
     assert metrics_of(folder) == metrics_of(tmp_path / "a")
+
+
+def test_a_profile_is_left_for_tensorboard(tmp_path):
+    train(tmp_path / "a", "--steps", "12", "--profile")
+    (traced,) = (tmp_path / "a" / "tensorboard" / "plugins" / "profile").iterdir()
+    assert any(file.name.endswith(".xplane.pb") and file.stat().st_size > 1000 for file in traced.iterdir())
+
+
+def test_a_profile_of_a_short_run_ends_with_it(tmp_path):
+    train(tmp_path / "a", "--steps", "7", "--profile")
+    assert (tmp_path / "a" / "tensorboard" / "plugins" / "profile").is_dir()
+    train(tmp_path / "b", "--steps", "3", "--profile")
+    assert not (tmp_path / "b" / "tensorboard").exists()

@@ -23,6 +23,7 @@ def _faults(config: Config) -> Iterator[str]:
         "data.length": config.data.length,
         "precision.patience": config.precision.patience,
         "training.accumulate": config.training.accumulate,
+        "training.steps_per_call": config.training.steps_per_call,
         "loop.keep": config.loop.keep,
     }
     not_negative = {
@@ -33,6 +34,7 @@ def _faults(config: Config) -> Iterator[str]:
         "model.heads": config.model.heads,
         "model.patch": config.model.patch,
         "data.in_memory_mb": config.data.in_memory_mb,
+        "data.on_device_mb": config.data.on_device_mb,
         "data.crop_padding": config.data.crop_padding,
         "data.randaugment_ops": config.data.randaugment_ops,
         "data.mixup": config.data.mixup,

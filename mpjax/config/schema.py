@@ -84,6 +84,8 @@ class Data:
     """Side of the square image in pixels, by resizing and cropping on the host; 0: as stored."""
     in_memory_mb: int = 2048
     """Sets that decode to at most this many MB are held in memory; larger ones are streamed."""
+    on_device_mb: int = 1024
+    """With training.steps_per_call: sets in memory of at most this many MB are put on the device as a whole."""
     workers: int = 2
     """Threads that read and decode a streamed set."""
     mean: tuple[float, ...] = (0.0,)
@@ -167,6 +169,9 @@ class Precision:
     """Dynamic loss scale: overflows in a row until it halves."""
     tolerance: float = 0.0
     """Dynamic loss scale: it halves only when at least this share of the steps since it last changed overflowed."""
+    tune: bool = False
+    """Before training, time the model's products in both dtypes on this device and add rules that keep in float32 what
+    is slower in half precision, if that makes the step faster; kept in the cache for the next run."""
     patience: int = 10
     """Training stops when so many steps in a row were skipped, the last at the smallest scale (or a static one)."""
 
@@ -197,6 +202,9 @@ class Optimizer:
     """Weight decay of kernels; norms and biases are spared. sgd: added to the gradient; adamw, lamb: decoupled."""
     clip_norm: float = 0.0
     """Largest global norm of the unscaled gradient; 0: no clipping."""
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """What moments are stored in. bfloat16: half their memory, rounded by chance, so that they are right in the mean.
+    Not float16: squares of gradients below 2e-4 are zero in it."""
 
     def __post_init__(self):
         _settle_durations(self, "warmup")
@@ -210,6 +218,12 @@ class Training:
     """Share of the target spread evenly over all classes."""
     accumulate: int = 1
     """Micro-batches per step; their gradients are averaged."""
+    remat: Literal["none", "dots", "full"] = "none"
+    """What the backward pass computes again, to save memory. none: nothing. dots: all but products of matrices and
+    convolutions. full: all of a block (module in a list) but its input, at about a third more computing."""
+    steps_per_call: int = 1
+    """Steps in one compiled call, for steps so short that the host cannot keep up; a set that fits into
+    data.on_device_mb stays on the device and is read there."""
     ema: float = 0.0
     """Decay of a moving average of the parameters, which is then evaluated too; 0: none."""
 
@@ -269,6 +283,8 @@ class Config:
     """Folder of the run, new or with --resume; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False
     """Go on from the last checkpoint in output_dir, with its settings where no others are given."""
+    profile: bool = False
+    """Trace the steps of calls 6 to 10 into the run's tensorboard folder, for TensorBoard's profile plugin and XProf."""
     cache_dir: str = ""
     """Folder of compiled programs and prepared data; empty: `$MPJAX_CACHE`, by default `~/.cache/mpjax`."""
     data: Data = Data()

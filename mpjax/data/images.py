@@ -116,7 +116,8 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
 
 def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) -> Image.Image:
     try:
-        return picture.convert(_MODES[channels])
+        picture.load()
+        return picture if picture.mode == _MODES[channels] else picture.convert(_MODES[channels])
     except OSError as error:
         raise _undecodable(stored, error) from error
 

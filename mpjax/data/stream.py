@@ -93,15 +93,24 @@ class BatchesInMemory:
         """Full batches in the split."""
         return self.size // self.batch_size
 
+    @property
+    def bytes(self) -> int:
+        """Of the whole split."""
+        return sum(values.nbytes for values in self.arrays.values())
+
     def from_position(self, position: int) -> Iterator[Batch]:
         """Yields batches number `position`, `position + 1`, and so on."""
+        for chosen in self.rows_from(position):
+            yield {name: values[chosen] for name, values in self.arrays.items()}
+
+    def rows_from(self, position: int) -> Iterator[np.ndarray]:
+        """Yields the numbers of the examples, int64 [B], of the same batches."""
         epoch, step = divmod(position, self.steps_per_epoch)
         rows = self.share.rows(self.batch_size)
         while True:
             order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.size)
             for start in range(step * self.batch_size, self.steps_per_epoch * self.batch_size, self.batch_size):
-                chosen = order[start : start + self.batch_size][rows]
-                yield {name: values[chosen] for name, values in self.arrays.items()}
+                yield order[start : start + self.batch_size][rows]
             epoch, step = epoch + 1, 0
 
 

@@ -1,4 +1,4 @@
-"""The loop: dispatch step n, read the metrics of the steps before it, log, evaluate, save, stop."""
+"""The loop: dispatch a call, read the metrics of the steps before it, log, evaluate, save, stop."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,15 +27,15 @@ class Writer(Protocol):
 
 
 AHEAD = 8
-"""Steps that the host may be ahead of the device."""
+"""Steps that the host may be ahead of the device, or 2 calls."""
 
 Metrics = Mapping[str, float]
 
 
 def train(
     state,
-    train_step: Callable,
-    batches: Iterator[Mapping[str, Any]],
+    train_call: Callable,
+    feed: Iterator[Any],
     *,
     start: int,
     when: When,
@@ -51,12 +51,12 @@ def train(
 ):
     """Runs steps `start + 1` to `when.steps` and gives the final state.
 
-    Metrics are read on the host one step after their interval ends, while the device is at work on the next step.
+    Metrics are read on the host one call after their interval ends, while the device is at work on the next one.
 
     Args:
       state: the training state; consumed.
-      train_step: `(state, batch) -> (state, metrics)`.
-      batches: on the device, beginning with that of step `start + 1`.
+      train_call: `(state, fed, count) -> (state, metrics)`: so many steps, whose metrics are [count] if it is not 1.
+      feed: what the calls are given, on the device, of `when.call_counts(start)` steps each.
       start: steps attempted before.
       when: what is due when.
       batch_size: examples per step, for the throughput.
@@ -67,13 +67,14 @@ def train(
       explain: says what is wrong with a step, by its number, after which training cannot go on.
       stop: asks to stop after the step at hand.
       score: the metric of the test set that decides which checkpoint is best.
-      probe: `(state, batch) -> Layers`, what is to be seen of the layers in the step to come; called when it is due.
+      probe: `(state, fed, count) -> Layers`, what is to be seen of the layers in the step to come; called when it is due.
 
     Raises:
       Diverged: see `Limits`; the message names the first bad layer.
       Interrupted: `stop` was set; a checkpoint is saved.
     """
     clock = Clock()
+    ahead = max(2, AHEAD // when.per_call)
     window: list = []
     looked: list = []
     began = 0.0
@@ -87,7 +88,7 @@ def train(
         nonlocal window, began
         if not window:
             return
-        steps = jax.device_get(window)
+        steps = [step for metrics, count in jax.device_get(window) for step in _each(metrics, count)]
         seconds = clock.seconds() - began
         window, began = [], clock.seconds()
         rate = {"examples_per_second": len(steps) * batch_size / seconds}
@@ -98,18 +99,20 @@ def train(
                 raise Diverged(f"training diverged at step {number}: {reason}\n{explain(number)}")
 
     unread: int | None = None
-    for position in range(start + 1, when.steps + 1):
-        batch = next(batches)
-        layers = [(position, probe(state, batch))] if probe and when.layers_due(position) else []
-        state, metrics = train_step(state, batch)
+    position = start
+    for count in when.call_counts(start):
+        fed = next(feed)
+        layers = [(position + 1, probe(state, fed, count))] if probe and when.layers_due(position + 1) else []
+        state, metrics = train_call(state, fed, count)
+        before, position = position, position + count
         write_layers()
         looked += layers
         if unread is not None:
             close_window(unread)
             unread = None
-        window.append(metrics)
-        if len(window) >= AHEAD:  # batches must not pile up in the device's memory
-            jax.block_until_ready(window[-AHEAD])
+        window.append((metrics, count))
+        if len(window) >= ahead:  # batches must not pile up in the device's memory
+            jax.block_until_ready(window[-ahead][0])
 
         stopping = bool(stop) and position < when.steps
         due_evaluate = when.due(when.evaluate, position) and not stopping
@@ -129,9 +132,14 @@ def train(
                     raise Diverged(f"training diverged: {reason}\n{explain(position)}")
             if stopping:
                 raise Interrupted(f"stopped at step {position}; the checkpoint is saved", stop.signal_number)
-        elif when.due(when.log, position):
+        elif any(when.due(when.log, passed) for passed in range(before + 1, position + 1)):
             unread = position
     return state
+
+
+def _each(metrics: Metrics, count: int) -> list[Metrics]:
+    """The metrics of every step of a call."""
+    return [metrics] if count == 1 else [jax.tree.map(lambda x: x[index], metrics) for index in range(count)]
 
 
 def higher_is_better(metric: str, value: float | None) -> float | None:

@@ -26,7 +26,7 @@ class Recorder:
         self.losses, self.finite, self.stop_at = losses or {}, finite or {}, stop_at
         self.tested = 1.0
 
-    def step(self, state, batch):
+    def step(self, state, batch, count):
         self.events.append(f"step {batch}")
         if batch == self.stop_at:
             self.stop.signal_number = signal.SIGTERM
@@ -49,7 +49,7 @@ class Recorder:
     def layers(self, step, layers):
         self.events.append(f"layers {step} {layers}")
 
-    def probe(self, state, batch):
+    def probe(self, state, batch, count):
         self.events.append(f"probe {state} {batch}")
         return types.SimpleNamespace(by_layer=lambda: f"of {batch}")
 
@@ -103,6 +103,65 @@ def test_everything_in_its_order():
         "write 6 test",
         "save 6 6 0.06",
     ]
+
+
+def test_several_steps_in_a_call_are_as_many_rows_of_metrics():
+    """Logged when a line was due within the call; means over all its steps."""
+    recorder = Recorder()
+    calls = []
+
+    def call(state, fed, count):
+        calls.append((fed, count))
+        of_steps = [recorder.step(state, number, 1)[1] for number in fed]
+        metrics = {name: jnp.stack([step[name] for step in of_steps]) for name in of_steps[0]}
+        return state + count, metrics if count > 1 else of_steps[0]
+
+    when = When(steps=8, log=2, evaluate=5, save=0, per_call=3)
+    feed = iter([[1, 2, 3], [4], [5], [6, 7, 8]])
+    final = train(
+        0,
+        call,
+        feed,
+        start=0,
+        when=when,
+        batch_size=4,
+        limits=PATIENT,
+        writer=recorder,
+        evaluate=recorder.evaluate,
+        save=recorder.save,
+        explain=str,
+        stop=recorder.stop,
+    )
+    assert final == 8
+    assert calls == [([1, 2, 3], 3), ([4], 1), ([5], 1), ([6, 7, 8], 3)]
+    assert recorder.written[3]["train/loss"] == 2
+    assert recorder.written[8]["train/loss"] == 7
+    assert list(recorder.written) == [3, 4, 5, 8]
+
+
+def test_a_divergence_within_a_call_is_named_by_its_step():
+    recorder = Recorder(losses={2: math.nan})
+
+    def call(state, fed, count):
+        of_steps = [recorder.step(state, number, 1)[1] for number in fed]
+        return state + count, {name: jnp.stack([step[name] for step in of_steps]) for name in of_steps[0]}
+
+    when = When(steps=3, log=0, evaluate=0, save=0, per_call=3)
+    with pytest.raises(Diverged, match="step 2"):
+        train(
+            0,
+            call,
+            iter([[1, 2, 3]]),
+            start=0,
+            when=when,
+            batch_size=4,
+            limits=Limits(None, 1),
+            writer=recorder,
+            evaluate=recorder.evaluate,
+            save=recorder.save,
+            explain=str,
+            stop=recorder.stop,
+        )
 
 
 def test_metrics_are_means_over_the_interval_and_counters_the_last():
@@ -180,9 +239,9 @@ def test_throughput_leaves_out_evaluating_and_saving(monkeypatch):
     recorder = Recorder()
     step, evaluate = recorder.step, recorder.evaluate
 
-    def slow_step(state, batch):
+    def slow_step(state, batch, count):
         now[0] += 1
-        return step(state, batch)
+        return step(state, batch, count)
 
     def slow_evaluation(state):
         now[0] += 1000
