@@ -167,7 +167,7 @@ def seconds_per_step(step: Callable, state, batches: list, steps: int) -> tuple[
 
 
 def ratios_of(mine, other, *, steps: int, repeats: int, per_call: int = 1) -> dict:
-    """Seconds per step of `mine` to those of `other`, each (step, state, batches); a step of mine is `per_call` steps."""
+    """Time per step of `mine` to that of `other`, each (step, state, batches); a call of mine is `per_call` steps."""
     (step_a, state_a, batches_a), (step_b, state_b, batches_b) = mine, other
     _, state_a = seconds_per_step(step_a, state_a, batches_a, 3)
     _, state_b = seconds_per_step(step_b, state_b, batches_b, 3)

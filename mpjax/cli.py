@@ -79,6 +79,20 @@ def export(argv: Sequence[str]) -> int:
     return exit_code(command)
 
 
+def plan(argv: Sequence[str]) -> int:
+    """`scripts/plan.py`."""
+
+    def command() -> None:
+        from mpjax.config.plan import load_plan
+
+        settings, config = load_plan(argv, prog="plan.py")
+        from mpjax.plan.page import plan_run
+
+        plan_run(settings, config)
+
+    return exit_code(command)
+
+
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command. 0: done; 1: a system error; 2: bad usage; 3: diverged; 128 + signal: interrupted."""
     logging.getLogger("absl").setLevel(logging.ERROR)

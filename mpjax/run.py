@@ -174,8 +174,10 @@ def run(config: Config) -> dict:
       Interrupted: SIGINT or SIGTERM came; a checkpoint is saved.
     """
     from mpjax.inquiry import explain  # which runs again what is run here
+    from mpjax.tuning import tuned  # likewise
 
     began = time.perf_counter()
+    config, tuning = tuned(config)
     parts = make_parts(config)
     plan, when = parts.plan, parts.when
 
@@ -204,7 +206,7 @@ def run(config: Config) -> dict:
             writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:
             writer.message(f"nothing left to train: --steps is {when.steps}")
-        for note in advice(plan, jax.devices()[0]):
+        for note in filter(None, [tuning, *advice(plan, jax.devices()[0])]):
             writer.message(note)
         checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep)
         opened.enter_context(contextlib.closing(checkpoints))

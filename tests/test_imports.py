@@ -11,8 +11,8 @@ import mpjax
 
 
 PACKAGE = pathlib.Path(mpjax.__file__).parent
-ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report")
-WIRING = ("run", "evaluation", "inquiry", "comparison", "export", "cli")
+ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report", "plan")
+WIRING = ("run", "tuning", "evaluation", "inquiry", "comparison", "export", "cli")
 
 PUBLIC = [
     "Policy",
@@ -93,6 +93,7 @@ def modules_after(statement):
         ("import mpjax.config", {"jax", "flax", "numpy", "grain", "tensorflow_datasets"}),
         ("from mpjax import Policy, dynamic_loss_scaling", {"flax", "grain", "tensorflow_datasets", "tyro", "orbax"}),
         ("from mpjax import make_train_step", {"grain", "tensorflow_datasets", "orbax", "matplotlib"}),
+        ("import mpjax.models", {"grain", "tensorflow_datasets", "orbax", "safetensors", "tyro"}),
     ],
 )
 def test_an_import_brings_along_only_what_it_needs(statement, absent):

@@ -284,7 +284,7 @@ class Config:
     resume: bool = False
     """Go on from the last checkpoint in output_dir, with its settings where no others are given."""
     profile: bool = False
-    """Trace the steps of calls 6 to 10 into the run's tensorboard folder, for TensorBoard's profile plugin and XProf."""
+    """Trace calls 6 to 10 into the run's tensorboard folder, for TensorBoard's profile plugin and XProf."""
     cache_dir: str = ""
     """Folder of compiled programs and prepared data; empty: `$MPJAX_CACHE`, by default `~/.cache/mpjax`."""
     data: Data = Data()

@@ -29,7 +29,7 @@ from mpjax.diagnosis.measure import Marks
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder, Site
 from mpjax.diagnosis.rounding import narrowed, round_to
-from mpjax.precision.casting.jaxprs import is_transposed, opened, scope_of
+from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scope_of
 from mpjax.precision.casting.provenance import source_of
 from mpjax.precision.dtypes import BFLOAT16, HALF, is_floating
 
@@ -161,7 +161,7 @@ class Emulator:
         for index, eqn in enumerate(body.eqns):
             if index % _GIVE_BACK_EVERY == _GIVE_BACK_EVERY - 1:
                 give_back()
-            backward = place.backward or is_transposed(eqn)
+            backward = (place.backward or is_transposed(eqn)) and not is_recomputed(eqn)
             here = place._replace(path=scope_of(eqn, place.path), backward=backward)
             pairs = [read(atom) for atom in eqn.invars]
             forget(last.get(index, ()))

@@ -42,8 +42,8 @@ def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
     missing, lossy, restored = [], [], []
     for name, (_, leaf) in zip(names, leaves, strict=True):
         value = None if name in SCALER and not same_scaling else _find(name, leaf, saved)
-        if value is None and name.endswith("/count"):
-            # A schedule that is new to this run goes on where the run is, not from its start.
+        if value is None and name.endswith(("/count", "/draws")):
+            # A schedule, or a rounding by chance, that is new to this run goes on where the run is, not from its start.
             value = saved.get("step")
         if value is None:
             missing += [] if name in SCALER and not same_scaling else [name]

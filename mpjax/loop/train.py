@@ -1,6 +1,7 @@
 """The loop: dispatch a call, read the metrics of the steps before it, log, evaluate, save, stop."""
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -67,7 +68,7 @@ def train(
       explain: says what is wrong with a step, by its number, after which training cannot go on.
       stop: asks to stop after the step at hand.
       score: the metric of the test set that decides which checkpoint is best.
-      probe: `(state, fed, count) -> Layers`, what is to be seen of the layers in the step to come; called when it is due.
+      probe: `(state, fed, count) -> Layers`, what is to be seen of the layers in the step to come, when it is due.
 
     Raises:
       Diverged: see `Limits`; the message names the first bad layer.
@@ -139,7 +140,7 @@ def train(
 
 def _each(metrics: Metrics, count: int) -> list[Metrics]:
     """The metrics of every step of a call."""
-    return [metrics] if count == 1 else [jax.tree.map(lambda x: x[index], metrics) for index in range(count)]
+    return [metrics] if count == 1 else [jax.tree.map(operator.itemgetter(index), metrics) for index in range(count)]
 
 
 def higher_is_better(metric: str, value: float | None) -> float | None:

@@ -3,18 +3,20 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flax import nnx
 
-from mpjax.config import schema
-from mpjax.config.functions import load_function
-from mpjax.config.task import TaskName
-from mpjax.data.fields import Fields
 from mpjax.errors import UsageError
 from mpjax.models import bert, convnext, gpt2, resnet, unet, vit, wide_resnet, xception
 from mpjax.models.mlp import MLP
 from mpjax.precision.scopes import name_scopes
+
+
+if TYPE_CHECKING:  # the networks themselves need neither settings nor data
+    from mpjax.config import schema
+    from mpjax.config.task import TaskName
+    from mpjax.data.fields import Fields
 
 
 class Entry(NamedTuple):
@@ -27,13 +29,13 @@ class Entry(NamedTuple):
       settings: which of `mpjax.config.schema.Model` the model has, besides those that `inputs` reads.
     """
 
-    task: TaskName
+    task: "TaskName"
     make: Callable[..., nnx.Module]
-    inputs: Callable[[Fields, schema.Model], dict[str, Any]]
+    inputs: "Callable[[Fields, schema.Model], dict[str, Any]]"
     settings: tuple[str, ...] = ()
 
 
-def build(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+def build(config: "schema.Model", *, fields: "Fields", rngs: nnx.Rngs) -> nnx.Module:
     """The network that `config` names, in float32, its operations named by module path.
 
     Args:
@@ -49,7 +51,7 @@ def build(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module
     return model
 
 
-def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+def _named(config: "schema.Model", fields: "Fields", rngs: nnx.Rngs) -> nnx.Module:
     entry = ENTRIES[config.name]
     given = {name: value for name in _SETTINGS if (value := getattr(config, name))}
     if extra := sorted(set(given) - set(entry.settings)):
@@ -63,7 +65,9 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     return entry.make(**{**entry.inputs(fields, config), **given}, rngs=rngs)
 
 
-def _own(name: str, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+def _own(name: str, fields: "Fields", rngs: nnx.Rngs) -> nnx.Module:
+    from mpjax.config.functions import load_function
+
     make = load_function(name, flag="--model.name")
     try:
         inspect.signature(make).bind(fields, rngs=rngs)
@@ -78,7 +82,7 @@ def _own(name: str, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     return model
 
 
-_FIELDS: Mapping[TaskName, tuple[str, ...]] = {
+_FIELDS: "Mapping[TaskName, tuple[str, ...]]" = {
     "classification": ("image", "label"),
     "segmentation": ("image", "mask"),
     "text_classification": ("tokens", "length", "label"),
@@ -90,40 +94,40 @@ _SETTINGS = ("width", "depth", "heads", "patch", "dropout")
 """Settings whose 0 stands for what was published."""
 
 
-def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _images(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
     return {"channels": fields["image"].shape[2], "num_classes": fields["label"].num_classes}
 
 
-def _flat_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _flat_images(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
     features = math.prod(fields["image"].shape)
     return {"features": features, "num_classes": fields["label"].num_classes, "width": 16, "depth": 2}
 
 
-def _sized_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _sized_images(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
     return {"image_shape": fields["image"].shape, "num_classes": fields["label"].num_classes, "pool": config.pool}
 
 
-def _for_resnet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _for_resnet(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
     # The channels of the first stage in the paper: on CIFAR-10, and on ImageNet.
     stem, width = {"small": (resnet.SmallStem, 16), "imagenet": (resnet.ImageNetStem, 64)}[config.stem]
     return {"stem": stem, "width": width, **_images(fields, config)}
 
 
-def _for_xception(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _for_xception(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
     stem = {"small": xception.SmallStem, "imagenet": xception.ImageNetStem}[config.stem]
     return {"stem": stem, **_images(fields, config)}
 
 
-def _pixels(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _pixels(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
     return {"channels": fields["image"].shape[2], "num_classes": fields["mask"].num_classes}
 
 
-def _texts(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _texts(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
     tokens, classes = fields["tokens"], fields["label"].num_classes
     return {"vocabulary": tokens.vocabulary, "length": tokens.length, "num_classes": classes, "dropout": config.dropout}
 
 
-def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
+def _next_tokens(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
     tokens = fields["tokens"]  # one more than the model sees: what follows the last
     return {"vocabulary": tokens.vocabulary, "length": tokens.length - 1, "dropout": config.dropout}
 

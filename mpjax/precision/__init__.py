@@ -14,6 +14,7 @@ from mpjax.precision.loss_scale import (
 )
 from mpjax.precision.master import master_weights
 from mpjax.precision.modules import PolicyReport, apply_policy
+from mpjax.precision.moments import half_moments
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad
@@ -34,6 +35,7 @@ __all__ = [
     "dynamic_loss_scaling",
     "full_precision",
     "get_policy",
+    "half_moments",
     "loss_scale_state",
     "master_weights",
     "name_scopes",

@@ -15,7 +15,7 @@ from mpjax.precision.dtypes import FLOAT32, HALF, as_dtype, is_floating, require
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import NORM, Lineage, Rules, by_path, decide, is_norm
-from mpjax.precision.scopes import modules_of
+from mpjax.precision.scopes import modules_of, scope_of_class, scoped, unscoped
 from mpjax.precision.sums import summing_in_float32
 
 
@@ -195,8 +195,9 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
     if norm and output_dtype is None:
         output_dtype = compute_dtype
     outside = output_dtype if path == "" or has_dtype or norm else None
-    cls = _plain_class(type(module))
-    module.__class__ = _casting(summing_in_float32(cls) if compute_dtype in HALF else cls, inside, outside)
+    scope, cls = scope_of_class(type(module)), _plain_class(type(module))
+    cls = _casting(summing_in_float32(cls) if compute_dtype in HALF else cls, inside, outside)
+    module.__class__ = scoped(cls, scope)  # around the casts, which are the module's
     return Row(
         path=path,
         type=type(module).__name__,
@@ -240,7 +241,7 @@ def _cast_floating(tree, dtype: np.dtype | None):
 
 
 def _plain_class(cls: type) -> type:
-    return getattr(cls, "_mpjax_plain_class", cls)
+    return unscoped(getattr(cls, "_mpjax_plain_class", cls))
 
 
 @functools.cache

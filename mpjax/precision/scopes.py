@@ -30,16 +30,28 @@ def name_scopes(model: "nnx.Module") -> None:
     for path, module in modules.items():
         parents = [path[:depth] for depth in range(len(path)) if path[:depth] in modules]
         name = "/".join(map(str, path[len(parents[-1]) if parents else 0 :]))
-        if name and getattr(type(module), "_mpjax_scope", None) != name:
-            module.__class__ = _scoped(type(module), name)
+        if name and scope_of_class(type(module)) != name:
+            module.__class__ = scoped(type(module), name)
 
 
 @functools.cache
-def _scoped(cls: type, name: str) -> type:
-    """`cls` with calls under a named scope; cached, so that equal models have equal graph definitions."""
+def scoped(cls: type, name: str | None) -> type:
+    """`cls` with calls under a named scope, if any; cached, so that equal models have equal graph definitions."""
+    if name is None:
+        return cls
 
     def around(call, self, *args, **kwargs):
         with jax.named_scope(name):
             return call(self, *args, **kwargs)
 
-    return with_call(cls, around, _mpjax_scope=name)
+    return with_call(cls, around, _mpjax_scope=name, _mpjax_unscoped=unscoped(cls))
+
+
+def scope_of_class(cls: type) -> str | None:
+    """The scope that calls are under; None if they are under none."""
+    return getattr(cls, "_mpjax_scope", None)
+
+
+def unscoped(cls: type) -> type:
+    """The class that scopes were put around; `cls` itself if none were."""
+    return getattr(cls, "_mpjax_unscoped", cls)

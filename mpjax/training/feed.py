@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.data.stream import Batches, BatchesInMemory
-from mpjax.training.mesh import place, replicated
+from mpjax.training.mesh import place
 
 
 class Rows(NamedTuple):
@@ -108,7 +108,7 @@ class Stacked:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resident:
-    """The whole set stays on the device; calls are fed the numbers of their examples."""
+    """The whole set stays on every device; calls are fed the numbers of their examples."""
 
     batches: BatchesInMemory
     sharding: NamedSharding
@@ -116,8 +116,8 @@ class Resident:
 
     @classmethod
     def of(cls, batches: BatchesInMemory, sharding: NamedSharding) -> "Resident":
-        """With the set of `batches` on every device."""
-        return cls(batches, sharding, place(batches.arrays, replicated(sharding.mesh)))
+        """With the set that `batches` are from."""
+        return cls(batches, sharding, place(batches.arrays, NamedSharding(sharding.mesh, PartitionSpec())))
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
         """The set, and the numbers of the examples of each step."""

@@ -6,6 +6,7 @@ import optax
 from mpjax.config import schema
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
+from mpjax.precision.moments import half_moments
 
 
 def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int) -> optax.Schedule:
@@ -32,10 +33,14 @@ def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int)
 
 
 def update_rule(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Clipping of the unscaled gradient, then the update rule; weight decay spares norms and biases."""
+    """Clipping of the unscaled gradient, then the update rule; weight decay spares norms and biases.
+
+    Its moments are in the dtype that `config.moments` says.
+    """
     rules = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb}
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
-    return optax.chain(clip, rules[config.name](config, learning_rate))
+    rule = optax.chain(clip, rules[config.name](config, learning_rate))
+    return half_moments(rule) if config.moments == "bfloat16" else rule
 
 
 def with_precision(

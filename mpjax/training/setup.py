@@ -21,6 +21,7 @@ from mpjax.precision.scopes import modules_of
 from mpjax.training.objectives.choose import objective_of
 from mpjax.training.objectives.objective import Objective
 from mpjax.training.precision import PrecisionPlan
+from mpjax.training.remat import apply_remat
 from mpjax.training.state import TrainState, create_state
 from mpjax.training.structure import Arrays, Structure, take_apart, uncast
 
@@ -50,7 +51,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
     """The task that `config` describes, on batches of these fields; no array is made yet.
 
     Raises:
-      UsageError: a rule of the policy that matches no module.
+      UsageError: a rule of the policy that matches no module; no blocks to compute again.
     """
 
     autocasting = plan.mode == "autocast"
@@ -59,6 +60,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
     def make_model(key: jax.Array) -> nnx.Module:
         model = models.build(config.model, fields=fields, rngs=nnx.Rngs(key))
         apply_policy(model, policy)
+        apply_remat(model, config.training.remat)
         return model
 
     abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))

@@ -1,5 +1,6 @@
 """A checkpoint of any policy into a state of any other."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -12,6 +13,7 @@ from mpjax.config.schema import Precision
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.restore import adopt
+from mpjax.precision.moments import half_moments
 from mpjax.training import TrainState
 from mpjax.training.optimizer import with_precision
 from mpjax.training.precision import plan_precision
@@ -153,3 +155,53 @@ def test_a_schedule_that_is_new_to_the_run_goes_on_where_the_run_is():
     state = adopt(fresh, saved)
     counts = [leaf for name, leaf in to_arrays(state).items() if name.endswith("/count")]
     assert [int(count) for count in counts] == [STEPS]
+
+
+# Moments
+
+
+def moments_of(state):
+    return optax.tree.get(state.opt_state, "mu")["head/kernel"], optax.tree.get(state.opt_state, "nu")["head/kernel"]
+
+
+@pytest.mark.parametrize("into", ["float32", "float16"])
+@pytest.mark.parametrize("written", ["float32", "float16"])
+@pytest.mark.parametrize("half_first", [False, True])
+def test_a30_a_checkpoint_of_float32_moments_loads_with_bfloat16_moments_and_the_other_way_round(
+    written, into, half_first
+):
+    """float16 has master weights, whose state lies around that of the moments."""
+    adam, half = optax.adam(0.1), half_moments(optax.adam(0.1))
+    one, other = (half, adam) if half_first else (adam, half)
+    saved = state_of(written, FINE, inner=one)
+    saved = saved_of(dataclasses.replace(saved, opt_state=_with_moments(saved.opt_state, 0.123)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = adopt(state_of(into, inner=other), saved, same_scaling=written == into)
+    wanted = np.float32(jnp.bfloat16(0.123))
+    for moment in moments_of(state):
+        assert moment.dtype == (jnp.float32 if half_first else jnp.bfloat16)
+        assert (np.asarray(moment, np.float32) == wanted).all()
+    if not half_first:
+        assert int(optax.tree.get(state.opt_state, "draws")) == STEPS
+
+
+def _with_moments(opt_state, value):
+    """The state with this value in all of Adam's moments."""
+    adam = optax.tree.get(opt_state, "ScaleByAdamState")
+    return optax.tree.set(
+        opt_state,
+        mu=jax.tree.map(lambda m: jnp.full_like(m, value), adam.mu),
+        nu=jax.tree.map(lambda m: jnp.full_like(m, value), adam.nu),
+    )
+
+
+def test_a30_bfloat16_moments_come_back_every_bit_and_their_draws_go_on():
+    half = half_moments(optax.adam(0.1))
+    written = state_of("float32", FINE, inner=half)
+    opt_state = optax.tree.set(_with_moments(written.opt_state, 0.123), draws=jnp.int32(17))
+    written = dataclasses.replace(written, opt_state=opt_state)
+    state = adopt(state_of("float32", inner=half), saved_of(written))
+    for one, other in zip(jax.tree.leaves(written), jax.tree.leaves(state), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    assert int(optax.tree.get(state.opt_state, "draws")) == 17

@@ -1,5 +1,6 @@
 """Schedules at their ends, one literal step of every rule, decay of kernels only."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from mpjax.config.schema import Optimizer, Precision
 from mpjax.errors import UsageError
 from mpjax.precision import LossScaleState, loss_scale_state
 from mpjax.precision.master import MasterWeightsState
+from mpjax.precision.moments import HalfMomentsState
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 
 
@@ -31,8 +33,6 @@ def rate_of(name, warmup, step):
 @pytest.fixture(autouse=True)
 def _standard_promotion():
     """Optax divides by integer step counts; the train step allows that for its sake, as this does."""
-    import jax
-
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -193,3 +193,27 @@ def test_rounding_by_chance_arrives(stochastic):
     tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="none", masters=True)
     state = tx.init({name: value.astype(jnp.bfloat16) for name, value in PARAMS.items()})
     assert (state.inner_state.roundings is not None) == stochastic
+
+
+@pytest.mark.parametrize(("name", "moments"), [("sgd", 2), ("adamw", 4), ("lamb", 4)])
+def test_bfloat16_moments_are_inside_the_loss_scaling_and_the_masters(name, moments):
+    config = Optimizer(name=name, moments="bfloat16", clip_norm=1.0)
+    tx = with_precision(update_rule(config, lambda count: 0.1), Precision(), loss_scale="dynamic", masters=True)
+    state = tx.init({name: value.astype(jnp.float16) for name, value in PARAMS.items()})
+    assert isinstance(state.inner_state, MasterWeightsState)
+    assert isinstance(state.inner_state.inner_state, HalfMomentsState)
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(state.inner_state.inner_state.inner_state)]
+    assert dtypes.count(jnp.bfloat16) == moments
+    assert state.inner_state.masters["kernel"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_with_bfloat16_moments_twenty_steps_are_those_of_float32_within_a_percent(name):
+    found = [step_of(Optimizer(name=name, moments=moments), steps=20) for moments in ("float32", "bfloat16")]
+    for parameter in PARAMS:
+        np.testing.assert_allclose(found[1][parameter], found[0][parameter], rtol=0.01)
+
+
+def test_by_default_moments_are_float32():
+    state = update_rule(Optimizer(name="adamw"), lambda count: 0.1).init(PARAMS)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state)} == {"float32", "int32"}

@@ -10,12 +10,12 @@ import optax
 import pytest
 
 from mpjax.config import Config
-from mpjax.config.schema import Model, Precision
+from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
 from mpjax.precision import check_dtypes, dynamic_loss_scaling
 from mpjax.precision.casting.jaxprs import equations
-from mpjax.training import make_eval_step, make_train_step
+from mpjax.training import make_eval_step, make_train_step, take_apart
 from mpjax.training.mesh import data_mesh, replicated
 from mpjax.training.precision import plan_precision
 from mpjax.training.setup import initial_state, make_task
@@ -162,3 +162,26 @@ def test_under_autocast_parameters_are_stored_as_the_policy_says_and_the_report_
     assert (str(rows["layers/0"].param_dtype), str(rows["head"].param_dtype)) == ("bfloat16", "float32")
     params = state_of(task).params
     assert (params["layers/0/kernel"].dtype, params["head/kernel"].dtype) == (jnp.bfloat16, jnp.float32)
+
+
+# Biases
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_the_gradients_of_biases_are_summed_in_float32_and_in_the_scope_of_their_layer(remat):
+    """Named scopes are around the layers, and must not hide from the policy which layers they are."""
+    config = dataclasses.replace(CONFIG, training=Training(remat=remat))
+    task = make_task(config, plan_precision(Precision(policy="mixed_float16")), labelled_images(3, (2, 2, 1)))
+    _, params, stats = take_apart(task.abstract)
+    batch = {"image": jax.ShapeDtypeStruct((5, 2, 2, 1), jnp.uint8), "label": jax.ShapeDtypeStruct((5,), jnp.int32)}
+
+    def loss(params, stats, batch):
+        return task.objective.loss(task.structure.assemble(params, stats), batch, jax.random.key(0))[0]
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(params, stats, batch)
+    sums = {
+        scope: str(eqn.outvars[0].aval.dtype)
+        for scope, eqn in equations(jaxpr)
+        if eqn.primitive.name == "reduce_sum" and scope
+    }
+    assert sums == {"layers/0": "float32", "layers/1": "float32", "head": "float32"}

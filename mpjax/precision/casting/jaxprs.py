@@ -152,3 +152,8 @@ def _inside(part: str) -> str:
 def is_transposed(eqn) -> bool:
     """Whether an equation belongs to a backward pass."""
     return "transpose(" in _text(eqn.source_info.name_stack)
+
+
+def is_recomputed(eqn) -> bool:
+    """Whether an equation in a backward pass computes anew what the forward pass did not keep (`jax.checkpoint`)."""
+    return "rematted_computation" in _text(eqn.source_info.name_stack)

@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from mpjax.precision.casting.jaxprs import as_function, equations, open_shardings, opened, scan_counts, scope_of
+from mpjax.precision.casting.jaxprs import (
+    as_function,
+    equations,
+    is_recomputed,
+    open_shardings,
+    opened,
+    scan_counts,
+    scope_of,
+)
 
 
 X = jnp.arange(3.0)
@@ -121,3 +129,15 @@ def test_the_functions_of_a_scatter_and_of_a_reduction_are_not_entered():
     found = [eqn.primitive.name for _, eqn in equations(jax.make_jaxpr(fn)(X))]
     assert "scatter" in found
     assert not {"sin", "mul"} & set(found)
+
+
+def test_what_a_backward_pass_computes_again_is_told_from_its_own_operations():
+    def fn(x):
+        return jnp.sum(jnp.sin(jnp.sin(x)))
+
+    found = [eqn for _, eqn in equations(jax.make_jaxpr(jax.grad(jax.checkpoint(fn)))(X))]
+    again = [eqn.primitive.name for eqn in found if is_recomputed(eqn)]
+    assert again.count("sin") == 1
+    assert "mul" not in again
+    assert [eqn.primitive.name for eqn in found].count("mul") == 2
+    assert not any(is_recomputed(eqn) for _, eqn in equations(jax.make_jaxpr(jax.grad(fn))(X)))

@@ -1,0 +1,153 @@
+"""What a plan knows of each GPU: how much memory, how fast it is read, how fast each dtype computes.
+
+Rates are those of NVIDIA's data sheets without sparsity, of the SXM form where there are several; a GPU under load
+reaches less. Memory is what CUDA reports to a program, which is less than the data sheet's.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from mpjax.config.plan import GpuName
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One kind of GPU.
+
+    Attributes:
+      name: as NVIDIA's driver reports it, or begins to.
+      capability: compute capability.
+      multiprocessors: streaming multiprocessors.
+      lanes: float32 units of one multiprocessor.
+      threads: that one multiprocessor holds.
+      clock: highest clock of a multiprocessor, Hz.
+      memory: bytes that CUDA reports.
+      bandwidth: of the memory, bytes/s.
+      l2: bytes of cache.
+      shared: bytes of shared memory of one multiprocessor.
+      shared_per_block: of which a block may ask for so many.
+      flops: peak operations/s by dtype of the operands of matrix products and convolutions; "tensorfloat32" is float32
+        rounded to 10 bits of mantissa on the way in, XLA's default for float32 where the GPU has it.
+      source: where the rates are from.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    lanes: int
+    threads: int = 2048
+    clock: float
+    memory: int
+    bandwidth: float
+    l2: int
+    shared: int
+    shared_per_block: int
+    flops: Mapping[str, float]
+    source: str
+
+    def rate(self, dtype: str) -> float:
+        """Peak operations/s for operands of a dtype; one that the GPU has no units for computes in float32."""
+        return self.flops.get(dtype, self.flops["float32"])
+
+
+_KIB = 1024
+_TERA = 1e12
+
+
+def _flops(**tera: float) -> Mapping[str, float]:
+    return {dtype: rate * _TERA for dtype, rate in tera.items()}
+
+
+GPUS: Mapping[GpuName, Gpu] = {
+    "v100": Gpu(
+        name="Tesla V100-SXM2-16GB",
+        capability=(7, 0),
+        multiprocessors=80,
+        lanes=64,
+        clock=1.53e9,
+        memory=16_935_682_048,
+        bandwidth=900e9,
+        l2=6 * _KIB**2,
+        shared=96 * _KIB,
+        shared_per_block=96 * _KIB,
+        flops=_flops(float64=7.8, float32=15.7, float16=125),
+        source="NVIDIA V100 data sheet, January 2020 (SXM2)",
+    ),
+    "a100": Gpu(
+        name="NVIDIA A100-SXM4-80GB",
+        capability=(8, 0),
+        multiprocessors=108,
+        lanes=64,
+        clock=1.41e9,
+        memory=85_100_068_864,
+        bandwidth=2039e9,
+        l2=40 * _KIB**2,
+        shared=164 * _KIB,
+        shared_per_block=163 * _KIB,
+        flops=_flops(float64=19.5, float32=19.5, tensorfloat32=156, bfloat16=312, float16=312),
+        source="NVIDIA A100 80GB data sheet, June 2021 (SXM4)",
+    ),
+    "l4": Gpu(
+        name="NVIDIA L4",
+        capability=(8, 9),
+        multiprocessors=58,
+        lanes=128,
+        threads=1536,
+        clock=2.04e9,
+        memory=23_800_000_000,
+        bandwidth=300e9,
+        l2=48 * _KIB**2,
+        shared=100 * _KIB,
+        shared_per_block=99 * _KIB,
+        flops=_flops(float64=0.47, float32=30.3, tensorfloat32=60, bfloat16=121, float16=121),
+        source="NVIDIA L4 data sheet, 2023, where tensor core rates are given with sparsity: half of them",
+    ),
+    "h100": Gpu(
+        name="NVIDIA H100 80GB HBM3",
+        capability=(9, 0),
+        multiprocessors=132,
+        lanes=128,
+        clock=1.98e9,
+        memory=84_942_979_072,
+        bandwidth=3350e9,
+        l2=50 * _KIB**2,
+        shared=228 * _KIB,
+        shared_per_block=227 * _KIB,
+        flops=_flops(float64=67, float32=67, tensorfloat32=494.5, bfloat16=989.5, float16=989.5),
+        source="NVIDIA H100 data sheet (SXM5), where tensor core rates are given with sparsity: half of them",
+    ),
+    "h200": Gpu(
+        name="NVIDIA H200",
+        capability=(9, 0),
+        multiprocessors=132,
+        lanes=128,
+        clock=1.98e9,
+        memory=150_110_011_392,
+        bandwidth=4800e9,
+        l2=50 * _KIB**2,
+        shared=228 * _KIB,
+        shared_per_block=227 * _KIB,
+        flops=_flops(float64=67, float32=67, tensorfloat32=494.5, bfloat16=989.5, float16=989.5),
+        source="NVIDIA H200 data sheet (SXM), where tensor core rates are given with sparsity: half of them",
+    ),
+    "b200": Gpu(
+        name="NVIDIA B200",
+        capability=(10, 0),
+        multiprocessors=148,
+        lanes=128,
+        clock=1.965e9,
+        memory=191_514_411_008,
+        bandwidth=8000e9,
+        l2=126 * _KIB**2,
+        shared=228 * _KIB,
+        shared_per_block=227 * _KIB,
+        flops=_flops(float64=37, float32=75, tensorfloat32=1125, bfloat16=2250, float16=2250),
+        source="NVIDIA DGX B200 and HGX B200 data sheets, an eighth of the system's, half where with sparsity",
+    ),
+}
+
+
+def gpu_of(kind: str) -> GpuName | None:
+    """The GPU whose name a driver's `device_kind` has, as "NVIDIA H100 80GB HBM3" has that of the h100; or None."""
+    words = kind.upper().replace("-", " ").split()
+    return next((name for name in GPUS if name.upper() in words), None)

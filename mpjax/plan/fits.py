@@ -1,0 +1,72 @@
+"""The largest batch that fits: memory grows with the batch along a line, which two batches give."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+
+
+ROUNDS = 3
+"""Batches that are compiled at the most to verify one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """What was found.
+
+    Attributes:
+      batch: the largest that fits; 0 if none does.
+      compiled: whether a batch of that size was compiled; else it follows from the line.
+    """
+
+    batch: int
+    compiled: bool
+
+
+def other_batch(batch: int, step: int) -> int:
+    """A second batch for the line: half of the first, or twice it where half is none.
+
+    Args:
+      batch: the first, a multiple of `step`.
+      step: what batches are multiples of.
+    """
+    half = batch // 2 // step * step
+    return half or 2 * batch
+
+
+def largest_batch(points: Mapping[int, int], limit: int, *, step: int) -> Fit:
+    """By the line through the two batches next to the limit.
+
+    Args:
+      points: peak bytes of two batches or more.
+      limit: bytes that there are.
+      step: what batches are multiples of.
+    """
+    known = sorted(points.items())
+    pairs = list(itertools.pairwise(known))
+    # The first pair whose larger batch is too large; else the last pair.
+    (low, low_bytes), (high, high_bytes) = next((pair for pair in pairs if pair[1][1] > limit), pairs[-1])
+    slope = (high_bytes - low_bytes) / (high - low)
+    if slope <= 0:
+        raise ValueError(f"{high} examples take {high_bytes} bytes, {low} take {low_bytes}: no line that grows")
+    found = max(int(low + (limit - low_bytes) / slope) // step * step, 0)
+    return Fit(found, found in points)
+
+
+def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[int], int], *, step: int) -> Fit:
+    """As `largest_batch`, but what is found is compiled, and mends the line as long as it does not fit.
+
+    Args:
+      points: as there.
+      limit: as there.
+      memory_of: batch to peak bytes, by compiling.
+      step: as there.
+    """
+    points = dict(points)
+    for _ in range(ROUNDS):
+        found = largest_batch(points, limit, step=step)
+        if found.compiled or not found.batch:
+            return found
+        points[found.batch] = memory_of(found.batch)
+        if points[found.batch] <= limit:
+            return Fit(found.batch, compiled=True)
+    return largest_batch(points, limit, step=step)

@@ -1,0 +1,79 @@
+"""Operations of a program by the dtype they are done in: its matrix products, convolutions and fused attention.
+
+Elementwise work is left out: traffic bounds it, on every GPU that a plan knows. A multiplication and an addition count
+as two.
+"""
+
+import collections
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpjax.precision.casting.jaxprs import bodies
+from mpjax.precision.dtypes import is_floating
+
+
+TENSORFLOAT32 = "tensorfloat32"
+_PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
+"""cuDNN's attention: products of [T, H] by [H, S], of which the backward pass makes one again (arXiv:2205.14135)."""
+_COUNTED = {"dot_general", "conv_general_dilated", *_PRODUCTS}
+
+
+def flops_of(jaxpr: Any) -> Mapping[str, int]:
+    """Operations by the dtype of the operands, as {"bfloat16": 2048}; loops as often as they are known to run.
+
+    Args:
+      jaxpr: of the whole step, as `train_step.trace(state, batch).jaxpr`; float32 operands count as "tensorfloat32"
+        unless their precision is asked to be higher.
+    """
+    total: collections.Counter = collections.Counter()
+    for body in bodies(jaxpr):
+        times = math.prod(eqn.params["length"] for eqn in body.callers if eqn.primitive.name == "scan")
+        for eqn in body.eqns:
+            if (operations := _operations(eqn)) and is_floating(eqn.invars[0].aval):
+                total[_dtype(eqn)] += times * operations
+    return dict(total)
+
+
+def _operations(eqn) -> int:
+    name = eqn.primitive.name
+    if name not in _COUNTED:
+        return 0
+    first, second = (var.aval.shape for var in eqn.invars[:2])
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(first[axis] for axis in contracted)
+    if name == "conv_general_dilated":
+        return _convolution(eqn, first, second)
+    batch, length, heads, features = first  # BTNH, as mpjax and jax.nn have it
+    return _PRODUCTS[name] * 2 * batch * heads * length * second[1] * features
+
+
+def _convolution(eqn, image: tuple[int, ...], kernel: tuple[int, ...]) -> int:
+    """Products with a pixel that is there: none with padding, nor with the zeros that dilation puts between pixels."""
+    params, result = eqn.params, eqn.outvars[0].aval.shape
+    numbers = params["dimension_numbers"]
+    batch, _, *_ = (result[axis] for axis in numbers.out_spec[:2])
+    out_features, in_features = (kernel[axis] for axis in numbers.rhs_spec[:2])
+    pairs = 1
+    for place, (low, _) in enumerate(params["padding"]):
+        out = result[numbers.out_spec[2 + place]]
+        taps = kernel[numbers.rhs_spec[2 + place]]
+        pixels = image[numbers.lhs_spec[2 + place]]
+        spread = params["lhs_dilation"][place]
+        at = np.arange(out)[:, None] * params["window_strides"][place] - low
+        at = at + np.arange(taps)[None, :] * params["rhs_dilation"][place]
+        pairs *= int(np.count_nonzero((at >= 0) & (at % spread == 0) & (at // spread < pixels)))
+    # Of a gradient by groups of the batch, each group of outputs sees its own part of the batch.
+    return 2 * batch * out_features * in_features * pairs
+
+
+def _dtype(eqn) -> str:
+    dtype = str(eqn.invars[0].aval.dtype)
+    precision = eqn.params.get("precision")
+    exact = {jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGH}
+    asked = exact & set(precision if isinstance(precision, tuple) else (precision,))
+    return TENSORFLOAT32 if dtype == "float32" and not asked else dtype

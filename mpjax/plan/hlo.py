@@ -1,0 +1,198 @@
+"""A compiled program's text, read: computations, their instructions, and the bytes of every value.
+
+The text is what `compiled.as_text()` gives: XLA's HLO after all its passes, where each instruction of the entry
+computation that is no mere renaming is a kernel (or a call of a library) that reads its operands from memory and writes
+its result there. https://openxla.org/xla/hlo_dumps has the notation.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping
+
+
+_BITS = {
+    "pred": 8,
+    "token": 0,
+    "opaque": 0,
+    **{f"{kind}{bits}": bits for kind in "su" for bits in (2, 4, 8, 16, 32, 64)},
+    "f16": 16,
+    "bf16": 16,
+    "f32": 32,
+    "f64": 64,
+    "c64": 64,
+    "c128": 128,
+}
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_OPCODE = re.compile(r"([a-z][\w\-]*)\(")
+_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
+_CALLED = re.compile(r"\b(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      name: without its percent sign.
+      type: its result's, as the text has it: `f32[8,3]{1,0}`, or several in parentheses.
+      opcode: `fusion`, `custom-call`, `copy`, ...
+      operands: names.
+      attributes: the rest of the line.
+      is_root: whether it is the computation's result.
+    """
+
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+    is_root: bool = False
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Of the result."""
+        return bytes_of(self.type)
+
+    def called(self, *kinds: str) -> list[str]:
+        """The computations that it calls as one of these: `calls`, `body`, `to_apply`, `branch_computations`."""
+        return [
+            name.strip().lstrip("%")
+            for kind, names in _CALLED.findall(self.attributes)
+            if kind in kinds
+            for name in names.strip("{}").split(",")
+        ]
+
+    @property
+    def trips(self) -> int:
+        """How often a while loop runs, where XLA knows it; else 1."""
+        found = _TRIPS.search(self.attributes)
+        return int(found[1]) if found else 1
+
+    @property
+    def target(self) -> str:
+        """The library function that a custom call calls; empty for others."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Instructions in their order.
+
+    Attributes:
+      name: without its percent sign.
+      instructions: by name.
+    """
+
+    name: str
+    instructions: Mapping[str, Instruction]
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions.values())
+
+    @property
+    def root(self) -> Instruction:
+        """Its result."""
+        return next((each for each in self if each.is_root), list(self)[-1])
+
+    @functools.cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """By number."""
+        # The number is where other instructions have their operands.
+        return {int(each.operands[0]): each for each in self if each.opcode == "parameter"}
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[tuple[Instruction, int]]]:
+        """Of each value, the instructions that have it as an operand, and as which."""
+        found: dict[str, list[tuple[Instruction, int]]] = {}
+        for each in self:
+            for index, operand in enumerate(each.operands):
+                found.setdefault(operand, []).append((each, index))
+        return found
+
+    def operand_bytes(self, instruction: Instruction) -> list[int]:
+        """Of each operand."""
+        return [self.instructions[name].bytes if name in self.instructions else 0 for name in instruction.operands]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled program.
+
+    Attributes:
+      computations: by name.
+      entry: the name of the one that is run.
+    """
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+
+def parse(text: str) -> Program:
+    """The program of an HLO text.
+
+    Raises:
+      ValueError: it has no entry computation.
+    """
+    computations: dict[str, Computation] = {}
+    entry, name, instructions = "", "", {}
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            name, instructions = header[2], {}
+            computations[name] = Computation(name, instructions)
+            entry = name if header[1] else entry
+        elif line.startswith("}"):
+            name = ""
+        elif name and (instruction := _instruction(line.strip())):
+            instructions[instruction.name] = instruction
+    if not entry:
+        raise ValueError(f"no ENTRY computation in an HLO text that begins {text[:80]!r}")
+    return Program(computations, entry)
+
+
+def _instruction(line: str) -> Instruction | None:
+    is_root = line.startswith("ROOT ")
+    name, equals, rest = line.removeprefix("ROOT ").partition(" = ")
+    if not equals:
+        return None
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    found = _OPCODE.match(rest, end + 1 if rest[end] == " " else end)
+    if not found:
+        return None
+    close = _closing(rest, found.end() - 1)
+    inside = rest[found.end() : close]
+    operands = (inside,) if found[1] == "parameter" else tuple(_OPERAND.findall(inside))
+    return Instruction(name.lstrip("%"), rest[:end], found[1], operands, rest[close + 1 :], is_root)
+
+
+def _closing(text: str, start: int) -> int:
+    """The place of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return place
+    raise ValueError(f"a parenthesis does not close: {text[:80]!r}")
+
+
+def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Dtype and dimensions of each array in a type: `(bf16[8,3]{1,0}, u8[0]{0})` has two."""
+    return [
+        (dtype, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
+        for dtype, sizes in _SHAPE.findall(type)
+        if dtype in _BITS or dtype.startswith("f8")
+    ]
+
+
+def bytes_of(type: str) -> int:
+    """Of all arrays in a type."""
+    total = 0
+    for dtype, sizes in shapes_of(type):
+        bits = _BITS.get(dtype, 8)
+        for size in sizes:
+            bits *= size
+        total += -(-bits // 8)
+    return total

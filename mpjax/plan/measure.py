@@ -1,0 +1,107 @@
+"""The step timed on the device at hand, to set beside what was planned for it."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpjax.data import Fields, Image, Length, Tokens
+from mpjax.plan.devices import gpu_of
+from mpjax.plan.shapes import batch_shapes
+from mpjax.plan.step import Step
+from mpjax.training.mesh import batch_sharding, data_mesh, place, replicated
+from mpjax.training.setup import initial_state
+
+
+WARM_UP = 5
+REPEATS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A step on a device.
+
+    Attributes:
+      seconds: of a step, the median.
+      quartiles: of the same.
+      peak: bytes in use at the most, as the device says; None where it says nothing, or where a program before took
+        more: the device keeps one number for the life of the process.
+      device: what the driver calls it.
+    """
+
+    seconds: float
+    quartiles: tuple[float, float]
+    peak: int | None
+    device: str
+
+
+def is_here(name: str, devices: int = 1) -> bool:
+    """Whether JAX computes on so many GPUs of this kind."""
+    found = jax.devices()
+    return found[0].platform == "gpu" and gpu_of(found[0].device_kind) == name and len(found) == devices
+
+
+def measure_step(step: Step, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
+    """Runs the step on all devices, on random examples that stay on them.
+
+    Args:
+      step: as it is planned.
+      fields: of its batches.
+      seed: of parameters and examples.
+      ema: whether a moving average is kept.
+    """
+    mesh = data_mesh()
+    device = mesh.devices.flat[0]
+    before = peak_of(device) or 0
+    with step.wide():
+        split = batch_sharding(mesh, batch_size=step.batch_size, accumulate=step.accumulate)
+        batch = place(random_batch(fields, step.batch_size, seed), split)
+        state = initial_state(step.task, step.tx, seed=seed, ema=ema, sharding=replicated(mesh))
+        compiled = step.train_step.lower(state, batch).compile()
+        times = times_of(lambda state: compiled(state, batch)[0], state)
+    low, middle, high = statistics.quantiles(times, n=4)
+    peak = peak_of(device)
+    return Measured(middle, (low, high), peak if peak and peak > before else None, device.device_kind)
+
+
+def peak_of(device: Any) -> int | None:
+    """Bytes in use at the most since the process began; None where the device does not say."""
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def times_of(
+    step: Callable[[Any], Any],
+    state: Any,
+    *,
+    warm_up: int = WARM_UP,
+    repeats: int = REPEATS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Seconds of each of `repeats` steps, the state handed from one to the next, the device waited for."""
+    times = []
+    for index in range(warm_up + repeats):
+        began = clock()
+        state = jax.block_until_ready(step(state))
+        if index >= warm_up:
+            times.append(clock() - began)
+    return times
+
+
+def random_batch(fields: Fields, size: int, seed: int) -> Mapping[str, np.ndarray]:
+    """Values that the fields allow, every one of them likely."""
+    rng = np.random.default_rng(seed)
+    shapes = batch_shapes(fields, size)
+
+    def of(field: Any, shape: tuple[int, ...]) -> np.ndarray:
+        if isinstance(field, Image):
+            return rng.integers(256, size=shape, dtype=np.uint8)
+        if isinstance(field, Length):
+            return np.full(shape, field.largest, np.int32)
+        most = field.vocabulary if isinstance(field, Tokens) else field.num_classes
+        return rng.integers(most, size=shape, dtype=np.int32)
+
+    return {name: of(field, shapes[name].shape) for name, field in fields.items()}

@@ -1,0 +1,102 @@
+"""Plans as an image: memory by kind against what there is, and the time of a step at best, by GPU and policy."""
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpjax.plan.estimate import Estimate
+from mpjax.report.files import write_atomically
+
+
+# Okabe and Ito's colours, apart for every kind of colour vision.
+_MEMORY = {
+    "parameters": "#0072B2",
+    "optimizer": "#56B4E9",
+    "statistics": "#CC79A7",
+    "batch": "#E69F00",
+    "temporary": "#009E73",
+    "extra": "#D55E00",
+}
+_LINES = ("what a run may use", "measured")
+_ARITHMETIC, _TRAFFIC, _GREY = "#0072B2", "#D55E00", "#4D4D4D"
+
+
+def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: str = "") -> None:
+    """Draws two panels of bars, one for each plan.
+
+    Args:
+      plans: in the order in which they are drawn.
+      path: the image; its ending says which format.
+      title: a line above the panels.
+
+    Raises:
+      OSError: names the file.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08)
+    figure = Figure(figsize=(11, 1.6 + 0.45 * len(plans)), dpi=150, layout=layout, facecolor="white")
+    memory, time = figure.subplots(1, 2, sharey=True)
+    places = range(len(plans))
+    _draw_memory(memory, plans, places)
+    _draw_time(time, plans, places)
+    names = [f"{plan.gpu}  {plan.policy}" for plan in plans]
+    memory.set_yticks(list(places), names)
+    memory.invert_yaxis()
+    for panel in (memory, time):
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="x", color="#E6E6E6", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.tick_params(colors=_GREY, labelsize=9)
+        # Bars before lines, which matplotlib would name first.
+        named = sorted(zip(*panel.get_legend_handles_labels(), strict=True), key=lambda pair: pair[1] in _LINES)
+        place = (0, -0.16 - 0.3 / len(plans))
+        panel.legend(
+            *zip(*named, strict=True), loc="upper left", bbox_to_anchor=place, ncols=3, frameon=False, fontsize=8
+        )
+    if title:
+        figure.suptitle(title, fontsize=13, fontweight="bold", color="#222222")
+    image = io.BytesIO()
+    figure.savefig(image, format=Path(path).suffix.lstrip(".") or "png")
+    write_atomically(Path(path), image.getvalue())
+
+
+def _draw_memory(panel, plans: Sequence[Estimate], places: range) -> None:
+    panel.set_title("Memory at the peak, GB per GPU", loc="left", fontsize=11)
+    ends = [0.0] * len(plans)
+    for kind, color in _MEMORY.items():
+        sizes = [getattr(plan.memory, kind) / 1e9 for plan in plans]
+        if max(sizes) > 0.002 * max(plan.memory.total / 1e9 for plan in plans):
+            panel.barh(places, sizes, left=ends, color=color, label=kind, height=0.62)
+        ends = [end + more for end, more in zip(ends, sizes, strict=True)]
+    for place, plan in zip(places, plans, strict=True):
+        limit = plan.limit / 1e9
+        label = _LINES[0] if place == 0 else None
+        panel.plot([limit, limit], [place - 0.42, place + 0.42], color="#222222", linewidth=2, label=label)
+
+
+def _draw_time(panel, plans: Sequence[Estimate], places: range) -> None:
+    panel.set_title("Time of a step at full rates, ms", loc="left", fontsize=11)
+    compute = [plan.roofline.compute * 1e3 for plan in plans]
+    traffic = [plan.roofline.traffic * 1e3 for plan in plans]
+    above = [place - 0.16 for place in places]
+    below = [place + 0.16 for place in places]
+    panel.barh(above, compute, color=_ARITHMETIC, height=0.3, label="arithmetic")
+    panel.barh(below, traffic, color=_TRAFFIC, height=0.3, label="traffic")
+    for place, plan in zip(places, plans, strict=True):
+        end = plan.roofline.seconds * 1e3
+        panel.annotate(
+            f"{plan.items_per_second:,.0f}/s",
+            (end, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=_GREY,
+        )
+    measured = [(plan.measured.seconds * 1e3, place) for place, plan in enumerate(plans) if plan.measured]
+    if measured:
+        panel.plot(*zip(*measured, strict=True), "D", color="#222222", markersize=6, label=_LINES[1])
+    panel.margins(x=0.16)

@@ -1,0 +1,134 @@
+"""The training step of a run as it is compiled for a plan: the run's own function, and shapes instead of arrays."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from mpjax.config import Config, Duration
+from mpjax.config.check import check
+from mpjax.data import Fields
+from mpjax.plan.shapes import batch_shapes
+from mpjax.precision.dtypes import FLOAT64
+from mpjax.precision.scopes import modules_of
+from mpjax.training import TrainState, make_train_step
+from mpjax.training.fit import check_fit
+from mpjax.training.mesh import batch_sharding, replicated
+from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
+from mpjax.training.precision import PrecisionPlan, plan_precision
+from mpjax.training.setup import Task, make_task
+from mpjax.training.state import create_state
+from mpjax.training.structure import take_apart
+
+
+EPOCH = 1000
+"""Steps of an epoch, where a duration in epochs has to become a number: schedules change constants, not costs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A training step, and what it is given.
+
+    Attributes:
+      plan: the precision decision.
+      task: model, precision, objective.
+      tx: the optimizer.
+      train_step: `(state, batch) -> (state, metrics)`, jitted, the state donated.
+      state: the state, without values.
+      batch: a batch by field, without values.
+      accumulate: micro-batches that it is cut into.
+    """
+
+    plan: PrecisionPlan
+    task: Task
+    tx: optax.GradientTransformation
+    train_step: Any
+    state: TrainState
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    accumulate: int = 1
+
+    @property
+    def batch_size(self) -> int:
+        """Examples, over all devices."""
+        return next(iter(self.batch.values())).shape[0]
+
+    @property
+    def attention(self) -> bool:
+        """Whether the model has any."""
+        return any("Attention" in type(module).__name__ for module in modules_of(self.task.abstract).values())
+
+    def of(self, batch_size: int) -> "Step":
+        """The same step on batches of another size."""
+        batch = {name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype) for name, x in self.batch.items()}
+        return dataclasses.replace(self, batch=batch)
+
+    def on(self, mesh: Mesh) -> tuple[TrainState, Any]:
+        """State and batch as `train_step.lower` takes them: the state whole on every device, the batch divided."""
+        split = batch_sharding(mesh, batch_size=self.batch_size, accumulate=self.accumulate)
+        return _placed(self.state, replicated(mesh)), _placed(dict(self.batch), split)
+
+    def wide(self) -> contextlib.AbstractContextManager:
+        """What a step with float64 in it is traced under."""
+        return _wide(self.plan)
+
+
+def planned_step(config: Config, fields: Fields) -> Step:
+    """The step of the run that `config` describes, on batches of these fields.
+
+    Raises:
+      UsageError: settings that cannot be, a model that does not take such batches.
+    """
+    check(config)
+    plan = plan_precision(config.precision)
+    with _wide(plan):
+        return _planned(config, plan, fields)
+
+
+def _planned(config: Config, plan: PrecisionPlan, fields: Fields) -> Step:
+    task = make_task(config, plan, fields)
+    check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+
+    def steps(duration: Duration) -> int:
+        return duration.in_steps(config.data.batch_size, EPOCH)
+
+    schedule = learning_rate_schedule(
+        config.optimizer, steps=steps(config.steps), warmup=steps(config.optimizer.warmup)
+    )
+    tx = with_precision(
+        update_rule(config.optimizer, schedule),
+        config.precision,
+        loss_scale=plan.loss_scale,
+        masters=plan.master_weights,
+    )
+    train_step = make_train_step(
+        task.structure,
+        tx,
+        task.objective.loss,
+        cast=task.cast,
+        learning_rate=schedule,
+        accumulate=config.training.accumulate,
+        ema=config.training.ema,
+        seed=config.seed,
+    )
+
+    def state_of(key: jax.Array) -> TrainState:
+        _, params, stats = take_apart(task.make_model(key))
+        return create_state(params, stats, tx, ema=config.training.ema > 0)
+
+    state = jax.eval_shape(state_of, jax.random.key(config.seed))
+    return Step(
+        plan, task, tx, train_step, state, batch_shapes(fields, config.data.batch_size), config.training.accumulate
+    )
+
+
+def _wide(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
+    dtypes = (plan.policy.param_dtype, plan.policy.compute_dtype, plan.policy.output_dtype)
+    return jax.enable_x64(jax.config.read("jax_enable_x64") or FLOAT64 in dtypes)
+
+
+def _placed(tree: Any, sharding: NamedSharding) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -1,0 +1,127 @@
+"""Plans as text: a table for each kind of GPU, its policies side by side."""
+
+from collections.abc import Callable, Sequence
+
+from mpjax.plan.devices import GPUS
+from mpjax.plan.estimate import Estimate
+from mpjax.plan.flops import TENSORFLOAT32
+
+
+_NOTICED = 1e6  # bytes
+_PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
+
+
+def title(plans: Sequence[Estimate]) -> str:
+    """Of a table: the GPU and what it is asked to do."""
+    first, gpu = plans[0], GPUS[plans[0].gpu]
+    share = f" over {first.devices} GPUs" if first.devices > 1 else ""
+    return (
+        f"{gpu.name}: {first.batch} examples a step{share}; {size(first.limit)} of {size(gpu.memory)} for the run, "
+        f"{gpu.bandwidth / 1e9:.0f} GB/s, {gpu.rate('float16') / 1e12:.0f} TFLOP/s in float16"
+    )
+
+
+def plan_table(plans: Sequence[Estimate]):
+    """A rich table of plans for one kind of GPU, a column for each policy."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+    table.add_column("per step and GPU", no_wrap=True)
+    for plan in plans:
+        table.add_column(plan.policy, justify="right", overflow="fold")
+    for label, cells in rows(plans):
+        table.add_row(label, *cells)
+    return table
+
+
+def rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
+    """Label and cells of each line; lines that say nothing of any plan are left out."""
+    found = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
+    return [(label, cells) for label, cells in found if any(cells)]
+
+
+def size(count: float) -> str:
+    """Bytes: `11.3 GB`."""
+    return _scaled(count, "B")
+
+
+def duration(seconds: float) -> str:
+    """`23.8 ms`."""
+    return _scaled(seconds, "s")
+
+
+def _scaled(value: float, unit: str) -> str:
+    """Three digits, and the unit with its prefix."""
+    prefix, factor = next(((p, f) for p, f in _PREFIXES if abs(value) >= f), _PREFIXES[-1] if value else ("", 1))
+    return f"{value / factor:.3g} {prefix}{unit}"
+
+
+def _optional_size(count: int) -> str:
+    return size(count) if count else ""
+
+
+def _dtypes(plan: Estimate) -> str:
+    short = {TENSORFLOAT32: "tf32" if TENSORFLOAT32 in GPUS[plan.gpu].flops else "float32"}
+    total = sum(plan.flops.values()) or 1
+    shares = sorted(plan.flops.items(), key=lambda item: -item[1])
+    return ", ".join(f"{short.get(dtype, dtype)} {count / total:.0%}" for dtype, count in shares)
+
+
+def _largest(plan: Estimate) -> str:
+    if plan.fit is None:
+        return ""
+    return f"{plan.fit.batch}{'' if plan.fit.compiled else ' (by a line)'}"
+
+
+def _measured(plan: Estimate) -> str:
+    if plan.measured is None:
+        return ""
+    share = plan.roofline.seconds / plan.measured.seconds
+    return f"{duration(plan.measured.seconds)} ({share:.0%} of the roofline)"
+
+
+def _measured_peak(plan: Estimate) -> str:
+    if plan.measured is None or plan.measured.peak is None:
+        return ""
+    return f"{size(plan.measured.peak)} (planned {plan.memory.total / plan.measured.peak - 1:+.0%})"
+
+
+Text = Callable[[Estimate], str]
+
+_ROWS: list[tuple[str, Text]] = [
+    ("memory: parameters", lambda plan: size(plan.memory.parameters)),
+    ("  optimizer state", lambda plan: size(plan.memory.optimizer)),
+    ("  statistics, average", lambda plan: _optional_size(plan.memory.statistics)),
+    ("  batch", lambda plan: size(plan.memory.batch)),
+    ("  temporary", lambda plan: size(plan.memory.temporary)),
+    ("  results besides", lambda plan: size(plan.memory.extra) if plan.memory.extra > _NOTICED else ""),
+    ("  total at the peak", lambda plan: size(plan.memory.total)),
+    ("  does it fit?", lambda plan: "yes" if plan.fits else "no"),
+    ("largest batch that fits", _largest),
+    ("arithmetic", lambda plan: _scaled(sum(plan.flops.values()), "FLOP")),
+    ("  in", _dtypes),
+    ("traffic", lambda plan: size(plan.traffic.bytes)),
+    ("  of it copies", lambda plan: size(plan.traffic.copies)),
+    ("kernels", lambda plan: str(plan.traffic.kernels)),
+    ("attention by", lambda plan: plan.attention),
+    ("time of arithmetic", lambda plan: duration(plan.roofline.compute)),
+    ("time of traffic", lambda plan: duration(plan.roofline.traffic)),
+    ("bound by", lambda plan: plan.roofline.bound),
+]
+
+_ENDS: list[tuple[str, Text]] = [
+    ("examples/s at best", lambda plan: f"{plan.items_per_second:.0f}"),
+    ("  one after the other", lambda plan: f"{plan.batch / plan.roofline.serial:.0f}"),
+    ("measured step", _measured),
+    ("measured examples/s", lambda plan: f"{plan.batch / plan.measured.seconds:.0f}" if plan.measured else ""),
+    ("measured peak memory", _measured_peak),
+]
+
+
+def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
+    kinds = sorted({(kind, dtype) for plan in plans for kind, by in plan.traffic.collectives.items() for dtype in by})
+
+    def cell(kind: str, dtype: str) -> Text:
+        return lambda plan: _optional_size(plan.traffic.collectives.get(kind, {}).get(dtype, 0))
+
+    return [(f"{kind} {dtype}", cell(kind, dtype)) for kind, dtype in kinds]

@@ -1,0 +1,113 @@
+"""Compilation for a GPU that is not there: the device as XLA wants it described, and a mesh of such devices."""
+
+import functools
+import importlib.metadata
+import os
+
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from mpjax.config.plan import GpuName
+from mpjax.errors import UsageError
+from mpjax.plan.devices import GPUS, Gpu
+
+
+PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
+"""Either pair will do; the first is that of the extra `plan`."""
+CUDNN = (9, 10, 0)
+"""The version of cuDNN that is planned with: what may be called follows from it."""
+
+
+def mesh_of(name: GpuName, count: int) -> Mesh:
+    """`count` devices of a kind in one axis, `data`, as `mpjax.training.mesh.data_mesh` has those that are there.
+
+    Raises:
+      UsageError: XLA's plugin for CUDA is not installed, is of another version, or does not know the GPU.
+    """
+    require_plugin()
+    devices = np.array(_devices(name, count))
+    return Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
+
+
+def require_plugin() -> None:
+    """Raises UsageError where the packages that compile for CUDA are missing, or are not of jaxlib's version."""
+    wanted = importlib.metadata.version("jaxlib")
+    found = [{package: _version(package) for package in pair} for pair in PACKAGES]
+    if any(set(pair.values()) == {wanted} for pair in found):
+        return
+    some = next((pair for pair in found if any(pair.values())), found[0])
+    wrong = [f"{package} {version or 'is not installed'}" for package, version in some.items() if version != wanted]
+    exact = " ".join(f"{package}=={wanted}" for package in some)
+    raise UsageError(
+        f"a plan compiles for CUDA with jaxlib's plugin, in jaxlib's version {wanted}; {', '.join(wrong)}; write: "
+        f"pip install -e '.[plan]', or pip install --no-deps {exact}"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def _devices(name: GpuName, count: int) -> list:
+    # The plugin asks for CUDA's libraries, which compiling does not need.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    description = {"topology": f"1x1x{count}", "target_config": target_text(GPUS[name])}
+    try:
+        return list(topologies.get_topology_desc(platform="cuda", **description).devices)
+    except Exception as error:  # of several kinds, by jaxlib's version
+        version, others = importlib.metadata.version("jaxlib"), ", ".join(other for other in GPUS if other != name)
+        raise UsageError(
+            f"--gpu {name}: XLA of jaxlib {version} does not take it: {error}; wanted another GPU, such as {others}"
+        ) from error
+
+
+def target_text(gpu: Gpu) -> str:
+    """The GPU as a `stream_executor.GpuTargetConfigProto` in protobuf's text format (xla/stream_executor)."""
+    major, minor = gpu.capability
+    # 9.0a and 10.0a: instructions of that one generation, which XLA uses where it compiles for the GPU itself.
+    feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
+    info = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 * 1024,
+        "shared_memory_per_core": gpu.shared,
+        "threads_per_core_limit": gpu.threads,
+        "core_count": gpu.multiprocessors,
+        "fpus_per_core": gpu.lanes,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "memory_bandwidth": round(gpu.bandwidth),
+        "l2_cache_size": gpu.l2,
+        "clock_rate_ghz": gpu.clock / 1e9,
+        "device_memory_size": gpu.memory,
+        "shared_memory_per_block_optin": gpu.shared_per_block,
+        "cuda_compute_capability": f"{{ major: {major} minor: {minor} feature_extension: {feature} }}",
+        "registers_per_core_limit": 2**16,
+        "registers_per_block_limit": 2**16,
+        "thread_dim_limit_x": 1024,
+        "thread_dim_limit_y": 1024,
+        "thread_dim_limit_z": 64,
+        "device_vendor": '"NVIDIA Corporation"',
+        "platform_version": f'"Compute Capability {major}.{minor}{"a" if major >= 9 else ""}"',
+        "device_address_bits": 64,
+        "ecc_enabled": "true",
+        "name": f'"{gpu.name}"',
+        "driver_version": '"13.0.0"',
+        "runtime_version": '"12.8.0"',
+        "compile_time_toolkit_version": '"12.8.0"',
+        "dnn_version": f'"{".".join(map(str, CUDNN))}"',
+    }
+    fields = "\n".join(f"  {name}: {value}".replace(": {", " {") for name, value in info.items())
+    version = "major: {} minor: {} patch: {}".format(*CUDNN)
+    return (
+        f"gpu_device_info {{\n{fields}\n}}\n"
+        'platform_name: "CUDA"\n'
+        f"dnn_version_info {{ {version} }}\n"
+        f'device_description_str: "{gpu.name}"\n'
+    )

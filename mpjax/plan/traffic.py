@@ -1,0 +1,197 @@
+"""What a compiled program moves: bytes between memory and kernels, bytes between devices, and how many kernels.
+
+An upper bound: each kernel is taken to read its operands from memory and to write its result there, whatever is still
+in a cache from the kernel before.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+from mpjax.plan.hlo import Computation, Instruction, Program, bytes_of, shapes_of
+
+
+_FREE = {
+    "add-dependency",
+    "after-all",
+    "bitcast",
+    "constant",
+    "get-tuple-element",
+    "opt-barrier",
+    "parameter",
+    "partition-id",
+    "replica-id",
+    "tuple",
+}
+_COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_IN_PART = {"dynamic-slice", "gather"}
+"""Operations that read only what they give of their first operand."""
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
+"""Operations that write into their first operand only what is in the operand of this number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What one run of a program moves.
+
+    Attributes:
+      bytes: read and written by all kernels.
+      kernels: how many are launched, calls of libraries and copies among them.
+      copies: bytes read and written by kernels that do nothing but copy or transpose.
+      collectives: bytes of the whole array by collective and dtype, as {"all-reduce": {"f32": 1024}}.
+      calls: how often each library function is called.
+    """
+
+    bytes: int
+    kernels: int
+    copies: int
+    collectives: Mapping[str, Mapping[str, int]]
+    calls: Mapping[str, int]
+
+
+def traffic_of(program: Program) -> Traffic:
+    """Counted over the entry computation; loops as often as XLA knows that they run."""
+    count = _Count(program)
+    count.add(program.computations[program.entry], 1)
+    collectives: dict[str, dict[str, int]] = {}
+    for (kind, dtype), total in sorted(count.collectives.items()):
+        collectives.setdefault(kind, {})[dtype] = total
+    return Traffic(count.bytes, count.kernels, count.copies, collectives, dict(sorted(count.calls.items())))
+
+
+class _Count:
+    """Sums over the instructions of a program."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.bytes = self.kernels = self.copies = 0
+        self.collectives: collections.Counter = collections.Counter()
+        self.calls: collections.Counter = collections.Counter()
+
+    def add(self, computation: Computation, times: int) -> None:
+        for each in computation:
+            kind = each.opcode
+            if kind in _FREE or kind.endswith(("-done", "-update")):
+                continue
+            if kind == "while":
+                (body,) = each.called("body")
+                self.add(self.program.computations[body], times * each.trips)
+            elif kind in ("call", "async-start"):
+                for called in each.called("to_apply", "calls"):
+                    self.add(self.program.computations[called], times)
+            elif kind == "conditional":
+                self._add_largest(each, times)
+            else:
+                self._add_kernel(computation, each, times)
+
+    def _add_largest(self, conditional: Instruction, times: int) -> None:
+        """The branch that moves most: which one is taken is not known."""
+        counts = []
+        for branch in conditional.called("branch_computations", "to_apply"):
+            counts.append(_Count(self.program))
+            counts[-1].add(self.program.computations[branch], times)
+        if counts:
+            largest = max(counts, key=lambda count: count.bytes)
+            self.bytes += largest.bytes
+            self.kernels += largest.kernels
+            self.copies += largest.copies
+            self.collectives += largest.collectives
+            self.calls += largest.calls
+
+    def _add_kernel(self, computation: Computation, each: Instruction, times: int) -> None:
+        moved = times * _moved(self.program, computation, each)
+        self.bytes += moved
+        self.kernels += times
+        if _only_copies(self.program, each):
+            self.copies += moved
+        if each.target:
+            self.calls[each.target] += times
+        kind = each.opcode.removesuffix("-start")
+        if kind in _COLLECTIVES:
+            for dtype, size in _payload(computation, each):
+                self.collectives[kind, dtype] += times * size
+
+
+def _moved(program: Program, computation: Computation, each: Instruction) -> int:
+    """Bytes that a kernel reads and writes."""
+    sizes = computation.operand_bytes(each)
+    if each.opcode == "fusion":
+        (called,) = each.called("calls")
+        fused = program.computations[called]
+        return sum(_read(fused, number, size) for number, size in enumerate(sizes)) + _written(fused, fused.root)
+    if each.opcode in _IN_PART:
+        return 2 * each.bytes + sum(sizes[1:])
+    if each.opcode in _IN_PLACE:
+        return 2 * sizes[_IN_PLACE[each.opcode]]
+    if each.opcode in ("all-gather-start", "collective-permute-start", "copy-start"):
+        return each.bytes  # operand and result are both in the type
+    return sum(sizes) + each.bytes - _scratch(each)
+
+
+def _read(fused: Computation, number: int, size: int) -> int:
+    """Bytes that a fusion reads of an operand: all, unless each use of it takes only a part."""
+    if number not in fused.parameters:
+        return size
+    total = 0
+    for user, index in _uses(fused, fused.parameters[number]):
+        if index == 0 and user.opcode in _IN_PART:
+            total += user.bytes
+        elif index == 0 and user.opcode in _IN_PLACE:
+            # A scatter adds to what is there; a slice is overwritten.
+            total += fused.operand_bytes(user)[2] if user.opcode == "scatter" else 0
+        else:
+            return size
+    return min(size, total)
+
+
+def _uses(fused: Computation, value: Instruction) -> list[tuple[Instruction, int]]:
+    found = []
+    for user, index in fused.users.get(value.name, []):
+        found += _uses(fused, user) if user.opcode == "bitcast" else [(user, index)]
+    return found
+
+
+def _written(fused: Computation, root: Instruction) -> int:
+    """Bytes that a fusion writes: of what is updated in place, only the update."""
+    if root.opcode == "tuple":
+        return sum(_written(fused, fused.instructions[name]) for name in root.operands)
+    if root.opcode == "bitcast" and root.operands[0] in fused.instructions:
+        return min(root.bytes, _written(fused, fused.instructions[root.operands[0]]))
+    if root.opcode in _IN_PLACE:
+        return fused.operand_bytes(root)[_IN_PLACE[root.opcode]]
+    return root.bytes
+
+
+def _scratch(each: Instruction) -> int:
+    """Bytes of the workspace that a library's call is given beside its results."""
+    if not each.target.startswith("__cu"):
+        return 0
+    shapes = shapes_of(each.type)
+    dtype, sizes = shapes[-1]
+    return bytes_of(f"{dtype}[{','.join(map(str, sizes))}]") if len(shapes) > 1 and dtype in ("u8", "s8") else 0
+
+
+def _only_copies(program: Program, each: Instruction) -> bool:
+    """Whether a kernel computes nothing."""
+    if each.opcode != "fusion":
+        return each.opcode in ("copy", "copy-start", "transpose")
+    (called,) = each.called("calls")
+    work = {inside.opcode for inside in program.computations[called]} - _FREE
+    return bool(work) and work <= {"copy", "transpose"}
+
+
+def _payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
+    """Dtype and bytes of each array that devices exchange, as a whole: what is gathered, what is summed."""
+    sizes = computation.operand_bytes(each)
+    given = sum(sizes)
+    result = each.bytes - given if each.opcode in ("all-gather-start", "collective-permute-start") else each.bytes
+    grown = max(given, result) / given if given else 1
+    dtypes = [shapes_of(computation.instructions[name].type)[0][0] for name in each.operands]
+    return [(dtype, round(size * grown)) for dtype, size in zip(dtypes, sizes, strict=True)]

@@ -1,0 +1,171 @@
+"""The products of a model as programs of their own: which modules multiply or convolve, with what, in which dtypes."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mpjax.precision.calls import has_call, with_call
+from mpjax.precision.casting.jaxprs import equations
+from mpjax.precision.casting.values import is_array
+from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.precision.modules import PolicyReport, apply_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.rules import NORM
+from mpjax.precision.scopes import modules_of
+from mpjax.training.setup import Task
+from mpjax.training.structure import take_apart
+
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+class Program(NamedTuple):
+    """A module by itself, forward and backward.
+
+    Attributes:
+      run: two lists of arrays, those to differentiate by and the others, to the results; to be compiled.
+      inputs: shapes and dtypes of the two lists.
+      text: as JAX prints it; of equal programs one needs to be timed.
+    """
+
+    run: Callable
+    inputs: tuple[list, list]
+    text: str
+
+
+class Product(NamedTuple):
+    """A module with products of its own.
+
+    Attributes:
+      path: of the module.
+      type: its class's name.
+      half: its program in half precision.
+      full: its program in float32 among neighbours in half, the casts at its borders included.
+    """
+
+    path: str
+    type: str
+    half: Program
+    full: Program
+
+
+def products_of(task: Task, policy: Policy, batch: Mapping[str, Any]) -> list[Product]:
+    """The modules that have products, that a rule may name, and that no rule decides yet; outermost only.
+
+    Args:
+      task: a model and its loss.
+      policy: what it computes in: half precision.
+      batch: the shapes of what one device gets at a time.
+    """
+    calls, owners = _calls(task, batch)
+    modules = modules_of(task.abstract)
+    found: list[Product] = []
+    for path in sorted(owners & set(calls), key=lambda path: (path.count("/"), path)):
+        if _is_open(path, task.precision) and not any(is_in(path, one.path) for one in found):
+            half, full = (_program(modules[path], calls[path], policy, d) for d in (policy.compute_dtype, FLOAT32))
+            found.append(Product(path, type(modules[path]).__name__, half, full))
+    order = list(calls)  # as the program has them
+    return sorted(found, key=lambda product: order.index(product.path))
+
+
+def is_in(path: str, module: str) -> bool:
+    """Whether a path is that of a module or of one in it."""
+    return f"{path}/".startswith(f"{module}/")
+
+
+def _is_open(path: str, report: PolicyReport) -> bool:
+    """Whether no rule of the user's decides a module, or one in it."""
+    return all(row.rule in ("policy", NORM) for row in report if is_in(row.path, path))
+
+
+def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[str]]:
+    """The abstract arguments of each module's first call, and the paths of the modules that have products."""
+    calls: dict[str, tuple] = {}
+
+    def recording(path: str) -> Callable:
+        def around(call, self, *args, **kwargs):
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, (args, kwargs)
+            )
+            calls.setdefault(path, shapes)
+            return call(self, *args, **kwargs)
+
+        return around
+
+    def loss(params, stats, key, batch):
+        model = task.structure.assemble(params, stats, key)
+        model.train()
+        for path, module in modules_of(model).items():
+            if has_call(type(module)):
+                module.__class__ = with_call(type(module), recording(path))
+        return task.objective.loss(model, batch, key)[0]
+
+    _, params, stats = take_apart(task.abstract)
+    jaxpr = jax.make_jaxpr(loss)(params, stats, jax.random.key(0), batch)
+    scopes = {scope for scope, eqn in equations(jaxpr) if eqn.primitive.name in PRODUCTS}
+    paths = [path for path in modules_of(task.abstract) if path]
+    owners = {max((path for path in paths if is_in(scope, path)), key=len, default="") for scope in scopes}
+    return calls, owners - {""}
+
+
+def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.dtype) -> Program:
+    """A module's program, computing in `compute_dtype`, its input and output in the policy's."""
+    module = nnx.merge(*nnx.split(module))
+    outside = policy.compute_dtype
+    apply_policy(module, Policy(widest(policy.param_dtype, compute_dtype), compute_dtype, outside))
+    module.train()
+    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    leaves, treedef = jax.tree.flatten((params, rest, call), is_leaf=_is_abstract)
+    leaves = [_as(leaf, outside) if i >= _count((params, rest)) else leaf for i, leaf in enumerate(leaves)]
+    moved = [i for i, leaf in enumerate(leaves) if _is_abstract(leaf) and is_floating(leaf)]
+    fixed = [i for i, leaf in enumerate(leaves) if _is_abstract(leaf) and not is_floating(leaf)]
+
+    def run(by: list, others: list):
+        def forward(by: list):
+            filled = list(leaves)
+            for i, array in zip((*moved, *fixed), (*by, *others), strict=True):
+                filled[i] = array
+            params, rest, (args, kwargs) = jax.tree.unflatten(treedef, filled)
+            return nnx.merge(graph, params, rest)(*args, **kwargs)
+
+        # The output serves as its own gradient: what counts is that it is of the right shape and not zero.
+        output, pull = jax.vjp(forward, by)
+        return output, pull(output)
+
+    inputs = [leaves[i] for i in moved], [leaves[i] for i in fixed]
+    text = re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(run)(*inputs)))
+    return Program(run, inputs, text)
+
+
+def _is_abstract(leaf) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _count(tree) -> int:
+    return len(jax.tree.leaves(tree, is_leaf=_is_abstract))
+
+
+def _as(leaf, dtype: np.dtype):
+    """What comes from half-precision neighbours."""
+    if not _is_abstract(leaf) or not is_floating(leaf):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+
+def arrays_like(shapes: list, seed: int = 0) -> list[jax.Array]:
+    """Arrays to run a program on: no zeros, on which some processors are faster."""
+
+    def one(number: int, shape) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+            return jnp.broadcast_to(key, shape.shape)
+        if is_floating(shape):
+            return (jax.random.normal(key, shape.shape) * np.float32(0.1)).astype(shape.dtype)
+        return jnp.ones(shape.shape, shape.dtype)
+
+    return [one(number, shape) for number, shape in enumerate(shapes)]

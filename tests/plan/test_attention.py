@@ -1,0 +1,44 @@
+"""Attention is traced as on the GPU that is planned for."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mpjax.models.attention import implementation_for
+from mpjax.plan.attention import traced_for
+from mpjax.plan.devices import GPUS
+from mpjax.plan.target import mesh_of
+
+
+def chosen(gpu: str, implementation: str, shape=(2, 8, 2, 16), dtype=jnp.bfloat16) -> str:
+    with traced_for(GPUS[gpu], mesh_of(gpu, 1).devices.flat[0], implementation):
+        return implementation_for(jax.ShapeDtypeStruct(shape, dtype))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "implementation", "wanted"),
+    [("h200", "auto", "cudnn"), ("a100", "cudnn", "cudnn"), ("h200", "xla", "xla"), ("v100", "auto", "xla")],
+)
+def test_models_choose_as_on_the_gpu(plugin, gpu, implementation, wanted):
+    assert chosen(gpu, implementation) == wanted
+
+
+def test_what_keeps_cudnn_from_running_there_keeps_it_from_being_planned(plugin):
+    assert chosen("h200", "auto", dtype=jnp.float32) == "xla"
+    assert chosen("h200", "auto", shape=(2, 7, 2, 16)) == "xla"
+
+
+def test_jax_is_told_what_the_gpu_can_and_outside_a_plan_nothing_is_changed(plugin):
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    before = (fused.check_cudnn_version, fused.check_compute_capability, jax.config.jax_default_device)
+
+    def fail():
+        with traced_for(GPUS["h200"], mesh_of("h200", 1).devices.flat[0], "auto"):
+            assert fused.check_cudnn_version() == 91000
+            assert (fused.check_compute_capability("9.0"), fused.check_compute_capability("10.0")) == (True, False)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert (fused.check_cudnn_version, fused.check_compute_capability, jax.config.jax_default_device) == before

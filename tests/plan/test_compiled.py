@@ -1,0 +1,156 @@
+"""Steps compiled for a GPU that is not there: what mpjax promises of its programs on a GPU."""
+
+import concurrent.futures
+import functools
+import importlib.util
+import sys
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mpjax.config import load
+from mpjax.config.schema import Model
+from mpjax.errors import UsageError
+from mpjax.plan.assembler import toolkit_folder
+from mpjax.plan.compiled import Compiled, start
+from mpjax.plan.hlo import parse, shapes_of
+from mpjax.plan.shapes import planned_fields
+from mpjax.plan.step import planned_step
+from mpjax.plan.target import mesh_of
+from mpjax.plan.traffic import Traffic, traffic_of
+
+
+RESNET18 = "--data.name cifar10 --data.batch_size 40 --model.name resnet18 --model.width 64 --data.crop_padding 0"
+RESNET50 = "--data.name imagenet2012 --data.image_size 224 --model.name resnet50 --model.stem imagenet --model.width 64"
+
+
+@functools.cache
+def compiled(flags: str, gpu="h200", devices: int = 1) -> Compiled:
+    config = load(flags.split())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return start(pool, planned_step(config, planned_fields(config)), gpu, devices=devices).result()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget():
+    yield
+    compiled.cache_clear()
+
+
+def moved(program: Compiled) -> Traffic:
+    return traffic_of(parse(program.executable.as_text()))
+
+
+SMALL = "--data.name synthetic:8x8x1:10 --data.batch_size 24 --model.name mlp --model.width 16 --steps 100"
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "bfloat16"])
+def test_the_state_is_donated(plugin, policy):
+    """Every parameter and every moment is written where it was read: what is given back besides are the metrics."""
+    program = compiled(f"{SMALL} --precision.policy {policy} --training.ema 0.9")
+    found, memory = program.executable.memory_analysis(), program.memory
+    state = memory.parameters + memory.optimizer + memory.statistics
+    assert found.argument_size_in_bytes == pytest.approx(state + memory.batch, rel=0.05)
+    assert found.alias_size_in_bytes == pytest.approx(state, rel=0.05)
+    assert memory.extra < 4096  # addresses of the results and some scalars
+
+
+def test_operations_are_those_of_the_layers(plugin):
+    """64 -> 16 -> 16 -> 10, forward and backward, without the gradient of the images."""
+    program = compiled(f"{SMALL} --precision.policy mixed_bfloat16")
+    products = [64 * 16, 16 * 16, 16 * 10]
+    assert program.flops == {"bfloat16": 2 * 24 * (3 * sum(products) - products[0])}
+
+
+def test_devices_share_the_batch_and_sum_their_gradients(plugin):
+    one, four = (compiled(f"{SMALL} --precision.policy float32", devices=count) for count in (1, 4))
+    assert moved(one).collectives == {}
+    assert four.flops["tensorfloat32"] == one.flops["tensorfloat32"] / 4
+    assert four.memory.batch == one.memory.batch // 4
+    summed = moved(four).collectives["all-reduce"]["f32"]
+    assert one.memory.parameters <= summed < one.memory.parameters + 200  # and the loss and the accuracy
+
+
+def test_a_step_that_xla_cannot_compile_is_a_clear_error(plugin, small, monkeypatch):
+    def refuse(lowered, **options):
+        raise jax.errors.JaxRuntimeError("no tiles")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+        pytest.raises(UsageError, match="--gpu h100: XLA cannot compile this step for it: no tiles"),
+    ):
+        start(pool, planned_step(small, planned_fields(small)), "h100").result()
+
+
+@pytest.mark.slow
+def test_dynamic_scaling_costs_less_than_a_hundredth_of_the_traffic_and_no_memory(plugin):
+    without = compiled(f"{RESNET18} --precision.policy mixed_float16 --precision.loss_scale none")
+    scaled = compiled(f"{RESNET18} --precision.policy mixed_float16")
+    assert moved(scaled).bytes <= 1.01 * moved(without).bytes
+    assert scaled.memory.temporary <= 1.001 * without.memory.temporary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+def test_no_activation_is_transposed_or_copied(plugin, policy):
+    """Forty examples: no weight has a side of forty."""
+    program = parse(compiled(f"{RESNET18} --precision.policy {policy}").executable.as_text())
+    assert moved(compiled(f"{RESNET18} --precision.policy {policy}")).calls["__cudnn$convForward"] >= 20
+    rearranged = [
+        each.type
+        for computation in program.computations.values()
+        for each in computation
+        if each.opcode in ("copy", "transpose")
+        and any(40 in sizes and len(sizes) == 4 for _, sizes in shapes_of(each.type))
+    ]
+    assert rearranged == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")
+def test_the_step_moves_no_more_than_a_hand_written_loop_s(plugin, pytestconfig, monkeypatch):
+    """The model, optimizer and metrics of benchmarks/overhead.py, in float32."""
+    folder = pytestconfig.rootpath / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    spec = importlib.util.spec_from_file_location("overhead", folder / "overhead.py")
+    assert spec
+    assert spec.loader
+    overhead = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "overhead", overhead)
+    spec.loader.exec_module(overhead)
+    optimizer, shape = optax.sgd(0.01, momentum=0.9, nesterov=True), (32, 32, 3)
+    sharding = NamedSharding(mesh_of("h200", 1), PartitionSpec())
+    batch = {"image": jax.ShapeDtypeStruct((40, *shape), jnp.uint8), "label": jax.ShapeDtypeStruct((40,), jnp.int32)}
+
+    def bytes_of(make) -> int:
+        steps = []
+
+        def make_state():
+            step, state = make()
+            steps.append(step)
+            return state
+
+        given = (jax.eval_shape(make_state), batch)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), given)
+        options = {"xla_gpu_cuda_data_dir": toolkit_folder()}
+        return traffic_of(parse(steps[0].lower(*shapes).compile(compiler_options=options).as_text())).bytes
+
+    resnet = Model(name="resnet18", width=64, stem="small")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        own = bytes_of(lambda: overhead.with_mpjax(resnet, shape, optimizer))
+        by_hand = bytes_of(lambda: overhead.hand_written(overhead.LinenResNet18(64, 10), shape, optimizer))
+    assert own <= by_hand
+
+
+@pytest.mark.slow
+def test_a_resnet50_in_bfloat16_keeps_half_of_what_float32_keeps(plugin):
+    """Batch 256 at 224 x 224."""
+    half, full = (
+        compiled(f"{RESNET50} --data.batch_size 256 --data.crop_padding 0 --precision.policy {policy}")
+        for policy in ("mixed_bfloat16", "float32")
+    )
+    assert half.memory.temporary <= 0.52 * full.memory.temporary

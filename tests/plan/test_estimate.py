@@ -1,0 +1,87 @@
+"""Plans of a run under several policies, for several GPUs."""
+
+import dataclasses
+
+import pytest
+
+from mpjax.config import load
+from mpjax.plan.estimate import estimates
+from mpjax.plan.shapes import planned_fields
+
+
+SMALL = "--data.name synthetic:32x32x3:10 --data.batch_size 64 --model.name mlp --model.width 256 --steps 100"
+VIT = (
+    "--data.name synthetic:32x32x3:10 --data.batch_size 64 --model.name vit_ti16 --model.patch 4 --model.depth 1 "
+    "--model.heads 2 --model.width 32 --steps 100"
+)
+
+
+def runs_of(flags: str, *policies: str):
+    configs = [load([*flags.split(), "--precision.policy", policy]) for policy in policies]
+    return configs, planned_fields(configs[0])
+
+
+@pytest.fixture(scope="module")
+def plans(plugin):
+    configs, fields = runs_of(SMALL, "float32", "mixed_bfloat16")
+    return estimates(["h200", "a100"], configs, fields, memory_fraction=0.5)
+
+
+def test_the_policies_of_a_gpu_come_after_one_another(plans):
+    assert [(plan.gpu, plan.policy) for plan in plans] == [
+        ("h200", "float32"),
+        ("h200", "mixed_bfloat16"),
+        ("a100", "float32"),
+        ("a100", "mixed_bfloat16"),
+    ]
+    assert {(plan.batch, plan.devices, plan.attention) for plan in plans} == {(64, 1, "")}
+
+
+def test_time_follows_from_operations_and_bytes(plans):
+    for plan in plans:
+        rate = {"h200": 4.8e12, "a100": 2.039e12}[plan.gpu]
+        assert plan.roofline.traffic == pytest.approx(plan.traffic.bytes / rate)
+        assert plan.items_per_second == pytest.approx(64 / max(plan.roofline.compute, plan.roofline.traffic))
+        assert plan.traffic.kernels > 5
+
+
+def test_a_run_may_use_the_share_of_memory_that_it_is_given(plans):
+    assert [plan.limit for plan in plans] == [75_055_005_696] * 2 + [42_550_034_432] * 2
+    assert all(plan.fits for plan in plans)
+
+
+@pytest.mark.slow
+def test_the_largest_batch_is_found_and_fits(plugin):
+    (config,), fields = runs_of(SMALL, "float32")
+    share = 0.0002
+    (plan,) = estimates(["h200"], [config], fields, memory_fraction=share, verify=True)
+    assert plan.fit is not None
+    assert plan.fit.compiled
+    assert plan.fit.batch > 64
+    larger = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=plan.fit.batch))
+    (full,) = estimates(["h200"], [larger], fields, memory_fraction=share, fit=False)
+    assert 0.5 * plan.limit < full.memory.total <= plan.limit
+    assert full.fit is None
+
+
+@pytest.fixture(scope="module")
+def transformers(plugin):
+    """As a run would take attention on each GPU, and without the fused kernel."""
+    configs, fields = runs_of(VIT, "mixed_bfloat16")
+    return [
+        *estimates(["h200", "v100"], configs, fields, fit=False),
+        *estimates(["h200"], configs, fields, attention="xla", fit=False),
+    ]
+
+
+@pytest.mark.slow
+def test_attention_is_what_a_run_there_would_take_and_said_plainly(transformers):
+    assert [plan.attention for plan in transformers] == ["cudnn", "xla", "xla"]
+
+
+@pytest.mark.slow
+def test_fused_attention_keeps_no_scores(transformers):
+    """64 images of 64 patches and 2 heads: scores of 64 x 2 x 64 x 64 x 4 bytes are 2.1 MB, forward alone."""
+    fused, _, plain = transformers
+    assert plain.memory.temporary - fused.memory.temporary > 2_000_000
+    assert plain.traffic.bytes - fused.traffic.bytes > 8_000_000

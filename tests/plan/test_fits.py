@@ -1,0 +1,56 @@
+"""The largest batch by the line through two."""
+
+import pytest
+
+from mpjax.plan.fits import Fit, largest_batch, other_batch, verified_batch
+
+
+@pytest.mark.parametrize(("batch", "step", "other"), [(256, 1, 128), (24, 8, 8), (8, 8, 16), (1, 1, 2), (40, 16, 16)])
+def test_the_second_batch_is_about_half_and_a_multiple(batch, step, other):
+    assert other_batch(batch, step) == other
+
+
+def test_memory_grows_along_the_line():
+    """1 GB and 10 MB for each example: 89 GB are 8800 examples, and 20 MB are none."""
+    points = {size: 1_000_000_000 + 10_000_000 * size for size in (100, 200)}
+    assert largest_batch(points, 89_000_000_000, step=1) == Fit(8800, compiled=False)
+    assert largest_batch(points, 89_000_000_000, step=64) == Fit(8768, compiled=False)
+    assert largest_batch(points, 20_000_000, step=1) == Fit(0, compiled=False)
+
+
+def test_a_batch_that_was_compiled_is_known_and_not_reckoned():
+    assert largest_batch({100: 2_000, 200: 3_000}, 3_009, step=1) == Fit(200, compiled=True)
+
+
+def test_memory_that_does_not_grow_has_no_line():
+    with pytest.raises(ValueError, match="200 examples take 5 bytes, 100 take 5: no line that grows"):
+        largest_batch({100: 5, 200: 5}, 9, step=1)
+
+
+def test_of_several_batches_those_next_to_the_limit_give_the_line():
+    """From 100 to 200 examples memory grows by 10 for each, from 200 to 400 by 20."""
+    points = {100: 1_000, 200: 2_000, 400: 6_000}
+    assert [largest_batch(points, limit, step=1).batch for limit in (500, 1_500, 4_000, 8_000)] == [50, 150, 300, 500]
+
+
+def test_a_batch_that_does_not_fit_after_all_mends_the_line():
+    """Memory that grows as the square of the batch: the line says 900 examples, and 500 fit."""
+    compiled = []
+
+    def square(size: int) -> int:
+        compiled.append(size)
+        return size * size
+
+    assert verified_batch({100: 10_000, 200: 40_000}, 250_000, square, step=10) == Fit(390, compiled=True)
+    assert compiled == [900, 390]
+
+
+def test_verifying_ends():
+    compiled = []
+
+    def a_little_too_much(size: int) -> int:
+        compiled.append(size)
+        return 101
+
+    assert not verified_batch({1: 1, 2: 2}, 100, a_little_too_much, step=1).compiled
+    assert len(compiled) == 3

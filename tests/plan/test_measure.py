@@ -1,0 +1,83 @@
+"""A step timed: here on the CPU, whose times say nothing, but whose steps are run."""
+
+import jax
+import numpy as np
+import pytest
+
+from mpjax.data import Image, Label, Length, Mask, Tokens
+from mpjax.plan import measure
+from mpjax.plan.measure import is_here, measure_step, random_batch, times_of
+from mpjax.plan.shapes import planned_fields
+from mpjax.plan.step import planned_step
+
+
+def test_a_run_s_step_is_run_on_all_devices_and_the_median_of_its_times_counts(small, monkeypatch):
+    def two_steps(step, state):
+        after = step(step(state))
+        assert int(after.step) == 2
+        return [1.0, 9.0, 2.0, 3.0, 2.5]
+
+    monkeypatch.setattr(measure, "times_of", two_steps)
+    fields = planned_fields(small)
+    found = measure_step(planned_step(small, fields), fields)
+    assert (found.seconds, found.quartiles) == (2.5, pytest.approx((1.5, 6.0)))
+    assert (found.peak, found.device) == (None, "cpu")
+
+
+@pytest.mark.parametrize(("peaks", "wanted"), [((10, 70), 70), ((70, 70), None), ((None, None), None)])
+def test_a_peak_counts_where_no_program_before_took_more(small, monkeypatch, peaks, wanted):
+    said = iter(peaks)
+    monkeypatch.setattr(measure, "peak_of", lambda device: next(said))
+    monkeypatch.setattr(measure, "times_of", lambda step, state: [1.0, 2.0, 3.0])
+    fields = planned_fields(small)
+    assert measure_step(planned_step(small, fields), fields).peak == wanted
+
+
+def test_steps_of_the_warm_up_are_not_counted_and_the_state_goes_on():
+    """A clock that only a step moves: by as many seconds as the state says."""
+    now = [0.0]
+
+    def step(state):
+        now[0] += state
+        return state + 1
+
+    assert times_of(step, 1, warm_up=2, repeats=3, clock=lambda: now[0]) == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "platform", "count", "asked", "wanted"),
+    [
+        ("NVIDIA H200", "gpu", 1, ("h200", 1), True),
+        ("NVIDIA H200", "gpu", 1, ("h100", 1), False),
+        ("NVIDIA H200", "gpu", 8, ("h200", 1), False),
+        ("NVIDIA H200", "gpu", 8, ("h200", 8), True),
+        ("cpu", "cpu", 1, ("h200", 1), False),
+    ],
+)
+def test_only_so_many_gpus_of_that_kind_are_measured_on(monkeypatch, kind, platform, count, asked, wanted):
+    class Device:
+        device_kind = kind
+
+    Device.platform = platform
+    monkeypatch.setattr(jax, "devices", lambda: [Device()] * count)
+    assert is_here(*asked) == wanted
+
+
+def test_batches_hold_what_the_fields_allow():
+    fields = {
+        "image": Image((4, 4, 3)),
+        "label": Label(7),
+        "mask": Mask((4, 4), 3),
+        "tokens": Tokens(6, 11),
+        "length": Length(6),
+    }
+    batch = random_batch(fields, 200, seed=0)
+    assert {name: (x.shape, str(x.dtype)) for name, x in batch.items()} == {
+        "image": ((200, 4, 4, 3), "uint8"),
+        "label": ((200,), "int32"),
+        "mask": ((200, 4, 4), "int32"),
+        "tokens": ((200, 6), "int32"),
+        "length": ((200,), "int32"),
+    }
+    largest = {name: (int(np.min(x)), int(np.max(x))) for name, x in batch.items()}
+    assert largest == {"image": (0, 255), "label": (0, 6), "mask": (0, 2), "tokens": (0, 10), "length": (6, 6)}

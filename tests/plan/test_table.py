@@ -1,0 +1,66 @@
+"""Plans as text."""
+
+import dataclasses
+
+import pytest
+
+from mpjax.plan.table import duration, plan_table, rows, size, title
+
+
+def test_a_title_says_what_is_asked_of_which_gpu(plan_of):
+    assert title([plan_of()]) == (
+        "NVIDIA H100 80GB HBM3: 100 examples a step over 4 GPUs; 40 GB of 84.9 GB for the run, 3350 GB/s, "
+        "990 TFLOP/s in float16"
+    )
+
+
+def test_policies_stand_side_by_side(plan_of):
+    found = dict(rows([plan_of(), plan_of("mixed_bfloat16")]))
+    assert found["  temporary"] == ["40 GB", "20 GB"]
+    assert found["  total at the peak"] == ["43.5 GB", "23.5 GB"]
+    assert found["  does it fit?"] == ["no", "yes"]
+    assert found["largest batch that fits"] == ["150 (by a line)", "300 (by a line)"]
+    assert (found["arithmetic"], found["  in"]) == (["3 TFLOP", "3 TFLOP"], ["tf32 100%", "bfloat16 100%"])
+    assert found["traffic"] == ["8 GB", "4 GB"]
+    assert found["attention by"] == ["xla", "cudnn"]
+    assert (found["time of arithmetic"], found["time of traffic"]) == (["2 ms", "2 ms"], ["8 ms", "4 ms"])
+    assert found["bound by"] == ["traffic", "traffic"]
+    assert found["all-reduce f32"] == ["1 GB", "1 GB"]
+    assert found["examples/s at best"] == ["12500", "25000"]
+    assert found["  one after the other"] == ["10000", "16667"]
+
+
+def test_lines_without_anything_to_say_are_left_out(plan_of):
+    labels = dict(rows([plan_of()]))
+    assert not {"  statistics, average", "  results besides", "measured step", "measured peak memory"} & labels.keys()
+
+
+def test_a_measurement_stands_beside_its_prediction(plan_of):
+    found = dict(rows([plan_of(), plan_of("mixed_bfloat16", measured=True)]))
+    assert found["measured step"] == ["", "10 ms (40% of the roofline)"]
+    assert found["measured examples/s"] == ["", "10000"]
+    assert found["measured peak memory"] == ["", "46 GB (planned -49%)"]
+
+
+def test_a_second_copy_of_the_state_would_show(plan_of):
+    plan = plan_of()
+    copied = dataclasses.replace(plan, memory=dataclasses.replace(plan.memory, extra=3_000_000_000))
+    assert dict(rows([copied]))["  results besides"] == ["3 GB"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (7, "7 B"), (1234, "1.23 kB"), (5e6, "5 MB"), (1.5e9, "1.5 GB"), (2e12, "2 TB")]
+)
+def test_sizes(count, text):
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1.5, "1.5 s"), (0.0238, "23.8 ms"), (4e-6, "4 us"), (0, "0 s")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_table_has_a_column_for_each_policy(plan_of):
+    table = plan_table([plan_of(), plan_of("mixed_bfloat16")])
+    assert [column.header for column in table.columns] == ["per step and GPU", "float32", "mixed_bfloat16"]
+    assert table.row_count == len(rows([plan_of(), plan_of("mixed_bfloat16")]))

@@ -1,0 +1,51 @@
+"""What tuning found is found again, for what it was found for."""
+
+import json
+
+import pytest
+
+from mpjax.training.tuning.cache import read_tuning, tuning_file, write_tuning
+from mpjax.training.tuning.choice import Timed
+from mpjax.training.tuning.timing import Timing
+from mpjax.training.tuning.tune import Tuning
+
+
+KEY = {"device": "NVIDIA H100 80GB", "model": "xception", "jax": "0.10.2", "batch_size": 64, "rules": {"a": "float32"}}
+TIMED = (Timed("Conv", ("a/depthwise", "b/depthwise"), Timing((0.2, 0.25), (0.1, 0.125))),)
+FOUND = Tuning(TIMED, {"*/depthwise": "float32"}, Timing((3.0, 3.5), (2.0, 2.5)))
+
+
+def test_what_was_written_is_read_back_every_number(tmp_path):
+    write_tuning(tmp_path / "tuning", KEY, FOUND)
+    assert read_tuning(tmp_path / "tuning", KEY) == FOUND
+
+
+def test_that_there_are_no_rules_is_kept_too(tmp_path):
+    found = Tuning(TIMED, {}, None)
+    write_tuning(tmp_path, KEY, found)
+    assert read_tuning(tmp_path, KEY) == found
+
+
+@pytest.mark.parametrize("change", [{"device": "NVIDIA A100"}, {"jax": "0.11.0"}, {"batch_size": 65}, {"rules": {}}])
+def test_anything_else_is_not_found(tmp_path, change):
+    write_tuning(tmp_path, KEY, FOUND)
+    assert read_tuning(tmp_path, KEY | change) is None
+
+
+def test_the_file_is_named_for_device_and_model_and_spells_the_key_out(tmp_path):
+    file = write_tuning(tmp_path, KEY, FOUND)
+    assert file == tuning_file(tmp_path, KEY)
+    assert file.name.startswith("NVIDIA_H100_80GB_xception-")
+    assert json.loads(file.read_text())["key"] == KEY
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "null", '{"key": 1}', "cut", "other", "shape"])
+def test_a_damaged_file_counts_as_none(tmp_path, damage):
+    file = write_tuning(tmp_path, KEY, FOUND)
+    text = file.read_text()
+    found = json.loads(text)
+    whole = {"cut": text[: len(text) // 2], "other": json.dumps(found | {"key": {}})}
+    whole["shape"] = json.dumps(found | {"products": [{"type": "Conv"}]})
+    file.write_text(whole.get(damage, damage))
+    assert read_tuning(tmp_path, KEY) is None
