@@ -146,6 +146,11 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
         raise UsageError(
             f"data set '{set_name}': {folder} has no folders; wanted one for each class, with its images in it"
         )
+    if set(classes) == {"images", "masks"}:
+        raise UsageError(
+            f"data set '{set_name}': {folder} has images and their masks, and --task classification wants a folder for "
+            "each class; write --task segmentation"
+        )
     found = {name: _images(folder / name) for name in classes}
     for name, paths in found.items():
         if not paths:

@@ -70,7 +70,11 @@ def _own(name: str, fields: "Fields", rngs: nnx.Rngs) -> nnx.Module:
 
     make = load_function(name, flag="--model.name")
     try:
-        inspect.signature(make).bind(fields, rngs=rngs)
+        # Of a Flax class, signature() gives that of its metaclass, which takes anything.
+        if inspect.isclass(make):
+            inspect.signature(make.__init__).bind(None, fields, rngs=rngs)
+        else:
+            inspect.signature(make).bind(fields, rngs=rngs)
     except TypeError as error:
         raise UsageError(
             f"--model.name {name}: {error}; wanted NAME(fields, *, rngs), with fields a dict of what a batch holds, "

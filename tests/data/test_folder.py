@@ -162,6 +162,10 @@ def test_a_broken_file_is_named_when_it_is_read(pets):
         train_batches(opened(pets), Data(batch_size=2), 0)
 
 
+def test_images_and_masks_are_no_two_classes(scans):
+    refused("has images and their masks, .*; write --task segmentation", scans)
+
+
 def test_a_mask_without_image_and_an_image_without_mask(scans):
     (scans / "train/images/2.bmp").unlink()
     refused("masks/2.png: mask without image: wanted .*train/images/2.png", scans, "segmentation", num_classes=3)

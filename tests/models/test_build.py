@@ -140,6 +140,10 @@ def none(fields, *, rngs):
 
 def other(image, num_classes, *, rngs):
     return None
+
+class Bare(nnx.Module):
+    def __init__(self, *, rngs):
+        self.head = nnx.Linear(3, 7, rngs=rngs)
 """
 
 
@@ -151,5 +155,7 @@ def test_a_model_of_ones_own(tmp_path):
         build(name=f"{tmp_path}/own.py:none")
     with pytest.raises(UsageError, match=r"own.py:other: missing a required.*wanted NAME\(fields, \*, rngs\)"):
         build(name=f"{tmp_path}/own.py:other")
+    with pytest.raises(UsageError, match=r"own.py:Bare: .*wanted NAME\(fields, \*, rngs\)"):
+        build(name=f"{tmp_path}/own.py:Bare")
     with pytest.raises(UsageError, match="has no Nt; did you mean Net"):
         build(name=f"{tmp_path}/own.py:Nt")

@@ -184,3 +184,16 @@ def test_gpt2_files_of_the_first_days_have_no_base_and_hold_the_causal_mask(tmp_
     tensors["h.0.attn.bias"] = np.ones((1, 1, 16, 16), np.float32)
     save_file(tensors, tmp_path / "model.safetensors")
     np.testing.assert_allclose(logits_here(loaded), logits_there(loaded), atol=1e-5)
+
+
+def test_a_state_dict_of_vit_that_was_written_as_it_is(tmp_path):
+    """Transformers 5 has other names in memory than in its files."""
+    loaded = saved(CASES["vit"], tmp_path)
+    logits = logits_there(loaded)
+    state_dict = {name: value.numpy() for name, value in loaded.theirs.state_dict().items()}
+    save_file(state_dict, tmp_path / "model.safetensors")
+    model = loaded.case.ours(rngs=nnx.Rngs(0))
+    report = mpjax.load_pretrained(model, loaded.folder)
+    model.eval()
+    assert report.layout == ("huggingface_state_dict" if "vit.layers.0.mlp.fc1.weight" in state_dict else "huggingface")
+    np.testing.assert_allclose(np.asarray(model(*loaded.case.inputs)), logits, atol=1e-5)

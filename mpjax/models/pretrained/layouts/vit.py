@@ -1,5 +1,7 @@
 """ViT in the files of Hugging Face transformers (`ViTForImageClassification`)."""
 
+from collections.abc import Mapping
+
 from mpjax.models.pretrained.layouts.attention import attention_entries
 from mpjax.models.pretrained.layouts.entry import Entry, Layout, reshaped
 from mpjax.models.pretrained.layouts.layers import layer_entries
@@ -9,8 +11,40 @@ from mpjax.models.vit import ViT
 MODEL = ViT
 
 
+SAVED = {
+    "block": "vit.encoder.layer",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "query": "attention.attention.query",
+    "key": "attention.attention.key",
+    "value": "attention.attention.value",
+    "out": "attention.output.dense",
+}
+"""What `save_pretrained` calls the parts of a block."""
+
+IN_MEMORY = {
+    "block": "vit.layers",
+    "up": "mlp.fc1",
+    "down": "mlp.fc2",
+    "query": "attention.q_proj",
+    "key": "attention.k_proj",
+    "value": "attention.v_proj",
+    "out": "attention.o_proj",
+}
+"""What `state_dict` calls them from transformers 5 on."""
+
+
 def huggingface(model: ViT) -> Layout:
     """The keys of `ViTForImageClassification`, which has a class token: `pool="cls"`, and an epsilon of 1e-12."""
+    return _layout("huggingface", model, SAVED)
+
+
+def state_dict(model: ViT) -> Layout:
+    """The same of a `state_dict` that was written as it is."""
+    return _layout("huggingface_state_dict", model, IN_MEMORY)
+
+
+def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> Layout:
     names = {
         "patches": "vit.embeddings.patch_embeddings.projection",
         "norm": "vit.layernorm",
@@ -22,20 +56,14 @@ def huggingface(model: ViT) -> Layout:
         "positions": Entry("vit.embeddings.position_embeddings", reshaped((1, *positions), positions)),
     }
     for number, block in enumerate(model.blocks):
-        ours, theirs = f"blocks/{number}", f"vit.encoder.layer.{number}"
+        ours, theirs = f"blocks/{number}", f"{parts['block']}.{number}"
         names[f"{ours}/norm1"] = f"{theirs}.layernorm_before"
         names[f"{ours}/norm2"] = f"{theirs}.layernorm_after"
-        names[f"{ours}/mlp/up"] = f"{theirs}.intermediate.dense"
-        names[f"{ours}/mlp/down"] = f"{theirs}.output.dense"
-        entries |= attention_entries(
-            block.attention,
-            f"{ours}/attention",
-            query=f"{theirs}.attention.attention.query",
-            key=f"{theirs}.attention.attention.key",
-            value=f"{theirs}.attention.attention.value",
-            out=f"{theirs}.attention.output.dense",
-        )
-    return Layout("huggingface", layer_entries(model, names) | entries, base="vit.", ignored=("pooler.*",))
+        names[f"{ours}/mlp/up"] = f"{theirs}.{parts['up']}"
+        names[f"{ours}/mlp/down"] = f"{theirs}.{parts['down']}"
+        products = {part: f"{theirs}.{parts[part]}" for part in ("query", "key", "value", "out")}
+        entries |= attention_entries(block.attention, f"{ours}/attention", **products)
+    return Layout(name, layer_entries(model, names) | entries, base="vit.", ignored=("pooler.*",))
 
 
-LAYOUTS = {"huggingface": huggingface}
+LAYOUTS = {"huggingface": huggingface, "huggingface_state_dict": state_dict}
