@@ -167,6 +167,7 @@ def test_advice_is_one_line_and_other_warnings_keep_their_place(capsys):
     assert "FutureWarning: old" in rest[0]
 
 
+@pytest.mark.slow
 def test_a3_a_run_that_diverges_ends_with_code_3(tmp_path, capsys):
     flags = ["--steps", "40", "--precision.policy", "float32", "--optimizer.learning_rate", "1e30"]
     assert cli.train([*LONG, *flags, "--output_dir", str(tmp_path / "a")]) == 3

@@ -167,6 +167,7 @@ def test_help_lists_every_field_and_neither_help_nor_a_comparison_imports_jax(ru
     assert not {"jax", "flax"} & imported
 
 
+@pytest.mark.slow
 def test_real_runs_of_two_policies_and_two_seeds_agree_within_their_seeds(tmp_path, capsys):
     flags = "--model.name mlp --model.width 8 --data.name digits --steps 20 --loop.log_every 5 --loop.eval_every 10"
     folders = []

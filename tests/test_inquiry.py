@@ -97,6 +97,7 @@ def test_a27_what_cannot_be_asked_says_why(healthy, settings, says):
         diagnose_run(Inquiry(**{"run": str(healthy), **settings}))
 
 
+@pytest.mark.slow
 def test_the_command_answers_with_json_and_refuses_with_code_2(healthy, capsys):
     assert cli.diagnose(["--run", str(healthy), "--step", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "healthy"
@@ -126,6 +127,7 @@ def test_a24_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
     assert "--precision.master_weights on" in found.advice[0]
 
 
+@pytest.mark.slow
 def test_a_run_whose_gradients_are_finite_and_their_norm_is_not_is_no_precision_problem(tmp_path):
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--optimizer.name", "sgd", "--optimizer.learning_rate", "1e4"]
     flags += ["--precision.policy", "mixed_bfloat16", "--steps", "40", "--optimizer.warmup", "0"]
@@ -133,6 +135,7 @@ def test_a_run_whose_gradients_are_finite_and_their_norm_is_not_is_no_precision_
         run(load(flags))
 
 
+@pytest.mark.slow
 def test_a_run_without_metrics_or_checkpoints_is_diagnosed_from_its_settings(healthy, tmp_path):
     (tmp_path / "config.toml").write_text((healthy / "config.toml").read_text())
     assert diagnose_run(Inquiry(run=str(tmp_path), step=1, search="none")).verdict == "healthy"

@@ -71,6 +71,7 @@ def stopped(undisturbed, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_layers_are_read_at_their_steps_and_change_nothing(undisturbed, tmp_path):
     folder, _ = undisturbed
     train(tmp_path / "watched", "--diagnosis.every", "8")
@@ -210,6 +211,7 @@ def test_a30_a_run_goes_on_under_other_policies(undisturbed, tmp_path):
         assert about["policy"].startswith(f"params={stored},compute={policy.removeprefix('mixed_')},")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["--precision.stochastic_rounding", "--precision.no_stochastic_rounding"])
 def test_a24_a30_a_float16_run_keeps_float32_masters_in_its_checkpoints_and_goes_on_from_them(tmp_path, rounding):
     flags = ("--precision.policy", "float16", "--steps", "8", "--loop.save_every", "4", "--loop.eval_every", "0")
@@ -229,6 +231,7 @@ def test_a24_a30_a_float16_run_keeps_float32_masters_in_its_checkpoints_and_goes
     assert_same_arrays(folder, tmp_path / "a", 8)
 
 
+@pytest.mark.slow
 def test_a_run_under_autocast_keeps_float32_and_goes_on_under_another_mode(tmp_path):
     train(tmp_path / "a", "--precision.mode", "autocast", "--precision.rules", "head", "float32", "--steps", "7")
     _, arrays, about = read_checkpoint(tmp_path / "a" / "checkpoints", "7")
@@ -259,6 +262,7 @@ def test_a30_another_model_is_refused_with_all_faults(stopped):
     assert (metrics_of(stopped), (stopped / "config.toml").read_text()) == before
 
 
+@pytest.mark.slow
 def test_the_best_and_the_newest_checkpoints_are_kept_over_a_resumption(tmp_path):
     flags = (
         "--loop.keep",
@@ -302,6 +306,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed
     assert_same_arrays(tmp_path / "a", undisturbed[0], 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "reason", "layer"),
     [
@@ -402,6 +407,7 @@ def test_a30_a_resnet_on_the_digits_resumes_bit_identical(tmp_path):
     assert metrics_of(folder) == metrics_of(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_a_profile_is_left_for_tensorboard(tmp_path):
     train(tmp_path / "a", "--steps", "12", "--profile")
     (traced,) = (tmp_path / "a" / "tensorboard" / "plugins" / "profile").iterdir()

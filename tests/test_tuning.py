@@ -43,6 +43,7 @@ def saved(folder):
     return tomllib.loads((folder / "config.toml").read_text())["precision"]
 
 
+@pytest.mark.slow
 def test_rules_that_are_found_are_in_the_settings_of_the_run_which_repeat_it_without_tuning(found, tmp_path, capsys):
     run(settings(tmp_path / "run", "--precision.rules", "layers/0", "float32"))
     assert found == [["layers/1", "head"]]
@@ -54,6 +55,7 @@ def test_rules_that_are_found_are_in_the_settings_of_the_run_which_repeat_it_wit
     assert "2.00 times as fast (2000 ms to 1000 ms); kept in " in said
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_its_rules_and_times_nothing(found, tmp_path):
     run(settings(tmp_path / "run"))
     run(load(["--resume", "--precision.tune", "--output_dir", str(tmp_path / "run"), "--steps", "6"]))

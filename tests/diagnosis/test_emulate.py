@@ -131,6 +131,7 @@ def _flow_program(function, dtype):
     return program_of(loss_of, jax.random.normal(jax.random.key(0), (6, 4)), {}), loss_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", [name for name in FLOWS if name != "while"])
 def test_control_flow_is_the_step_bit_for_bit(name, dtype):

@@ -85,6 +85,7 @@ def test_a_run_ends_with_all_its_operations_done():
     assert bar.done == bar.total > 5
 
 
+@pytest.mark.slow
 def test_diagnose_shows_it_at_a_terminal_and_returns_the_same(networks, terminal, monkeypatch):
     monkeypatch.setattr(progress, "SHOWN_AFTER", 0.0)
     monkeypatch.setattr(progress, "_BETWEEN", 0.0)

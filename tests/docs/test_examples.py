@@ -100,6 +100,7 @@ def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | elsewhere
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [

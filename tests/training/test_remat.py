@@ -177,6 +177,7 @@ def counts(task, fields):
     return len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_blocks_which_full_computes_again_and_dots_but_for_its_products(name):
     fields = FIELDS.get(name, IMAGES)
@@ -200,6 +201,7 @@ def kept(task, fields):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if (leaf.shape, leaf.dtype) not in params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "dots", "full"),
     [

@@ -77,6 +77,7 @@ def operations(net, params):
     return {kind: text.count(f" {kind}(") for kind in kinds}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_a_training_step_of_resnet18_has_the_operations_of_hand_placed_casts(half):
     net, params = resnet18_of_nnx()
