@@ -120,17 +120,16 @@ def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.P
         state = adopt(fresh_state(config, parts), saved, same_scaling=same)
     else:
         start, state = 0, fresh_state(config, parts, pretrained_arrays(parts.task, config.model)[0])
-    counts = []
+    counts, position = [], start
     for count in parts.when.call_counts(start):
-        if start + count >= number:
+        if position + count >= number:
             break
         counts.append(count)
-        start += count
-    position = start - sum(counts)
-    for count, fed in zip(counts, parts.feed.calls(position, counts), strict=True):
+        position += count
+    for count, fed in zip(counts, parts.feed.calls(start, counts), strict=True):
         state, _ = train_call(state, fed, count)
-    stream = (place(batch, parts.split) for batch in parts.batches.from_position(start))
-    for _ in range(start + 1, number):
+    stream = (place(batch, parts.split) for batch in parts.batches.from_position(position))
+    for _ in range(position + 1, number):
         state, _ = parts.train_step(state, next(stream))
     return state, next(stream)
 

@@ -31,13 +31,11 @@ from mpjax.loop.when import When
 from mpjax.precision.dtypes import FLOAT64
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.policy import Policy
-from mpjax.training import TrainState, evaluate, make_eval_step, make_train_step
+from mpjax.training import TrainState, evaluate, make_eval_step
 from mpjax.training.feed import Feed, feed_of
-from mpjax.training.fit import check_fit
 from mpjax.training.mesh import batch_sharding, data_mesh, evaluation_sharding, place, replicated
-from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision import PrecisionPlan, advice, floor_of, plan_precision
-from mpjax.training.setup import Task, initial_state, make_task, pretrained_arrays
+from mpjax.training.setup import Task, initial_state, make_step, pretrained_arrays
 from mpjax.training.structure import Arrays
 from mpjax.training.train_call import make_train_call
 
@@ -117,33 +115,15 @@ def make_parts(config: Config) -> Parts:
     )
     feed = feed_of(batches, split, most_steps=when.per_call, device_bytes=config.data.on_device_mb * 2**20)
 
-    # Model, precision, optimizer
+    # Model, precision, optimizer, training step
     fields = data.batch_fields(source, config.data)
-    task = make_task(config, plan, fields)
-    check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
-    schedule = learning_rate_schedule(config.optimizer, steps=when.steps, warmup=steps(config.optimizer.warmup))
-    tx = with_precision(
-        update_rule(config.optimizer, schedule),
-        config.precision,
-        loss_scale=plan.loss_scale,
-        masters=plan.master_weights,
-    )
+    warmup = steps(config.optimizer.warmup)
+    task, tx, train_step = make_step(config, plan, fields, steps=when.steps, warmup=warmup)
 
-    # Steps
-    training = config.training
-    train_step = make_train_step(
-        task.structure,
-        tx,
-        task.objective.loss,
-        cast=task.cast,
-        learning_rate=schedule,
-        accumulate=training.accumulate,
-        ema=training.ema,
-        seed=config.seed,
-    )
+    # What is compiled around it
     train_call = make_train_call(train_step, feed.batch)
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
-    look = make_probe(task, tx, seed=config.seed, accumulate=training.accumulate)
+    look = make_probe(task, tx, seed=config.seed, accumulate=config.training.accumulate)
     probe = jax.jit(lambda state, fed, count: look(state, feed.batch(fed, 0)), static_argnums=2)
     return Parts(
         plan, source, mesh, batches, split, feed, tests, when, task, tx, train_step, train_call, eval_step, probe

@@ -15,12 +15,10 @@ from mpjax.data import Fields
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.dtypes import FLOAT64
 from mpjax.precision.scopes import modules_of
-from mpjax.training import TrainState, make_train_step
-from mpjax.training.fit import check_fit
+from mpjax.training import TrainState
 from mpjax.training.mesh import batch_sharding, replicated
-from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision import PrecisionPlan, plan_precision
-from mpjax.training.setup import Task, make_task
+from mpjax.training.setup import Task, make_step
 from mpjax.training.state import create_state
 from mpjax.training.structure import take_apart
 
@@ -89,31 +87,11 @@ def planned_step(config: Config, fields: Fields) -> Step:
 
 
 def _planned(config: Config, plan: PrecisionPlan, fields: Fields) -> Step:
-    task = make_task(config, plan, fields)
-    check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
-
     def steps(duration: Duration) -> int:
         return duration.in_steps(config.data.batch_size, EPOCH)
 
-    schedule = learning_rate_schedule(
-        config.optimizer, steps=steps(config.steps), warmup=steps(config.optimizer.warmup)
-    )
-    tx = with_precision(
-        update_rule(config.optimizer, schedule),
-        config.precision,
-        loss_scale=plan.loss_scale,
-        masters=plan.master_weights,
-    )
-    train_step = make_train_step(
-        task.structure,
-        tx,
-        task.objective.loss,
-        cast=task.cast,
-        learning_rate=schedule,
-        accumulate=config.training.accumulate,
-        ema=config.training.ema,
-        seed=config.seed,
-    )
+    warmup = steps(config.optimizer.warmup)
+    task, tx, train_step = make_step(config, plan, fields, steps=steps(config.steps), warmup=warmup)
 
     def state_of(key: jax.Array) -> TrainState:
         _, params, stats = take_apart(task.make_model(key))

@@ -18,12 +18,15 @@ from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.precision.casting import autocast
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
 from mpjax.precision.scopes import modules_of
+from mpjax.training.fit import check_fit
 from mpjax.training.objectives.choose import objective_of
 from mpjax.training.objectives.objective import Objective
+from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision import PrecisionPlan
 from mpjax.training.remat import apply_remat
 from mpjax.training.state import TrainState, create_state
 from mpjax.training.structure import Arrays, Structure, take_apart, uncast
+from mpjax.training.train_step import make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,43 @@ def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
             autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
         )
     return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model, abstract)
+
+
+def make_step(
+    config: Config, plan: PrecisionPlan, fields: Fields, *, steps: int, warmup: int
+) -> tuple[Task, optax.GradientTransformation, Callable]:
+    """The task that `config` describes, its optimizer, and its compiled training step.
+
+    Args:
+      config: of the run.
+      plan: its precision decision.
+      fields: of its batches.
+      steps: length of training, which schedules need.
+      warmup: of these, until the peak of the learning rate.
+
+    Raises:
+      UsageError: as `make_task`; a model that does not take such batches.
+    """
+    task = make_task(config, plan, fields)
+    check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+    schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
+    tx = with_precision(
+        update_rule(config.optimizer, schedule),
+        config.precision,
+        loss_scale=plan.loss_scale,
+        masters=plan.master_weights,
+    )
+    train_step = make_train_step(
+        task.structure,
+        tx,
+        task.objective.loss,
+        cast=task.cast,
+        learning_rate=schedule,
+        accumulate=config.training.accumulate,
+        ema=config.training.ema,
+        seed=config.seed,
+    )
+    return task, tx, train_step
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
