@@ -1,5 +1,8 @@
 """From settings to the network they name."""
 
+from __future__ import annotations
+
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -29,13 +32,13 @@ class Entry(NamedTuple):
       settings: which of `mpjax.config.schema.Model` the model has, besides those that `inputs` reads.
     """
 
-    task: "TaskName"
+    task: TaskName
     make: Callable[..., nnx.Module]
-    inputs: "Callable[[Fields, schema.Model], dict[str, Any]]"
+    inputs: Callable[[Fields, schema.Model], dict[str, Any]]
     settings: tuple[str, ...] = ()
 
 
-def build(config: "schema.Model", *, fields: "Fields", rngs: nnx.Rngs) -> nnx.Module:
+def build(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     """The network that `config` names, in float32, its operations named by module path.
 
     Args:
@@ -51,7 +54,7 @@ def build(config: "schema.Model", *, fields: "Fields", rngs: nnx.Rngs) -> nnx.Mo
     return model
 
 
-def _named(config: "schema.Model", fields: "Fields", rngs: nnx.Rngs) -> nnx.Module:
+def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     entry = ENTRIES[config.name]
     given = {name: value for name in _SETTINGS if (value := getattr(config, name))}
     if extra := sorted(set(given) - set(entry.settings)):
@@ -65,16 +68,12 @@ def _named(config: "schema.Model", fields: "Fields", rngs: nnx.Rngs) -> nnx.Modu
     return entry.make(**{**entry.inputs(fields, config), **given}, rngs=rngs)
 
 
-def _own(name: str, fields: "Fields", rngs: nnx.Rngs) -> nnx.Module:
+def _own(name: str, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     from mpjax.config.functions import load_function
 
     make = load_function(name, flag="--model.name")
     try:
-        # Of a Flax class, signature() gives that of its metaclass, which takes anything.
-        if inspect.isclass(make):
-            inspect.signature(make.__init__).bind(None, fields, rngs=rngs)
-        else:
-            inspect.signature(make).bind(fields, rngs=rngs)
+        _signature(make).bind(fields, rngs=rngs)
     except TypeError as error:
         raise UsageError(
             f"--model.name {name}: {error}; wanted NAME(fields, *, rngs), with fields a dict of what a batch holds, "
@@ -86,7 +85,12 @@ def _own(name: str, fields: "Fields", rngs: nnx.Rngs) -> nnx.Module:
     return model
 
 
-_FIELDS: "Mapping[TaskName, tuple[str, ...]]" = {
+def _signature(make: Callable) -> inspect.Signature:
+    """What a call of `make` takes; asked of a Flax class itself it is that of its metaclass, which takes anything."""
+    return inspect.signature(functools.partial(make.__init__, None) if inspect.isclass(make) else make)
+
+
+_FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "classification": ("image", "label"),
     "segmentation": ("image", "mask"),
     "text_classification": ("tokens", "length", "label"),
@@ -98,40 +102,40 @@ _SETTINGS = ("width", "depth", "heads", "patch", "dropout")
 """Settings whose 0 stands for what was published."""
 
 
-def _images(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
+def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     return {"channels": fields["image"].shape[2], "num_classes": fields["label"].num_classes}
 
 
-def _flat_images(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
+def _flat_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     features = math.prod(fields["image"].shape)
     return {"features": features, "num_classes": fields["label"].num_classes, "width": 16, "depth": 2}
 
 
-def _sized_images(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
+def _sized_images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     return {"image_shape": fields["image"].shape, "num_classes": fields["label"].num_classes, "pool": config.pool}
 
 
-def _for_resnet(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
+def _for_resnet(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     # The channels of the first stage in the paper: on CIFAR-10, and on ImageNet.
     stem, width = {"small": (resnet.SmallStem, 16), "imagenet": (resnet.ImageNetStem, 64)}[config.stem]
     return {"stem": stem, "width": width, **_images(fields, config)}
 
 
-def _for_xception(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
+def _for_xception(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     stem = {"small": xception.SmallStem, "imagenet": xception.ImageNetStem}[config.stem]
     return {"stem": stem, **_images(fields, config)}
 
 
-def _pixels(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
+def _pixels(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     return {"channels": fields["image"].shape[2], "num_classes": fields["mask"].num_classes}
 
 
-def _texts(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
+def _texts(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     tokens, classes = fields["tokens"], fields["label"].num_classes
     return {"vocabulary": tokens.vocabulary, "length": tokens.length, "num_classes": classes, "dropout": config.dropout}
 
 
-def _next_tokens(fields: Mapping[str, Any], config: "schema.Model") -> dict[str, Any]:
+def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
     tokens = fields["tokens"]  # one more than the model sees: what follows the last
     return {"vocabulary": tokens.vocabulary, "length": tokens.length - 1, "dropout": config.dropout}
 
