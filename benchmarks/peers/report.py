@@ -16,6 +16,7 @@ def tables(results: Mapping) -> str:
             ratios(results, task, "core_ratios"),
             "Milliseconds of a step, and seconds of the first call, which compiles",
             seconds(results, task),
+            *not_timed(results, task),
         ]
     if "promises" in results:
         parts += ["What holds", promises(results), "On what it rests", evidence(results)]
@@ -39,11 +40,17 @@ def seconds(results: Mapping, task: str) -> str:
     return _by_dtype("", results["speed"][task], "step_seconds", cell)
 
 
+def not_timed(results: Mapping, task: str) -> list[str]:
+    """Why, in a line for each."""
+    found = results["speed"][task]
+    return [f"{name}, {dtype}: {why}" for dtype, one in found.items() for name, why in one["failed"].items()]
+
+
 def _by_dtype(corner: str, found: Mapping, which: str, cell: Callable[[Mapping, str], str]) -> str:
     """A row for each framework that `which` has, a column for each dtype."""
 
     def words(one: Mapping, name: str) -> str:
-        return cell(one, name) if name in one[which] else one["failed"].get(name, "")
+        return cell(one, name) if name in one[which] else "not timed" if name in one["failed"] else ""
 
     names = list(found["float32"][which])
     return _table([corner, *found], [[name, *(words(one, name) for one in found.values())] for name in names])

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.gelu import gelu
 from mpjax.models.resnet import identity
 from mpjax.precision.dtypes import FLOAT32, widest
 
@@ -50,7 +51,7 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self.norm(self.depthwise(x))
-        y = self.project(nnx.gelu(self.expand(y), approximate=False))
+        y = self.project(gelu(self.expand(y)))
         return x + self.drop(self.scale(y))
 
 

@@ -12,7 +12,8 @@ import jax
 from flax import nnx
 
 from mpjax.models.attention import Implementation
-from mpjax.models.transformer import Block, check_length, dropping, tanh_gelu, with_positions
+from mpjax.models.gelu import tanh_gelu
+from mpjax.models.transformer import Block, check_length, dropping, with_positions
 
 
 EPSILON = 1e-5

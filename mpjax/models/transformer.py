@@ -11,6 +11,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models.attention import Attention, Implementation
+from mpjax.models.gelu import gelu
 from mpjax.precision.dtypes import FLOAT32, widest
 
 
@@ -27,26 +28,6 @@ def pre_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
 def post_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
     """The norm behind the sum, as in the first Transformer and in BERT."""
     return norm(x + change(x))
-
-
-def gelu(x: jax.Array) -> jax.Array:
-    """x times the normal distribution's share below x (Hendrycks & Gimpel, 2016, arXiv:1606.08415)."""
-    return _in_float32(lambda x: nnx.gelu(x, approximate=False), x)
-
-
-def tanh_gelu(x: jax.Array) -> jax.Array:
-    """The same paper's approximation by a hyperbolic tangent."""
-    return _in_float32(lambda x: nnx.gelu(x, approximate=True), x)
-
-
-def _in_float32(function: Function, x: jax.Array) -> jax.Array:
-    """A function of each value by itself, in float32: cubes of 41 are too large for float16."""
-
-    def wide(x: jax.Array) -> jax.Array:
-        return function(x.astype(widest(x.dtype, FLOAT32))).astype(x.dtype)
-
-    # The backward pass computes it again, so that what is kept for it is x alone, not float32.
-    return jax.checkpoint(wide)(x)
 
 
 class MLP(nnx.Module):

@@ -113,6 +113,7 @@ def test_what_fails_is_left_out_with_its_reason():
     text = tables({"speed": {"vit": {"float32": found}}, "not_installed": ["Keras"]})
     assert "| other | 0.50 (0.50 to 0.50) |" in text
     assert "| mpjax | 2000.0, 9.0 s |" in text
+    assert "Broken, float32: no such dtype" in text
     assert "Not installed: Keras." in text
 
 

@@ -11,10 +11,8 @@ from mpjax.models.transformer import (
     Block,
     check_length,
     dropping,
-    gelu,
     post_norm,
     pre_norm,
-    tanh_gelu,
     with_positions,
 )
 from mpjax.precision import apply_policy
@@ -80,29 +78,6 @@ def test_dropout_is_on_what_is_added_in_training_only():
 def test_without_dropout_there_is_no_random_state():
     assert not jax.tree.leaves(nnx.state(block(), nnx.RngState))
     assert jax.tree.leaves(nnx.state(dropping(0.1, nnx.Rngs(0)), nnx.RngState))
-
-
-# From tables of the normal distribution: x times its share below x.
-@pytest.mark.parametrize(("x", "expected"), [(-1.0, -0.158655), (0.0, 0.0), (1.0, 0.841345), (2.0, 1.954500)])
-def test_gelu_is_as_published_and_the_tanh_is_near(x, expected):
-    assert float(gelu(jnp.float32(x))) == pytest.approx(expected, abs=1e-6)
-    assert float(tanh_gelu(jnp.float32(x))) == pytest.approx(expected, abs=1e-3)
-
-
-@pytest.mark.parametrize("function", [gelu, tanh_gelu])
-def test_values_whose_cube_float16_cannot_hold_keep_their_slope(function):
-    x = jnp.array([-60000, -300, 300, 60000], jnp.float16)
-    values, slopes = jax.vmap(jax.value_and_grad(function))(x)
-    assert values.dtype == slopes.dtype == jnp.float16
-    assert np.array_equal(values, [0, 0, 300, 60000])
-    assert np.array_equal(slopes, [0, 0, 1, 1])
-
-
-@pytest.mark.parametrize("function", [gelu, tanh_gelu])
-def test_only_the_input_is_kept_for_the_backward_pass(function):
-    _, pull = jax.vjp(function, jnp.ones((3, 4), jnp.float16))
-    kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.ndim]
-    assert [(leaf.shape, leaf.dtype) for leaf in kept] == [((3, 4), jnp.float16)]
 
 
 def test_gradients_of_positions_add_up_in_float32():

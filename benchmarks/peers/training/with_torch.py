@@ -83,7 +83,7 @@ def batch_norm(channels: int) -> nn.BatchNorm2d:
 
 def start(task: TaskName, dtype: Dtype, *, compiled: bool = False) -> Callable[[int], dict]:
     if dtype == "float16":
-        raise ValueError("not timed: PyTorch's CPU kernels are for bfloat16")
+        raise ValueError("PyTorch's CPU kernels are for bfloat16")
     model = {"resnet18": ResNet18, "vit": ViT}[task]()
     model.load_state_dict(state_dict(task, tasks.weights_of(task)), strict=False)
     model = model.to(memory_format=torch.channels_last).train()
