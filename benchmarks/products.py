@@ -72,7 +72,8 @@ def by_xla(product: Product, dtype: str) -> list[Callable[[], object]]:
     def forward(x, kernel):
         if product.side == 1:
             return x @ kernel
-        strides, pads = (product.stride,) * 2, [(product.window // 2,) * 2] * 2
+        half = product.window // 2
+        strides, pads = (product.stride, product.stride), [(half, half), (half, half)]
         return jax.lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     n, side, window, _, channels, out = product

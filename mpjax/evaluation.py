@@ -41,7 +41,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     if settings.ema and not config.training.ema:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
     plan = plan_precision(config.precision)
-    set_up_jax(config, plan.policy)
+    set_up_jax(config, plan)
 
     # Data, model
     source = data.open_source(config.data, data_folder(config), config.task)

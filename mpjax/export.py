@@ -26,7 +26,7 @@ def export_run(settings: Export) -> PretrainedReport:
     if settings.ema and not config.training.ema:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
     plan = plan_precision(config.precision)
-    set_up_jax(config, plan.policy)
+    set_up_jax(config, plan)
 
     # The model: its shapes follow from the data set's
     source = data.open_source(config.data, data_folder(config), config.task)

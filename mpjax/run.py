@@ -28,16 +28,14 @@ from mpjax.loop.profile import profiled
 from mpjax.loop.restore import adopt
 from mpjax.loop.train import train
 from mpjax.loop.when import When
-from mpjax.precision.dtypes import FLOAT64
 from mpjax.precision.loss_scale import loss_scale_state
-from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, evaluate, make_eval_step
 from mpjax.training.feed import Feed, feed_of
 from mpjax.training.mesh import batch_sharding, data_mesh, evaluation_sharding, place, replicated
 from mpjax.training.precision import PrecisionPlan, advice, floor_of, plan_precision
 from mpjax.training.setup import Task, initial_state, make_step, pretrained_arrays
 from mpjax.training.structure import Arrays
-from mpjax.training.train_call import make_train_call
+from mpjax.training.train_call import compile_calls, make_train_call
 
 
 CHECKPOINTS = "checkpoints"
@@ -89,7 +87,7 @@ def make_parts(config: Config) -> Parts:
     # Settings
     check(config)
     plan = plan_precision(config.precision)
-    set_up_jax(config, plan.policy)
+    set_up_jax(config, plan)
     mesh = data_mesh()
     batch_size = config.data.batch_size
     split = batch_sharding(mesh, batch_size=batch_size, accumulate=config.training.accumulate)
@@ -195,7 +193,9 @@ def run(config: Config) -> dict:
         feed = parts.feed.calls(start, when.call_counts(start))
         first = next(feed, None)  # none is left of a finished run
         compiling = time.perf_counter()
-        train_call, probe = compiled(parts, state, first, start)
+        feeds = {count: parts.feed.like(first, count) for count in when.kinds_of_calls(start)}
+        train_call = compile_calls(parts.train_call, state, feeds)
+        probe = compile_calls(parts.probe, state, feeds) if when.layers and feeds else None
         compile_seconds = time.perf_counter() - compiling
         explained = functools.partial(explain, config, parts, train_call, folder)
         if config.profile:
@@ -249,35 +249,12 @@ def run(config: Config) -> dict:
     return summary
 
 
-def set_up_jax(config: Config, policy: Policy) -> None:
+def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
     """Compiled programs are kept in the cache folder; float64 policies switch 64-bit arrays on. Before any array."""
     jax.config.update("jax_compilation_cache_dir", str(cache_folder(config) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    if FLOAT64 in (policy.param_dtype, policy.compute_dtype, policy.output_dtype):
+    if plan.float64:
         jax.config.update("jax_enable_x64", True)
-
-
-def compiled(parts: Parts, state: TrainState, first, start: int) -> tuple[Callable, Callable | None]:
-    """`train_call` and `probe`, if it is ever due, with a program for each number of steps that calls will have.
-
-    Args:
-      parts: of the run.
-      state: where it begins.
-      first: what the first call is fed.
-      start: steps attempted before.
-    """
-    counts = parts.when.kinds_of_calls(start)
-    feds = {count: parts.feed.like(first, count) for count in counts}
-    calls = {count: parts.train_call.lower(state, fed, count).compile() for count, fed in feds.items()}
-    probes = {count: parts.probe.lower(state, fed, count).compile() for count, fed in feds.items() if parts.when.layers}
-
-    def train_call(state: TrainState, fed, count: int):
-        return calls[count](state, fed)
-
-    def probe(state: TrainState, fed, count: int):
-        return probes[count](state, fed)
-
-    return train_call, probe if probes else None
 
 
 def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState]:

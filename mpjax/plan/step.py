@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,14 +14,11 @@ from mpjax.config import Config, Duration
 from mpjax.config.check import check
 from mpjax.data import Fields
 from mpjax.plan.shapes import batch_shapes
-from mpjax.precision.dtypes import FLOAT64
 from mpjax.precision.scopes import modules_of
 from mpjax.training import TrainState
 from mpjax.training.mesh import batch_sharding, replicated
 from mpjax.training.precision import PrecisionPlan, plan_precision
-from mpjax.training.setup import Task, make_step
-from mpjax.training.state import create_state
-from mpjax.training.structure import take_apart
+from mpjax.training.setup import Task, make_state, make_step
 
 
 EPOCH = 1000
@@ -93,19 +91,15 @@ def _planned(config: Config, plan: PrecisionPlan, fields: Fields) -> Step:
     warmup = steps(config.optimizer.warmup)
     task, tx, train_step = make_step(config, plan, fields, steps=steps(config.steps), warmup=warmup)
 
-    def state_of(key: jax.Array) -> TrainState:
-        _, params, stats = take_apart(task.make_model(key))
-        return create_state(params, stats, tx, ema=config.training.ema > 0)
-
-    state = jax.eval_shape(state_of, jax.random.key(config.seed))
+    make = functools.partial(make_state, task, tx, ema=config.training.ema > 0)
+    state = jax.eval_shape(make, jax.random.key(config.seed), {})
     return Step(
         plan, task, tx, train_step, state, batch_shapes(fields, config.data.batch_size), config.training.accumulate
     )
 
 
 def _wide(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
-    dtypes = (plan.policy.param_dtype, plan.policy.compute_dtype, plan.policy.output_dtype)
-    return jax.enable_x64(jax.config.read("jax_enable_x64") or FLOAT64 in dtypes)
+    return jax.enable_x64(jax.config.read("jax_enable_x64") or plan.float64)
 
 
 def _placed(tree: Any, sharding: NamedSharding) -> Any:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from mpjax.config import schema
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import FLOAT16, HALF, slow_half_reason
+from mpjax.precision.dtypes import FLOAT16, FLOAT64, HALF, slow_half_reason
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import Preset, find_preset, get_policy
 from mpjax.precision.rules import NORM
@@ -25,6 +25,11 @@ class PrecisionPlan(NamedTuple):
     mode: str
     loss_scale: str | float
     master_weights: bool
+
+    @property
+    def float64(self) -> bool:
+        """Whether JAX has to make 64-bit arrays."""
+        return FLOAT64 in (self.policy.param_dtype, self.policy.compute_dtype, self.policy.output_dtype)
 
 
 def plan_precision(config: schema.Precision) -> PrecisionPlan:

@@ -127,6 +127,23 @@ def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedRepo
     return {row.path: (params | stats)[row.path] for row in found if row.key is not None}, found
 
 
+def make_state(
+    task: Task, tx: optax.GradientTransformation, key: jax.Array, pretrained: Arrays, *, ema: bool
+) -> TrainState:
+    """The state before the first step.
+
+    Args:
+      task: what is trained.
+      tx: the optimizer.
+      key: of the initial values.
+      pretrained: parameters and statistics by path that take the place of initial values.
+      ema: whether a moving average of the parameters is kept.
+    """
+    _, params, stats = take_apart(task.make_model(key))
+    params, stats = ({n: pretrained.get(n, value) for n, value in part.items()} for part in (params, stats))
+    return create_state(params, stats, tx, ema=ema)
+
+
 def initial_state(
     task: Task,
     tx: optax.GradientTransformation,
@@ -136,20 +153,6 @@ def initial_state(
     sharding,
     pretrained: Arrays | None = None,
 ) -> TrainState:
-    """The state before the first step, made on the devices it stays on.
-
-    Args:
-      task: what is trained.
-      tx: the optimizer.
-      seed: of the initial values.
-      ema: whether a moving average of the parameters is kept.
-      sharding: where the state is.
-      pretrained: parameters and statistics by path that take the place of initial values.
-    """
-
-    def make(key: jax.Array, given: Arrays) -> TrainState:
-        _, params, stats = take_apart(task.make_model(key))
-        params, stats = ({n: given.get(n, value) for n, value in part.items()} for part in (params, stats))
-        return create_state(params, stats, tx, ema=ema)
-
+    """`make_state`, made on the devices it stays on."""
+    make = functools.partial(make_state, task, tx, ema=ema)
     return jax.jit(make, out_shardings=sharding)(jax.random.key(seed), pretrained or {})

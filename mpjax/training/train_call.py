@@ -1,6 +1,6 @@
 """Several training steps in one compiled call, so that a small step does not wait for the host."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,3 +27,15 @@ def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -
         return jax.lax.scan(lambda state, index: train_step(state, batch_of(fed, index)), state, jnp.arange(count))
 
     return train_call
+
+
+def compile_calls(call: Callable, state: Any, feeds: Mapping[int, Any]) -> Callable:
+    """`call` with its programs made now, and no other: a count that is not in `feeds` is a KeyError.
+
+    Args:
+      call: a jitted function `(state, fed, count)`.
+      state: what it will be given, or its shapes and where it will be.
+      feeds: the same of what is fed, by count.
+    """
+    programs = {count: call.lower(state, fed, count).compile() for count, fed in feeds.items()}
+    return lambda state, fed, count: programs[count](state, fed)

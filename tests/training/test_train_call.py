@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.train_call import make_train_call
+from mpjax.training.train_call import compile_calls, make_train_call
 
 
 def step(state, batch):
@@ -41,3 +41,21 @@ def test_the_compiler_knows_the_number_of_steps(count, loops):
     text = call.lower(jnp.float32(1), {"x": jnp.ones((count, 1))}, count).compile().as_text()
     assert text.count('known_trip_count":{"n":"3"}') == loops
     assert text.count(" while(") == loops
+
+
+def test_calls_are_compiled_ahead_for_the_counts_that_are_fed_and_for_no_other():
+    traced = []
+
+    def counting(state, batch):
+        traced.append(1)
+        return step(state, batch)
+
+    call = make_train_call(counting, lambda fed, index: jax.tree.map(lambda x: x[index], fed))
+    fed = {"x": jnp.array([[1.0], [2.0], [3.0]])}
+    compiled = compile_calls(call, jnp.float32(1), {1: fed, 3: fed})
+    assert len(traced) == 2
+    assert float(compiled(jnp.float32(1), fed, 3)[0]) == 19
+    assert float(compiled(jnp.float32(1), fed, 1)[0]) == 3
+    assert len(traced) == 2
+    with pytest.raises(KeyError):
+        compiled(jnp.float32(1), fed, 2)
