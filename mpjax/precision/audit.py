@@ -182,6 +182,8 @@ def _disobeying(rows: tuple[Operation, ...], compute_dtype: Callable) -> Iterato
 
 def _upcasts(jaxpr, operations: Operations, compute_dtype: Callable) -> Iterator[Upcast]:
     for body in bodies(jaxpr):
+        if any(is_transposed(caller) or _is_nowhere(caller) for caller in body.callers):
+            continue
         casts = {eqn.outvars[0]: eqn for eqn in body.eqns if _is_silent_upcast(eqn)}
         for eqn in body.eqns:
             path, dtype = scope_of(eqn, body.scope), _dtype(eqn)
@@ -190,6 +192,15 @@ def _upcasts(jaxpr, operations: Operations, compute_dtype: Callable) -> Iterator
             for value, where in _widened(eqn, casts, operations.rule(eqn.primitive.name) == "low"):
                 source = source_of((where, *body.callers))
                 yield Upcast(path, _name(eqn), np.dtype(value.dtype), dtype, value.shape, source)
+
+
+def _is_nowhere(caller) -> bool:
+    """Whether JAX lost the user's line of a call, as it does of derivative rules under `jax.checkpoint`.
+
+    What is in it then looks all like JAX's own, and nobody can tell a cast that was asked for from another.
+    """
+    lines = places(caller)
+    return bool(lines) and first_outside(lines, ("/jax/",)) == len(lines)
 
 
 def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:

@@ -158,6 +158,23 @@ def test_what_was_asked_for_is_no_silent_upcast(fn):
     assert audit(fn, HALF, WIDE).upcasts == ()
 
 
+@jax.custom_jvp
+def cubed(x):
+    return (x.astype(jnp.float32) ** 3 * jnp.float32(0.5)).astype(x.dtype)
+
+
+@cubed.defjvp
+def cubed_jvp(primals, tangents):
+    (x,), (tangent,) = primals, tangents
+    return cubed(x), (tangent.astype(jnp.float32) * (1.5 * x.astype(jnp.float32) ** 2)).astype(x.dtype)
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, jax.checkpoint], ids=["kept", "recomputed"])
+def test_casts_in_a_derivative_rule_are_no_silent_upcasts_forwards_and_backwards(wrap):
+    loss = jax.grad(lambda x: jnp.mean(wrap(cubed)(x).astype(jnp.float32)))
+    assert audit(loss, HALF, params=None).upcasts == ()
+
+
 def test_a_flax_layer_without_dtype_widens_a_half_input_to_its_parameters():
     (upcast,) = audit(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), HALF).upcasts
     assert (upcast.operation, upcast.shape) == ("dot_general", (2, 4))
