@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from mpjax import data, report
 from mpjax.config import Config, to_toml
 from mpjax.config.check import check
-from mpjax.config.folders import cache_folder, data_folder, run_folder, run_settings
+from mpjax.config.folders import cache_folder, check_run_folder, data_folder, run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.task import TASKS
 from mpjax.diagnosis.training import make_probe
@@ -155,6 +155,7 @@ def run(config: Config) -> dict:
     from mpjax.tuning import tuned  # likewise
 
     began = time.perf_counter()
+    check_run_folder(config)  # before anything takes time
     config, tuning = tuned(config)
     parts = make_parts(config)
     plan, when = parts.plan, parts.when
@@ -184,7 +185,7 @@ def run(config: Config) -> dict:
             writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:
             writer.message(f"nothing left to train: --steps is {when.steps}")
-        for note in filter(None, [tuning, *advice(plan, jax.devices()[0])]):
+        for note in filter(None, [tuning, when.advice(start), *advice(plan, jax.devices()[0])]):
             writer.message(note)
         checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep)
         opened.enter_context(contextlib.closing(checkpoints))
@@ -199,7 +200,7 @@ def run(config: Config) -> dict:
         compile_seconds = time.perf_counter() - compiling
         explained = functools.partial(explain, config, parts, train_call, folder)
         if config.profile:
-            train_call = opened.enter_context(profiled(train_call, folder / "tensorboard"))
+            train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
 
         # The loop
         started = time.perf_counter()

@@ -30,7 +30,7 @@ def tuned(config: Config) -> tuple[Config, str]:
         return config, ""
     settled = _with_rules(config, {})
     if config.resume:
-        return settled, ""
+        return settled, "--precision.tune does nothing: a run that goes on keeps the rules that it has"
     parts = make_parts(settled)
     policy = parts.plan.policy
     if policy.compute_dtype not in HALF:

@@ -418,4 +418,9 @@ def test_a_profile_of_a_short_run_ends_with_it(tmp_path):
     train(tmp_path / "a", "--steps", "7", "--profile")
     assert (tmp_path / "a" / "tensorboard" / "plugins" / "profile").is_dir()
     train(tmp_path / "b", "--steps", "3", "--profile")
-    assert not (tmp_path / "b" / "tensorboard").exists()
+    assert (tmp_path / "b" / "tensorboard" / "plugins" / "profile").is_dir()
+
+
+def test_a_run_is_traced_when_it_is_asked_for_and_not_each_time_it_goes_on(tmp_path):
+    train(tmp_path / "a", "--steps", "3", "--profile")
+    assert "profile = false" in (tmp_path / "a" / "config.toml").read_text()

@@ -7,6 +7,7 @@ import pytest
 
 import mpjax.tuning
 from mpjax.config import load
+from mpjax.errors import UsageError
 from mpjax.run import run
 from mpjax.training.tuning.choice import Timed
 from mpjax.training.tuning.timing import Timing
@@ -56,11 +57,20 @@ def test_rules_that_are_found_are_in_the_settings_of_the_run_which_repeat_it_wit
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_keeps_its_rules_and_times_nothing(found, tmp_path):
+def test_a_run_that_goes_on_keeps_its_rules_and_times_nothing(found, tmp_path, capsys):
     run(settings(tmp_path / "run"))
     run(load(["--resume", "--precision.tune", "--output_dir", str(tmp_path / "run"), "--steps", "6"]))
     assert len(found) == 1
     assert saved(tmp_path / "run")["rules"] == {"head": "float32"}
+    assert "--precision.tune does nothing: a run that goes on keeps the rules that it has" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_taken_is_refused_before_anything_is_timed(found, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").touch()
+    with pytest.raises(UsageError, match="exists: --resume goes on"):
+        run(settings(tmp_path / "run"))
+    assert found == []
 
 
 def test_what_was_found_is_found_again_for_the_same_batches_only(found, tmp_path):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from mpjax.config.images import check_image
 from mpjax.errors import UsageError
 
 
@@ -43,6 +44,7 @@ def check(settings: Comparison) -> None:
         raise UsageError(f"--smoothing is {settings.smoothing}: wanted 1 or more reports")
     if not 0 <= settings.tolerance < math.inf:
         raise UsageError(f"--tolerance is {settings.tolerance}: wanted 0 or more")
+    check_image("--plot", settings.plot)
 
 
 def load_comparison(argv: Sequence[str], *, prog: str) -> Comparison:

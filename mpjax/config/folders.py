@@ -30,6 +30,25 @@ def run_folder(config: Config) -> pathlib.Path:
     """The folder of the run: a new one, claimed by its config.toml, or with `resume` the one that is there.
 
     Raises:
+      UsageError: as `check_run_folder`.
+    """
+    folder = check_run_folder(config)
+    if config.resume:
+        return folder
+    try:
+        with (_made(folder) / CONFIG_FILE).open("x") as file:  # claims it: of two runs that start at once, one gets it
+            file.write(run_settings(config, folder))
+    except FileExistsError:
+        raise UsageError(_taken(folder)) from None
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror}") from None
+    return folder
+
+
+def check_run_folder(config: Config) -> pathlib.Path:
+    """Where the folder of the run is or can be; nothing is made yet.
+
+    Raises:
       UsageError: it is there although the run is new, or it is not although the run is to go on.
     """
     if config.resume:
@@ -40,22 +59,21 @@ def run_folder(config: Config) -> pathlib.Path:
     folder = pathlib.Path(config.output_dir or _default_name(config)).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: wanted a folder for the run as --output_dir")
-    taken = f"{folder} exists: --resume goes on with the run in it, another --output_dir starts a new one"
     if folder.exists() and any(folder.iterdir()):
-        raise UsageError(taken)
-    try:
-        with (_made(folder) / CONFIG_FILE).open("x") as file:  # claims it: of two runs that start at once, one gets it
-            file.write(run_settings(config, folder))
-    except FileExistsError:
-        raise UsageError(taken) from None
-    except OSError as error:
-        raise UsageError(f"cannot write into {folder}: {error.strerror}") from None
+        raise UsageError(_taken(folder))
     return folder
 
 
+def _taken(folder: pathlib.Path) -> str:
+    return f"{folder} exists: --resume goes on with the run in it, another --output_dir starts a new one"
+
+
 def run_settings(config: Config, folder: pathlib.Path) -> str:
-    """What the run's config.toml says: these settings, so that running them again elsewhere repeats the run."""
-    return to_toml(dataclasses.replace(config, output_dir=str(folder), resume=False))
+    """What the run's config.toml says: these settings, so that running them again elsewhere repeats the run.
+
+    Not that it was traced: that was asked for once.
+    """
+    return to_toml(dataclasses.replace(config, output_dir=str(folder), resume=False, profile=False))
 
 
 def _default_name(config: Config) -> pathlib.Path:

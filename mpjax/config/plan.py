@@ -6,6 +6,7 @@ from typing import Literal
 
 import tyro
 
+from mpjax.config.images import check_image
 from mpjax.config.load import load
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
@@ -20,8 +21,8 @@ class Plan:
 
     --config FILE (repeatable) and every flag of train.py say which run, as `train.py --help` lists them."""
 
-    gpu: tuple[GpuName, ...]
-    """GPUs to plan for: one or several."""
+    gpu: tuple[GpuName, ...] = ()
+    """GPUs to plan for: one or several; none is an error."""
     policies: tuple[str, ...] = ()
     """Precision policies to set side by side; none: the run's own."""
     devices: int = 1
@@ -35,7 +36,7 @@ class Plan:
     fit: bool = True
     """Look for the largest batch that fits, by one more compilation for each policy and GPU."""
     verify: bool = False
-    """Compile that batch too, and mend it until it fits: by up to three more compilations."""
+    """Compile that batch too, and mend it until it fits and fills the memory: by up to five more compilations."""
     measure: bool = True
     """Where such a GPU is present, time the step on it too, and set the measurement beside the prediction."""
     plot: str = ""
@@ -58,6 +59,7 @@ def check(settings: Plan) -> None:
         raise UsageError(f"--vocabulary is {settings.vocabulary}: wanted 0 or more")
     if not 0 < settings.memory_fraction <= 1:
         raise UsageError(f"--memory_fraction is {settings.memory_fraction}: wanted a share above 0, at most 1")
+    check_image("--plot", settings.plot)
 
 
 def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:

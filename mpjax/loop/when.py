@@ -59,6 +59,19 @@ class When:
                 break
         return kinds
 
+    def advice(self, start: int) -> str:
+        """What to say of a `per_call` that no call from step number `start` + 1 on has; else nothing."""
+        if start >= self.steps or self.per_call in self.kinds_of_calls(start):
+            return ""
+        position, longest = start, 0
+        while position < self.steps:
+            after = self._halts_around(position)[1]
+            position, longest = after, max(longest, after - position)
+        return (
+            f"--training.steps_per_call {self.per_call} does nothing: evaluations, checkpoints and statistics of "
+            f"layers are at most {longest} steps apart; write {longest} or fewer, or have them less often"
+        )
+
     def _halts_around(self, position: int) -> tuple[int, int]:
         """The last halt up to `position`, and the first after it."""
         intervals = [n for n in (self.evaluate, self.save) if n > 0]

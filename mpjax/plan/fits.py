@@ -5,8 +5,11 @@ import itertools
 from collections.abc import Callable, Mapping
 
 
-ROUNDS = 3
+ROUNDS = 5
 """Batches that are compiled at the most to verify one."""
+
+NEAR = 0.9
+"""Share of the memory from which on a batch that fits counts as the largest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ def largest_batch(points: Mapping[int, int], limit: int, *, step: int) -> Fit:
 
 
 def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[int], int], *, step: int) -> Fit:
-    """As `largest_batch`, but what is found is compiled, and mends the line as long as it does not fit.
+    """As `largest_batch`, but what is found is compiled, and mends the line until it fits and fills the memory.
 
     Args:
       points: as there.
@@ -62,11 +65,19 @@ def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[i
       step: as there.
     """
     points = dict(points)
+    fitting = None
     for _ in range(ROUNDS):
         found = largest_batch(points, limit, step=step)
         if found.compiled or not found.batch:
             return found
         points[found.batch] = memory_of(found.batch)
         if points[found.batch] <= limit:
-            return Fit(found.batch, compiled=True)
-    return largest_batch(points, limit, step=step)
+            fitting = Fit(found.batch, compiled=True)
+        if NEAR * limit <= points[found.batch] <= limit or not _grows(points):
+            break
+    return fitting or largest_batch(points, limit, step=step)
+
+
+def _grows(points: Mapping[int, int]) -> bool:
+    """Whether more examples take more memory throughout; they need not where XLA computes again what does not fit."""
+    return all(low < high for low, high in itertools.pairwise(points[batch] for batch in sorted(points)))

@@ -71,12 +71,12 @@ def plan_run(
                 run = runs[policies.index(plan.policy)]
                 plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(run, fields))
     result = {"model": config.model.name, "data": config.data.name, "plans": [_described(plan) for plan in plans]}
-    if settings.plot:
-        plot_plans(plans, pathlib.Path(settings.plot).expanduser(), f"{config.model.name}, batch {plans[0].batch}")
     if settings.json:
         print(json.dumps(result, allow_nan=False))
     else:
         _print(settings, plans)
+    if settings.plot:
+        plot_plans(plans, pathlib.Path(settings.plot).expanduser(), f"{config.model.name}, batch {plans[0].batch}")
     return result
 
 

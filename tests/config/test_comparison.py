@@ -27,6 +27,7 @@ def test_the_defaults_compare_loss_accuracy_scale_and_gradient():
         ("a b --smoothing 0", "--smoothing is 0: wanted 1 or more reports"),
         ("a b --tolerance -1", "--tolerance is -1.0: wanted 0 or more"),
         ("a b --tolerance nan", "--tolerance is nan: wanted 0 or more"),
+        ("a b --plot a.xyz", r"--plot a.xyz ends in '.xyz': wanted .png, .pdf, .svg, .jpg, .jpeg, .webp"),
         ("a b --metrics", "--metrics is empty: wanted one or more, such as train/loss"),
     ],
 )

@@ -55,7 +55,6 @@ def test_without_more_the_default_run_is_planned():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "--gpu"),
         ("--gpu h300", "invalid choice 'h300'"),
         ("--gpu h200 --attention flash", "invalid choice 'flash'"),
         ("--gpu h200 --data.batchsize 4", "--data.batch_size"),
@@ -72,6 +71,8 @@ def test_a_wrong_flag_is_reported_and_ends_with_2(capsys, line, said):
     ("line", "message"),
     [
         ("--gpu", "--gpu is empty: wanted one or more"),
+        ("--model.name mlp", "--gpu is empty: wanted one or more, such as h100"),
+        ("--gpu h200 --plot a.xyz", "--plot a.xyz ends in '.xyz': wanted .png"),
         ("--gpu h200 a100 h200", "--gpu has h200 twice"),
         ("--gpu h200 --policies float32 float32", "--policies has float32 twice"),
         ("--gpu h200 --devices 0", "--devices is 0: wanted at least 1"),

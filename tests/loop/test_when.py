@@ -35,6 +35,17 @@ def test_a_call_too_many_is_never_made():
     assert When(steps=10**9, log=1, evaluate=0, save=0).kinds_of_calls(0) == {1}
 
 
+def test_a_length_of_calls_that_none_has_is_told():
+    never = When(steps=660, log=10, evaluate=110, save=250, per_call=200)
+    assert never.advice(0) == (
+        "--training.steps_per_call 200 does nothing: evaluations, checkpoints and statistics of layers are at most "
+        "110 steps apart; write 110 or fewer, or have them less often"
+    )
+    assert When(steps=660, log=10, evaluate=110, save=250, per_call=110).advice(0) == ""
+    assert When(steps=660, log=10, evaluate=110, save=250).advice(0) == ""
+    assert never.advice(660) == ""  # nothing is left to train
+
+
 @hypothesis.given(
     evaluate=st.integers(0, 9), save=st.integers(0, 9), layers=st.integers(0, 9), per_call=st.integers(1, 9)
 )

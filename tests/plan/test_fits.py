@@ -41,8 +41,25 @@ def test_a_batch_that_does_not_fit_after_all_mends_the_line():
         compiled.append(size)
         return size * size
 
-    assert verified_batch({100: 10_000, 200: 40_000}, 250_000, square, step=10) == Fit(390, compiled=True)
-    assert compiled == [900, 390]
+    assert verified_batch({100: 10_000, 200: 40_000}, 250_000, square, step=10) == Fit(480, compiled=True)
+    assert compiled == [900, 390, 460, 480]
+
+
+def test_a_batch_that_leaves_much_room_is_not_the_largest():
+    """What both small batches take is a workspace for the most part: a line through them is far too steep."""
+    compiled = []
+
+    def memory(size: int) -> int:
+        compiled.append(size)
+        return 1_000 + size
+
+    assert verified_batch({1: 10, 2: 1_002}, 1_000_000, memory, step=1) == Fit(999_000, compiled=True)
+    assert compiled == [1009, 999_000]
+
+
+def test_where_a_larger_batch_takes_less_what_fits_is_kept():
+    """XLA computes again what would not fit: from there on there is no line."""
+    assert verified_batch({100: 100, 200: 200}, 1_000, lambda size: 150, step=1) == Fit(1000, compiled=True)
 
 
 def test_verifying_ends():
@@ -50,7 +67,7 @@ def test_verifying_ends():
 
     def a_little_too_much(size: int) -> int:
         compiled.append(size)
-        return 101
+        return 101 + size
 
     assert not verified_batch({1: 1, 2: 2}, 100, a_little_too_much, step=1).compiled
-    assert len(compiled) == 3
+    assert len(compiled) == 5
