@@ -14,6 +14,7 @@ from keras import layers  # pyright: ignore[reportMissingImports]
 
 from peers import tasks
 from peers.tasks import Dtype, TaskName
+from peers.training.stepping import stepping
 
 
 PACKAGES = ("keras", "jax")
@@ -124,14 +125,7 @@ def start(task: TaskName, dtype: Dtype) -> Callable[[int], dict]:
     state = jax.tree.map(
         lambda v: jnp.array(v.value), (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
     )
-    batches = jax.device_put(tasks.batches())
-
-    def step(index: int) -> dict:
-        nonlocal state
-        state, metrics = train_step(state, batches[index % len(batches)])
-        return metrics
-
-    return step
+    return stepping(train_step, state)
 
 
 def optimizer_of(task: TaskName):

@@ -14,6 +14,7 @@ from flax.traverse_util import unflatten_dict
 
 from peers import tasks
 from peers.tasks import Dtype, TaskName
+from peers.training.stepping import stepping
 
 
 PACKAGES = ("flax", "jax")
@@ -148,14 +149,7 @@ def start(task: TaskName, dtype: Dtype) -> Callable[[int], dict]:
         metrics = {"loss": loss, "accuracy": accuracy, "grad_norm": optax.global_norm(grads)}
         return apply_gradients(state, grads, stats, dynamic_scale, finite), metrics
 
-    batches = jax.device_put(tasks.batches())
-
-    def step(index: int) -> dict:
-        nonlocal state
-        state, metrics = train_step(state, batches[index % len(batches)])
-        return metrics
-
-    return step
+    return stepping(train_step, state)
 
 
 def optimizer(task: TaskName) -> optax.GradientTransformation:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
@@ -14,6 +13,7 @@ from mpjax.training import create_state, take_apart
 from mpjax.training.objectives.classification import classification
 from peers import tasks
 from peers.tasks import Dtype, TaskName
+from peers.training.stepping import stepping
 
 
 PACKAGES = ("mpjax", "flax", "jax")
@@ -37,14 +37,7 @@ def start(task: TaskName, dtype: Dtype) -> Callable[[int], dict]:
     wrap = mpjax.dynamic_loss_scaling if dtype == "float16" else mpjax.no_loss_scaling
     tx = wrap(optax.sgd(**tasks.SGD, nesterov=True) if task == "resnet18" else optax.adam(**tasks.ADAM))
     train_step = mpjax.make_train_step(structure, tx, classification(prepare, policy).loss)
-    state, batches = create_state(params, stats, tx), jax.device_put(tasks.batches())
-
-    def step(index: int):
-        nonlocal state
-        state, metrics = train_step(state, batches[index % len(batches)])
-        return metrics
-
-    return step
+    return stepping(train_step, create_state(params, stats, tx))
 
 
 def network(task: TaskName) -> nnx.Module:
