@@ -1,12 +1,20 @@
-"""What every test runs under: strict dtypes and ranks, two CPU devices, a cache of its own."""
+"""What every test runs under: strict dtypes and ranks, two CPU devices, cheap compilation, nothing left behind."""
 
 import os
 import pathlib
 import sys
+from importlib.metadata import version
 
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("MPJAX_TEST_PLATFORM", "cpu"))
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# Most of a test's time is compiling: XLA leaves out LLVM's passes, and keeps every program, however small. Set in the
+# environment, so that scripts run by tests do likewise. Later versions have no choice of emitters.
+_EMITTERS = "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
+os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {_EMITTERS}")
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = ""  # else a program's key names the folder
 
 import jax
 import pytest
@@ -19,9 +27,14 @@ PACKAGE = pathlib.Path(mpjax.__file__).parent
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory):
-    """Prepared data and compiled programs of the tests, apart from the user's."""
-    os.environ["MPJAX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+def _cache(request, tmp_path_factory):
+    """Compiled programs, shared by all workers and kept between runs; prepared data of this worker's alone."""
+    programs = os.environ.get("MPJAX_TEST_PROGRAMS") or request.config.cache.mkdir("programs")
+    jax.config.update("jax_compilation_cache_dir", str(programs))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "compiled").symlink_to(programs, target_is_directory=True)
+    os.environ["MPJAX_CACHE"] = str(cache)
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("huggingface"))
     if "datasets" in sys.modules:  # it has read the variable already
         sys.modules["datasets"].config.HF_DATASETS_CACHE = pathlib.Path(os.environ["HF_DATASETS_CACHE"])
@@ -32,6 +45,15 @@ def _memory():
     """What one file compiled, no other needs: kept, it would come to gigabytes."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _optimized(request):
+    """Compiles a file marked `optimized` as for a user: it compares what XLA makes of programs, or its speed."""
+    marked = request.node.get_closest_marker("optimized") is not None
+    jax.config.update("jax_disable_most_optimizations", not marked)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True)

@@ -346,7 +346,7 @@ def encoder_by_hand(attend, params, tokens, mask, half):
 def test_a17_a_transformer_encoder_of_linen(half):
     net, params = of_linen(LinenEncoder(), TOKENS, VISIBLE)
     by_hand = functools.partial(encoder_by_hand, attention_of_linen)
-    assert_as_by_hand(net, by_hand, params, TOKENS, VISIBLE, half=half, mode="op by op")
+    assert_as_by_hand(net, by_hand, params, TOKENS, VISIBLE, half=half, mode="jitted")
 
 
 @EACH
@@ -480,7 +480,7 @@ def unet_by_hand(params, x, half):
 @EACH
 def test_a17_a_unet_of_linen(half):
     net, params = of_linen(LinenUNet(), IMAGES[:2, :16, :16])
-    assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2, :16, :16], half=half, mode="op by op")
+    assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2, :16, :16], half=half, mode="jitted")
 
 
 @EACH
