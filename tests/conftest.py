@@ -8,9 +8,12 @@ from importlib.metadata import version
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("MPJAX_TEST_PLATFORM", "cpu"))
 # Most of a test's time is compiling: XLA leaves out LLVM's passes, and keeps every program, however small. Set in the
-# environment, so that scripts run by tests do likewise. Later versions have no choice of emitters.
-_EMITTERS = "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""
-os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {_EMITTERS}")
+# environment, so that scripts run by tests do likewise. Versions after 0.10 have no choice of emitters.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=2"
+    + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
+)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

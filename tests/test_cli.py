@@ -13,7 +13,6 @@ import warnings
 
 import pytest
 
-import mpjax
 from mpjax import cli
 from mpjax.config import Config
 from mpjax.config.durations import Duration
@@ -23,7 +22,7 @@ from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
 
 
-ROOT = pathlib.Path(mpjax.__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = ROOT / "scripts"
 
 # About two seconds of training in steps of a fraction of a millisecond.

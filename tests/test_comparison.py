@@ -17,7 +17,7 @@ from mpjax.config.comparison import Comparison
 from mpjax.errors import UsageError
 
 
-ROOT = pathlib.Path(mpjax.__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 def make_run(folder, flags, losses):

@@ -347,6 +347,7 @@ def test_a_worker_that_does_not_answer_in_time_is_ended(tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.extra
 def test_pytorch_trains_as_many_parameters(case):
     torch = pytest.importorskip("torch")
     from flax import nnx

@@ -15,7 +15,9 @@ from mpjax.data.table import Other, Text
 from mpjax.errors import UsageError
 
 
-datasets = pytest.importorskip("datasets")
+datasets = pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
+
+pytestmark = pytest.mark.extra
 
 GRAY = [[[0], [128]], [[255], [7]]]
 

@@ -8,7 +8,9 @@ from mpjax.data.huggingface_files import load_splits
 from mpjax.errors import UsageError
 
 
-datasets = pytest.importorskip("datasets")
+datasets = pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
+
+pytestmark = pytest.mark.extra
 
 ROWS = [{"text": "a", "label": 0}, {"text": "b", "label": 1}, {"text": "c", "label": 0}]
 

@@ -102,6 +102,7 @@ def test_no_length():
         source_of("a", length=0)
 
 
+@pytest.mark.extra
 def test_a_text_without_tokens_still_has_one(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1}, "a"))

@@ -61,6 +61,7 @@ def test_bytes_are_framed_and_cut():
         tokenizer.framed(["a"], 2)
 
 
+@pytest.mark.extra
 def test_a_tokenizer_frames_and_cuts_as_it_is_made_to(bert):
     tokenizer = load_tokenizer(str(bert))
     assert (tokenizer.vocabulary, tokenizer.padding) == (8, 0)
@@ -74,25 +75,30 @@ def test_a_tokenizer_frames_and_cuts_as_it_is_made_to(bert):
         tokenizer.framed(["half"], 2)
 
 
+@pytest.mark.extra
 def test_the_file_alone_will_do(bert):
     assert load_tokenizer(str(bert / "tokenizer.json")).vocabulary == 8
 
 
+@pytest.mark.extra
 def test_end_of_text_by_its_usual_name(bert, gpt2):
     assert load_tokenizer(str(gpt2)).end == 2
 
 
+@pytest.mark.extra
 def test_without_padding_the_end_serves(gpt2):
     assert load_tokenizer(str(gpt2)).padding == 2
 
 
 @pytest.mark.parametrize("token", ["b", {"content": "b"}])
+@pytest.mark.extra
 def test_the_files_beside_say_which_tokens_are_special(gpt2, token):
     (gpt2 / "tokenizer_config.json").write_text(json.dumps({"eos_token": token, "pad_token": "a"}))
     tokenizer = load_tokenizer(str(gpt2))
     assert (tokenizer.padding, tokenizer.end) == (0, 1)
 
 
+@pytest.mark.extra
 def test_a_tokenizer_without_an_end(gpt2):
     file = gpt2 / "tokenizer.json"
     file.write_text(file.read_text().replace("<|endoftext|>", "c"))
@@ -101,6 +107,7 @@ def test_a_tokenizer_without_an_end(gpt2):
 
 
 @pytest.mark.filterwarnings("default")  # what transformers says when it is imported
+@pytest.mark.extra
 def test_files_of_transformers(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "[MASK]"]))
@@ -116,6 +123,7 @@ def test_nothing_there(name):
         load_tokenizer(name)
 
 
+@pytest.mark.extra
 def test_a_file_that_is_none(tmp_path):
     pytest.importorskip("tokenizers")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -123,6 +131,7 @@ def test_a_file_that_is_none(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.extra
 def test_no_network(monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
 
@@ -134,6 +143,7 @@ def test_no_network(monkeypatch):
         load_tokenizer("bert-base")
 
 
+@pytest.mark.extra
 def test_from_the_hub(bert, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub, "snapshot_download", lambda name, allow_patterns: str(bert))

@@ -1,5 +1,6 @@
 """The tables of docs/models.md say what the registry of models, the tasks and the settings say."""
 
+import inspect
 import pathlib
 import re
 
@@ -7,6 +8,7 @@ import jax
 import pytest
 from flax import nnx
 
+from mpjax.config import schema
 from mpjax.config.load import load
 from mpjax.config.models import MODELS
 from mpjax.config.schema import Data, Model
@@ -89,5 +91,5 @@ def test_the_tasks_are_all_there_with_the_metric_that_decides():
 def test_every_augmentation_is_a_setting_and_every_such_setting_is_there():
     named = {flag for row in rows("Augmentations") for flag in re.findall(r"--data\.(\w+)", row[0])}
     assert named <= set(vars(Data()))
-    schema = (ROOT / "mpjax" / "config" / "schema.py").read_text()
-    assert named == set(re.findall(r'^    (\w+): [^\n]+\n    """Augmentation', schema, re.MULTILINE))
+    source = inspect.getsource(schema)
+    assert named == set(re.findall(r'^    (\w+): [^\n]+\n    """Augmentation', source, re.MULTILINE))

@@ -13,8 +13,10 @@ from mpjax.models.resnet import ImageNetStem, resnet18, resnet50, resnext50
 from mpjax.models.xception import xception
 
 
-torch = pytest.importorskip("torch")
-timm = pytest.importorskip("timm")
+torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")
+timm = pytest.importorskip("timm", reason="pip install -e '.[parity]'")
+
+pytestmark = pytest.mark.extra
 
 
 def randomised(net, side: int):

@@ -16,6 +16,13 @@ from mpjax.plan.traffic import Traffic
 SMALL = "--data.name synthetic:8x8x1:10 --data.batch_size 24 --model.name mlp --model.width 16 --steps 100"
 
 
+def pytest_collection_modifyitems(items):
+    """Puts tests that compile for CUDA where those are that need packages of an extra."""
+    for item in items:
+        if "plugin" in getattr(item, "fixturenames", ()):
+            item.add_marker("extra")
+
+
 @pytest.fixture(scope="session")
 def plugin() -> None:
     """Skips the test where the packages of the extra `plan` are not installed."""

@@ -20,7 +20,7 @@ from mpjax.data import labelled_images
 from mpjax.errors import UsageError
 from mpjax.precision import Policy, apply_policy, audit, autocast
 from mpjax.precision.modules import storage_policy
-from mpjax.precision.presets import PRESETS
+from mpjax.precision.presets import get_policy
 
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(jnp.bfloat16), np.dtype("float32")
@@ -388,11 +388,10 @@ def test_a27_a_rule_that_matches_no_module_is_an_error():
         audit(net("mixed_float16"), IMAGES, policy="mixed_float16;haed=float32")
 
 
-# Every shipped model under every preset
+# Residual networks as they are shipped; every model, in small, under every preset: models/test_precision_of_models.py
 
-SHIPPED = ("mlp small", "resnet18 small", "resnet18 imagenet", "resnet50 imagenet")
-DEEP = ("resnet34 imagenet", "resnet101 imagenet", "resnet152 imagenet")  # the same blocks, more of them
 PRODUCTS = {"mlp": 3, "resnet18": 21, "resnet34": 37, "resnet50": 54, "resnet101": 105, "resnet152": 156}
+QUICK = ("mlp", "resnet18")  # the others have the same blocks, more of them
 
 
 def test_every_shipped_model_is_listed_here_or_where_it_is_made():
@@ -401,35 +400,24 @@ def test_every_shipped_model_is_listed_here_or_where_it_is_made():
     assert set(PRODUCTS) == set(MODELS) - later - {"unet", "bert", "gpt2"}
 
 
+@pytest.mark.parametrize("preset", ["mixed_float16", "O1"])
 @pytest.mark.parametrize(
-    ("model", "preset"),
-    [
-        *((model, preset) for model in SHIPPED for preset in PRESETS),
-        *(
-            pytest.param(model, preset, marks=pytest.mark.slow)
-            for model in DEEP
-            for preset in PRESETS
-            if preset.name in ("mixed_float16", "O1")
-        ),
-    ],
-    ids=lambda value: getattr(value, "name", value),
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PRODUCTS]
 )
-def test_every_shipped_model_is_clean_under_every_preset(model, preset):
-    name, stem = model.split()
-    policy, autocasting = preset.policy, preset.mode == "autocast"
+def test_every_product_of_a_shipped_model_is_counted_and_clean(name, preset):
+    policy, autocasting = get_policy(preset), preset == "O1"
     stored = storage_policy(policy) if autocasting else policy
-    with jax.enable_x64(preset.name == "float64"):
-        model = nnx.eval_shape(functools.partial(shipped, name, stem, stored))
-        images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32 if autocasting else policy.compute_dtype)
-        report = audit(autocast(call_model, policy) if autocasting else call_model, model, images, policy=policy)
+    model = nnx.eval_shape(functools.partial(shipped, name, stored))
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32 if autocasting else policy.compute_dtype)
+    report = audit(autocast(call_model, policy) if autocasting else call_model, model, images, policy=policy)
     report.assert_clean()
     products = [row for row in report if row.kind == "low"]
     assert {row.dtype for row in products} == {np.dtype(policy.compute_dtype)}
     assert sum(row.count for row in products) == PRODUCTS[name]
 
 
-def shipped(name: str, stem: str, policy: Policy) -> nnx.Module:
-    settings = schema.Model(name=name, stem=stem, width=8)
+def shipped(name: str, policy: Policy) -> nnx.Module:
+    settings = schema.Model(name=name, stem="small" if name == "mlp" else "imagenet", width=8)
     model = models.build(settings, fields=labelled_images(10, (32, 32, 3)), rngs=nnx.Rngs(0))
     apply_policy(model, policy)
     return model

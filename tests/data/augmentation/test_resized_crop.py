@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from mpjax.data.augmentation.boxes import Boxes
 from mpjax.data.augmentation.resized_crop import random_resized_crop, resized, resized_mask
@@ -20,6 +19,7 @@ def boxes(rows=BOXES):
 
 
 def by_torch(images, mode, size, **options):
+    torch = pytest.importorskip("torch")
     """Crop, then stretch, image by image."""
     out = []
     for image, (top, left, height, width) in zip(images, BOXES, strict=True):
@@ -30,12 +30,14 @@ def by_torch(images, mode, size, **options):
 
 
 @pytest.mark.parametrize("size", [(20, 27), (8, 8), (33, 40)])
+@pytest.mark.extra
 def test_floating_images_equal_pytorchs_bilinear_stretch(size):
     out = resized(jnp.asarray(IMAGES, jnp.float32), boxes(), size)
     assert out.dtype == jnp.float32
     np.testing.assert_allclose(out, by_torch(IMAGES, "bilinear", size, align_corners=False), atol=1e-2)
 
 
+@pytest.mark.extra
 def test_uint8_images_are_rounded_to_the_nearest_level():
     out = resized(jnp.asarray(IMAGES), boxes(), (16, 16))
     assert out.dtype == jnp.uint8
@@ -44,6 +46,7 @@ def test_uint8_images_are_rounded_to_the_nearest_level():
 
 
 @pytest.mark.parametrize("size", [(20, 27), (8, 8), (33, 40)])
+@pytest.mark.extra
 def test_masks_equal_pytorchs_nearest_stretch(size):
     masks = IMAGES[..., 0].astype(np.int32)
     out = resized_mask(jnp.asarray(masks), boxes(), size)

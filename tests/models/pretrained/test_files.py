@@ -62,6 +62,7 @@ def test_a_pickle_is_refused_with_the_line_that_converts_it(tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_the_line_that_converts_a_pickle_does_so(tmp_path):
     torch = pytest.importorskip("torch")
     tied = torch.ones(2, 3).T

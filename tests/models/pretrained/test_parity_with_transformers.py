@@ -18,10 +18,13 @@ from mpjax.models.pretrained import export_safetensors
 from mpjax.models.vit import ViT
 
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="pip install -e '.[parity]'")
+transformers = pytest.importorskip("transformers", reason="pip install -e '.[parity]'")
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # some in PyTorch's own code
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.filterwarnings("default::DeprecationWarning"),  # some in PyTorch's own code
+]
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.standard_normal((3, 8, 16, 3), np.float32)

@@ -76,6 +76,7 @@ def theirs(model, torch, images=IMAGES):
 
 
 @pytest.mark.parametrize("kind", ["basic", pytest.param("bottleneck", marks=pytest.mark.slow)])
+@pytest.mark.extra
 def test_float32_logits_are_those_of_transformers(torch, tmp_path, kind):
     original = transformers_resnet(torch, kind)
     original.save_pretrained(tmp_path)
@@ -88,6 +89,7 @@ def test_float32_logits_are_those_of_transformers(torch, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["basic", pytest.param("bottleneck", marks=pytest.mark.slow)])
+@pytest.mark.extra
 def test_bfloat16_logits_are_as_near_to_float32_as_transformers_own(torch, tmp_path, kind):
     original = transformers_resnet(torch, kind)
     full = theirs(original, torch)
@@ -102,6 +104,7 @@ def test_bfloat16_logits_are_as_near_to_float32_as_transformers_own(torch, tmp_p
     assert error < 0.03
 
 
+@pytest.mark.extra
 def test_a_model_without_a_head_is_read_where_the_head_is_skipped(torch, tmp_path):
     original = transformers_resnet(torch, "basic")
     original.resnet.save_pretrained(tmp_path)
@@ -112,6 +115,7 @@ def test_a_model_without_a_head_is_read_where_the_head_is_skipped(torch, tmp_pat
     np.testing.assert_array_equal(model.stem.conv.kernel.get_value(), kernel.transpose(2, 3, 1, 0))
 
 
+@pytest.mark.extra
 def test_transformers_reads_what_is_exported_for_it(torch, tmp_path):
     import transformers
 
@@ -128,6 +132,7 @@ def test_transformers_reads_what_is_exported_for_it(torch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_timms_resnet18_goes_in_and_out(torch, tmp_path):
     timm = pytest.importorskip("timm")
     from safetensors.torch import load_file, save_file
