@@ -235,7 +235,7 @@ def test_a_wish_that_comes_with_the_last_step_changes_nothing():
 def test_throughput_leaves_out_evaluating_and_saving(monkeypatch):
     """A second a step, a thousand for an evaluation: 4 examples per second."""
     now = [0.0]
-    monkeypatch.setattr("mpjax.loop.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("mpjax.loop.clock.time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     recorder = Recorder()
     step, evaluate = recorder.step, recorder.evaluate
 

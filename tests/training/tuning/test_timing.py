@@ -1,5 +1,7 @@
 """Which of two programs is the faster, from their timings."""
 
+import types
+
 import pytest
 
 from mpjax.training.tuning.timing import Timing, side_by_side
@@ -31,7 +33,8 @@ def test_rounds_are_compared_one_by_one_so_that_a_slow_machine_slows_both():
 
 def test_programs_take_turns_and_each_may_go_first(monkeypatch):
     clock, calls = [0.0], []
-    monkeypatch.setattr("mpjax.training.tuning.timing.time.perf_counter", lambda: clock[0])
+    stand_in = types.SimpleNamespace(perf_counter=lambda: clock[0])
+    monkeypatch.setattr("mpjax.training.tuning.timing.time", stand_in)
 
     def program(name, seconds):
         def run():
