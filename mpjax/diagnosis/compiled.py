@@ -35,6 +35,13 @@ def compiled(fn: Callable[P, R]) -> Callable[P, R]:
     return call  # pyright: ignore[reportReturnType]
 
 
+def brought_here(array):
+    """Returns an array of several devices, as a run has them, on the one for which programs are compiled."""
+    if isinstance(array, Tracer) or _is_here(array) or not array.is_fully_addressable:
+        return array
+    return jax.device_put(array, jax.local_devices()[0])
+
+
 def _is_here(array) -> bool:
     """Whether it is an array on the default device and on no other, for which programs are compiled."""
     if isinstance(array, Tracer):

@@ -43,9 +43,10 @@ SQUARES = frozenset({"lost", "exact", "error", "reference"})
 
 @compiled
 def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
-    """The sums of a result, and in "all_non_finite" how many of its values are not finite, whatever they are elsewhere.
+    """Returns the sums of a result, and what else its reading is made of.
 
-    Each shape is compiled anew, so that nothing else but arrays makes a difference.
+    That is in "all_non_finite" how many of its values are not finite, whatever they are elsewhere, and in "sample" what
+    its histogram counts. Each shape is compiled anew, so that nothing else but arrays makes a difference.
 
     Args:
       wide: the result in the reference, of any shape.
@@ -71,7 +72,7 @@ def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
     else:
         # What is computed of each value, for all of them at once, would be several times the result itself.
         sums = jax.lax.fori_loop(1, -(-size // _BLOCK), lambda index, sums: joined(sums, block(index)), block(0))
-    return {**sums, "size": jnp.float32(size), "histogram": _histogram(wide)}
+    return {**sums, "size": jnp.float32(size), "sample": _sample(wide)}
 
 
 def _sums(wide, exact, low, smallest_normal, rounds) -> Measured:
@@ -131,12 +132,21 @@ def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...]
     return begins, Marks(finite, reference_finite, jnp.where(underflow > 0, number, flushed))
 
 
-def _histogram(flat) -> jax.Array:
+def _sample(flat) -> jax.Array:
+    """Returns the magnitudes of at most 4,096 values, finite and not zero, in an array of that length."""
     sample = jnp.abs(flat[:: max(1, -(-flat.size // _SAMPLE))])
-    exponent = jnp.frexp(sample)[1] - 1
-    bins = jnp.clip(exponent - EXPONENTS.start, 0, len(EXPONENTS) - 1)
-    counted = jnp.isfinite(sample) & (sample > 0)
-    return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(counted, 1.0, 0.0))
+    counted = jnp.where(jnp.isfinite(sample), sample, jnp.zeros((), sample.dtype))
+    return jnp.pad(counted, (0, _SAMPLE - counted.size))
+
+
+@compiled
+def histogram(sample) -> jax.Array:
+    """Returns the counts by exponent, float32 [88], of the values of a sample above zero.
+
+    A sample of any result has one length, so that this, the costliest part of a reading to compile, is compiled once.
+    """
+    bins = jnp.clip(jnp.frexp(sample)[1] - 1 - EXPONENTS.start, 0, len(EXPONENTS) - 1)
+    return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(sample > 0, 1.0, 0.0))
 
 
 def none_like(shapes) -> list[Measured]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.diagnosis.compiled import brought_here
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.casting import autocast
@@ -126,7 +127,7 @@ def program_of(
     around = dict.fromkeys(part for path in (*paths, *owners) for part in _prefixes(path))
     return Program(
         jaxpr=jaxpr,
-        inputs=[*inputs, *arrays[len(named) :]],
+        inputs=[brought_here(array) for array in (*inputs, *arrays[len(named) :])],
         gradients=tuple(name for name, leaf in named if is_floating(leaf)),
         owners=owners,
         names=(

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from mpjax.diagnosis.measure import EXPONENTS as EXPONENTS
-from mpjax.diagnosis.measure import LARGEST, SQUARES, Marks, Measured, measure, onward
+from mpjax.diagnosis.measure import LARGEST, SQUARES, Marks, Measured, histogram, measure, onward
 from mpjax.precision.dtypes import HALF, float_range
 
 
@@ -118,6 +118,7 @@ class Recorder:
         """
         smallest_normal = float_range(site.dtype).smallest_normal
         measured = measure(wide, exact, low, low.dtype.type(smallest_normal), np.bool_(site.dtype in HALF))
+        measured["histogram"] = histogram(measured.pop("sample"))
         non_finite = measured.pop("all_non_finite"), measured["reference_non_finite"]
         number = np.int32(self.start + len(self.sites))
         history, after = onward(*non_finite, measured["underflow"], tuple(marks), number)

@@ -91,8 +91,8 @@ def make(family: str) -> tuple[nnx.Module, object, dict]:
     return UNet(4, rngs=rngs), mask_loss, {"x": x, "y": (x[..., 0] > 0.5).astype(jnp.float32)}
 
 
-def real_step(model, loss_fn, batch, policy, scale=1.0, *, compiled=False) -> list:
-    """Scaled loss and gradients of the step itself, operation by operation, in half-precision arrays."""
+def real_step(model, loss_fn, batch, policy, scale=1.0, *, one_by_one=False) -> list:
+    """Scaled loss and gradients of the step itself, in half-precision arrays; `one_by_one` as of `as_written`."""
     model = nnx.clone(model)
     if policy is not None:
         apply_policy(model, policy)
@@ -101,10 +101,27 @@ def real_step(model, loss_fn, batch, policy, scale=1.0, *, compiled=False) -> li
     def loss_of(params):
         return loss_fn(nnx.merge(graph, params, rest, copy=True), batch).astype(jnp.float32) * jnp.float32(scale)
 
-    # jax.nn's attention promotes in its backward pass.
-    with jax.disable_jit(not compiled), jax.numpy_dtype_promotion("standard"):
-        loss, gradients = jax.value_and_grad(loss_of)(params)
+    with jax.numpy_dtype_promotion("standard"):  # jax.nn's attention promotes in its backward pass
+        loss, gradients = as_written(jax.value_and_grad(loss_of), one_by_one=one_by_one)(params)
     return [loss, *jax.tree.leaves(gradients)]
+
+
+def as_written(fn, *, one_by_one=False):
+    """A function with every rounding to half precision that it has, of which XLA may leave out some.
+
+    Args:
+      fn: the function.
+      one_by_one: whether its operations are to run one by one, each a program of its own. Float16 needs that for every
+        bit to be right: in what XLA fuses, a CPU computes it in float32, whatever it is told.
+    """
+    if not one_by_one:
+        return jax.jit(fn, compiler_options={"xla_allow_excess_precision": False})
+
+    def eager(*args):
+        with jax.disable_jit():
+            return fn(*args)
+
+    return eager
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +130,7 @@ def networks():
     return types.SimpleNamespace(
         make=make,
         real_step=real_step,
+        as_written=as_written,
         Transformer=Transformer,
         UNet=UNet,
         labels_loss=labels_loss,
