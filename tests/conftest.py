@@ -7,14 +7,15 @@ from importlib.metadata import version
 
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("MPJAX_TEST_PLATFORM", "cpu"))
-# Most of a test's time is compiling: XLA leaves out LLVM's passes, and keeps every program, however small. Set in the
-# environment, so that scripts run by tests do likewise. Versions after 0.10 have no choice of emitters.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=2"
-    + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
-)
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# Most of a test's time is compiling: XLA leaves out LLVM's passes, takes the emitters that compile faster (of which
+# jaxlib after 0.10 has no choice) and keeps every program, however small. MPJAX_TEST_XLA=optimized leaves XLA as users
+# have it. All of it is set in the environment, so that scripts run by tests do likewise.
+CHEAP = os.environ.get("MPJAX_TEST_XLA") != "optimized"
+if CHEAP:
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+if CHEAP and version("jaxlib").startswith("0.10."):
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = ""  # else a program's key names the folder
@@ -50,13 +51,11 @@ def _memory():
     jax.clear_caches()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _optimized(request):
-    """Compiles a file marked `optimized` as for a user: it compares what XLA makes of programs, or its speed."""
-    marked = request.node.get_closest_marker("optimized") is not None
-    jax.config.update("jax_disable_most_optimizations", not marked)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    """Skips what takes XLA as users have it where it is not."""
+    if CHEAP and request.node.get_closest_marker("optimized"):
+        pytest.skip("MPJAX_TEST_XLA=optimized pytest -m optimized")
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,13 @@
 
 import pathlib
 
+import jax
 import pytest
+from flax import nnx
 
 from mpjax.config import Config, from_toml, load, to_toml
+from mpjax.data import labelled_images
+from mpjax.models.build import build
 from mpjax.run import run
 
 
@@ -61,24 +65,34 @@ def test_a_precision_file_trains_two_steps(file, tmp_path):
     assert f"compute={compute}," in summary["policy"]
 
 
+IMAGES = {
+    # File: side and classes of its images (ImageNet's smaller), parameters, and flags that make its model small.
+    "digits.toml": (8, 10, 701_178, "--model.width 4"),
+    "cifar10_resnet18.toml": (32, 10, 11_173_962, "--model.width 4"),
+    "cifar100_resnet50.toml": (32, 100, 23_705_252, "--model.width 4"),
+    "cifar10_wrn28_10.toml": (32, 10, 36_479_194, "--model.width 2"),
+    "imagenet_resnet50.toml": (64, 1000, 25_557_032, "--model.width 4"),
+    "imagenet_resnext50.toml": (64, 1000, 25_028_904, "--model.width 32"),
+    "imagenet_xception.toml": (64, 1000, 22_855_952, "--model.width 4 --model.depth 1"),
+    "imagenet_vit_s16.toml": (64, 1000, 21_980_776, "--model.width 12 --model.depth 2"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "data", "flags", "parameters"),
-    [
-        ("digits.toml", "synthetic:8x8x1:10", [], 701_178),
-        ("cifar10_resnet18.toml", "synthetic:32x32x3:10", [], 11_173_962),
-        ("cifar100_resnet50.toml", "synthetic:32x32x3:100", [], 23_705_252),
-        ("cifar10_wrn28_10.toml", "synthetic:32x32x3:10", ["--data.batch_size", "1"], 36_479_194),
-        ("imagenet_resnet50.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 25_557_032),
-        ("imagenet_resnext50.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 25_028_904),
-        ("imagenet_xception.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 22_855_952),
-        ("imagenet_vit_s16.toml", "synthetic:64x64x3:1000", ["--data.image_size", "64"], 21_980_776),
-    ],
-)
-def test_a_task_file_trains_two_steps(name, data, flags, parameters, tmp_path):
-    """At the size of the model that it names; ImageNet's images are smaller, to fit the time."""
-    summary = train_two_steps(tmp_path / "run", "--config", str(CONFIGS / name), "--data.name", data, *flags)
-    assert summary["parameters"] == parameters
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_task_file_names_a_model_of_that_size(name):
+    side, classes, parameters, _ = IMAGES[name]
+    fields, settings = labelled_images(classes, (side, side, 1 if side == 8 else 3)), from_toml(CONFIGS / name).model
+    model = nnx.eval_shape(lambda: build(settings, fields=fields, rngs=nnx.Rngs(0)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_task_file_trains_two_steps(name, tmp_path):
+    side, classes, _, smaller = IMAGES[name]
+    data = ["--data.name", f"synthetic:{side}x{side}x{1 if side == 8 else 3}:{classes}", "--data.image_size", str(side)]
+    train_two_steps(tmp_path / "run", "--config", str(CONFIGS / name), *data, *smaller.split())
 
 
 @pytest.mark.slow

@@ -571,9 +571,15 @@ FAULTS = (
 QUICK = (cross_entropy_by_hand, a_sum_over_all_pixels, a_static_scale_that_was_right, a_learning_rate_too_high)
 """The U-Net compiles in seconds."""
 
+MARKS = dict.fromkeys(QUICK, ()) | {
+    # With XLA's cheap settings a step is computed in other roundings, and the fault begins elsewhere.
+    a_variance_by_hand: [pytest.mark.optimized],
+    a_residual_branch_grows: [pytest.mark.optimized],
+}
+
 
 @pytest.mark.parametrize(
-    "plant", [pytest.param(f, id=f.__name__, marks=[] if f in QUICK else [pytest.mark.slow]) for f in FAULTS]
+    "plant", [pytest.param(f, id=f.__name__, marks=MARKS.get(f, [pytest.mark.slow])) for f in FAULTS]
 )
 def test_a32_a33_a_fault_that_begins_in_training_is_located_named_and_repaired(networks, plant):
     fault = plant(networks)

@@ -32,7 +32,7 @@ def loss_fn(params, x):
 }
 
 # Pages with a whole training run.
-SLOW = {"docs/training.md"}
+LONG = {"docs/training.md"}
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -52,7 +52,7 @@ def name(page):
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=name(page), marks=[pytest.mark.slow] * (name(page) in SLOW)) for page in PAGES]
+    "page", [pytest.param(page, id=name(page), marks=[pytest.mark.optimized] * (name(page) in LONG)) for page in PAGES]
 )
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -100,7 +100,7 @@ def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | elsewhere
 
 
-@pytest.mark.slow
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [

@@ -34,7 +34,7 @@ def own_model():
     return example("own_model").main()
 
 
-@pytest.mark.slow
+@pytest.mark.optimized
 class TestOwnDataset:
     def test_the_careless_function_is_refused_with_the_column_the_dtype_and_the_line_to_write(self, own_dataset):
         file = EXAMPLES / "own_dataset.py"
@@ -59,7 +59,7 @@ def test_ink_is_float32_in_0_to_1_and_the_word_a_class_number():
     assert found["label"] == 7
 
 
-@pytest.mark.slow
+@pytest.mark.optimized
 class TestFineTune:
     def test_all_but_the_head_comes_from_the_file_in_the_dtype_that_the_policy_stores(self, fine_tune):
         assert fine_tune.report.skipped == ("head/bias", "head/kernel")
@@ -73,7 +73,7 @@ class TestFineTune:
         assert fine_tune.tuned["test/accuracy"] - fine_tune.scratch["test/accuracy"] > 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.optimized
 class TestOwnModel:
     def test_it_learns_in_float16_with_its_rule(self, own_model):
         assert own_model.summary["policy"] == "params=float16,compute=float16,output=float32;type:Gate=float32"

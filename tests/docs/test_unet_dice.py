@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "unet_dice.py"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.optimized
 
 
 @pytest.fixture(scope="module")
