@@ -217,15 +217,18 @@ def _child(mutant: Mutant, folder: str) -> int:
 def outcomes(mutants: Iterable[Mutant], jobs: int, seconds: float, folder: str) -> Generator[tuple[Mutant, dict, str]]:
     """Each mutant when it is decided, with verdict, seconds and who killed it; and what pytest printed."""
     waiting, running = collections.deque(enumerate(mutants)), {}
+    clock, looked = 0.0, time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 number, mutant = waiting.popleft()
-                running[_child(mutant, f"{folder}/{number}")] = mutant, f"{folder}/{number}", time.monotonic()
+                running[_child(mutant, f"{folder}/{number}")] = mutant, f"{folder}/{number}", clock
             time.sleep(0.02)
+            # Not what the machine slept through, when no test ran either.
+            clock, looked = clock + min(time.monotonic() - looked, 1.0), time.monotonic()
             for process, (mutant, place, begun) in list(running.items()):
                 ended, status = os.waitpid(process, os.WNOHANG)
-                taken = time.monotonic() - begun
+                taken = clock - begun
                 if not ended and taken < seconds:
                     continue
                 _end(process, reap=not ended)

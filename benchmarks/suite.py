@@ -6,6 +6,7 @@ As a pytest plugin it writes one JSON file; as a script it prints what such file
     python benchmarks/suite.py costs.json
 """
 
+import argparse
 import collections
 import contextlib
 import json
@@ -20,6 +21,11 @@ import jax
 import pytest
 
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from machine import describe
+
+
 EVENTS = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
@@ -32,19 +38,22 @@ class Clock:
     """Seconds by cause since the start of this process, no second counted twice."""
 
     def __init__(self):
-        self.totals = collections.Counter()
+        self.totals: dict[str, float] = collections.defaultdict(float)
         self._spans = []  # (cause, start, end), disjoint: a traced function may trace and compile others
 
     def listen(self):
-        jax.monitoring.register_event_duration_secs_listener(
-            lambda event, seconds, **_: event in EVENTS and self.span(EVENTS[event], seconds)
-        )
-        jax.monitoring.register_event_listener(
-            lambda event, **_: event.endswith("/cache_hits") and self.totals.update(hits=1)
-        )
+        jax.monitoring.register_event_duration_secs_listener(self._compiling)
+        jax.monitoring.register_event_listener(self._found)
         self._time(subprocess.Popen, "wait", "process")
         self._time(subprocess.Popen, "communicate", "process")
         self._time(time, "sleep", "sleep")
+
+    def _compiling(self, event: str, duration_secs: float, **_):
+        if event in EVENTS:
+            self.span(EVENTS[event], duration_secs)
+
+    def _found(self, event: str, **_):
+        self.totals["hits"] += event.endswith("/cache_hits")
 
     def span(self, cause, seconds):
         """Adds a span of the main thread that ends now, without what was counted inside it already."""
@@ -74,9 +83,9 @@ class Clock:
     @contextlib.contextmanager
     def measure(self, item):
         """Adds what happens meanwhile to the test's own costs."""
-        before, start, cpu = self.totals.copy(), perf_counter(), time.process_time()
+        before, start, cpu = dict(self.totals), perf_counter(), time.process_time()
         yield
-        spent = {name: value - before[name] for name, value in self.totals.items()}
+        spent = {name: value - before.get(name, 0.0) for name, value in self.totals.items()}
         spent |= {"seconds": perf_counter() - start, "cpu": time.process_time() - cpu}
         costs = dict(item.user_properties).get("costs")
         if costs is None:
@@ -137,26 +146,54 @@ def causes_of(costs):
     return known | {"run": max(costs["seconds"] - sum(known.values()), 0.0)}
 
 
-def table(tests, name, rows=25):
-    """The costliest groups of tests as Markdown, `name(nodeid)` being the group."""
-    groups = collections.defaultdict(collections.Counter)
-    for nodeid, costs in tests.items():
-        groups[name(nodeid)].update({**costs, "tests": 1})
-    lines = [f"| | tests | seconds | programs | {' | '.join(CAUSES)} |", "| --- " * (4 + len(CAUSES)) + "|"]
-    for group, costs in sorted(groups.items(), key=lambda pair: -pair[1]["seconds"])[:rows]:
-        causes = " | ".join(f"{seconds:.0f}" for seconds in causes_of(costs).values())
-        programs = costs["programs"] - costs["hits"]
-        lines.append(f"| {group} | {costs['tests']} | {costs['seconds']:.0f} | {programs} | {causes} |")
+def summary(found):
+    """What one run of tests cost: seconds by the clock, and of all workers together by cause; programs compiled."""
+    total = collections.Counter()
+    for costs in found["tests"].values():
+        total.update(costs)
+    return {
+        "tests": len(found["tests"]),
+        "wall": found["wall"],
+        "cpu": round(total["cpu"]),
+        "programs": round(total["programs"] - total["hits"]),
+        **{cause: round(seconds) for cause, seconds in causes_of(total).items()},
+    }
+
+
+def table_of(rings):
+    """Runs of tests side by side, as Markdown."""
+    lines = [f"| | tests | by the clock | programs | {' | '.join(CAUSES)} |", "| --- " * (4 + len(CAUSES)) + "|"]
+    for name, ring in rings.items():
+        clock = f"{ring['wall'] // 60:.0f} min {ring['wall'] % 60:.0f} s"
+        causes = " | ".join(f"{ring[cause]:,}" for cause in CAUSES)
+        lines.append(f"| {name} | {ring['tests']:,} | {clock} | {ring['programs']:,} | {causes} |")
     return "\n".join(lines)
 
 
+def groups(tests, name, most):
+    """The costliest groups of tests, `name(nodeid)` being the group: summaries by name."""
+    members = collections.defaultdict(dict)
+    for nodeid, costs in tests.items():
+        members[name(nodeid)][nodeid] = costs
+    seconds = {group: sum(c["seconds"] for c in costs.values()) for group, costs in members.items()}
+    ranked = sorted(members, key=lambda group: -seconds[group])[:most]
+    return {group: summary({"wall": seconds[group], "tests": members[group]}) for group in ranked}
+
+
 def main():
-    for file in sys.argv[1:]:
-        found = json.loads(pathlib.Path(file).read_text())
-        print(f"## {pathlib.Path(file).stem}: {found['wall']:.0f} s\n")
-        print(table(found["tests"], lambda _: "all tests"), end="\n\n")
-        print(table(found["tests"], lambda nodeid: nodeid.split("::")[0]), end="\n\n")
-        print(table(found["tests"], lambda nodeid: nodeid), end="\n\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=pathlib.Path, help="what --costs wrote; NAME.json is called NAME")
+    parser.add_argument("--most", type=int, default=25, help="how many files and tests to list")
+    parser.add_argument("--output", type=pathlib.Path, help="write the first table's figures to this JSON file")
+    arguments = parser.parse_args()
+    runs = {file.stem.replace("_", " "): json.loads(file.read_text()) for file in arguments.files}
+    rings = {name: summary(found) for name, found in runs.items()}
+    print(table_of(rings))
+    for found in runs.values() if arguments.most else ():
+        print("", table_of(groups(found["tests"], lambda nodeid: nodeid.split("::")[0], arguments.most)), sep="\n")
+        print("", table_of(groups(found["tests"], lambda nodeid: nodeid, arguments.most)), sep="\n")
+    if arguments.output:
+        arguments.output.write_text(json.dumps({**describe("pytest"), "rings": rings}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_every_name_of_the_settings_is_a_model_and_the_other_way_round():
     assert all(0 < len(line) < 70 for line in MODELS.values())
 
 
-LARGE = ("resnet101", "resnet152")
+LARGE = ("resnet50", "resnet101", "resnet152", "resnext50", "wrn28_10", "xception")
 
 
 @pytest.mark.parametrize(

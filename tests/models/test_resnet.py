@@ -11,6 +11,7 @@ from flax import nnx
 from mpjax.models import resnet
 
 
+@functools.cache  # tracing a deep one takes seconds
 def abstract(name, stem=resnet.ImageNetStem, **settings):
     make = functools.partial(getattr(resnet, name), stem, channels=3, width=64, num_classes=1000, **settings)
     return nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
@@ -22,7 +23,7 @@ def abstract(name, stem=resnet.ImageNetStem, **settings):
         ("resnet18", 11_689_512),
         ("resnet34", 21_797_672),
         ("resnet50", 25_557_032),
-        ("resnet101", 44_549_160),
+        pytest.param("resnet101", 44_549_160, marks=pytest.mark.slow),
         pytest.param("resnet152", 60_192_808, marks=pytest.mark.slow),
         ("resnext50", 25_028_904),
     ],

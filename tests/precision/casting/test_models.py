@@ -21,7 +21,10 @@ from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet
 
 
 F32 = jnp.float32
-EACH = pytest.mark.parametrize("half", ["float32", "float16", "bfloat16"])
+SLOW = pytest.mark.slow
+# Each half dtype once for each kind of model; with the other one no other line runs.
+EACH_OF_LINEN = pytest.mark.parametrize("half", ["float32", "float16", pytest.param("bfloat16", marks=SLOW)])
+EACH_OF_NNX = pytest.mark.parametrize("half", ["float32", pytest.param("float16", marks=SLOW), "bfloat16"])
 
 
 @pytest.fixture(autouse=True)
@@ -225,14 +228,14 @@ def resnet_by_hand(params, x, half):
     return dense(jnp.mean(x, (1, 2)), params["head"], half)
 
 
-@EACH
+@EACH_OF_LINEN
 def test_a_residual_network_of_linen(half):
     net, params = of_linen(LinenResNet(), IMAGES)
     assert sum(leaf.ndim == 4 for leaf in jax.tree.leaves(params)) == 1 + 4 + 3 + 4
     assert_as_by_hand(net, resnet_by_hand, params, IMAGES, half=half)
 
 
-@EACH
+@EACH_OF_NNX
 def test_a_residual_network_of_nnx(half):
     make = functools.partial(ResNet, STAGES, Bottleneck, ImageNetStem, channels=3, width=8, num_classes=10)
     net, params = of_nnx(lambda: make(rngs=nnx.Rngs(0)))
@@ -338,14 +341,14 @@ def encoder_by_hand(attend, params, tokens, mask, half):
     return dense(layer_norm(x, params["norm"]).mean(1), params["head"], half)
 
 
-@EACH
+@EACH_OF_LINEN
 def test_a_transformer_encoder_of_linen(half):
     net, params = of_linen(LinenEncoder(), TOKENS, VISIBLE)
     by_hand = functools.partial(encoder_by_hand, attention_of_linen)
     assert_as_by_hand(net, by_hand, params, TOKENS, VISIBLE, half=half)
 
 
-@EACH
+@EACH_OF_NNX
 def test_a_transformer_encoder_of_nnx(half):
     net, params = of_nnx(lambda: NnxEncoder(nnx.Rngs(0)))
     by_hand = functools.partial(encoder_by_hand, attention_of_nnx)
@@ -473,13 +476,13 @@ def unet_by_hand(params, x, half):
     return conv_bias(normed(conv_bias(joined, "conv3"), "norm4"), "head")
 
 
-@EACH
+@EACH_OF_LINEN
 def test_a_unet_of_linen(half):
     net, params = of_linen(LinenUNet(), IMAGES[:2])
     assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2], half=half)
 
 
-@EACH
+@EACH_OF_NNX
 def test_a_unet_of_nnx(half):
     net, params = of_nnx(lambda: NnxUNet(nnx.Rngs(0)))
     assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2], half=half)
