@@ -8,7 +8,12 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
+pytest.importorskip("torch", reason="pip install -e '.[parity]'")
+
 from products import Product, by_torch, by_xla, measure, products_of
+
+
+pytestmark = pytest.mark.extra
 
 
 def test_a_resnet18_has_twenty_convolutions():
