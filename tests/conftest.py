@@ -33,7 +33,9 @@ PACKAGE = pathlib.Path(mpjax.__file__).parent
 @pytest.fixture(scope="session", autouse=True)
 def _cache(request, tmp_path_factory):
     """Compiled programs, shared by all workers and kept between runs; prepared data of this worker's alone."""
-    programs = os.environ.get("MPJAX_TEST_PROGRAMS") or request.config.cache.mkdir("programs")
+    kept = getattr(request.config, "cache", None)  # which -p no:cacheprovider takes away
+    given = os.environ.get("MPJAX_TEST_PROGRAMS")
+    programs = given or (kept.mkdir("programs") if kept else tmp_path_factory.mktemp("programs"))
     jax.config.update("jax_compilation_cache_dir", str(programs))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
     cache = tmp_path_factory.mktemp("cache")

@@ -31,8 +31,8 @@ def loss_fn(params, x):
 """,
 }
 
-# Pages with a whole training run.
-LONG = {"docs/training.md"}
+# Pages with a whole training run, and those that use a package of an extra.
+MARKS = {"docs/training.md": [pytest.mark.optimized], "docs/data.md": [pytest.mark.extra]}
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -52,9 +52,11 @@ def name(page):
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=name(page), marks=[pytest.mark.optimized] * (name(page) in LONG)) for page in PAGES]
+    "page", [pytest.param(page, id=name(page), marks=MARKS.get(name(page), ())) for page in PAGES]
 )
-def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+def test_the_blocks_of_a_page_run(page, request, tmp_path, monkeypatch):
+    if request.node.get_closest_marker("extra"):
+        pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": page.stem}
     exec(GIVEN.get(name(page), ""), namespace)

@@ -21,6 +21,7 @@ def example(name):
 
 @pytest.fixture(scope="module")
 def own_dataset():
+    pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
     return example("own_dataset").main()
 
 
@@ -34,6 +35,7 @@ def own_model():
     return example("own_model").main()
 
 
+@pytest.mark.extra
 @pytest.mark.optimized
 class TestOwnDataset:
     def test_the_careless_function_is_refused_with_the_column_the_dtype_and_the_line_to_write(self, own_dataset):
@@ -51,7 +53,9 @@ class TestOwnDataset:
         assert own_dataset.summary["test/accuracy"] > 0.9
 
 
+@pytest.mark.extra
 def test_ink_is_float32_in_0_to_1_and_the_word_a_class_number():
+    pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
     given = {"image": np.array([[[255] * 3, [0] * 3, [51] * 3]], np.uint8), "label": "seven"}
     found = load_function(f"{EXAMPLES / 'own_dataset.py'}:ink", flag="--data.preprocess")(given)
     assert found["image"].dtype == np.float32
