@@ -66,13 +66,13 @@ def test_a_precision_file_trains_two_steps(file, tmp_path):
 
 
 IMAGES = {
-    # File: side and classes of its images (ImageNet's smaller), parameters, and flags that make its model small.
+    # File: side and classes of its images (ImageNet's smaller), parameters, and flags for a small model of its family.
     "digits.toml": (8, 10, 701_178, "--model.width 4"),
     "cifar10_resnet18.toml": (32, 10, 11_173_962, "--model.width 4"),
-    "cifar100_resnet50.toml": (32, 100, 23_705_252, "--model.width 4"),
-    "cifar10_wrn28_10.toml": (32, 10, 36_479_194, "--model.width 2"),
-    "imagenet_resnet50.toml": (64, 1000, 25_557_032, "--model.width 4"),
-    "imagenet_resnext50.toml": (64, 1000, 25_028_904, "--model.width 32"),
+    "cifar100_resnet50.toml": (32, 100, 23_705_252, "--model.name resnet18 --model.width 4"),
+    "cifar10_wrn28_10.toml": (32, 10, 36_479_194, "--model.name wrn16_4 --model.width 2"),
+    "imagenet_resnet50.toml": (64, 1000, 25_557_032, "--model.name resnet18 --model.width 4"),
+    "imagenet_resnext50.toml": (64, 1000, 25_028_904, "--model.name resnet18 --model.width 4"),
     "imagenet_xception.toml": (64, 1000, 22_855_952, "--model.width 4 --model.depth 1"),
     "imagenet_vit_s16.toml": (64, 1000, 21_980_776, "--model.width 12 --model.depth 2"),
 }
