@@ -2,12 +2,16 @@
 
 import os
 import pathlib
+import platform
 import sys
 from importlib.metadata import version
 
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("MPJAX_TEST_PLATFORM", "cpu"))
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+if platform.machine() == "x86_64":
+    # Processors with float16 arithmetic of their own fuse a product and a sum: their last bits are not those of others.
+    os.environ["XLA_FLAGS"] += " --xla_cpu_max_isa=AVX2"
 # Most of a test's time is compiling: XLA leaves out LLVM's passes, takes the emitters that compile faster (of which
 # jaxlib after 0.10 has no choice) and keeps every program, however small. MPJAX_TEST_XLA=optimized leaves XLA as users
 # have it. All of it is set in the environment, so that scripts run by tests do likewise.

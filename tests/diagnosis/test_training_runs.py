@@ -289,7 +289,8 @@ class Fault(NamedTuple):
     Attributes:
       run: with the fault.
       verdict: of the diagnosis of the first bad step.
-      place: path, direction and operation of the diagnosis.
+      place: path, direction and operation of the diagnosis; several operations where it hangs on a processor's last
+        bits which of them is the first to pass the largest number.
       rules: modules to keep in float32, all the diagnosis is to print.
       says: part of its evidence.
       bad: whether a step is.
@@ -297,7 +298,7 @@ class Fault(NamedTuple):
 
     run: Run
     verdict: str
-    place: tuple[str | None, str | None, str | None]
+    place: tuple[str | None, str | None, str | tuple[str, ...] | None]
     rules: tuple[str, ...] = ()
     says: str = "In float32"
     bad: Callable[[Seen], bool] = lambda seen: not seen.finite
@@ -387,7 +388,7 @@ def attention_scores_grow(networks) -> Fault:
 
 def a_residual_branch_grows(networks) -> Fault:
     run = Run(transformer(), networks.labels_loss, row_batch, grown("blocks/0/down", 1.0))
-    return Fault(run, "overflow", ("blocks/0/down", "forward", "add"), ("blocks/0/down",))
+    return Fault(run, "overflow", ("blocks/0/down", "forward", ("dot_general", "add")), ("blocks/0/down",))
 
 
 def the_logarithm_of_a_softmax(networks) -> Fault:
@@ -589,7 +590,9 @@ def test_a32_a33_a_fault_that_begins_in_training_is_located_named_and_repaired(n
     assert run.diagnosed(run.start()).verdict == "healthy"
 
     found = run.diagnosed(state)
-    assert (found.verdict, found.path, found.direction, found.operation) == (fault.verdict, *fault.place)
+    path, direction, operations = fault.place
+    assert (found.verdict, found.path, found.direction) == (fault.verdict, path, direction)
+    assert found.operation in (operations if isinstance(operations, tuple) else (operations,))
     assert fault.says in found.evidence
     assert found.rules == dict.fromkeys(fault.rules, "float32")
 

@@ -51,9 +51,7 @@ def name(page):
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=name(page), marks=MARKS.get(name(page), ())) for page in PAGES]
-)
+@pytest.mark.parametrize("page", [pytest.param(page, id=name(page), marks=MARKS.get(name(page), ())) for page in PAGES])
 def test_the_blocks_of_a_page_run(page, request, tmp_path, monkeypatch):
     if request.node.get_closest_marker("extra"):
         pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
