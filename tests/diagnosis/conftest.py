@@ -112,7 +112,7 @@ def as_written(fn, *, one_by_one=False):
     Args:
       fn: the function.
       one_by_one: whether its operations are to run one by one, each a program of its own. Float16 needs that for every
-        bit to be right: in what XLA fuses, a CPU computes it in float32, whatever it is told.
+        bit to be right: compiled as a whole, its last bits were others.
     """
     if not one_by_one:
         return jax.jit(fn, compiler_options={"xla_allow_excess_precision": False})
@@ -130,7 +130,6 @@ def networks():
     return types.SimpleNamespace(
         make=make,
         real_step=real_step,
-        as_written=as_written,
         Transformer=Transformer,
         UNet=UNet,
         labels_loss=labels_loss,
