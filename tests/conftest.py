@@ -58,6 +58,21 @@ def _memory():
 
 
 @pytest.fixture(autouse=True)
+def _nothing_left():
+    """A test fails that leaves a setting of JAX, a variable that is read here or the working directory changed."""
+    before = _settings()
+    yield
+    after = _settings()
+    assert [name for name in before | after if before.get(name) != after.get(name)] == []
+
+
+def _settings():
+    # Others are set by libraries when they are imported.
+    read = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_", "MPJAX_", "HF_"))}
+    return {**jax.config.values, **read, "working directory": pathlib.Path.cwd()}
+
+
+@pytest.fixture(autouse=True)
 def _optimized(request):
     """Skips what takes XLA as users have it where it is not."""
     if CHEAP and request.node.get_closest_marker("optimized"):

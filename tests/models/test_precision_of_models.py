@@ -13,6 +13,7 @@ from flax import nnx
 from mpjax.models.bert import BERT
 from mpjax.models.convnext import ConvNeXt
 from mpjax.models.gpt2 import GPT2
+from mpjax.models.mlp import MLP
 from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, ResNeXtBottleneck
 from mpjax.models.unet import unet
 from mpjax.models.vit import ViT
@@ -42,6 +43,7 @@ TRANSFORMER = {"width": 16, "depth": 1, "heads": 2, "dropout": 0.1}
 PATCHES = {"image_shape": (8, 8, 1), "num_classes": 3, "patch": 4}
 
 MODELS = {
+    "mlp": Case(functools.partial(MLP, 64, width=8, depth=2, num_classes=3), IMAGES),
     "resnet": Case(functools.partial(ResNet, (1, 1), BasicBlock, ImageNetStem, width=8, **SETTINGS), (4, 16, 16, 1)),
     "resnet bottleneck": Case(functools.partial(ResNet, (1, 1), Bottleneck, ImageNetStem, width=8, **SETTINGS), IMAGES),
     "resnext": Case(functools.partial(ResNet, (1, 1), ResNeXtBottleneck, ImageNetStem, width=16, **SETTINGS), IMAGES),

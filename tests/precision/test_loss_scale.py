@@ -226,6 +226,7 @@ def test_hysteresis_waits_for_consecutive_overflows_then_backs_off_at_each():
         ({"backoff_factor": 0.3}, "backoff_factor a power of two"),
         ({"backoff_factor": 0.0}, "backoff_factor a power of two"),
         ({"backoff_factor": 1.0}, "backoff_factor below 1"),
+        ({"backoff_factor": 2.0}, "backoff_factor below 1"),
         ({"growth_interval": 0}, "growth_interval a whole number from 1"),
         ({"growth_interval": 2.5}, "growth_interval a whole number"),
         ({"growth_interval": INF}, "growth_interval a whole number"),
@@ -253,6 +254,7 @@ def test_settings_may_be_whole_numbers_of_any_type():
         optax.sgd(1.0), initial_scale=2**40, growth_interval=2.0, growth_factor=2, max_scale=2**41, hysteresis=1.0
     )
     assert scales(tx, [True, True, True, True, False]) == [2.0**40, 2.0**41, 2.0**41, 2.0**41, 2.0**40]
+    dynamic_loss_scaling(optax.sgd(1.0), growth_interval=2**31 - 1)
 
 
 def test_a_static_scale_never_changes_but_still_skips():
@@ -272,6 +274,8 @@ def test_tolerance_waits_until_enough_of_the_steps_since_the_last_change_overflo
     assert scales(tx, [True, True, False, False, False, False]) == [64, 64, 64, 32, 16, 8]
     # Growth starts the count anew: of the four good steps none counts, of the two after it one overflowed.
     assert scales(tx, [True] * 5 + [False]) == [64, 64, 64, 128, 128, 64]
+    # So does halving: of the three steps after it one overflowed.
+    assert scales(tx, [False, True, True, False]) == [32, 32, 32, 32]
 
 
 def test_tolerance_and_hysteresis_must_both_agree():

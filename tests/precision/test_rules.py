@@ -58,6 +58,15 @@ def test_a27_a_type_that_matches_nothing_names_the_nearest_types():
         decide(Rules({"type:linaer": "float32"}), LINEAGES)
 
 
+def test_a27_no_more_than_three_are_named():
+    lineages = [(MODEL, (f"conv{i}", frozenset({"Conv"}))) for i in range(5)]
+    with pytest.raises(UsageError, match=r"^rule 'conv' matches nothing; nearest: conv4, conv3, conv2$"):
+        decide(Rules({"conv": "float32"}), lineages)
+    # Where none is near: the first three.
+    with pytest.raises(UsageError, match=r"^rule 'xyz' matches nothing; nearest: conv0, conv1, conv2$"):
+        decide(Rules({"xyz": "float32"}), lineages)
+
+
 def test_a27_all_idle_rules_are_named_at_once():
     with pytest.raises(UsageError) as caught:
         decide(Rules({"hade": "float32", "stme": "float32", "head": "float32"}), LINEAGES)
@@ -76,6 +85,9 @@ def test_a_model_without_submodules_says_so():
 
 def test_only_the_norm_rule_may_match_nothing():
     assert decide(Rules({"type:norm": "float32"}), ((MODEL,), (MODEL, HEAD))) == {"": None, "head": None}
+    for pattern in ("type:linear", "type:softmax"):
+        with pytest.raises(UsageError, match=f"rule '{pattern}' matches nothing"):
+            decide(Rules({pattern: "float32"}), ((MODEL,), (MODEL, HEAD)))
 
 
 @pytest.mark.parametrize("pattern", ["", "  ", "a=b", "a;b", 3, None])
@@ -98,6 +110,7 @@ def test_rules_are_values_whose_order_counts():
     assert rules == same
     assert hash(rules) == hash(same)
     assert rules != other
+    assert other != rules
     assert (rules["b"], len(rules), list(other)) == (2, 2, ["b", "a"])
 
 

@@ -121,7 +121,6 @@ TASKS = {"unet": "segmentation", "bert": "text_classification", "gpt2": "languag
 SMALL = {
     "mlp": ({}, 2),
     "resnet18": ({"width": 4}, 8),
-    "resnet50": ({"width": 4}, 16),
     "resnext50": ({"width": 32}, 16),
     "wrn16_4": ({"width": 2}, 6),
     "xception": ({"width": 4, "depth": 1}, 5),

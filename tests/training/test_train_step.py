@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from mpjax.errors import UsageError
 from mpjax.precision import autocast, check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.training.state import step_key
 
@@ -161,6 +162,11 @@ def test_a7_an_overflow_poisons_nothing_later(trainer, batch):
     once, _ = trainer(accumulate=4).run([good])
     later, _ = trainer(accumulate=4).run([bad, good])
     assert_identical(once[-1].params, later[-1].params)
+
+
+def test_a_batch_that_does_not_divide_into_micro_batches_is_an_error(trainer, batch):
+    with pytest.raises(UsageError, match="a batch of 16 examples does not divide into 3 micro-batches"):
+        trainer(accumulate=3).run([batch(1, size=16)])
 
 
 def test_statistics_go_from_one_micro_batch_to_the_next(trainer, batch):
