@@ -84,7 +84,8 @@ DEEPER = ("resnet101", "resnet152")  # a ResNet-50 with more blocks in a stage; 
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in MODELS if name not in DEEPER]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in MODELS if name not in DEEPER],
 )
 def test_every_model_gives_logits_for_the_fields_of_its_task(name):
     settings = SMALL.get(name.split("_")[0], {"width": 8})

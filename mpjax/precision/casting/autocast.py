@@ -14,7 +14,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
 from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.operations import OPERATIONS, Operations
-from mpjax.precision.casting.values import arrays_of, cast_like, is_weak, split_arrays, values_of
+from mpjax.precision.casting.values import arrays_of, cast_like, split_arrays, values_of
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
 from mpjax.precision.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.policy import Policy
@@ -69,7 +69,7 @@ def autocast(
         jaxpr, (result, changed) = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         if rules:
             decide(rules, map(scope_lineage, known | models.paths() | {scope for scope, _ in equations(jaxpr)}))
-        outputs = arrays_of(interpreter.run(jaxpr, values_of(arrays, [is_weak(array) for array in arrays])))
+        outputs = arrays_of(interpreter.run(jaxpr, values_of(arrays)))
         split = len(jax.tree.leaves(result))
         # What a model carries from call to call keeps its dtypes.
         kept = cast_like(outputs[split:], jax.tree.leaves(changed))

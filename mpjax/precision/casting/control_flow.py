@@ -15,32 +15,32 @@ from mpjax.precision.dtypes import is_floating, widest
 
 
 def jit(run, eqn, inputs, debug_info) -> list:
-    """A jit inside; scalars that were weak outside are weak inside."""
+    """A jit inside; numbers that are known outside are known inside."""
     params = eqn.params
-    weak = tuple(value.weak for value in inputs)
+    numbers = tuple(value.number for value in inputs)
     shardings = open_shardings(params["in_shardings"]), open_shardings(params["out_shardings"])
     # A bound method is equal to itself alone; the interpreter that it is of, to every other with the same rules.
-    inner, out_weak = _jitted(run.__self__, params["jaxpr"], params["name"], weak, *shardings)
+    inner, out_numbers = _jitted(run.__self__, params["jaxpr"], params["name"], numbers, *shardings)
     arrays = inner(*arrays_of(inputs))
-    return values_of(arrays, out_weak if len(out_weak) == len(arrays) else ())
+    return values_of(arrays, out_numbers if len(out_numbers) == len(arrays) else ())
 
 
 @functools.lru_cache(maxsize=256)
 def _jitted(
-    interpreter, jaxpr, name: str, weak: tuple, in_shardings: tuple, out_shardings: tuple
+    interpreter, jaxpr, name: str, numbers: tuple, in_shardings: tuple, out_shardings: tuple
 ) -> tuple[Callable, list]:
-    """A jit's body with casts, and which outputs are weak; cached, so that one jit is not compiled at each call."""
-    out_weak: list[bool] = []
+    """A jit's body with casts, and the numbers among its outputs; cached, so that no jit is compiled at each call."""
+    out_numbers: list[float | None] = []
 
     def inner(*arrays):
-        outputs = interpreter.run(jaxpr, values_of(arrays, weak))
-        out_weak[:] = [value.weak for value in outputs]
+        outputs = interpreter.run(jaxpr, values_of(arrays, numbers))
+        out_numbers[:] = [value.number for value in outputs]
         return arrays_of(outputs)
 
     inner.__name__ = name
     shardings = {"in_shardings": in_shardings, "out_shardings": list(out_shardings)}
     given = {which: value for which, value in shardings.items() if any(s is not None for s in value)}
-    return jax.jit(inner, **given), out_weak
+    return jax.jit(inner, **given), out_numbers
 
 
 def scan(run, eqn, inputs, debug_info) -> list:
@@ -51,11 +51,11 @@ def scan(run, eqn, inputs, debug_info) -> list:
     carry_avals = avals_of(body.invars[num_consts : num_consts + num_carry])
     arrays = arrays_of(inputs)
     consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
-    weak = [value.weak for value in inputs[:num_consts]] + [False] * (len(inputs) - num_consts)
+    numbers = [value.number for value in inputs[:num_consts]] + [None] * (len(inputs) - num_consts)
     init = cast_like(arrays[num_consts : num_consts + num_carry], carry_avals)
 
     def step(carry, x):
-        out = arrays_of(run(params["jaxpr"], values_of([*consts, *carry, *x], weak)))
+        out = arrays_of(run(params["jaxpr"], values_of([*consts, *carry, *x], numbers)))
         return cast_like(out[:num_carry], carry_avals), out[num_carry:]
 
     carry, ys = jax.lax.scan(
@@ -67,18 +67,18 @@ def scan(run, eqn, inputs, debug_info) -> list:
 def while_loop(run, eqn, inputs, debug_info) -> list:
     """`lax.while_loop`, and `fori_loop` that became one."""
     params = eqn.params
-    weak = [value.weak for value in inputs]
+    numbers = [value.number for value in inputs]
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     arrays = arrays_of(inputs)
     cond_consts, body_consts = arrays[: split[0]], arrays[split[0] : split[1]]
-    strong = [False] * len(arrays[split[1] :])
+    unknown = [None] * len(arrays[split[1] :])
     avals = avals_of(eqn.outvars)
 
     def go_on(carry):
-        return run(params["cond_jaxpr"], values_of([*cond_consts, *carry], weak[: split[0]] + strong))[0].array
+        return run(params["cond_jaxpr"], values_of([*cond_consts, *carry], numbers[: split[0]] + unknown))[0].array
 
     def body(carry):
-        given = values_of([*body_consts, *carry], weak[split[0] : split[1]] + strong)
+        given = values_of([*body_consts, *carry], numbers[split[0] : split[1]] + unknown)
         return cast_like(arrays_of(run(params["body_jaxpr"], given)), avals)
 
     return values_of(jax.lax.while_loop(go_on, body, cast_like(arrays[split[1] :], avals)))
@@ -87,10 +87,10 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
 def cond(run, eqn, inputs, debug_info) -> list:
     """`lax.cond` and `lax.switch`."""
     index, *operands = arrays_of(inputs)
-    weak = [value.weak for value in inputs[1:]]
+    numbers = [value.number for value in inputs[1:]]
 
     def branch(jaxpr) -> Callable:
-        return lambda *arrays: arrays_of(run(jaxpr, values_of(arrays, weak)))
+        return lambda *arrays: arrays_of(run(jaxpr, values_of(arrays, numbers)))
 
     branches = [branch(jaxpr) for jaxpr in eqn.params["branches"]]
     shapes = zip(*(jax.eval_shape(one, *operands) for one in branches), strict=True)
@@ -104,10 +104,10 @@ def cond(run, eqn, inputs, debug_info) -> list:
 
 def remat(run, eqn, inputs, debug_info) -> list:
     """`jax.checkpoint`."""
-    weak = [value.weak for value in inputs]
+    numbers = [value.number for value in inputs]
 
     def inner(*arrays):
-        return arrays_of(run(eqn.params["jaxpr"], values_of(arrays, weak)))
+        return arrays_of(run(eqn.params["jaxpr"], values_of(arrays, numbers)))
 
     options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
     return values_of(jax.checkpoint(inner, **options)(*arrays_of(inputs)))
@@ -121,10 +121,10 @@ def call(run, eqn, inputs, debug_info) -> list:
 def shard_map(run, eqn, inputs, debug_info) -> list:
     """`jax.shard_map`."""
     params = eqn.params
-    weak = [value.weak for value in inputs]
+    numbers = [value.number for value in inputs]
 
     def inner(*arrays):
-        return tuple(arrays_of(run(params["jaxpr"], values_of(arrays, weak))))
+        return tuple(arrays_of(run(params["jaxpr"], values_of(arrays, numbers))))
 
     mapped = jax.shard_map(
         inner,

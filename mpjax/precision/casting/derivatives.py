@@ -17,12 +17,12 @@ from mpjax.precision.casting.values import arrays_of, avals_of, cast_like, value
 def custom_jvp(run, eqn, inputs, debug_info) -> list:
     """The primal and the user's rule, each run by the interpreter; the rule is got by differentiating the equation."""
     original = as_function(eqn, debug_info)
-    weak = [value.weak for value in inputs]
+    numbers = [value.number for value in inputs]
     avals = avals_of(eqn.invars)
     differentiable = _differentiable(eqn)
 
     def primal(*arrays):
-        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, weak)))
+        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, numbers)))
 
     function = jax.custom_jvp(primal)
 
@@ -39,7 +39,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
 
         moving = [tangents[i] for i in differentiable]
         traced = jax.make_jaxpr(jvp_at)(_like(avals), _like(avals[i] for i in differentiable))
-        outputs = arrays_of(run(traced, values_of([*primals, *moving], weak + [False] * len(moving))))
+        outputs = arrays_of(run(traced, values_of([*primals, *moving], numbers + [None] * len(moving))))
         shapes = jax.eval_shape(primal, *primals)
         values, slopes = outputs[: len(shapes)], outputs[len(shapes) :]
         return cast_like(values, shapes), cast_like(slopes, shapes)
@@ -50,7 +50,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
 def custom_vjp(run, eqn, inputs, debug_info) -> list:
     """As `custom_jvp`: forward and backward of the user's rule are got by differentiating the equation."""
     original = as_function(eqn, debug_info)
-    weak = [value.weak for value in inputs]
+    numbers = [value.number for value in inputs]
     in_avals, out_avals = avals_of(eqn.invars), avals_of(eqn.outvars)
     differentiable = _differentiable(eqn)
     backward: dict[str, Any] = {}
@@ -67,12 +67,12 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
         return list(outputs), residuals
 
     def primal(*arrays):
-        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, weak)))
+        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, numbers)))
 
     def forward(*arrays):
         traced, (_, residual_shapes) = jax.make_jaxpr(forward_at, return_shape=True)(*_like(in_avals))
         backward["residuals"] = residual_shapes
-        outputs = arrays_of(run(traced, values_of(arrays, weak)))
+        outputs = arrays_of(run(traced, values_of(arrays, numbers)))
         values, residuals = outputs[: len(out_avals)], outputs[len(out_avals) :]
         return cast_like(values, jax.eval_shape(primal, *arrays)), (
             residuals,

@@ -10,10 +10,11 @@ from jax.extend import core
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.binding import bind
 from mpjax.precision.casting.jaxprs import as_function, opened, scope_of
+from mpjax.precision.casting.numbers import computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.provenance import standing_at
-from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, is_weak, values_of
-from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, float_range, is_floating, widest
+from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, values_of
+from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
 
 
 FULL_PRECISION = "mpjax_full_precision"
@@ -38,20 +39,18 @@ class Interpreter(NamedTuple):
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """The outputs of a jaxpr, open or closed, for inputs of whatever floating dtypes."""
         body, consts = opened(jaxpr)
-        constants = (Value(const, is_weak(const)) for const in consts)
+        constants = (Value(const, number_of(const)) for const in consts)
         env: dict[Any, Value] = dict(zip(body.constvars, constants, strict=True))
         env.update(zip(body.invars, inputs, strict=True))
 
-        def read(atom, compute_dtype: np.dtype) -> Value:
-            if isinstance(atom, core.Literal):
-                return Value(atom.val, weak=np.ndim(atom.val) == 0 and _fits(atom.val, compute_dtype))
-            return env[atom]
+        def read(atom) -> Value:
+            return Value(atom.val, number_of(atom.val)) if isinstance(atom, core.Literal) else env[atom]
 
         once = _CastOnce()
         for eqn in body.eqns:
             scope = scope_of(eqn, self.scope)
             compute_dtype = self.dtype_of(scope)
-            inputs = [read(atom, compute_dtype) for atom in eqn.invars]
+            inputs = [read(atom) for atom in eqn.invars]
             with standing_at(eqn):
                 if eqn.primitive.name in HANDLERS and not _is_full_precision(eqn):
                     within = self._replace(scope=scope).run
@@ -59,7 +58,7 @@ class Interpreter(NamedTuple):
                 else:
                     outputs = self._apply(eqn, inputs, body.debug_info, compute_dtype, once)
             env.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(atom, self.dtype_of(self.scope)) for atom in body.outvars]
+        return [read(atom) for atom in body.outvars]
 
     def _apply(self, eqn, inputs: list[Value], debug_info, compute_dtype: np.dtype, once: "_CastOnce") -> list[Value]:
         name = eqn.primitive.name
@@ -82,11 +81,9 @@ class Interpreter(NamedTuple):
             dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
         arrays = [once.cast(value.array, dtype) for value in inputs]
         outputs = bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
-        # What is made of scalars alone, as the zeros of a `where` or the root in a scale, takes the dtype of what it
-        # meets; not so an exponential or a power of one, which may be too large for it.
-        weak = bool(inputs) and all(value.weak for value in inputs) and rule == "widest"
+        number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
-        return [Value(array, weak, peak) for array in outputs]
+        return [Value(array, number, peak) for array in outputs]
 
 
 class _CastOnce:
@@ -108,14 +105,6 @@ def _is_full_precision(eqn) -> bool:
     return eqn.primitive.name == "jit" and eqn.params["name"] == FULL_PRECISION
 
 
-def _fits(number, dtype: np.dtype) -> bool:
-    """Whether `dtype` can hold a number: -1e9 as a mask would become -inf in float16, and 1e-8 as an epsilon zero."""
-    if np.asarray(number).dtype.kind != "f":
-        return True
-    size, band = abs(number), float_range(dtype)
-    return not np.isfinite(size) or size == 0 or band.smallest_subnormal <= size <= band.largest
-
-
 def _says_its_dtypes(eqn) -> bool:
     """Whether parameters hold dtypes that casting would contradict: a product's algorithm, a function in a scatter."""
     if eqn.primitive.name == "scatter":
@@ -134,8 +123,7 @@ def _converted(eqn, value: Value) -> Value:
     traced, new = eqn.invars[0].aval, eqn.params["new_dtype"]
     if is_floating(traced) and traced.dtype == new:
         return value
-    # A Python int in an argument becomes a float where it meets one, and is a Python scalar still.
-    return Value(jax.lax.convert_element_type(value.array, new), is_weak(eqn.invars[0].aval))
+    return Value(jax.lax.convert_element_type(value.array, new), computed(eqn, [value.number]))
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:
@@ -147,10 +135,16 @@ def _product(eqn, dtype: np.dtype | None) -> dict:
 
 
 def _widest(inputs: Sequence[Value], *, fills: bool) -> np.dtype | None:
-    """Of the floating inputs but for what is made of scalars: such an array counts, except where it `fills` gaps."""
+    """Of the floating arrays, and of the known numbers that this does not hold.
+
+    An array whose elements are one known number counts as an array, except where it `fills` gaps.
+    """
     floating = [value for value in inputs if is_floating(value.array)]
-    strong = [v for v in floating if not v.weak or (np.ndim(v.array) > 0 and not fills)] or floating
-    return widest(*(value.array.dtype for value in strong)) if strong else None
+    if not floating:
+        return None
+    arrays = [v for v in floating if v.number is None or (np.ndim(v.array) > 0 and not fills)] or floating
+    dtype = widest(*(v.array.dtype for v in arrays))
+    return widest(dtype, *(v.array.dtype for v in floating if v.number is not None and not holds(dtype, v.number)))
 
 
 # How the largest of several values gets to the subtraction from them, in a softmax.

@@ -54,7 +54,7 @@ class Operations:
     Attributes:
       low: cast their floating inputs to the policy's `compute_dtype` and give that back.
       full: cast their floating inputs to float32 and give that back.
-      widest: cast their floating inputs to the widest of them; Python scalars do not count.
+      widest: cast their floating inputs to the widest of them; a number of the program counts if that cannot hold it.
 
     All others (kernels, callbacks, linear algebra) keep the dtypes of the original program. 64-bit floats, integers
     and keys are never cast.

@@ -15,19 +15,20 @@ class Value(NamedTuple):
 
     Attributes:
       array: the array or tracer, or the number of a literal.
-      weak: it came from a Python scalar, so that it takes the dtype of what it meets.
+      number: what all its elements are, where that is known when the program is traced (see `numbers.py`); it then
+        takes the dtype of what it meets.
       peak: it is the largest of several values; the difference from it, as in a softmax, is taken in float32.
     """
 
     array: Any
-    weak: bool = False
+    number: float | None = None
     peak: bool = False
 
 
-def values_of(arrays: Iterable, weak: Sequence[bool] = ()) -> list[Value]:
-    """Arrays as values, none of them weak unless said."""
+def values_of(arrays: Iterable, numbers: Sequence[float | None] = ()) -> list[Value]:
+    """Arrays as values, no number of them known unless given."""
     arrays = list(arrays)
-    return [Value(array, flag) for array, flag in zip(arrays, weak or [False] * len(arrays), strict=True)]
+    return [Value(array, number) for array, number in zip(arrays, numbers or [None] * len(arrays), strict=True)]
 
 
 def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
@@ -54,11 +55,6 @@ def is_array(leaf) -> bool:
 def arrays_of(values: Iterable[Value]) -> list[jax.Array]:
     """The arrays of values."""
     return [jnp.asarray(value.array) for value in values]
-
-
-def is_weak(array) -> bool:
-    """Whether an array is a Python scalar in disguise, as JAX's promotion sees it."""
-    return bool(getattr(array, "weak_type", False))
 
 
 def cast(array, dtype):

@@ -1,0 +1,152 @@
+"""Scalars under autocast: none reaches a dtype that cannot hold it, whoever calls the program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import mpjax
+from mpjax.precision.casting.numbers import holds
+
+
+W = jnp.full((2, 2), 1e-3)
+X = jnp.ones((2, 2))
+F32 = jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held", "lost"),
+    [
+        ("float16", [0.5, -65504.0, 0.1, 2**-14, 2.0**-24, 0.0, np.inf], [65520.0, 1e-5, 1e-8, -1e9]),
+        ("bfloat16", [0.1, 1e9, -3e38, 1e-37, 0.0, -np.inf], [1e-42, 3.4e38]),
+        ("float32", [1e-37, 3.4e38], [1e39, 1e-60]),
+    ],
+)
+def test_a_dtype_holds_what_it_rounds_as_well_as_any_number(dtype, held, lost):
+    dtype = jnp.dtype(dtype)
+    assert [number for number in held + lost if holds(dtype, number)] == held
+
+
+@pytest.mark.parametrize(
+    ("number", "product"),
+    [
+        (lambda: F32(300.0) * F32(300.0), 180.07278),
+        (lambda: 1.0 / F32(1e-5), 200.08087),
+        (lambda: jnp.sqrt(F32(6e4)) * F32(6e4), 29405.762),
+        (lambda: jnp.exp(12.0), 325.6429),
+        (lambda: lax.integer_pow(F32(10.0), -8), 2.0008087e-11),
+        (lambda: jnp.float32(7) ** 6, 235.394),
+    ],
+)
+def test_a35_a_number_computed_from_numbers_is_not_rounded_to_a_dtype_that_cannot_hold_it(number, product):
+    scaled = mpjax.autocast(lambda x: (x @ W) * number(), "mixed_float16")
+    for call in (scaled, jax.jit(scaled)):
+        out = call(X)
+        assert out.dtype == F32
+        np.testing.assert_allclose(out, product, rtol=1e-4)
+
+
+def test_a35_an_epsilon_computed_from_numbers_keeps_zero_over_zero_finite():
+    normed = mpjax.autocast(lambda x: (x @ W) / (x @ W + F32(1e-4) * 1e-5), "mixed_float16")
+    assert np.array_equal(normed(jnp.zeros((2, 2))), np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("s", [1e5, 1e-8, 0.5])
+@pytest.mark.parametrize("operation", [jnp.multiply, jnp.divide, jnp.add])
+def test_a35_an_argument_is_as_in_eager_execution_and_under_jit(operation, s):
+    fn = mpjax.autocast(lambda x, s: operation(x @ W, s), "mixed_float16")
+    product = (X.astype(jnp.float16) @ W.astype(jnp.float16)).astype(F32)
+    for out in (fn(X, s), fn(X, F32(s)), jax.jit(fn)(X, s), jax.jit(fn)(X, F32(s))):
+        np.testing.assert_allclose(out.astype(F32), operation(product, F32(s)), rtol=2**-10)
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * 0.5,
+        lambda x: x / 0.7,
+        lambda x: x / jnp.sqrt(64),
+        lambda x: x / np.sqrt(64),
+        lambda x: x * F32(8) ** -0.5,
+        lambda x: x * jnp.exp(-1.0),
+        lambda x: jnp.where(x > 0, x, 0.01 * x),
+        lambda x: jnp.clip(x, -1.0, 6.0),
+        lambda x: 1 - x,
+    ],
+)
+def test_a_number_that_half_holds_keeps_the_array_s_dtype(fn, half):
+    assert jax.eval_shape(mpjax.autocast(lambda x: fn(x @ W), half), X).dtype == half
+
+
+# --- Any expression
+
+magnitudes = st.floats(-9, 9).map(lambda exponent: float(np.float32(10.0**exponent)))
+constants = st.builds(lambda size, sign: size * sign, magnitudes, st.sampled_from([1.0, -1.0]))
+leaves = st.one_of(
+    constants.map(lambda c: ("python", c)),
+    constants.map(lambda c: ("array", c)),
+    constants.map(lambda c: ("argument", c)),
+)
+expressions = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(["add", "subtract", "multiply", "divide", "maximum"]), inner, inner),
+        st.tuples(st.sampled_from(["sqrt", "tanh", "negative", "square"]), inner),
+    ),
+    max_leaves=4,
+)
+
+
+def arguments_of(tree) -> list[float]:
+    if tree[0] in ("python", "array", "argument"):
+        return [tree[1]] if tree[0] == "argument" else []
+    return [value for inner in tree[1:] for value in arguments_of(inner)]
+
+
+def evaluated(tree, arguments):
+    """An expression in JAX; `arguments` gives its arguments one after another."""
+    kind, *rest = tree
+    if kind == "argument":
+        return next(arguments)
+    if kind in ("python", "array"):
+        return rest[0] if kind == "python" else F32(rest[0])
+    values = [evaluated(inner, arguments) for inner in rest]
+    return getattr(jnp, kind)(*(jnp.abs(v) for v in values)) if kind == "sqrt" else getattr(jnp, kind)(*values)
+
+
+@settings(max_examples=60, deadline=None)
+@example(("multiply", ("array", 300.0), ("array", 300.0)), "multiply", "float16")
+@example(("divide", ("python", 1.0), ("array", 1e-5)), "multiply", "float16")
+@example(("argument", 1e-8), "divide", "bfloat16")
+@given(expressions, st.sampled_from(["multiply", "divide", "add", "maximum"]), st.sampled_from(["float16", "bfloat16"]))
+def test_a35_any_scalar_is_what_float32_makes_of_it_in_eager_execution_jit_and_scan(tree, operation, half):
+    """The result is that of float32, rounded once to the dtype it has; where that is half, the number was held."""
+    arguments = [F32(value) for value in arguments_of(tree)]
+    operation = getattr(jnp, operation)
+
+    def fn(x, *arguments):
+        return operation(x @ W, evaluated(tree, iter(arguments)))
+
+    def looped(x, *arguments):
+        return lax.scan(lambda carry, x: (carry, fn(x, *arguments)), 0, x[None])[1][0]
+
+    scalar = np.float32(evaluated(tree, iter(arguments)))
+    product = (X.astype(half) @ W.astype(half)).astype(F32)
+    with np.errstate(all="ignore"):
+        wanted = operation(product, scalar)
+    outs = [mpjax.autocast(fn, half)(X, *arguments), jax.jit(mpjax.autocast(fn, half))(X, *arguments)]
+    outs.append(mpjax.autocast(looped, half)(X, *arguments))
+    assert len({out.dtype for out in outs}) == 1
+    for out in outs:
+        if out.dtype != F32:
+            assert holds(np.dtype(half), float(scalar)) or np.isnan(scalar)
+        info = jnp.finfo(out.dtype)
+        with np.errstate(all="ignore"):
+            rounded = np.asarray(wanted.astype(out.dtype), np.float32)
+        np.testing.assert_allclose(
+            np.asarray(out, np.float32), rounded, rtol=4 * float(info.eps), atol=float(info.tiny)
+        )
