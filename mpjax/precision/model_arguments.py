@@ -1,10 +1,11 @@
 """The Flax NNX objects among a function's arguments: taken apart so that it can be traced, and brought up to date."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from mpjax.precision.scopes import modules_of, name_scopes
 
@@ -51,6 +52,7 @@ def take_models_apart(arguments) -> ModelArguments:
         return _no_models(arguments)
     # All at once: what two of them share is shared afterwards.
     graph, state = nnx.split(tuple(originals.values()))
+    attributes: list[tuple[tuple, str, Any]] = []
     others = [None if path in originals else leaf for path, leaf in leaves]
 
     def join(tree):
@@ -63,8 +65,10 @@ def take_models_apart(arguments) -> ModelArguments:
         turn = iter(objects)
         filled = zip((path for path, _ in leaves), treedef.flatten_up_to(rest), strict=True)
         joined = jax.tree.unflatten(treedef, [next(turn) if path in originals else x for path, x in filled])
+        plain = _plain_attributes(objects)
 
         def changed():
+            attributes[:] = _set_since(plain, _plain_attributes(objects))
             after = nnx.to_flat_state(nnx.state(objects))
             return nnx.from_flat_state([(p, leaf) for p, leaf in after if _value(leaf) is not before.get(p)])
 
@@ -72,8 +76,47 @@ def take_models_apart(arguments) -> ModelArguments:
 
     def write_back(changed) -> None:
         nnx.update(tuple(originals.values()), changed)
+        nodes = dict(_nodes(tuple(originals.values())))
+        for path, name, value in attributes:
+            setattr(nodes[path], name, value)
 
     return ModelArguments((state, jax.tree.unflatten(treedef, others)), join, write_back, originals)
+
+
+def _nodes(objects) -> Iterator[tuple[tuple, Any]]:
+    """NNX objects and all that they hold, by path."""
+    from flax import nnx
+
+    return ((path, node) for path, node in nnx.iter_graph(objects) if isinstance(node, nnx.Pytree))
+
+
+def _plain_attributes(objects) -> dict[tuple, dict[str, Any]]:
+    """The attributes of objects, by path, that are no arrays and hold none: counters, flags, names."""
+    return {
+        path: {
+            name: value
+            for name, value in vars(node).items()
+            if not name.startswith("_pytree__") and not any(map(_is_state, jax.tree.leaves(value, is_leaf=_is_state)))
+        }
+        for path, node in _nodes(objects)
+    }
+
+
+def _is_state(leaf) -> bool:
+    from flax import nnx
+
+    return isinstance(leaf, nnx.Pytree | nnx.Variable | jax.Array | np.ndarray)
+
+
+def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tuple[tuple, str, Any]]:
+    """What a call has set: path of the object, name of the attribute, value."""
+    missing = object()
+    return [
+        (path, name, value)
+        for path, attributes in before.items()
+        for name, value in after.get(path, {}).items()
+        if value is not attributes.get(name, missing)
+    ]
 
 
 def _value(leaf):

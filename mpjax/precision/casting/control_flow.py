@@ -10,37 +10,37 @@ from collections.abc import Callable
 import jax
 
 from mpjax.precision.casting.jaxprs import manual_axes, open_shardings, opened, scan_counts
-from mpjax.precision.casting.values import arrays_of, avals_of, cast_like, values_of
+from mpjax.precision.casting.values import UNKNOWN, Value, arrays_of, avals_of, cast_like, values_of
 from mpjax.precision.dtypes import is_floating, widest
 
 
 def jit(run, eqn, inputs, debug_info) -> list:
-    """A jit inside; numbers that are known outside are known inside."""
+    """A jit inside; what is known outside is known inside."""
     params = eqn.params
-    numbers = tuple(value.number for value in inputs)
+    facts = tuple(value.fact for value in inputs)
     shardings = open_shardings(params["in_shardings"]), open_shardings(params["out_shardings"])
     # A bound method is equal to itself alone; the interpreter that it is of, to every other with the same rules.
-    inner, out_numbers = _jitted(run.__self__, params["jaxpr"], params["name"], numbers, *shardings)
+    inner, out_facts = _jitted(run.__self__, params["jaxpr"], params["name"], facts, *shardings)
     arrays = inner(*arrays_of(inputs))
-    return values_of(arrays, out_numbers if len(out_numbers) == len(arrays) else ())
+    return values_of(arrays, out_facts if len(out_facts) == len(arrays) else ())
 
 
 @functools.lru_cache(maxsize=256)
 def _jitted(
-    interpreter, jaxpr, name: str, numbers: tuple, in_shardings: tuple, out_shardings: tuple
+    interpreter, jaxpr, name: str, facts: tuple, in_shardings: tuple, out_shardings: tuple
 ) -> tuple[Callable, list]:
-    """A jit's body with casts, and the numbers among its outputs; cached, so that no jit is compiled at each call."""
-    out_numbers: list[float | None] = []
+    """A jit's body with casts, and what is known of its outputs; cached, so that no jit is compiled at each call."""
+    out_facts: list[Value] = []
 
     def inner(*arrays):
-        outputs = interpreter.run(jaxpr, values_of(arrays, numbers))
-        out_numbers[:] = [value.number for value in outputs]
+        outputs = interpreter.run(jaxpr, values_of(arrays, facts))
+        out_facts[:] = [value.fact for value in outputs]
         return arrays_of(outputs)
 
     inner.__name__ = name
     shardings = {"in_shardings": in_shardings, "out_shardings": list(out_shardings)}
     given = {which: value for which, value in shardings.items() if any(s is not None for s in value)}
-    return jax.jit(inner, **given), out_numbers
+    return jax.jit(inner, **given), out_facts
 
 
 def scan(run, eqn, inputs, debug_info) -> list:
@@ -51,11 +51,11 @@ def scan(run, eqn, inputs, debug_info) -> list:
     carry_avals = avals_of(body.invars[num_consts : num_consts + num_carry])
     arrays = arrays_of(inputs)
     consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
-    numbers = [value.number for value in inputs[:num_consts]] + [None] * (len(inputs) - num_consts)
+    facts = [value.fact for value in inputs[:num_consts]] + [UNKNOWN] * (len(inputs) - num_consts)
     init = cast_like(arrays[num_consts : num_consts + num_carry], carry_avals)
 
     def step(carry, x):
-        out = arrays_of(run(params["jaxpr"], values_of([*consts, *carry, *x], numbers)))
+        out = arrays_of(run(params["jaxpr"], values_of([*consts, *carry, *x], facts)))
         return cast_like(out[:num_carry], carry_avals), out[num_carry:]
 
     carry, ys = jax.lax.scan(
@@ -67,30 +67,30 @@ def scan(run, eqn, inputs, debug_info) -> list:
 def while_loop(run, eqn, inputs, debug_info) -> list:
     """`lax.while_loop`, and `fori_loop` that became one."""
     params = eqn.params
-    numbers = [value.number for value in inputs]
+    facts = [value.fact for value in inputs]
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     arrays = arrays_of(inputs)
     cond_consts, body_consts = arrays[: split[0]], arrays[split[0] : split[1]]
-    unknown = [None] * len(arrays[split[1] :])
+    unknown = [UNKNOWN] * len(arrays[split[1] :])
     avals = avals_of(eqn.outvars)
 
     def go_on(carry):
-        return run(params["cond_jaxpr"], values_of([*cond_consts, *carry], numbers[: split[0]] + unknown))[0].array
+        return run(params["cond_jaxpr"], values_of([*cond_consts, *carry], facts[: split[0]] + unknown))[0].array
 
     def body(carry):
-        given = values_of([*body_consts, *carry], numbers[split[0] : split[1]] + unknown)
+        given = values_of([*body_consts, *carry], facts[split[0] : split[1]] + unknown)
         return cast_like(arrays_of(run(params["body_jaxpr"], given)), avals)
 
     return values_of(jax.lax.while_loop(go_on, body, cast_like(arrays[split[1] :], avals)))
 
 
 def cond(run, eqn, inputs, debug_info) -> list:
-    """`lax.cond` and `lax.switch`."""
+    """`lax.cond`, `lax.switch` and `lax.platform_dependent`."""
     index, *operands = arrays_of(inputs)
-    numbers = [value.number for value in inputs[1:]]
+    facts = [value.fact for value in inputs[1:]]
 
     def branch(jaxpr) -> Callable:
-        return lambda *arrays: arrays_of(run(jaxpr, values_of(arrays, numbers)))
+        return lambda *arrays: arrays_of(run(jaxpr, values_of(arrays, facts)))
 
     branches = [branch(jaxpr) for jaxpr in eqn.params["branches"]]
     shapes = zip(*(jax.eval_shape(one, *operands) for one in branches), strict=True)
@@ -99,15 +99,21 @@ def cond(run, eqn, inputs, debug_info) -> list:
     def same_dtypes(one: Callable) -> Callable:
         return lambda *arrays: [a if d is None else a.astype(d) for a, d in zip(one(*arrays), dtypes, strict=True)]
 
-    return values_of(jax.lax.switch(index, [same_dtypes(one) for one in branches], *operands))
+    branches = [same_dtypes(one) for one in branches]
+    platforms = eqn.params.get("branches_platforms")
+    if platforms is None:
+        return values_of(jax.lax.switch(index, branches, *operands))
+    # Each branch stays in the programs of its platforms alone; the last may be for all others.
+    of_platform = {name: one for names, one in zip(platforms, branches, strict=True) for name in names or ("default",)}
+    return values_of(jax.lax.platform_dependent(*operands, **of_platform))
 
 
 def remat(run, eqn, inputs, debug_info) -> list:
     """`jax.checkpoint`."""
-    numbers = [value.number for value in inputs]
+    facts = [value.fact for value in inputs]
 
     def inner(*arrays):
-        return arrays_of(run(eqn.params["jaxpr"], values_of(arrays, numbers)))
+        return arrays_of(run(eqn.params["jaxpr"], values_of(arrays, facts)))
 
     options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
     return values_of(jax.checkpoint(inner, **options)(*arrays_of(inputs)))
@@ -121,10 +127,10 @@ def call(run, eqn, inputs, debug_info) -> list:
 def shard_map(run, eqn, inputs, debug_info) -> list:
     """`jax.shard_map`."""
     params = eqn.params
-    numbers = [value.number for value in inputs]
+    facts = [value.fact for value in inputs]
 
     def inner(*arrays):
-        return tuple(arrays_of(run(params["jaxpr"], values_of(arrays, numbers))))
+        return tuple(arrays_of(run(params["jaxpr"], values_of(arrays, facts))))
 
     mapped = jax.shard_map(
         inner,

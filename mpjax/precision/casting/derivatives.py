@@ -11,18 +11,18 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.casting.jaxprs import as_function
-from mpjax.precision.casting.values import arrays_of, avals_of, cast_like, values_of
+from mpjax.precision.casting.values import UNKNOWN, arrays_of, avals_of, cast_like, values_of
 
 
 def custom_jvp(run, eqn, inputs, debug_info) -> list:
     """The primal and the user's rule, each run by the interpreter; the rule is got by differentiating the equation."""
     original = as_function(eqn, debug_info)
-    numbers = [value.number for value in inputs]
+    facts = [value.fact for value in inputs]
     avals = avals_of(eqn.invars)
     differentiable = _differentiable(eqn)
 
     def primal(*arrays):
-        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, numbers)))
+        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, facts)))
 
     function = jax.custom_jvp(primal)
 
@@ -39,7 +39,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
 
         moving = [tangents[i] for i in differentiable]
         traced = jax.make_jaxpr(jvp_at)(_like(avals), _like(avals[i] for i in differentiable))
-        outputs = arrays_of(run(traced, values_of([*primals, *moving], numbers + [None] * len(moving))))
+        outputs = arrays_of(run(traced, values_of([*primals, *moving], facts + [UNKNOWN] * len(moving))))
         shapes = jax.eval_shape(primal, *primals)
         values, slopes = outputs[: len(shapes)], outputs[len(shapes) :]
         return cast_like(values, shapes), cast_like(slopes, shapes)
@@ -50,7 +50,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
 def custom_vjp(run, eqn, inputs, debug_info) -> list:
     """As `custom_jvp`: forward and backward of the user's rule are got by differentiating the equation."""
     original = as_function(eqn, debug_info)
-    numbers = [value.number for value in inputs]
+    facts = [value.fact for value in inputs]
     in_avals, out_avals = avals_of(eqn.invars), avals_of(eqn.outvars)
     differentiable = _differentiable(eqn)
     backward: dict[str, Any] = {}
@@ -67,12 +67,12 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
         return list(outputs), residuals
 
     def primal(*arrays):
-        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, numbers)))
+        return arrays_of(run(eqn.params["call_jaxpr"], values_of(arrays, facts)))
 
     def forward(*arrays):
         traced, (_, residual_shapes) = jax.make_jaxpr(forward_at, return_shape=True)(*_like(in_avals))
         backward["residuals"] = residual_shapes
-        outputs = arrays_of(run(traced, values_of(arrays, numbers)))
+        outputs = arrays_of(run(traced, values_of(arrays, facts)))
         values, residuals = outputs[: len(out_avals)], outputs[len(out_avals) :]
         return cast_like(values, jax.eval_shape(primal, *arrays)), (
             residuals,
@@ -100,7 +100,7 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
 
 
 def _differentiable(eqn) -> list[int]:
-    """Which inputs a rule of the user's is a rule for: numbers, and none that the function closed over."""
+    """Which inputs a rule of the user's is a rule for: facts, and none that the function closed over."""
     avals, closed_over = avals_of(eqn.invars), eqn.params.get("num_consts", 0)
     return [i for i, aval in enumerate(avals) if i >= closed_over and jnp.issubdtype(aval.dtype, jnp.inexact)]
 

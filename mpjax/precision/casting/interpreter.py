@@ -9,7 +9,7 @@ from jax.extend import core
 
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.binding import bind
-from mpjax.precision.casting.jaxprs import as_function, opened, scope_of
+from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened, scope_of
 from mpjax.precision.casting.numbers import computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.provenance import standing_at
@@ -39,14 +39,15 @@ class Interpreter(NamedTuple):
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """The outputs of a jaxpr, open or closed, for inputs of whatever floating dtypes."""
         body, consts = opened(jaxpr)
-        constants = (Value(const, number_of(const)) for const in consts)
+        constants = (_constant(const) for const in consts)
         env: dict[Any, Value] = dict(zip(body.constvars, constants, strict=True))
         env.update(zip(body.invars, inputs, strict=True))
 
         def read(atom) -> Value:
-            return Value(atom.val, number_of(atom.val)) if isinstance(atom, core.Literal) else env[atom]
+            return _constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
         once = _CastOnce()
+        narrowed = {eqn.outvars[0] for eqn in body.eqns if _narrows(eqn)}
         for eqn in body.eqns:
             scope = scope_of(eqn, self.scope)
             compute_dtype = self.dtype_of(scope)
@@ -55,17 +56,31 @@ class Interpreter(NamedTuple):
                 if eqn.primitive.name in HANDLERS and not _is_full_precision(eqn):
                     within = self._replace(scope=scope).run
                     outputs = HANDLERS[eqn.primitive.name](within, eqn, inputs, body.debug_info)
+                elif self._keeps_its_dtypes(eqn, inputs, narrowed):
+                    outputs = _as_traced(eqn, inputs, body.debug_info)
                 else:
-                    outputs = self._apply(eqn, inputs, body.debug_info, compute_dtype, once)
+                    outputs = self._apply(eqn, inputs, compute_dtype, once)
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in body.outvars]
 
-    def _apply(self, eqn, inputs: list[Value], debug_info, compute_dtype: np.dtype, once: "_CastOnce") -> list[Value]:
+    def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
+        """Whether an equation runs in the dtypes of the original program, as nothing casts it or it asks for them."""
+        if self.operations.rule(eqn.primitive.name) == "as_traced" or _is_full_precision(eqn) or _says_its_dtypes(eqn):
+            return True
+        floating = [aval.dtype for aval in avals_of((*eqn.invars, *eqn.outvars)) if is_floating(aval)]
+        if any(dtype.itemsize == 1 or dtype == FLOAT64 for dtype in floating):
+            return True
+        if not set(floating) & set(HALF) or eqn.primitive.name == "convert_element_type":
+            return False
+        # Half precision that stands in the program: random numbers of that dtype, or a sum of which it was asked for
+        # (without `dtype=`, jnp.sum and jnp.prod widen before they sum).
+        if eqn.primitive.name in _REDUCTIONS and not is_transposed(eqn):
+            return eqn.primitive.name in ("reduce_sum", "reduce_prod") or eqn.invars[0] in narrowed
+        return _all_own(inputs)
+
+    def _apply(self, eqn, inputs: list[Value], compute_dtype: np.dtype, once: "_CastOnce") -> list[Value]:
         name = eqn.primitive.name
         rule = self.operations.rule(name)
-        wide = any(getattr(value.array, "dtype", None) == FLOAT64 for value in inputs)
-        if rule == "as_traced" or wide or _says_its_dtypes(eqn) or _is_full_precision(eqn):
-            return _as_traced(eqn, inputs, debug_info)
         if name == "convert_element_type":
             return [_converted(eqn, inputs[0])]
         if name in _EACH:
@@ -83,7 +98,7 @@ class Interpreter(NamedTuple):
         outputs = bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
         number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
-        return [Value(array, number, peak) for array in outputs]
+        return [Value(array, number, peak, _all_own(inputs)) for array in outputs]
 
 
 class _CastOnce:
@@ -105,6 +120,26 @@ def _is_full_precision(eqn) -> bool:
     return eqn.primitive.name == "jit" and eqn.params["name"] == FULL_PRECISION
 
 
+def _constant(array) -> Value:
+    number = number_of(array)
+    return Value(array, number, own=number is not None)
+
+
+def _all_own(inputs: Sequence[Value]) -> bool:
+    """Whether what is computed from these comes from keys, integers and numbers of the program alone."""
+    return all(value.own for value in inputs if is_floating(value.array))
+
+
+def _narrows(eqn) -> bool:
+    """Whether an equation is a cast of the program's own to half precision."""
+    return (
+        eqn.primitive.name == "convert_element_type"
+        and eqn.params["new_dtype"] in HALF
+        and eqn.invars[0].aval.dtype != eqn.params["new_dtype"]
+        and not is_transposed(eqn)
+    )
+
+
 def _says_its_dtypes(eqn) -> bool:
     """Whether parameters hold dtypes that casting would contradict: a product's algorithm, a function in a scatter."""
     if eqn.primitive.name == "scatter":
@@ -115,7 +150,8 @@ def _says_its_dtypes(eqn) -> bool:
 def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
     """An equation in the dtypes of the original program, as kernels and regions left alone need it."""
     arrays = cast_like((value.array for value in inputs), avals_of(eqn.invars))
-    return values_of(as_function(eqn, debug_info)(*arrays))
+    number = computed(eqn, [value.number for value in inputs])
+    return [Value(array, number, own=_all_own(inputs)) for array in as_function(eqn, debug_info)(*arrays)]
 
 
 def _converted(eqn, value: Value) -> Value:
@@ -123,12 +159,17 @@ def _converted(eqn, value: Value) -> Value:
     traced, new = eqn.invars[0].aval, eqn.params["new_dtype"]
     if is_floating(traced) and traced.dtype == new:
         return value
-    return Value(jax.lax.convert_element_type(value.array, new), computed(eqn, [value.number]))
+    return Value(jax.lax.convert_element_type(value.array, new), computed(eqn, [value.number]), own=_all_own([value]))
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:
-    """Parameters of a product: its result in the low dtype, unless the program asked for another than its inputs'."""
+    """Parameters of a product: its result in the low dtype, unless the program asked for another than its inputs'.
+
+    `jnp.matmul` and its like always ask for their inputs' own; of a convolution a dtype stands there only on request.
+    """
     asked = eqn.params.get("preferred_element_type")
+    if eqn.primitive.name == "conv_general_dilated" and asked is not None:
+        return eqn.params
     floating = [aval.dtype for aval in avals_of(eqn.invars) if is_floating(aval)]
     implied = asked is not None and floating and asked == widest(*floating)
     return {**eqn.params, "preferred_element_type": dtype} if implied else eqn.params
@@ -154,6 +195,8 @@ _KEEP_A_PEAK = frozenset(
 
 # Where an array made of one scalar stands for that scalar: the zeros of a `where`, the bounds of a clip.
 _FILL = frozenset({"select_n", "max", "min", "clamp", "broadcast_in_dim", "reshape", "transpose", "eq", "ne"})
+
+_REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"})
 
 # Several operands that have nothing to do with each other: each keeps its dtype.
 _EACH = frozenset({"optimization_barrier", "sort", "psum", "psum_invariant", "pmax", "pmin", "device_put"})

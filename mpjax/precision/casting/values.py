@@ -18,17 +18,27 @@ class Value(NamedTuple):
       number: what all its elements are, where that is known when the program is traced (see `numbers.py`); it then
         takes the dtype of what it meets.
       peak: it is the largest of several values; the difference from it, as in a softmax, is taken in float32.
+      own: the program made it, from keys, integers and numbers alone, and so chose its dtype.
     """
 
     array: Any
     number: float | None = None
     peak: bool = False
+    own: bool = False
+
+    @property
+    def fact(self) -> "Value":
+        """What is known of it besides the array, for the inside of a call or a loop."""
+        return Value(None, self.number, own=self.own)
 
 
-def values_of(arrays: Iterable, numbers: Sequence[float | None] = ()) -> list[Value]:
-    """Arrays as values, no number of them known unless given."""
+UNKNOWN = Value(None)
+
+
+def values_of(arrays: Iterable, facts: Sequence[Value] = ()) -> list[Value]:
+    """Arrays as values, nothing known of them unless given."""
     arrays = list(arrays)
-    return [Value(array, number) for array, number in zip(arrays, numbers or [None] * len(arrays), strict=True)]
+    return [fact._replace(array=array) for array, fact in zip(arrays, facts or [UNKNOWN] * len(arrays), strict=True)]
 
 
 def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
