@@ -630,6 +630,9 @@ def test_a27_a_rule_for_no_scope_is_an_error_at_the_call_that_lists_the_nearest(
     ("rule", "says"),
     [
         ("type:Conv=float32", "rule 'type:Conv': autocast sees named scopes, which have no type; write a path"),
+        ("type:norm=float64", "rule 'type:norm': autocast sees named scopes"),
+        ("type:softmax=float32", "rule 'type:softmax': autocast sees named scopes"),
+        ("type:norm=float32;type:Conv=float16", "rule 'type:Conv': autocast sees named scopes"),
         ("type:norm=float16", "rule 'type:norm': .* Norms are computed in float32 by the lists of operations"),
         ("stem=float64", "rule 'stem': autocast computes in float16, bfloat16 or float32, not in float64"),
     ],
@@ -637,6 +640,23 @@ def test_a27_a_rule_for_no_scope_is_an_error_at_the_call_that_lists_the_nearest(
 def test_a27_rules_that_no_scope_can_have_are_errors_before_any_call(rule, says):
     with pytest.raises(UsageError, match=says):
         mpjax.autocast(jnp.matmul, f"mixed_float16;{rule}")
+
+
+def test_a_rule_may_name_a_scope_that_this_call_does_not_open():
+    cast = mpjax.autocast(jnp.matmul, "mixed_float16;dropout=float32", scopes=("dropout",))
+    assert_same(cast(X, W), half_product(X, W))
+
+
+def test_the_functions_keep_their_names():
+    assert mpjax.autocast(jnp.matmul, "mixed_float16").__name__ == "matmul"
+    assert mpjax.full_precision(jnp.matmul).__name__ == "matmul"
+
+
+@pytest.mark.parametrize("operation", [jnp.multiply, jnp.add, jnp.maximum])
+def test_only_the_difference_from_the_largest_is_in_float32(operation):
+    y, largest = (jax.eval_shape(mpjax.autocast(lambda x, w: f(x @ w, jnp.max(x @ w)), "float16"), X, W)
+                  for f in (operation, jnp.subtract))  # fmt: skip
+    assert (y.dtype, largest.dtype) == (jnp.float16, F32)
 
 
 def test_norms_in_float32_is_what_the_lists_say_anyway():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpjax
@@ -178,6 +178,18 @@ def test_a_python_scalar_handed_inside_does_not_widen(wrap):
     assert jax.jit(lambda x: fn(x, 2.0))(X).dtype == jnp.float16
     # Passed in from outside it may be any number.
     assert jax.jit(fn)(X, 2.0).dtype == F32
+
+
+@pytest.mark.parametrize("where", ["in_shardings", "out_shardings"])
+def test_an_inner_jit_keeps_the_shardings_it_was_given(where):
+    divided = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), P("data"))
+    inner = jax.jit(lambda x: x @ x.T, **{where: divided})
+    assert mpjax.autocast(inner, "float16")(X).sharding.is_equivalent_to(divided, 2)
+
+
+def test_a_number_that_comes_out_of_an_inner_jit_does_not_widen():
+    root = jax.jit(jnp.sqrt)
+    assert mpjax.autocast(lambda x: (x @ W) / root(64.0), "float16")(X).dtype == jnp.float16
 
 
 def test_a18_shard_map_over_two_devices():
