@@ -40,11 +40,11 @@ def _cache(request, tmp_path_factory):
     kept = getattr(request.config, "cache", None)  # which -p no:cacheprovider takes away
     given = os.environ.get("MPJAX_TEST_PROGRAMS")
     programs = given or (kept.mkdir("programs") if kept else tmp_path_factory.mktemp("programs"))
-    jax.config.update("jax_compilation_cache_dir", str(programs))
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
     cache = tmp_path_factory.mktemp("cache")
     (cache / "compiled").symlink_to(programs, target_is_directory=True)
     os.environ["MPJAX_CACHE"] = str(cache)
+    jax.config.update("jax_compilation_cache_dir", str(cache / "compiled"))  # as a run sets it
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache / "compiled")
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("huggingface"))
     if "datasets" in sys.modules:  # it has read the variable already
         sys.modules["datasets"].config.HF_DATASETS_CACHE = pathlib.Path(os.environ["HF_DATASETS_CACHE"])
@@ -62,6 +62,7 @@ def _nothing_left():
     """A test fails that leaves a setting of JAX, a variable that is read here or the working directory changed."""
     before = _settings()
     yield
+    jax.config.update("jax_compilation_cache_dir", before["jax_compilation_cache_dir"])  # each run sets its own
     after = _settings()
     assert [name for name in before | after if before.get(name) != after.get(name)] == []
 

@@ -1,22 +1,22 @@
 """Put a policy on a Flax NNX module: dtypes on every submodule, unedited, and a report of what each one got."""
 
 import dataclasses
-import functools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
-from mpjax.precision.calls import has_call, with_call
-from mpjax.precision.dtypes import FLOAT32, HALF, as_dtype, is_floating, require_x64, widest
+from mpjax.precision.calls import unwrap, wrap
+from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, as_dtype, is_floating, require_x64, widest
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import NORM, Lineage, Rules, by_path, decide, is_norm
-from mpjax.precision.scopes import modules_of, scope_of_class, scoped, unscoped
-from mpjax.precision.sums import summing_in_float32
+from mpjax.precision.scopes import modules_of
+from mpjax.precision.sums import SumsInFloat32, adds_up
 
 
 if TYPE_CHECKING:
@@ -42,9 +42,19 @@ class Row(NamedTuple):
 
 
 class PolicyReport(tuple[Row, ...]):
-    """The rows of `apply_policy`; prints as a table."""
+    """The rows of `apply_policy`; prints as a table, and below it what was left alone.
 
-    __slots__ = ()
+    Attributes:
+      notes: a line for each attribute that `apply_policy` would set and does not understand.
+    """
+
+    notes: tuple[str, ...]
+
+    def __new__(cls, rows: Iterable[Row], notes: Iterable[str] = ()):
+        """A report of these rows, with notes below them."""
+        report = super().__new__(cls, rows)
+        report.notes = tuple(notes)
+        return report
 
     def __str__(self) -> str:
         cells = [Row._fields, *([str(value or "-") for value in row] for row in self)]
@@ -52,7 +62,7 @@ class PolicyReport(tuple[Row, ...]):
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *self.notes])
 
 
 def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
@@ -85,13 +95,14 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     decided = decide(rules, _lineages(modules))
 
     variables = _variables(model, modules)
-    rows = []
+    rows, notes = [], []
     for path, module in modules.items():
         rule = decided[path]
+        notes += _not_understood(path, module)
         row = _apply(path, module, variables[path], policy, rule, rules[rule] if rule else None)
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
-    return PolicyReport(rows)
+    return PolicyReport(rows, notes)
 
 
 def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.dtype]:
@@ -165,7 +176,7 @@ def class_names(module: "nnx.Module") -> Iterator[str]:
     """The names of a module's class and of the NNX classes it inherits from."""
     from flax import nnx
 
-    for cls in _plain_class(type(module)).__mro__:
+    for cls in type(module).__mro__:
         if issubclass(cls, nnx.Module) and cls is not nnx.Module:
             yield cls.__name__
 
@@ -183,21 +194,24 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
         output_dtype = policy.output_dtype
 
     has_params = _cast_variables(variables, param_dtype)
-    has_dtype = _settable(module, "dtype")
+    has_dtype = _has_dtype(module, "dtype")
     if has_dtype:
         module.dtype = compute_dtype
-    if _settable(module, "param_dtype"):
+    if _has_dtype(module, "param_dtype"):
         module.param_dtype = param_dtype
-    if _settable(module, "attention_fn"):
+    if hasattr(module, "attention_fn"):
         module.attention_fn = attention_fn_for(module.attention_fn, compute_dtype)
     norm = is_norm(class_names(module))
     inside = compute_dtype if norm else None
     if norm and output_dtype is None:
         output_dtype = compute_dtype
     outside = output_dtype if path == "" or has_dtype or norm else None
-    scope, cls = scope_of_class(type(module)), _plain_class(type(module))
-    cls = _casting(summing_in_float32(cls) if compute_dtype in HALF else cls, inside, outside)
-    module.__class__ = scoped(cls, scope)  # around the casts, which are the module's
+    for kind in (Casts, SumsInFloat32):
+        unwrap(module, kind)
+    if inside is not None or outside is not None:
+        wrap(module, Casts(inside, outside))
+    if compute_dtype in HALF and adds_up(module):
+        wrap(module, SumsInFloat32())
     return Row(
         path=path,
         type=type(module).__name__,
@@ -229,9 +243,30 @@ def _astype(value, dtype: np.dtype):
     return value.astype(dtype)
 
 
-def _settable(module, name: str) -> bool:
-    """Whether a module has an attribute that is its own to set, not a property that its code computes."""
-    return hasattr(module, name) and not isinstance(getattr(type(module), name, None), property)
+def _has_dtype(module, name: str) -> bool:
+    """Whether a module has an attribute that says in which floating dtype it computes or stores, or None for any."""
+    if not _is_stored(module, name):
+        return False
+    value = getattr(module, name)
+    if not isinstance(value, str | type | np.dtype):
+        return value is None
+    try:
+        return np.dtype(value) in (*HALF, FLOAT32, FLOAT64)
+    except TypeError:
+        return False
+
+
+def _not_understood(path: str, module) -> Iterator[str]:
+    for name in ("dtype", "param_dtype"):
+        if _is_stored(module, name) and not _has_dtype(module, name):
+            where = f"{path}.{name}" if path else name
+            yield f"{where} is {getattr(module, name)!r}, which is not a floating dtype to compute in: left as it is"
+
+
+def _is_stored(module, name: str) -> bool:
+    """Whether an attribute is a value that the module or its class holds, not what code computes."""
+    held = inspect.getattr_static(module, name, None)
+    return hasattr(module, name) and not hasattr(held, "__get__")
 
 
 def _cast_floating(tree, dtype: np.dtype | None):
@@ -240,22 +275,18 @@ def _cast_floating(tree, dtype: np.dtype | None):
     return jax.tree.map(lambda x: x.astype(dtype) if is_floating(x) else x, tree)
 
 
-def _plain_class(cls: type) -> type:
-    return unscoped(getattr(cls, "_mpjax_plain_class", cls))
+@dataclasses.dataclass(frozen=True)
+class Casts:
+    """A wrapper that casts the floating inputs of a call to `inside` and its floating outputs to `outside`.
 
-
-@functools.cache
-def _casting(cls: type, inside: np.dtype | None, outside: np.dtype | None) -> type:
-    """`cls` with calls that cast floating inputs to `inside` and outputs to `outside`; `cls` itself where neither.
-
-    A subclass swapped in, as PyTorch's FSDP does: NNX keeps a module's class through split and merge, `isinstance`
-    still holds, and no code of the model changes. Cached, so that equal models have equal graph definitions.
+    None casts nothing.
     """
-    if (inside is None and outside is None) or not has_call(cls):
-        return cls
 
-    def around(call, self, *args, **kwargs):
-        args, kwargs = _cast_floating((args, kwargs), inside)
-        return _cast_floating(call(self, *args, **kwargs), outside)
+    inside: np.dtype | None
+    outside: np.dtype | None
+    depth: ClassVar[int] = 2
 
-    return with_call(cls, around, _mpjax_plain_class=_plain_class(cls))
+    def __call__(self, call, module, *args, **kwargs):
+        """Calls a module between the casts."""
+        args, kwargs = _cast_floating((args, kwargs), self.inside)
+        return _cast_floating(call(module, *args, **kwargs), self.outside)

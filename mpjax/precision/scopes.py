@@ -1,11 +1,11 @@
 """Named scopes by module path, so that an operation in a program can be traced back to its module."""
 
-import functools
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 
-from mpjax.precision.calls import has_call, with_call
+from mpjax.precision.calls import has_call, wrap, wrapper_of
 
 
 if TYPE_CHECKING:
@@ -30,28 +30,18 @@ def name_scopes(model: "nnx.Module") -> None:
     for path, module in modules.items():
         parents = [path[:depth] for depth in range(len(path)) if path[:depth] in modules]
         name = "/".join(map(str, path[len(parents[-1]) if parents else 0 :]))
-        if name and scope_of_class(type(module)) != name:
-            module.__class__ = scoped(type(module), name)
+        if name and wrapper_of(module, Scope) != Scope(name):
+            wrap(module, Scope(name))
 
 
-@functools.cache
-def scoped(cls: type, name: str | None) -> type:
-    """`cls` with calls under a named scope, if any; cached, so that equal models have equal graph definitions."""
-    if name is None:
-        return cls
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """A wrapper that puts calls under a named scope."""
 
-    def around(call, self, *args, **kwargs):
-        with jax.named_scope(name):
-            return call(self, *args, **kwargs)
+    name: str
+    depth: ClassVar[int] = 1
 
-    return with_call(cls, around, _mpjax_scope=name, _mpjax_unscoped=unscoped(cls))
-
-
-def scope_of_class(cls: type) -> str | None:
-    """The scope that calls are under; None if they are under none."""
-    return getattr(cls, "_mpjax_scope", None)
-
-
-def unscoped(cls: type) -> type:
-    """The class that scopes were put around; `cls` itself if none were."""
-    return getattr(cls, "_mpjax_unscoped", cls)
+    def __call__(self, call, module, *args, **kwargs):
+        """Calls a module under the scope."""
+        with jax.named_scope(self.name):
+            return call(module, *args, **kwargs)

@@ -3,17 +3,16 @@
 Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv:1604.06174).
 """
 
-import functools
-from typing import Literal
+import dataclasses
+from typing import ClassVar, Literal
 
 import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.precision.calls import has_call, with_call
+from mpjax.precision.calls import has_call, wrap
 from mpjax.precision.casting.values import split_arrays
 from mpjax.precision.model_arguments import take_models_apart
-from mpjax.precision.scopes import unscoped
 
 
 Remat = Literal["none", "dots", "full"]
@@ -47,7 +46,7 @@ def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
 def apply_remat(model: nnx.Module, remat: Remat) -> None:
     """Lets each block of `model` keep less for its backward pass, in place; loss and gradients stay as they are.
 
-    It goes around the casts of a policy: put it on after `apply_policy`, which takes it off.
+    It goes around the casts of a policy, whichever is put on first.
 
     Args:
       model: any NNX module, also an abstract one from `nnx.eval_shape`.
@@ -66,25 +65,26 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
             "repeated parts in one, as self.blocks = nnx.List([...]), or write --training.remat none"
         )
     for block in blocks.values():
-        block.__class__ = _rematerialised(type(block), remat)
+        wrap(block, Rematerialised(remat))
 
 
-@functools.cache
-def _rematerialised(cls: type, remat: Remat) -> type:
-    """`cls` with calls under `jax.checkpoint`; cached, so that equal models have equal graph definitions."""
-    plain = unscoped(getattr(cls, "_mpjax_plain_class", cls))
+@dataclasses.dataclass(frozen=True)
+class Rematerialised:
+    """A wrapper that puts calls under `jax.checkpoint`."""
 
-    def around(call, self, *args, **kwargs):
+    remat: Remat
+    depth: ClassVar[int] = 0
+
+    def __call__(self, call, module, *args, **kwargs):
+        """Calls a block, of which the backward pass computes again what `remat` does not keep."""
         # What the block changes in itself (statistics, random streams) has to leave the checkpointed function.
-        models = take_models_apart((self, args, kwargs))
+        models = take_models_apart((module, args, kwargs))
         arrays, with_arrays = split_arrays(models.tree)
 
         def of_arrays(*arrays):
             (block, args, kwargs), changed = models.join(with_arrays(arrays))
             return call(block, *args, **kwargs), changed()
 
-        result, changed = jax.checkpoint(of_arrays, policy=_POLICIES[remat])(*arrays)
+        result, changed = jax.checkpoint(of_arrays, policy=_POLICIES[self.remat])(*arrays)
         models.write_back(changed)
         return result
-
-    return with_call(cls, around, _mpjax_plain_class=plain)

@@ -45,7 +45,15 @@ def make_train_step(
     Returns:
       A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
       `learning_rate`, `loss_scale` (that of this step), `skipped` (in all), `consecutive_skips`, and `finite` (1 or 0).
+
+    Raises:
+      UsageError: `accumulate` below 1, or `ema` outside [0, 1). The step raises it for a batch that does not divide
+        into micro-batches, and where the state keeps a moving average and `ema` is 0, or the other way round.
     """
+    if accumulate < 1:
+        raise UsageError(f"accumulate: wanted at least 1 micro-batch, got {accumulate}")
+    if not 0 <= ema < 1:
+        raise UsageError(f"ema: wanted a decay from 0 up to, not including, 1, got {ema}")
 
     def gradients(state: TrainState, key: jax.Array, batch):
         def loss_of(params, stats, key, batch):
@@ -66,6 +74,9 @@ def make_train_step(
 
     @jax.jit(donate_argnums=0)
     def train_step(state: TrainState, batch):
+        if bool(state.ema) != (ema > 0):
+            has = "keeps a moving average" if state.ema else "keeps no moving average"
+            raise UsageError(f"ema={ema}, and the state {has}: write create_state(..., ema={ema > 0})")
         stats, (grads, metrics) = gradients(state, step_key(seed, state), batch)
         scale = loss_scale_state(state.opt_state).scale
         updates, opt_state = tx.update(grads, state.opt_state, state.params)

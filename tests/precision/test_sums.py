@@ -5,8 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from mpjax import apply_policy
+
+
+NORMAL = jax.nn.initializers.normal(1.0)
 
 
 def layer(kind, rngs=None):
@@ -53,6 +58,15 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(kind):
 
     expected = weights.reshape(-1, *module.bias.shape).sum(0)
     assert np.array_equal(jax.grad(loss_of)(params)["bias"][...], expected)
+
+
+def test_the_gradient_of_a_bias_with_batch_axes_is_summed_in_float32_over_the_others():
+    module = layer("batched")
+    apply_policy(module, "mixed_float16")
+    graph, params = nnx.split(module)
+    weights = jnp.ones((2, 3, 8)).at[:, 0].set(2048.0)
+    grads = jax.grad(lambda params: jnp.sum(nnx.merge(graph, params)(inputs("batched")) * weights))(params)
+    assert np.array_equal(grads["bias"][...], np.full((2, 8), 2050.0))
 
 
 def test_a_sum_of_a_million_pixels_is_whole():
@@ -131,3 +145,21 @@ def test_models_after_the_same_policy_have_equal_graphs():
     assert nnx.graphdef(one) == nnx.graphdef(other)
     assert isinstance(one, nnx.Conv)
     assert type(one).__name__ == "Conv"
+
+
+@settings(max_examples=25, deadline=None)
+@example(batch=(3,), others=(3,), features=(4,), bias=True)
+@given(
+    batch=st.lists(st.integers(1, 3), max_size=2).map(tuple),
+    others=st.lists(st.integers(1, 3), max_size=2).map(tuple),
+    features=st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple),
+    bias=st.booleans(),
+)
+def test_a_bias_of_any_linear_general_is_added_by_axis_and_not_by_length(batch, others, features, bias):
+    """Lengths repeat: only the axes tell where a bias belongs."""
+    settings = {"batch_axis": dict(enumerate(batch)), "use_bias": bias, "bias_init": NORMAL}
+    ours, flax = (nnx.LinearGeneral(2, features, **settings, rngs=nnx.Rngs(0)) for _ in range(2))
+    apply_policy(ours, "params=float32,compute=float16,output=float16")
+    flax.dtype = jnp.float16
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(*batch, *others, 2)), jnp.float16)
+    assert np.asarray(ours(x)).tobytes() == np.asarray(flax(x)).tobytes()

@@ -169,6 +169,27 @@ def test_a_batch_that_does_not_divide_into_micro_batches_is_an_error(trainer, ba
         trainer(accumulate=3).run([batch(1, size=16)])
 
 
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"accumulate": 0}, "accumulate: wanted at least 1 micro-batch, got 0"),
+        ({"ema": -0.1}, "ema: wanted a decay from 0 up to, not including, 1, got -0.1"),
+        ({"ema": 1.0}, "ema: wanted a decay from 0 up to, not including, 1, got 1.0"),
+    ],
+)
+def test_settings_out_of_range_are_errors(trainer, setting, says):
+    with pytest.raises(UsageError, match=says):
+        trainer(**setting)
+
+
+def test_a_moving_average_is_in_the_state_and_in_the_step_or_in_neither(trainer, batch):
+    with_average, without = trainer(ema=0.9), trainer()
+    with pytest.raises(UsageError, match=r"ema=0.9, and the state keeps no moving average: .* ema=True"):
+        with_average.step(without.state, batch(1))
+    with pytest.raises(UsageError, match=r"ema=0.0, and the state keeps a moving average: .* ema=False"):
+        without.step(with_average.state, batch(1))
+
+
 def test_statistics_go_from_one_micro_batch_to_the_next(trainer, batch):
     """Two micro-batches of every other example, at momentum 0.5: mean = 0.25 * 0 + 0.25 * first + 0.5 * second."""
     data = batch(1, size=16)

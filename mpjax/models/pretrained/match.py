@@ -117,7 +117,7 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
     known = layouts_of(model)
     if name is not None:
         if name not in known:
-            raise UsageError(f"no layout '{name}' for {_type(model)}: wanted one of {', '.join(known)}")
+            raise UsageError(f"no layout '{name}' for {type(model).__name__}: wanted one of {', '.join(known)}")
         return known[name](model)
     reasons, scored = [], []
     for title, make in known.items():
@@ -134,12 +134,8 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
     hits, best = max(scored, key=lambda pair: pair[0])  # the first of equals
     if not hits:
         some = ", ".join(list(tensors)[:3]) or "no tensors at all"
-        raise UsageError(f"the file is in no layout known for {_type(model)}: it has {some}{''.join(reasons)}")
+        raise UsageError(f"the file is in no layout known for {type(model).__name__}: it has {some}{''.join(reasons)}")
     return best
-
-
-def _type(model: "nnx.Module") -> str:
-    return getattr(type(model), "_mpjax_plain_class", type(model)).__name__
 
 
 def _plain_keys(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:

@@ -1,15 +1,16 @@
 """The products of a model as programs of their own: which modules multiply or convolve, with what, in which dtypes."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.precision.calls import has_call, with_call
+from mpjax.precision.calls import wrap
 from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.values import is_array
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
@@ -83,26 +84,29 @@ def _is_open(path: str, report: PolicyReport) -> bool:
     return all(row.rule in ("policy", NORM) for row in report if is_in(row.path, path))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Recording:
+    """Writes down the abstract arguments of a module's first call."""
+
+    path: str
+    calls: dict[str, tuple]
+    depth: ClassVar[int] = -1
+
+    def __call__(self, call, module, *args, **kwargs):
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, (args, kwargs))
+        self.calls.setdefault(self.path, shapes)
+        return call(module, *args, **kwargs)
+
+
 def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[str]]:
     """The abstract arguments of each module's first call, and the paths of the modules that have products."""
     calls: dict[str, tuple] = {}
-
-    def recording(path: str) -> Callable:
-        def around(call, self, *args, **kwargs):
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, (args, kwargs)
-            )
-            calls.setdefault(path, shapes)
-            return call(self, *args, **kwargs)
-
-        return around
 
     def loss(params, stats, key, batch):
         model = task.structure.assemble(params, stats, key)
         model.train()
         for path, module in modules_of(model).items():
-            if has_call(type(module)):
-                module.__class__ = with_call(type(module), recording(path))
+            wrap(module, _Recording(path, calls))
         return task.objective.loss(model, batch, key)[0]
 
     _, params, stats = take_apart(task.abstract)

@@ -17,6 +17,7 @@ import mpjax
 from mpjax.errors import UsageError
 from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
 from mpjax.precision.casting import control_flow
+from mpjax.precision.casting.provenance import places, source_of
 
 
 F32 = jnp.float32
@@ -389,6 +390,19 @@ def test_names_of_jits_and_scopes_survive():
     assert "my_scope" in text
 
 
+def test_the_lines_of_the_user_survive():
+    class Net:
+        def forward(self, x, w):
+            return x @ w
+
+    jaxpr = jax.make_jaxpr(mpjax.autocast(Net().forward, "float16"))(X, W)
+    (product,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    line = Net.forward.__code__.co_firstlineno + 1
+    mine = [place for place in places(product) if place.file == __file__]
+    assert [(place.line, place.function) for place in mine[:1]] == [(line, "forward")]
+    assert source_of([product]) == f"{__file__}:{line}"
+
+
 def test_optimized_programs_have_the_operations_of_hand_placed_casts():
     def loss(params, x, cast):
         for w in params[:-1]:
@@ -652,11 +666,17 @@ def test_the_functions_keep_their_names():
     assert mpjax.full_precision(jnp.matmul).__name__ == "matmul"
 
 
-@pytest.mark.parametrize("operation", [jnp.multiply, jnp.add, jnp.maximum])
-def test_only_the_difference_from_the_largest_is_in_float32(operation):
-    y, largest = (jax.eval_shape(mpjax.autocast(lambda x, w: f(x @ w, jnp.max(x @ w)), "float16"), X, W)
-                  for f in (operation, jnp.subtract))  # fmt: skip
-    assert (y.dtype, largest.dtype) == (jnp.float16, F32)
+@pytest.mark.parametrize(
+    ("operation", "dtype"), [(jnp.multiply, "float16"), (jnp.add, "float16"), (jnp.subtract, "float32")]
+)
+def test_only_the_difference_from_the_largest_is_in_float32(operation, dtype):
+    cast = mpjax.autocast(lambda x, w: operation(x @ w, jnp.max(x @ w)), "float16")
+    assert jax.eval_shape(cast, X, W).dtype == dtype
+
+
+def test_the_difference_from_a_row_that_is_no_largest_stays_half():
+    cast = mpjax.autocast(lambda x, w: x @ w - (x @ w)[:1], "float16")
+    assert jax.eval_shape(cast, X, W).dtype == jnp.float16
 
 
 def test_norms_in_float32_is_what_the_lists_say_anyway():

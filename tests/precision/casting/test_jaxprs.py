@@ -1,5 +1,7 @@
 """What the versions of JAX disagree on about jaxprs."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -141,3 +143,23 @@ def test_what_a_backward_pass_computes_again_is_told_from_its_own_operations():
     assert "mul" not in again
     assert [eqn.primitive.name for eqn in found].count("mul") == 2
     assert not any(is_recomputed(eqn) for _, eqn in equations(jax.make_jaxpr(jax.grad(fn))(X)))
+
+
+@pytest.mark.parametrize(
+    ("stack", "scope"),
+    [
+        ("a/b", "a/b"),
+        ("a/b/a/b", "a/b/a/b"),  # a module in one of its own name
+        ("jvp(a)/0", "a/0"),
+        ("jvp(a)/0/jvp(b)", "a/0/b"),
+        ("jvp(a)/0/jvp(a)/0", "a/0"),
+        ("c/jvp(a)/0/jvp(a)/0", "c/a/0"),
+        ("transpose(jvp(a))/0", "a/0"),
+        ("transpose(jvp(a))/0/jvp(a)/0", "a/0"),
+        ("c/transpose(jvp(a))/0/jvp(a)/0", "c/a/0"),
+        ("jvp(a)/checkpoint/rematted_computation/b", "a/b"),
+    ],
+)
+def test_a_scope_is_what_transformations_leave_of_the_name_stack(stack, scope):
+    """A derivative rule that is traced where it runs, and what is transposed of a checkpoint, state the path twice."""
+    assert scope_of(SimpleNamespace(source_info=SimpleNamespace(name_stack=stack))) == scope

@@ -1,5 +1,7 @@
 """The lists: what is in them, and how a user moves a primitive."""
 
+import itertools
+
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import Primitive
@@ -51,6 +53,7 @@ def test_a_primitive_of_ones_own_is_given_as_it_is():
     ("lists", "says"),
     [
         ({"full": ["dot_genral"]}, "no primitive 'dot_genral' of JAX; did you mean dot_general"),
+        ({"full": ["reduces"]}, r"did you mean reduce, reduce_\w+, reduce_\w+\? A primitive"),
         ({"low": ["softmax"]}, "no primitive 'softmax' of JAX"),
         ({"widest": "tanh"}, r"wanted several primitives, as in \['tanh'\], got 'tanh'"),
         ({"low": ["jit"]}, "control flow and calls have no dtype of their own: jit"),
@@ -61,9 +64,23 @@ def test_a27_what_is_no_primitive_is_an_error(lists, says):
         OPERATIONS.adding(**lists)
 
 
-def test_a_primitive_in_two_lists_is_an_error_that_names_it():
+@pytest.mark.parametrize("lists", list(itertools.combinations(("low", "full", "widest"), 2)), ids="-".join)
+def test_a_primitive_in_two_lists_is_an_error_that_names_it(lists):
     with pytest.raises(UsageError, match="two lists: tanh"):
-        OPERATIONS.adding(low=["tanh"], full=["tanh"])
+        OPERATIONS.adding(**{name: ["tanh"] for name in lists})
+
+
+@pytest.mark.parametrize("name", ["low", "full", "widest"])
+def test_a_primitive_is_moved_and_no_other(name):
+    moved = OPERATIONS.adding(**{name: ["tanh"]})
+    for each in ("low", "full", "widest"):
+        assert getattr(moved, each) - {"tanh"} == getattr(OPERATIONS, each) - {"tanh"}
+        assert ("tanh" in getattr(moved, each)) == (each == name)
+
+
+def test_a_primitive_is_in_one_list():
+    lists = OPERATIONS.low, OPERATIONS.full, OPERATIONS.widest
+    assert len(frozenset().union(*lists)) == sum(map(len, lists))
 
 
 def test_the_lists_can_be_printed():
