@@ -8,7 +8,7 @@ from typing import Any
 
 
 _HOMES = {
-    "mpjax.errors": ("Diverged", "DtypeError", "Interrupted", "PrecisionWarning", "UsageError"),
+    "mpjax.errors": ("DataWarning", "Diverged", "DtypeError", "Interrupted", "PrecisionWarning", "UsageError"),
     "mpjax.precision": (
         "LossScaleState",
         "Policy",

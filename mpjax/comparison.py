@@ -1,12 +1,12 @@
 """Comparison of runs on one page: folders in, a table and a plot of where their curves part out."""
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mpjax import strict_json
 from mpjax.config import Duration, from_toml
 from mpjax.config.comparison import Comparison, check
 from mpjax.config.load import CONFIG_FILE
@@ -35,7 +35,8 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
 
     Returns:
       What `--json` prints: `groups`, and for each group but the first, in `comparisons`, each metric's final and best
-      values and `parts_at`, the first step from which it stays apart from the first group; None if it does not.
+      values and `parts_at`, the first step from which it stays apart from the first group (None if it does not), and in
+      `evidence` sentences that say what that rests on.
 
     Raises:
       UsageError: settings that make no comparison, a folder without a run, runs of different tasks, runs that all
@@ -59,14 +60,24 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
         ]
         for other in groups[1:]
     ]
-    result = _plain({"groups": [_described(g, runs) for g in groups], "comparisons": [_results(f) for f in found]})
+    says = [
+        curves.evidence(groups[0], other, comparisons, band=settings.band, tolerance=settings.tolerance)
+        for other, comparisons in zip(groups[1:], found, strict=True)
+    ]
+    result = _plain(
+        {
+            "groups": [_described(g, runs) for g in groups],
+            "comparisons": [_results(f) for f in found],
+            "evidence": says,
+        }
+    )
     names = [f"{curves.letter(i)}: {group.name}" for i, group in enumerate(groups)]
     if settings.plot:
         curves.plot_comparison(names, found, pathlib.Path(settings.plot).expanduser())
     if settings.json:
-        print(json.dumps(result, allow_nan=False))
+        print(strict_json.encode(result))
     else:
-        _print(settings, names, groups, found)
+        _print(settings, names, groups, found, says)
     return result
 
 
@@ -141,6 +152,7 @@ def _results(found: Sequence[curves.Comparison]) -> dict[str, Any]:
             "final": _contrast(one.final),
             "best": one.best and _contrast(one.best),
             "parts_at": one.parts_at,
+            "by_design": one.by_design,
             "points_apart": one.apart,
             "points": len(one.steps),
             "last_step": one.steps[-1],
@@ -169,7 +181,7 @@ def _plain(value) -> Any:
     return value
 
 
-def _print(settings: Comparison, names: Sequence[str], groups: Sequence[curves.Group], found) -> None:
+def _print(settings: Comparison, names: Sequence[str], groups: Sequence[curves.Group], found, says) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False)
@@ -179,17 +191,9 @@ def _print(settings: Comparison, names: Sequence[str], groups: Sequence[curves.G
 
     for name, group in zip(names, groups, strict=True):
         say(f"{name}  ({', '.join(group.runs)})")
-    spread = "lowest to highest seed" if settings.band == "range" else "two standard deviations about the mean"
-    for i, (other, comparisons) in enumerate(zip(groups[1:], found, strict=True), start=1):
+    for i, (comparisons, sentences) in enumerate(zip(found, says, strict=True), start=1):
         console.print(curves.comparison_table((curves.letter(0), curves.letter(i)), comparisons))
-        alone = len(other.runs) == len(groups[0].runs) == 1
-        unit = f"one band: {settings.tolerance:g} of the value" if alone else f"bands: {spread}"
-        last = {comparison.steps[-1] for comparison in comparisons}
-        say(f"{unit}; compared up to step {', '.join(map(str, sorted(last)))}")
-        for one in comparisons:
-            if one.parts_at is not None:
-                say(
-                    f"{one.metric} parts at step {one.parts_at} and stays apart, {one.apart} of {len(one.steps)} points"
-                )
+        for sentence in sentences:
+            say(sentence)
     if settings.plot:
         say(f"plot: {settings.plot}")

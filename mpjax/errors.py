@@ -23,3 +23,7 @@ class Interrupted(RuntimeError):
 
 class PrecisionWarning(UserWarning):
     """Advice about precision: the program goes on, but not as well as it could."""
+
+
+class DataWarning(UserWarning):
+    """What a data set holds is taken in a way, or left out, that the user would want to know of."""

@@ -1,13 +1,12 @@
 """Evaluation of a checkpoint on one page: a run's folder in, metrics out."""
 
 import dataclasses
-import json
 import pathlib
 
 import optax
 from jax.sharding import Mesh
 
-from mpjax import data
+from mpjax import data, strict_json
 from mpjax.config.evaluation import Evaluation
 from mpjax.config.finished import config_of_run, with_policy
 from mpjax.config.folders import data_folder
@@ -56,7 +55,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     sharding = evaluation_sharding(mesh, config.data.eval_batch_size)
     metrics = evaluate_state(eval_step, tests, sharding, task.objective.conclude, state)
     if settings.json:
-        print(json.dumps({"checkpoint": position, "policy": str(plan.policy), **metrics}))
+        print(strict_json.encode({"checkpoint": position, "policy": str(plan.policy), **metrics}))
     else:
         print(f"checkpoint {position} of {folder}, trained under {about['policy']}, evaluated under {plan.policy}")
         for name, value in metrics.items():

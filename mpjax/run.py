@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from mpjax import data, report
 from mpjax.config import Config, to_toml
+from mpjax.config.changes import changes
 from mpjax.config.check import check
 from mpjax.config.folders import cache_folder, check_run_folder, data_folder, run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
@@ -24,6 +25,7 @@ from mpjax.diagnosis.training import make_probe
 from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
 from mpjax.loop.divergence import Limits
 from mpjax.loop.interrupt import stop_on_signals
+from mpjax.loop.lock import locked
 from mpjax.loop.profile import profiled
 from mpjax.loop.restore import adopt
 from mpjax.loop.train import train
@@ -39,6 +41,7 @@ from mpjax.training.train_call import compile_calls, make_train_call
 
 
 CHECKPOINTS = "checkpoints"
+ENVIRONMENT_FILE = "environment.json"
 """The folder of checkpoints inside a run's folder."""
 
 
@@ -160,27 +163,32 @@ def run(config: Config) -> dict:
     parts = make_parts(config)
     plan, when = parts.plan, parts.when
 
-    # State: new, or from the last checkpoint
     folder = run_folder(config)
-    begun = config.resume and bool(complete_checkpoints(folder / CHECKPOINTS))
-    arrays, report_of_weights = (None, None) if begun else pretrained_arrays(parts.task, config.model)
-    state = fresh_state(config, parts, arrays)
-    about = {
-        "policy": str(plan.policy),
-        "loss_scale": str(plan.loss_scale),
-        "seed": config.seed,
-        "config": to_toml(config),
-    }
-    start, state = resumed(state, folder, about) if begun else (0, state)
-    report.write_environment(folder / "environment.json", [str(device.device_kind) for device in jax.devices()])
-    (folder / CONFIG_FILE).write_text(run_settings(config, folder))
-
     with contextlib.ExitStack() as opened:
+        opened.enter_context(locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)))
+
+        # State: new, or from the last checkpoint
+        begun = config.resume and bool(complete_checkpoints(folder / CHECKPOINTS))
+        arrays, report_of_weights = (None, None) if begun else pretrained_arrays(parts.task, config.model)
+        state = fresh_state(config, parts, arrays)
+        about = {
+            "policy": str(plan.policy),
+            "loss_scale": str(plan.loss_scale),
+            "seed": config.seed,
+            "config": to_toml(config),
+        }
+        start, state, before = resumed(state, folder, about) if begun else (0, state, {})
+        spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
+        report.write_environment(folder / ENVIRONMENT_FILE, [str(device.device_kind) for device in jax.devices()])
+        report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
+
         resume_step = start if config.resume else None
         writer = opened.enter_context(contextlib.closing(report.open_writers(folder, config, when.steps, resume_step)))
         writer.message(f"run folder: {folder}")
         if config.resume:
             writer.message(f"resumed from step {start}")
+        for line in changes(before["config"], about["config"]) if begun else ():
+            writer.message(line)
         if report_of_weights:
             writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:
@@ -197,7 +205,12 @@ def run(config: Config) -> dict:
         feeds = {count: parts.feed.like(first, count) for count in when.kinds_of_calls(start)}
         train_call = compile_calls(parts.train_call, state, feeds)
         probe = compile_calls(parts.probe, state, feeds) if when.layers and feeds else None
-        compile_seconds = time.perf_counter() - compiling
+        compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
+
+        def so_far() -> dict[str, float]:
+            seconds = spent["seconds"] + time.perf_counter() - began
+            return {"seconds": seconds, "compile_seconds": compile_seconds}
+
         explained = functools.partial(explain, config, parts, train_call, folder)
         if config.profile:
             train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
@@ -221,7 +234,7 @@ def run(config: Config) -> dict:
                 parts.task.objective.conclude,
             ),
             score=TASKS[config.task].score,
-            save=lambda position, state, score: checkpoints.save(position, state, about, score=score),
+            save=lambda position, state, score: checkpoints.save(position, state, about | so_far(), score=score),
             explain=explained,
             stop=stop,
             probe=probe,
@@ -235,8 +248,7 @@ def run(config: Config) -> dict:
         steps=int(state.step),
         attempts=int(state.attempts),
         skipped=int(loss_scale_state(state.opt_state).skipped),
-        seconds=time.perf_counter() - began,
-        compile_seconds=compile_seconds,
+        **so_far(),
         startup_seconds=started - began,
         examples_per_second=report.throughput(records),
         policy=str(plan.policy),
@@ -258,10 +270,10 @@ def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
         jax.config.update("jax_enable_x64", True)
 
 
-def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState]:
-    """The last checkpoint's position and state."""
+def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState, dict]:
+    """The last checkpoint's position, state and description."""
     position, saved, then = read_checkpoint(folder / CHECKPOINTS)
-    return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
+    return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"]), then
 
 
 def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:

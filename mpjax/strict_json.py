@@ -2,16 +2,22 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def encode(values: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """The JSON object of `values`, on one line unless indented, without a newline at its end."""
-    return json.dumps(_spell(values), indent=indent, allow_nan=False, ensure_ascii=False)
+def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Callable | None = None) -> str:
+    """The JSON object of `values`, on one line unless indented, without a newline at its end.
+
+    Args:
+      values: of numbers, texts, lists and mappings.
+      indent: spaces for each level.
+      default: makes one of these of anything else.
+    """
+    return json.dumps(_spell(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
 
 
 def decode(text: str) -> dict[str, Any]:

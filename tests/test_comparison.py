@@ -89,7 +89,7 @@ def test_the_table_says_groups_numbers_and_steps(runs, capsys, tmp_path):
     out = capsys.readouterr().out
     assert f"A: precision.policy=float32  ({runs[0]}, {runs[1]})" in out
     assert "train/loss parts at step 30 and stays apart, 2 of 4 points" in out
-    assert "bands: lowest to highest seed; compared up to step 40" in out
+    assert "2 and 2 runs: a difference counts where the bands from the lowest to the highest seed do not touch" in out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -186,7 +186,11 @@ def test_real_runs_of_two_policies_and_two_seeds_agree_within_their_seeds(tmp_pa
     assert abs(found["train/loss"]["final"]["bands"]) < 0.5
     scale = found["train/loss_scale"]
     assert (scale["final"]["reference"]["center"], scale["final"]["other"]["center"]) == (1.0, 32768.0)
-    assert scale["parts_at"] == 5
+    assert (scale["parts_at"], scale["by_design"]) == (None, True)
+    assert (
+        "train/loss_scale: one policy scales the loss and the other does not; no difference to judge"
+        in (result["evidence"][0])
+    )
     assert (tmp_path / "a.png").stat().st_size > 5_000
 
 

@@ -141,6 +141,11 @@ def test_another_seed_gives_another_run(undisturbed, tmp_path):
 def test_a30_a_resumed_run_ends_bit_identical(undisturbed, stopped):
     """A30: steps 8 to 20 with every array, the scale and its counters, and the metrics but for times."""
     summary = resume(stopped)
+    # Time is that of all processes, up to the checkpoint from which it went on.
+    before = read_checkpoint(undisturbed[0] / "checkpoints", "7")[2]
+    assert 0 < before["compile_seconds"] < before["seconds"]
+    assert summary["compile_seconds"] > before["compile_seconds"]
+    assert summary["seconds"] > before["seconds"]
     for position in (14, 20):
         assert_same_arrays(stopped, undisturbed[0], position)
     assert metrics_of(stopped) == metrics_of(undisturbed[0])

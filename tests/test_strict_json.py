@@ -2,9 +2,12 @@
 
 import json
 import math
+import pathlib
+import re
 
 import pytest
 
+import mpjax
 from mpjax import strict_json
 
 
@@ -31,3 +34,12 @@ def test_a_float_comes_back_exactly():
 def test_something_else_than_an_object_is_refused():
     with pytest.raises(ValueError, match="not a JSON object"):
         strict_json.decode("12")
+
+
+def test_it_is_the_only_writer_of_json():
+    """But for a key's digest, and for a name in quotes as TOML has it."""
+    others = {"strict_json.py": 1, "training/tuning/cache.py": 2, "diagnosis/diagnosis.py": 1}
+    package = pathlib.Path(mpjax.__file__).parent
+    found = {str(file.relative_to(package)): len(re.findall(r"json\.dumps?\(", file.read_text()))
+             for file in package.rglob("*.py")}  # fmt: skip
+    assert {name: count for name, count in found.items() if count} == others

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import errno
 import os
 import pathlib
 
@@ -36,13 +37,36 @@ def run_folder(config: Config) -> pathlib.Path:
     if config.resume:
         return folder
     try:
-        with (_made(folder) / CONFIG_FILE).open("x") as file:  # claims it: of two runs that start at once, one gets it
-            file.write(run_settings(config, folder))
+        _claim(_made(folder) / CONFIG_FILE, run_settings(config, folder))
     except FileExistsError:
         raise UsageError(_taken(folder)) from None
     except OSError as error:
         raise UsageError(f"cannot write into {folder}: {error.strerror}") from None
     return folder
+
+
+def _claim(file: pathlib.Path, text: str) -> None:
+    """Writes a file that is not there yet, whole or not at all: of two runs that start at once, one gets it.
+
+    Raises:
+      FileExistsError: it is there.
+    """
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.link(unfinished, file)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        with file.open("x") as opened:  # a file system without links
+            opened.write(text)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def check_run_folder(config: Config) -> pathlib.Path:

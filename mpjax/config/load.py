@@ -77,14 +77,16 @@ def read_flags(file: pathlib.Path) -> list[str]:
       UsageError: no such file, it is not TOML, or a setting is of another kind; the message names the file.
     """
     try:
-        with file.open("rb") as stream:
-            return list(_flatten(tomllib.load(stream), Config(), ""))
+        content = file.read_bytes()
+        if not content.strip():
+            raise UsageError("it is empty; wanted settings, as the config.toml of a run has them")
+        return list(_flatten(tomllib.loads(content.decode()), Config(), ""))
     except FileNotFoundError:
         near = difflib.get_close_matches(file.name, [f.name for f in file.parent.glob("*.toml")], n=1, cutoff=0.4)
         hint = f"; did you mean {file.parent / near[0]}?" if near else ""
         raise UsageError(f"no config file {file}{hint}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not TOML: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{file} is not TOML: {str(error) or 'nested too deep'}") from None
     except UsageError as error:
         raise UsageError(f"in {file}: {error}") from None
     except OSError as error:

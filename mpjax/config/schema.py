@@ -70,6 +70,12 @@ class Data:
     `--data.columns image img label fine_label`."""
     num_classes: int = 0
     """Classes, where the data set does not say how many; 0: as it says."""
+    mask_values: tuple[int, ...] = ()
+    """Segmentation: the stored value of each class, from class 0 (`--data.mask_values 0 255`); empty: as stored, or,
+    where the stored values are others and exactly as many as classes, those in ascending order."""
+    ignore_index: tuple[int, ...] = ()
+    """Segmentation: the stored value (or values) of pixels that do not count (`--data.ignore_index 255`); empty: all
+    count."""
     preprocess: str = ""
     """Your own function from a stored example to one, dicts of fields: `FILE.py:NAME` or `package.module:NAME`."""
     tokenizer: str = "bytes"

@@ -40,7 +40,7 @@ Fields = Mapping[str, Field]
 """By name: `image`, `label`, `mask`, `tokens`, `length`."""
 
 IGNORED = 255
-"""The class number of pixels that count neither in the loss nor in the metrics."""
+"""In a batch, the class number of pixels that count neither in the loss nor in the metrics."""
 
 _LINE = "in the function of --data.preprocess"
 
@@ -126,11 +126,13 @@ class Mask(_FromColumn):
 
     Args:
       shape: (H, W); None where they vary.
-      num_classes: they are in [0, num_classes), or `IGNORED`; 0: not known, for a column of a stored set.
+      num_classes: they are in [0, num_classes); 0: not known, for a column of a stored set.
+      ignores: they may also be `IGNORED`.
     """
 
     shape: tuple[int | None, int | None]
     num_classes: int
+    ignores: bool = False
 
     def __post_init__(self):
         if self.num_classes > IGNORED:
@@ -152,7 +154,7 @@ class Mask(_FromColumn):
                 f"example, as its image has (a mask with a last axis of 1: write {name}[..., 0])"
             )
         advice = f"write {name}.argmax(-1) for one-hot masks"
-        return _class_numbers(self, name, value, self.num_classes, advice, ignored=IGNORED)
+        return _class_numbers(self, name, value, self.num_classes, advice, ignored=IGNORED if self.ignores else None)
 
 
 @dataclasses.dataclass(frozen=True)

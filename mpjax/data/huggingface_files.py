@@ -93,12 +93,40 @@ def _read(datasets: Any, what: str, **settings: Any) -> Any:
     first = next(iter(loaded.values()))
     if first.info.builder_name != "csv":
         return loaded
+    for split in loaded.values():
+        _require_names(split)
     texts = {name for name, feature in first.features.items() if getattr(feature, "dtype", "") in _TEXTS}
     if not any(split.data.column(name).null_count for split in loaded.values() for name in texts):
         return loaded
     # A second time, with the columns known: without _MISSING a column of numbers with gaps would be one of texts.
     gaps = {name: list(_MISSING) for name in first.features if name not in texts}
     return datasets.load_dataset(what, keep_default_na=False, na_values=gaps, **settings)
+
+
+def _require_names(split: Any) -> None:
+    """Raises UsageError where the first line of a csv file, which gives the names, is an example."""
+    names = split.column_names
+    numbers = [name for name in names if _is_number(name)]
+    if numbers and {*names} not in ({*map(str, range(len(names)))}, {*map(str, range(1, len(names) + 1))}):
+        reason = f"{numbers[0]!r} is a number"
+    else:
+        held = (name for name in names if split.data.column(name).slice(0, 10_000).to_pylist().count(name) > 1)
+        name = next(held, None)
+        if name is None:
+            return
+        reason = f"{name!r} is also a value in its column"
+    raise UsageError(
+        f"the first line of a csv file gives the names of its columns, and is here {','.join(names)}, which looks like "
+        f"an example: {reason}; add a line of names before it, such as text,label"
+    )
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _explained(what: str, error: Exception) -> UsageError:

@@ -1,13 +1,14 @@
 """Images on the host: decode what is stored, cut a part out and bring it to size."""
 
 import io
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
 from PIL.Image import Resampling
 
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 Box = tuple[float, float, float, float]
@@ -117,9 +118,29 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
 def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) -> Image.Image:
     try:
         picture.load()
-        return picture if picture.mode == _MODES[channels] else picture.convert(_MODES[channels])
+        if picture.mode == _MODES[channels]:
+            return picture
+        if channels != 4 and _is_transparent(picture):
+            # In the same words for every image, so that it is told once.
+            warnings.warn(
+                "image: some have transparent pixels, which are taken in the colours stored under them; to have it "
+                "otherwise, put the images on a background before, or in the function of --data.preprocess",
+                DataWarning,
+                stacklevel=2,
+            )
+        return picture.convert(_MODES[channels])
     except OSError as error:
         raise _undecodable(stored, error) from error
+
+
+def _is_transparent(picture: Image.Image) -> bool:
+    """Whether an image has an alpha channel, or a colour that stands for one, and is not opaque everywhere."""
+    if "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    if "A" not in picture.getbands():
+        return False
+    lowest, _ = picture.getchannel("A").getextrema()
+    return isinstance(lowest, int | float) and lowest < 255
 
 
 def _undecodable(stored: bytes | np.ndarray, error: OSError) -> UsageError:

@@ -10,6 +10,7 @@ from mpjax.config.task import TASKS, TaskName
 from mpjax.data.columns import choose_columns
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Field, Image, Label, Mask
+from mpjax.data.mask_values import ClassMasks, mask_values
 from mpjax.data.masks import DecodedMasks
 from mpjax.data.preprocess import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.data.table import Column, Other, Table, Text
@@ -64,6 +65,9 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
         label = functools.partial(_field, "label", chosen, table.name, config, origins)
         return tokenized(table.name, task, train, test, config, label=label, origin=origins["text"])
     fields = {name: _field(name, chosen, table.name, config, origins) for name in chosen}
+    if isinstance(mask := fields.get("mask"), Mask):
+        values = mask_values(train, mask.num_classes, config, table.name)
+        train, test = ClassMasks(train, values), ClassMasks(test, values)
     return Source(table.name, fields, train, test)
 
 
@@ -108,7 +112,7 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
         )
     if name == "mask":
         height, width, _ = image.shape if isinstance(image := chosen["image"], Image) else (None, None, 1)
-        return Mask((height, width), num_classes, origin=origin)
+        return Mask((height, width), num_classes, bool(config.ignore_index), origin=origin)
     return Label(num_classes, origin=origin)
 
 

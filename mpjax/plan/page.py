@@ -1,11 +1,11 @@
 """A plan on one page: settings in; the step compiled for each GPU and policy; a table, an image or JSON out."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
+from mpjax import strict_json
 from mpjax.config import Config
 from mpjax.config.plan import Plan, check
 from mpjax.data import Fields
@@ -72,7 +72,7 @@ def plan_run(
                 plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(run, fields))
     result = {"model": config.model.name, "data": config.data.name, "plans": [_described(plan) for plan in plans]}
     if settings.json:
-        print(json.dumps(result, allow_nan=False))
+        print(strict_json.encode(result))
     else:
         _print(settings, plans)
     if settings.plot:

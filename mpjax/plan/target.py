@@ -1,8 +1,10 @@
 """Compilation for a GPU that is not there: the device as XLA wants it described, and a mesh of such devices."""
 
+import contextlib
 import functools
 import importlib.metadata
 import os
+from collections.abc import Iterator
 
 import numpy as np
 from jax.experimental import topologies
@@ -54,16 +56,28 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _devices(name: GpuName, count: int) -> list:
-    # The plugin asks for CUDA's libraries, which compiling does not need.
-    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     description = {"topology": f"1x1x{count}", "target_config": target_text(GPUS[name])}
     try:
-        return list(topologies.get_topology_desc(platform="cuda", **description).devices)
+        with _without_cuda():
+            return list(topologies.get_topology_desc(platform="cuda", **description).devices)
     except Exception as error:  # of several kinds, by jaxlib's version
         version, others = importlib.metadata.version("jaxlib"), ", ".join(other for other in GPUS if other != name)
         raise UsageError(
             f"--gpu {name}: XLA of jaxlib {version} does not take it: {error}; wanted another GPU, such as {others}"
         ) from error
+
+
+@contextlib.contextmanager
+def _without_cuda() -> Iterator[None]:
+    """Keeps the plugin from asking for CUDA's libraries when it starts; compiling does not need them."""
+    variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+    given = os.environ.get(variable)
+    os.environ.setdefault(variable, "1")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[variable]
 
 
 def target_text(gpu: Gpu) -> str:

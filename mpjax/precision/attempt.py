@@ -89,8 +89,7 @@ def alone(inner: optax.GradientTransformation) -> Attempt:
         finite = _all_finite(gradients, axis_name) & (was_finite | opens_window(state))
         proposed, new_state = unconditionally(countable(gradients, finite, state), state, params, extra)
         kept = discard_window(state, new_state)
-        # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0.
-        updates = jax.tree.map(lambda u: jnp.where(finite, u, jnp.full_like(u, -0.0)), proposed)
+        updates = jax.tree.map(lambda u: _zero_unless(finite, u), proposed)
         return Step(updates, finite, select(finite, new_state, kept), closes_window(state, new_state), finite)
 
     return Attempt(functools.partial(_init_in_float32, inner), where_finite, unconditionally)
@@ -161,9 +160,19 @@ def select(condition: jax.Array, new: T, old: T) -> T:
 
     # Leaf by leaf, not lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
     def pick(a, b):
-        return a if a is b else jnp.where(condition, a, b)
+        return a if a is b or _is_float0(a) else jnp.where(condition, a, b)
 
     return jax.tree.map(pick, new, old)
+
+
+def _zero_unless(finite: jax.Array, update):
+    # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0.
+    return update if _is_float0(update) else jnp.where(finite, update, jnp.full_like(update, -0.0))
+
+
+def _is_float0(leaf) -> bool:
+    """Whether a leaf is what JAX gives as the gradient of an integer, which holds nothing."""
+    return getattr(leaf, "dtype", None) == jax.dtypes.float0
 
 
 def optax_promotion():

@@ -1,12 +1,13 @@
 """What an audit found: operations and leaves by dtype, faults, and how they print."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+
+from mpjax import strict_json
 
 
 class Operation(NamedTuple):
@@ -140,7 +141,7 @@ class Audit:
             name: [row._asdict() for row in value] if isinstance(value, tuple) else value
             for name, value in fields.items()
         }
-        text = json.dumps({**rows, "faults": self.faults}, default=str, indent=2)
+        text = strict_json.encode({**rows, "faults": self.faults}, default=str, indent=2)
         if file is not None:
             pathlib.Path(file).write_text(text + "\n")
         return text

@@ -33,3 +33,24 @@ def check_dtypes(tree, dtype: DTypeLike, *, name: str = "tree") -> None:
         raise DtypeError(
             f"{name}: {len(offenders)} leaves are not {wanted}:\n" + "\n".join(offenders) + f"\nwanted: {wanted}"
         )
+
+
+def check_same_dtypes(one, other, *, names: tuple[str, str]) -> None:
+    """Raises when a leaf of one tree has another dtype than that of the other; Python numbers have none.
+
+    Args:
+      one: any pytree.
+      other: a pytree of the same structure.
+      names: what to call them in the message.
+
+    Raises:
+      DtypeError: names every such leaf by path.
+    """
+    pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=False)
+    offenders = [
+        f"  {path_name(path) or '(the value itself)'}: {names[0]} {a.dtype}, {names[1]} {b.dtype}"
+        for (path, a), b in pairs
+        if hasattr(a, "dtype") and hasattr(b, "dtype") and a.dtype != b.dtype
+    ]
+    if offenders:
+        raise DtypeError(f"{len(offenders)} leaves differ in dtype; cast one of the two:\n" + "\n".join(offenders))

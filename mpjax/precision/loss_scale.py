@@ -14,6 +14,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.attempt import Attempt, CountedState, alone, counted, select, together
+from mpjax.precision.check import check_same_dtypes
 from mpjax.precision.dtypes import FLOAT32, widest
 
 
@@ -182,8 +183,10 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
 
     Raises:
       UsageError: no optimizer of that name.
+      DtypeError: a leaf of `new` has another dtype than that of `old`; the message names each by path.
     """
     state = loss_scale_state(opt_state)
+    check_same_dtypes(new, old, names=("new", "old"))
     if group is None:
         return select(state.finite, new, old)
     inner_state = state.inner_state.inner_state if isinstance(state.inner_state, CountedState) else state.inner_state

@@ -2,15 +2,16 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
-from mpjax.errors import UsageError
+from mpjax.errors import DtypeError, UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import unwrap, wrap
+from mpjax.precision.carried import keep_carried
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, as_dtype, is_floating, require_x64, widest
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
@@ -92,7 +93,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
     modules = modules_of(model)
     rules = rules_for_modules(policy)
-    decided = decide(rules, _lineages(modules))
+    decided = decide(rules, _lineages(modules), _second_names(modules))
 
     variables = _variables(model, modules)
     rows, notes = [], []
@@ -151,6 +152,28 @@ def _dtypes(value: "Policy | np.dtype") -> Iterator[np.dtype]:
     yield from (value.param_dtype, value.compute_dtype, value.output_dtype)
     for ruled in value.rules.values():
         yield from _dtypes(ruled)
+
+
+def _second_names(modules: dict) -> dict[str, str]:
+    """Of modules that stand in several places: the paths of the others to that of the first."""
+    from flax import nnx
+
+    first = {id(module): path for path, module in modules.items()}
+    names = {}
+    for path, module in modules.items():
+        for name, held in _attributes(module):
+            other = f"{path}/{name}" if path else name
+            if isinstance(held, nnx.Module) and first.get(id(held), other) != other:
+                names[other] = first[id(held)]
+    return names
+
+
+def _attributes(module) -> Iterator[tuple[str, Any]]:
+    """What a module holds, by name; of its lists and dicts, what these hold."""
+    for name, held in vars(module).items():
+        yield name, held
+        items = held.items() if isinstance(held, Mapping) else enumerate(held) if isinstance(held, Sequence) else ()
+        yield from ((f"{name}/{key}", value) for key, value in items)
 
 
 def _variables(model, modules: dict) -> "dict[str, list[nnx.Variable]]":
@@ -212,6 +235,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
         wrap(module, Casts(inside, outside))
     if compute_dtype in HALF and adds_up(module):
         wrap(module, SumsInFloat32())
+    keep_carried(module, compute_dtype)
     return Row(
         path=path,
         type=type(module).__name__,
@@ -222,7 +246,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
 
 
 def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
-    """Casts a module's parameters, keeps its statistics at least float32; tells whether it has parameters."""
+    """Casts parameters, keeps statistics at least float32; tells whether there are parameters."""
     from flax import nnx
 
     found = False
@@ -265,8 +289,9 @@ def _not_understood(path: str, module) -> Iterator[str]:
 
 def _is_stored(module, name: str) -> bool:
     """Whether an attribute is a value that the module or its class holds, not what code computes."""
-    held = inspect.getattr_static(module, name, None)
-    return hasattr(module, name) and not hasattr(held, "__get__")
+    if name in vars(module):
+        return True
+    return hasattr(module, name) and not hasattr(inspect.getattr_static(module, name), "__get__")
 
 
 def _cast_floating(tree, dtype: np.dtype | None):
@@ -284,9 +309,19 @@ class Casts:
 
     inside: np.dtype | None
     outside: np.dtype | None
-    depth: ClassVar[int] = 2
+    depth: ClassVar[int] = 3
 
     def __call__(self, call, module, *args, **kwargs):
         """Calls a module between the casts."""
         args, kwargs = _cast_floating((args, kwargs), self.inside)
-        return _cast_floating(call(module, *args, **kwargs), self.outside)
+        try:
+            return _cast_floating(call(module, *args, **kwargs), self.outside)
+        except TypeError as error:
+            if "carry input and carry output must have equal types" not in str(error) or isinstance(error, DtypeError):
+                raise
+            which = next((line for line in str(error).splitlines() if "has type" in line), "")
+            raise DtypeError(
+                f"{type(module).__name__}: under the policy the carry of a loop changes its dtype, as the layers in it "
+                f"compute in another than it comes in. {which.strip()} Cast it before the loop, as in "
+                "x = x.astype(self.layers.dtype), or cast what the body returns to what it was given."
+            ) from error

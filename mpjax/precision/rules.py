@@ -4,6 +4,7 @@ import difflib
 import fnmatch
 import glob
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from mpjax.errors import UsageError
@@ -100,8 +101,15 @@ def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
     return Rules(paths)
 
 
-def decide(rules: Rules, lineages: Iterable[Lineage]) -> dict[str, str | None]:
+def decide(
+    rules: Rules, lineages: Iterable[Lineage], second_names: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str | None]:
     """The pattern that decides each module, by module path; None where no rule does.
+
+    Args:
+      rules: of the policy.
+      lineages: of each module under its first name.
+      second_names: further paths of modules that stand in several places, to their first.
 
     Raises:
       UsageError: a rule matches nothing, or only modules that earlier rules decide. All such rules are named, each
@@ -111,15 +119,19 @@ def decide(rules: Rules, lineages: Iterable[Lineage]) -> dict[str, str | None]:
     decided = {lineage[-1][0]: winner(rules, lineage) for lineage in lineages}
     idle = [p for p in rules if p not in decided.values() and p.lower() != NORM]
     if idle:
-        raise UsageError("\n".join(_why_idle(pattern, rules, lineages) for pattern in idle))
+        raise UsageError("\n".join(_why_idle(pattern, rules, lineages, second_names) for pattern in idle))
     return decided
 
 
-def _why_idle(pattern: str, rules: Rules, lineages: tuple[Lineage, ...]) -> str:
+def _why_idle(pattern: str, rules: Rules, lineages: tuple[Lineage, ...], second_names: Mapping[str, str]) -> str:
     matched = [lineage for lineage in lineages if covers(pattern, lineage)]
     if matched:
         first = winner(rules, matched[0])
         return f"rule '{pattern}' decides nothing: all it matches is decided by '{first}' before it; put it first"
+    for second, first in second_names.items():
+        if covers(pattern, scope_lineage(second)):
+            same = f"'{second}' is the module '{first}', which has one dtype"
+            return f"rule '{pattern}' matches nothing: {same}; write '{first}'"
     if pattern.startswith("type:"):
         known = sorted({f"type:{name}" for lineage in lineages for _, types in lineage for name in types})
     else:

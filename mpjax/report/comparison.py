@@ -65,6 +65,8 @@ class Comparison(NamedTuple):
       best: of each run's best value; None for what has no best.
       parts_at: first step from which they stay apart to the end; None if they do not.
       apart: at how many of `steps` that is.
+      by_design: the two differ in it because their settings say so, which is no parting: the loss scale of a policy
+        that scales the loss, and of one that does not.
     """
 
     metric: str
@@ -75,6 +77,7 @@ class Comparison(NamedTuple):
     best: Contrast | None
     parts_at: int | None
     apart: int
+    by_design: bool = False
 
 
 def compare_groups(
@@ -103,7 +106,8 @@ def compare_groups(
     values = [np.array([[curve[step] for step in steps] for curve in curves], np.float64) for curves in found]
     smooth = [_band(_smoothed(v, window), band) for v in values]
     single = tolerance if len(reference.runs) == len(other.runs) == 1 else None
-    apart = np.abs(_in_bands(smooth[0], smooth[1], single)) > 1
+    by_design = metric == "train/loss_scale" and len({bool((v == 1).all()) for v in values}) == 2
+    apart = (np.abs(_in_bands(smooth[0], smooth[1], single)) > 1) & (not by_design)
     together = np.flatnonzero(~apart)
     first = int(together[-1]) + 1 if len(together) else 0
     best = BEST.get(metric.rsplit("/", 1)[-1])
@@ -117,6 +121,7 @@ def compare_groups(
         best=_contrast(bests, single) if bests else None,
         parts_at=steps[first] if first < len(steps) else None,
         apart=len(steps) - first,
+        by_design=by_design,
     )
 
 
@@ -181,10 +186,41 @@ def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
         table.add_column(head, justify="right", overflow="fold")
     for found in comparisons:
         parts = "never" if found.parts_at is None else f"step {found.parts_at}"
+        parts = "by design" if found.by_design else parts
         table.add_row(*_cells(found.metric, found.metric, found.final), parts)
         if found.best is not None:
             table.add_row(*_cells("  best", found.metric, found.best), "")
     return table
+
+
+def evidence(
+    reference: Group, other: Group, comparisons: Sequence[Comparison], *, band: str, tolerance: float
+) -> list[str]:
+    """What a comparison of two groups rests on, and what it shows of each metric, in sentences."""
+    runs = len(reference.runs), len(other.runs)
+    if runs == (1, 1):
+        says = [
+            f"one run each: how far seeds alone take such curves apart is not known, and a difference counts from "
+            f"{tolerance:.3g} of the value; runs of two or more seeds each would tell"
+        ]
+    else:
+        spread = (
+            "from the lowest to the highest seed" if band == "range" else "of two standard deviations over the seeds"
+        )
+        says = [f"{runs[0]} and {runs[1]} runs: a difference counts where the bands {spread} do not touch"]
+        if 1 in runs:
+            says[0] += "; of a single run the band is a line"
+    for found in comparisons:
+        points = len(found.steps)
+        if found.by_design:
+            says.append(f"{found.metric}: one policy scales the loss and the other does not; no difference to judge")
+        elif found.parts_at is None:
+            says.append(f"{found.metric}: together at the last of {points} points, step {found.steps[-1]}")
+        else:
+            says.append(
+                f"{found.metric} parts at step {found.parts_at} and stays apart, {found.apart} of {points} points"
+            )
+    return says
 
 
 def _cells(label: str, metric: str, found: Contrast) -> list[str]:

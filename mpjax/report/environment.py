@@ -2,7 +2,9 @@
 
 import datetime
 import importlib.metadata
+import os
 import platform
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,11 +39,22 @@ def write_environment(path: Path, devices: list[str]) -> None:
         "command": sys.argv,
         "python": platform.python_version(),
         "machine": platform.platform(),
+        "host": socket.gethostname(),
+        "process": os.getpid(),
         "devices": devices,
         "packages": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
     }
     write_atomically(path, strict_json.encode(content, indent=2).encode() + b"\n")
+
+
+def process_of(path: Path) -> str:
+    """The process that wrote an environment.json, in words; "another process" where that cannot be read."""
+    try:
+        content = strict_json.decode(path.read_text())
+        return f"process {content['process']} on {content['host']}"
+    except (OSError, ValueError, KeyError):
+        return "another process"
 
 
 def _version(package: str) -> str | None:

@@ -46,6 +46,16 @@ class AppendFile:
         self._file.close()
 
 
+def _sync(folder: Path) -> None:
+    """Makes the names in a folder durable, where the file system can."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces the file at `path` by `content`: a reader, or a crash, sees the old file or the new one.
 
@@ -61,6 +71,7 @@ def write_atomically(path: Path, content: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            _sync(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

@@ -40,7 +40,7 @@ def test_refusals_name_the_column(field, value, says):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint32, np.int64, np.uint64])
 def test_masks_become_int32(dtype):
-    settled = Mask((None, 2), 3).settle("mask", np.array([[0, 2], [255, 1]], dtype))
+    settled = Mask((None, 2), 3, ignores=True).settle("mask", np.array([[0, 2], [255, 1]], dtype))
     assert settled.dtype == np.int32
     assert settled.tolist() == [[0, 2], [255, 1]]
 

@@ -236,8 +236,8 @@ def test_flat_lists_are_no_images(tmp_path):
 def test_masks_in_lists(tmp_path):
     lists = datasets.List(datasets.List(datasets.Value("uint8")))
     name = saved(tmp_path, features(image=pixels("uint8"), mask=lists), image=[GRAY], mask=[[[0, 1], [2, 255]]])
-    source = opened(name, "segmentation", num_classes=3)
-    assert source.fields["mask"] == Mask((2, 2), 3)
+    source = opened(name, "segmentation", num_classes=3, ignore_index=(255,))
+    assert source.fields["mask"] == Mask((2, 2), 3, ignores=True)
     (batch,) = eval_batches(source, Data(eval_batch_size=1))
     assert batch["mask"].tolist() == [[[0, 1], [2, 255]]]
 

@@ -134,3 +134,23 @@ def test_without_the_package():
     printed = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert "data set 'hf:x' needs the package datasets" in printed
     assert "write: pip install 'mpjax[hf]'" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a fine film,1\na dull one,0\n", "'1' is a number"),
+        ("0.5,0.1,2\n0.3,0.2,1\n", "'0.5' is a number"),
+        ("a fine film,good\na dull one,bad\nbright,good\nwarm,good\n", "'good' is also a value in its column"),
+    ],
+)
+def test_a38_a_csv_whose_first_line_is_an_example_is_refused(tmp_path, text, reason):
+    (tmp_path / "all.csv").write_text(text)
+    with pytest.raises(UsageError, match=f"names of its columns, .*which looks like an example: {reason}; add a line"):
+        load_splits(str(tmp_path / "all.csv"))
+
+
+@pytest.mark.parametrize("text", ["0,1,2\n5,6,7\n", "text,label\ntext,1\nother,0\n"])
+def test_names_that_look_a_little_like_values_are_names(tmp_path, text):
+    (tmp_path / "all.csv").write_text(text)
+    assert ",".join(load_splits(str(tmp_path / "all.csv"))["train"].column_names) == text.splitlines()[0]

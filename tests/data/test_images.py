@@ -1,11 +1,12 @@
 import io
+import warnings
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from mpjax.data.images import centre, decode, random_part, resize, size_of
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 def rng(seed=0):
@@ -96,3 +97,25 @@ def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():
 def test_what_cannot_be_resized(stored, channels, says):
     with pytest.raises(UsageError, match=says):
         resize(stored, channels, 2, middle(stored, channels))
+
+
+def transparent(mode):
+    picture = Image.new("RGBA", (2, 2), (255, 0, 0, 128)).convert(mode)
+    if mode == "P":
+        picture.info["transparency"] = 0
+    return picture
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a38_transparent_pixels_are_told_of(mode, channels):
+    with pytest.warns(DataWarning, match="transparent pixels, which are taken in the colours stored under them"):
+        assert decode(encoded(transparent(mode)), channels).shape == (2, 2, channels)
+
+
+@pytest.mark.parametrize("picture", [Image.new("RGBA", (2, 2), (255, 0, 0, 255)), Image.new("RGB", (2, 2))])
+def test_what_is_opaque_everywhere_loses_nothing(picture):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode(encoded(picture), 3)
+        decode(encoded(transparent("RGBA")), 4)

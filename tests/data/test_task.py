@@ -8,7 +8,7 @@ from mpjax.config.schema import Data
 from mpjax.data.fields import Image, Label, Length, Mask, Tokens
 from mpjax.data.source import open_source
 from mpjax.data.stream import eval_batches, train_batches
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 TRIMAP = pathlib.Path(__file__).parents[2] / "configs/oxford_pets.py"
@@ -59,10 +59,13 @@ def test_a_segmentation_set_of_tensorflow_datasets_through_a_function(tiny_sets)
     assert next(train_batches(source, config, 0).from_position(0))["mask"].shape == (10, 12, 12)
 
 
-def test_without_the_function_its_classes_do_not_fit(tiny_sets):
-    source, config = opened(tiny_sets, "segmentation", name="tiny_pets", num_classes=3, image_size=12)
-    with pytest.raises(UsageError, match=r"mask \(column 'segmentation_mask'\): 3 is outside \[0, 3\)"):
-        next(iter(eval_batches(source, config)))
+def test_without_the_function_its_values_are_its_classes_if_they_are_as_many_and_that_is_told(tiny_sets):
+    with pytest.warns(DataWarning, match="mask: the stored values 1, 2, 3 are taken as classes 0 to 2"):
+        source, config = opened(tiny_sets, "segmentation", name="tiny_pets", num_classes=3, image_size=12)
+    (batch, *_) = eval_batches(source, config)
+    assert set(batch["mask"].ravel().tolist()) == {0, 1, 2}
+    with pytest.raises(UsageError, match=r"the stored values in 10 of 10 masks .* are 1, 2, 3, and the 2 classes"):
+        opened(tiny_sets, "segmentation", name="tiny_pets", num_classes=2)
 
 
 def test_and_how_many_there_are_must_be_said(tiny_sets):

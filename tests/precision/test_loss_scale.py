@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from mpjax.errors import UsageError
+from mpjax.errors import DtypeError, UsageError
 from mpjax.precision import (
     LossScaleState,
     check_dtypes,
@@ -133,6 +133,25 @@ def test_where_finite_takes_the_new_tree_after_a_good_step_and_the_old_after_a_b
 
 
 # The scale
+
+
+def test_where_finite_refuses_trees_of_different_dtypes():
+    state = dynamic_loss_scaling(optax.sgd(1.0)).init(start())
+    new, old = {"w": jnp.ones(2, jnp.float16), "b": jnp.ones(2)}, {"w": jnp.ones(2), "b": jnp.ones(2)}
+    with pytest.raises(DtypeError, match="cast one of the two:\n  w: new float16, old float32$"):
+        where_finite(state, new, old)
+
+
+@pytest.mark.parametrize("bad", [1.0, INF])
+def test_gradients_of_integers_and_missing_ones_pass_through(bad):
+    params = {"w": jnp.ones(2), "i": jnp.arange(2), "none": None}
+    grads = jax.grad(lambda p: jnp.sum(p["w"] * p["i"].astype(jnp.float32)) * bad, allow_int=True)(params)
+    tx = dynamic_loss_scaling(optax.masked(optax.sgd(1.0), {"w": True, "i": False, "none": None}))
+    updates, state = tx.update(grads, tx.init(params), params)
+    assert (updates["i"].dtype, updates["none"]) == (jax.dtypes.float0, None)
+    assert bool(state.finite) == (bad == 1.0)
+    kept = where_finite(state, grads, grads | {"w": jnp.zeros(2)})
+    assert kept["i"].dtype == jax.dtypes.float0
 
 
 def test_a2_scale_doubles_after_exactly_n_good_steps():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.errors import UsageError
+from mpjax.errors import DtypeError, UsageError
 from mpjax.precision import Policy, apply_policy, check_dtypes, get_policy
 from mpjax.precision.modules import scope_policy, storage_policy
 
@@ -634,3 +634,97 @@ def test_a_scope_policy_has_the_paths_of_its_types():
         "params=float32,compute=float16,output=float32;"
         "layers/1=float32;layers/0/conv=bfloat16;stem=bfloat16;layers/0/bn=float32"
     )
+
+
+class Tied(nnx.Module):
+    def __init__(self):
+        self.embed = nnx.Embed(4, 2, rngs=nnx.Rngs(0))
+        self.heads = nnx.List([self.embed])
+
+    def __call__(self, tokens):
+        return self.heads[0].attend(self.embed(tokens))
+
+
+@pytest.mark.parametrize("rule", ["heads/0", "heads/*"])
+def test_a_rule_for_the_second_name_of_a_module_is_told_the_first(rule):
+    with pytest.raises(UsageError, match="'heads/0' is the module 'embed', which has one dtype; write 'embed'"):
+        apply_policy(Tied(), f"mixed_float16;{rule}=float32")
+
+
+@pytest.mark.parametrize("held", [jnp.int8, "symmetric", lambda: None, 8])
+def test_a_dtype_that_is_no_floating_dtype_is_left_alone_and_reported(held):
+    class Quantiser(nnx.Module):
+        def __init__(self):
+            self.dtype = held
+            self.inner = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    model = Quantiser()
+    report = apply_policy(Holder(model), "mixed_float16")
+    assert model.dtype is held
+    assert report.notes == (f"quantiser.dtype is {held!r}, which is not a floating dtype to compute in: left as it is",)
+    assert str(report).endswith(report.notes[0])
+
+
+class Holder(nnx.Module):
+    def __init__(self, quantiser):
+        self.quantiser = quantiser
+
+
+def test_a_dtype_that_is_a_method_is_left_alone():
+    class Asked(nnx.Module):
+        def dtype(self):
+            return "mine"
+
+    model = Asked()
+    apply_policy(model, "mixed_float16")
+    assert model.dtype() == "mine"
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
+@pytest.mark.parametrize("cell", [nnx.SimpleCell, nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell])
+def test_a_recurrent_network_runs_and_its_carry_keeps_its_dtype(cell, policy):
+    net = nnx.RNN(cell(3, 4, rngs=nnx.Rngs(0)), return_carry=True)
+    x = jnp.linspace(-1, 1, 30).reshape(2, 5, 3)
+    _, wanted = net(x)
+    apply_policy(net, policy)
+    with jax.numpy_dtype_promotion("standard"):  # Flax's cells promote
+        carry, outputs = net(x)
+    np.testing.assert_allclose(np.asarray(outputs, np.float32), wanted, atol=0.02)
+    assert {leaf.dtype for leaf in jax.tree.leaves(carry)} == {outputs.dtype}  # the root's output dtype
+
+
+@pytest.mark.parametrize("cache_first", [True, False])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])
+def test_attention_decodes_as_in_float32_with_a_cache_in_the_compute_dtype(policy, cache_first):
+    def attention():
+        return nnx.MultiHeadAttention(2, 8, decode=True, rngs=nnx.Rngs(0))
+
+    plain, ours = attention(), attention()
+    steps = [lambda: ours.init_cache((2, 3, 8)), lambda: apply_policy(ours, policy)]
+    for step in steps if cache_first else reversed(steps):
+        step()
+    plain.init_cache((2, 3, 8))
+    for token in jnp.linspace(-1, 1, 48).reshape(3, 2, 1, 8):
+        np.testing.assert_allclose(np.asarray(ours(token), np.float32), plain(token), atol=0.02)
+    assert ours.cached_key[...].dtype == ours.cached_value[...].dtype == ours.dtype
+
+
+def test_a_scan_whose_carry_changes_its_dtype_is_told_what_to_write():
+    class Scanned(nnx.Module):
+        def __init__(self):
+            make = nnx.vmap(lambda rngs: nnx.Linear(4, 4, rngs=rngs), in_axes=0, out_axes=0)
+            self.layers = make(nnx.Rngs(0).split(3) if hasattr(nnx.Rngs, "split") else nnx.Rngs(0).fork(split=3))
+            self.cast = False
+
+        def __call__(self, x):
+            x = x.astype(self.layers.dtype) if self.cast else x
+            return nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
+
+    model = Scanned()
+    apply_policy(model, "mixed_float16")
+    with pytest.raises(
+        DtypeError, match=r"Scanned: .* float32\[2,4\] .* float16\[2,4\].* Cast it before the loop, as in x ="
+    ):
+        model(jnp.ones((2, 4)))
+    model.cast = True
+    assert model(jnp.ones((2, 4))).dtype == jnp.float32

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from mpjax import strict_json
 from mpjax.training.tuning.choice import Timed
 from mpjax.training.tuning.timing import Timing
 from mpjax.training.tuning.tune import Tuning
@@ -35,7 +36,7 @@ def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -
         "step": tuning.step and tuning.step._asdict(),
     }
     unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(found, indent=2) + "\n")
+    unfinished.write_text(strict_json.encode(found, indent=2) + "\n")
     unfinished.replace(file)  # at once: another run may read it
     return file
 
