@@ -48,11 +48,27 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
     candidates = _candidates(field, table)
     if len(candidates) == 1:
         return candidates[0]
+    floats = [name for name, column in table.columns.items() if _is_float(column)]
+    advice = f"write --data.columns {field} COLUMN{'' if candidates else _other_tasks(field, table)}"
+    if field == "label" and floats and not candidates:
+        advice = f"a floating number is no class number: {whole_numbers(floats[0])}"
     raise UsageError(
         f"data set '{table.name}' has {'several columns' if candidates else 'no column'} that could be the {field}, "
-        f"{_WANTED[field][1]}; its columns are {shown}; write --data.columns {field} COLUMN"
-        f"{'' if candidates else _other_tasks(field, table)}"
+        f"{_WANTED[field][1]}; its columns are {shown}; {advice}"
     )
+
+
+def whole_numbers(column: str) -> str:
+    """What to write where a column of floating numbers is to serve as the label."""
+    return (
+        f"where those of '{column}' are whole, write --data.columns label {column} --data.num_classes N "
+        "--data.preprocess FILE.py:FUNCTION with\n"
+        "  def FUNCTION(example): return {**example, 'label': int(example['label'])}"
+    )
+
+
+def _is_float(column: Column) -> bool:
+    return isinstance(column, Other) and not column.rank and "float" in column.described
 
 
 def _candidates(field: str, table: Table) -> list[str]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from mpjax.config.schema import Data
 from mpjax.data import arrow
+from mpjax.data.columns import whole_numbers
 from mpjax.data.examples import Example
 from mpjax.data.fields import Image, Label
 from mpjax.data.headers import evenly, stored_shape
@@ -210,8 +211,7 @@ def _classes(name: str, set_name: str, train: Any, test: Any) -> tuple[Label, Re
         return Label(len(names)), numbered
     raise UsageError(
         f"label ({called} of '{set_name}'): dtype {_numpy_name(kind)}; wanted class numbers, integers or text; "
-        f"where they are whole numbers, write dataset.cast_column({name!r}, datasets.Value('int32')) where the data is "
-        "made, or label.astype(np.int32) in the function of --data.preprocess"
+        f"{whole_numbers(name)}"
     )
 
 

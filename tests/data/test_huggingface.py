@@ -158,9 +158,13 @@ def test_floating_labels_are_refused_by_column(tmp_path, dtype):
     name = saved(
         tmp_path, features(text=datasets.Value("string"), score=datasets.Value(dtype)), text=["x"], score=[1.0]
     )
-    says = rf"label \(column 'score' of .*\): dtype {dtype}; wanted class numbers.*cast_column\('score'.*label.astype"
-    with pytest.raises(UsageError, match=says):
+    write = r"where those of 'score' are whole, write --data.columns label score --data.num_classes N --data.preprocess"
+    with pytest.raises(
+        UsageError, match=rf"label \(column 'score' of .*\): dtype {dtype}; wanted class numbers.*{write}"
+    ):
         opened(name, "text_classification", columns={"label": "score"})
+    with pytest.raises(UsageError, match=rf"no column that could be the label, .* a floating number is no.*{write}"):
+        opened(name, "text_classification")
 
 
 def test_negative_labels_are_refused_by_column(tmp_path):
@@ -283,3 +287,10 @@ def test_many_threads_read_the_same_as_one(tmp_path):
         for chunk, examples in zip(chunks, pool.map(train.__getitems__, chunks), strict=True):
             assert [int(e["label"]) for e in examples] == chunk
             assert [int(e["image"][0, 0, 0]) for e in examples] == [i % 256 for i in chunk]
+
+
+def test_a38_floating_labels_that_are_whole_become_classes_by_what_the_message_says(tmp_path, own):
+    name = saved(tmp_path, text=["x", "y"], score=[1.0, 0.0])
+    function = own("return {**example, 'label': int(example['label'])}")
+    source = opened(name, "text_classification", columns={"label": "score"}, num_classes=2, preprocess=function)
+    assert [int(conform(example, source.fields)["label"]) for example in source.train] == [1, 0]
