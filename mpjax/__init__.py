@@ -8,7 +8,15 @@ from typing import Any
 
 
 _HOMES = {
-    "mpjax.errors": ("DataWarning", "Diverged", "DtypeError", "Interrupted", "PrecisionWarning", "UsageError"),
+    "mpjax.errors": (
+        "CheckpointWarning",
+        "DataWarning",
+        "Diverged",
+        "DtypeError",
+        "Interrupted",
+        "PrecisionWarning",
+        "UsageError",
+    ),
     "mpjax.precision": (
         "LossScaleState",
         "Policy",

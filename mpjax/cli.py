@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from mpjax.errors import DataWarning, Diverged, Interrupted, PrecisionWarning, UsageError
+from mpjax.errors import CheckpointWarning, DataWarning, Diverged, Interrupted, PrecisionWarning, UsageError
 
 
 def train(argv: Sequence[str]) -> int:
@@ -124,7 +124,7 @@ def _fail(error: object, code: int) -> int:
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Advice of mpjax in one line; other warnings as Python shows them."""
-    if issubclass(category, PrecisionWarning | DataWarning):
+    if issubclass(category, PrecisionWarning | DataWarning | CheckpointWarning):
         print(f"warning: {message}", file=sys.stderr)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

@@ -27,3 +27,7 @@ class PrecisionWarning(UserWarning):
 
 class DataWarning(UserWarning):
     """What a data set holds is taken in a way, or left out, that the user would want to know of."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is not what it should be, and another is used, or it is used in another way."""

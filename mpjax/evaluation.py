@@ -2,15 +2,19 @@
 
 import dataclasses
 import pathlib
+import warnings
 
 import optax
 from jax.sharding import Mesh
 
 from mpjax import data, strict_json
+from mpjax.config import to_toml
+from mpjax.config.changes import changes
 from mpjax.config.evaluation import Evaluation
 from mpjax.config.finished import config_of_run, with_policy
 from mpjax.config.folders import data_folder
-from mpjax.errors import UsageError
+from mpjax.config.load import CONFIG_FILE
+from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.checkpoint import read_checkpoint
 from mpjax.loop.restore import adopt
 from mpjax.precision.loss_scale import no_loss_scaling
@@ -78,10 +82,20 @@ def trained_state(
     Returns:
       Its position, the state on all devices, and what the checkpoint says about itself.
 
+    Warns:
+      CheckpointWarning: a damaged one was passed over; it was written under other settings than the run's.
+
     Raises:
       UsageError: no such checkpoint.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
+    if others := list(changes(about["config"], to_toml(config_of_run(folder)))):
+        warnings.warn(
+            f"checkpoint {position} of {folder} was written under other settings than its {CONFIG_FILE} has: "
+            + "; ".join(f"{name} {old}, not {new}" for name, old, new in others),
+            CheckpointWarning,
+            stacklevel=2,
+        )
     bare = no_loss_scaling(optax.identity())
     fresh = initial_state(task, bare, seed=0, ema=ema, sharding=replicated(mesh))
     return position, adopt(fresh, saved, same_scaling=False), about

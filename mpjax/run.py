@@ -22,7 +22,7 @@ from mpjax.config.folders import cache_folder, check_run_folder, data_folder, ru
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.task import TASKS
 from mpjax.diagnosis.training import make_probe
-from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint
+from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint, set_aside
 from mpjax.loop.divergence import Limits
 from mpjax.loop.interrupt import stop_on_signals
 from mpjax.loop.lock import locked
@@ -187,8 +187,8 @@ def run(config: Config) -> dict:
         writer.message(f"run folder: {folder}")
         if config.resume:
             writer.message(f"resumed from step {start}")
-        for line in changes(before["config"], about["config"]) if begun else ():
-            writer.message(line)
+        for name, old, new in changes(before["config"], about["config"]) if begun else ():
+            writer.message(f"resumed with another {name}: {new}, before {old}")
         if report_of_weights:
             writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:
@@ -273,6 +273,7 @@ def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
 def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState, dict]:
     """The last checkpoint's position, state and description."""
     position, saved, then = read_checkpoint(folder / CHECKPOINTS)
+    set_aside(folder / CHECKPOINTS, after=position)
     return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"]), then
 
 

@@ -101,7 +101,15 @@ def test_an_import_brings_along_only_what_it_needs(statement, absent):
 
 
 def test_public_names_are_those_of_the_design_and_errors():
-    besides = {"DataWarning", "Diverged", "DtypeError", "Interrupted", "PrecisionWarning", "UsageError"}
+    besides = {
+        "CheckpointWarning",
+        "DataWarning",
+        "Diverged",
+        "DtypeError",
+        "Interrupted",
+        "PrecisionWarning",
+        "UsageError",
+    }
     besides |= {"Duration", "create_state", "take_apart", "Diagnosis", "diagnose_function"}  # what others take or give
     assert set(mpjax.__all__) - besides <= set(PUBLIC)
     assert dir(mpjax) == mpjax.__all__

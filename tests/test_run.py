@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from mpjax.config import load, to_toml
-from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError
+from mpjax.config.evaluation import Evaluation
+from mpjax.errors import CheckpointWarning, Diverged, Interrupted, PrecisionWarning, UsageError
+from mpjax.evaluation import evaluate_run
 from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
 from mpjax.precision import check_dtypes
 from mpjax.report import read_metrics
@@ -152,6 +154,44 @@ def test_a30_a_resumed_run_ends_bit_identical(undisturbed, stopped):
     assert {name: summary[name] for name in ("attempts", "skipped", "test/loss", "best/step")} == {
         name: undisturbed[1][name] for name in ("attempts", "skipped", "test/loss", "best/step")
     }
+
+
+def test_a37_a_resumed_run_says_what_it_does_otherwise(stopped, capsys):
+    resume(stopped, "--seed", "1", "--optimizer.learning_rate", "0.03", "--steps", "8")
+    printed = capsys.readouterr().out
+    assert "resumed with another seed: 1, before 0" in printed
+    assert "resumed with another optimizer.learning_rate: 0.03, before" in printed
+    assert printed.count("resumed with another") == 2
+
+
+def test_a37_a_damaged_newest_checkpoint_is_set_aside_and_the_run_ends_as_undisturbed(undisturbed, stopped):
+    damaged = stopped / "checkpoints" / "14"
+    shutil.copytree(undisturbed[0] / "checkpoints" / "14", damaged)
+    (about,) = (damaged / "about").glob("metadata*")
+    about.write_text(about.read_text().replace("dynamic", "dynamix", 1))
+    with pytest.warns(CheckpointWarning, match="14 is damaged .* going on with .*/7$"):
+        resume(stopped)
+    for position in (14, 20):
+        assert_same_arrays(stopped, undisturbed[0], position)
+    assert (stopped / "checkpoints" / "14.damaged").is_dir()
+
+
+def test_a37_an_empty_config_is_refused(stopped):
+    (stopped / "config.toml").write_text("")
+    with pytest.raises(UsageError, match="config.toml: it is empty; wanted settings"):
+        resume(stopped)
+    with pytest.raises(UsageError, match="config.toml: it is empty"):
+        evaluate_run(Evaluation(run=str(stopped)))
+
+
+def test_a37_a_checkpoint_of_another_run_is_told(undisturbed, tmp_path):
+    train(tmp_path / "other", "--seed", "1", "--steps", "3", "--optimizer.warmup", "1", "--loop.save_every", "3")
+    folder = shutil.copytree(undisturbed[0], tmp_path / "mixed")
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "3", folder / "checkpoints" / "99")
+    with pytest.warns(
+        CheckpointWarning, match="checkpoint 99 of .* was written under other settings .*: .*seed 1, not 0"
+    ):
+        evaluate_run(Evaluation(run=str(folder), checkpoint="latest"))
 
 
 @pytest.mark.parametrize("memory", ["1", "0"], ids=["on the device", "stacked"])

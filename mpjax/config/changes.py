@@ -1,4 +1,4 @@
-"""What a resumed run does otherwise than before, in one line each."""
+"""In which settings two runs differ, or one before and after."""
 
 import tomllib
 from collections.abc import Iterator
@@ -12,13 +12,16 @@ _ELSEWHERE = ("output_dir", "resume", "profile", "cache_dir", "steps", "data.dat
 """What a run may go on with without being another: where things are, how long, how often."""
 
 
-def changes(before: str, now: str) -> Iterator[str]:
-    """A line for each setting in which two texts of `to_toml` differ; what one of them lacks has its default."""
+def changes(before: str, now: str) -> Iterator[tuple[str, str, str]]:
+    """Name, old and new value, in words, of each setting in which two texts of `to_toml` differ.
+
+    What one of them lacks has its default.
+    """
     defaults = dict(_flat(tomllib.loads(to_toml(Config()))))
     old, new = (defaults | dict(_flat(tomllib.loads(text))) for text in (before, now))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name) and not name.startswith(_ELSEWHERE):
-            yield f"resumed with another {name}: {_said(new.get(name))}, before {_said(old.get(name))}"
+            yield name, _said(old.get(name)), _said(new.get(name))
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

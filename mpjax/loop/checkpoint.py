@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import json
 import math
 import pathlib
+import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,12 +14,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from mpjax.errors import UsageError
+from mpjax.errors import CheckpointWarning, UsageError
+from mpjax.loop.checksums import checksums_of, damaged, digest_of
 from mpjax.precision.check import path_name
 
 
-FORMAT = 1
-"""Version of the layout; a reader refuses a later one."""
+FORMAT = 2
+"""Version of the layout; a reader refuses a later one. In the first there were no checksums."""
 
 NOT_MEASURED = -math.inf
 """The score of a checkpoint that was not evaluated: never the best where another was."""
@@ -39,6 +43,7 @@ class Checkpoints:
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
         )
         self._directory = directory
+        _write_lost_scores(directory)
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_names=("state", "about"))
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
@@ -52,11 +57,12 @@ class Checkpoints:
         """
         if position in self._manager.all_steps():
             return
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(to_arrays(state)), about=ocp.args.JsonSave({**about, "format": FORMAT})
-        )
+        arrays, score = to_arrays(state), NOT_MEASURED if score is None else score
+        described = {**about, "format": FORMAT, "score": score, "checksums": checksums_of(arrays)}
+        described["digest"] = digest_of(described)
+        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(described))
         with _written_to(self._directory):
-            self._manager.save(position, args=items, metrics={"score": NOT_MEASURED if score is None else score})
+            self._manager.save(position, args=items, metrics={"score": score})
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete."""
@@ -71,38 +77,96 @@ def complete_checkpoints(directory: pathlib.Path) -> list[int]:
 
 
 def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int, dict[str, np.ndarray], dict]:
-    """Reads a complete checkpoint.
+    """Reads a complete checkpoint, and checks that it is what was saved.
 
     Args:
       directory: the run's `checkpoints` folder.
-      which: "latest", "best", or a position.
+      which: "latest", "best", or a position. Where the latest is damaged, the one before it is read.
 
     Returns:
       Its position, its arrays by path (on the host, as stored), and its description.
 
+    Warns:
+      CheckpointWarning: a damaged one was passed over.
+
     Raises:
-      UsageError: there is no such checkpoint, or a later version of mpjax wrote it.
+      UsageError: there is no such checkpoint, it is damaged, or a later version of mpjax wrote it.
     """
     steps = complete_checkpoints(directory)
     if not steps:
         raise UsageError(f"no complete checkpoint in {directory}")
-    handlers = {"state": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
-    with ocp.CheckpointManager(directory.resolve(), item_handlers=handlers) as manager:
-        position = _choose(manager, steps, which)
+    if which != "latest":
+        position = _choose(directory, steps, which)
+        return position, *_read(directory, position)
+    faults = []
+    for position in reversed(steps):
         try:
-            shapes = manager.item_metadata(position)["state"]
-            like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), dict(shapes))
-            items = ocp.args.Composite(state=ocp.args.StandardRestore(like), about=ocp.args.JsonRestore())
-            restored = manager.restore(position, args=items)
-        except Exception as error:  # Orbax and tensorstore have many for a file that is cut short
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise UsageError(
-                f"checkpoint {directory / str(position)} is damaged; remove it to use another: {reason}"
-            ) from error
-    about = restored["about"]
-    if about["format"] > FORMAT:
-        raise UsageError(f"{directory}/{position} has format {about['format']}; this mpjax reads up to {FORMAT}")
-    return position, restored["state"], about
+            found = position, *_read(directory, position)
+        except Damaged as fault:
+            faults.append(fault)
+            continue
+        for fault in faults:
+            warnings.warn(f"{fault}; going on with {directory / str(position)}", CheckpointWarning, stacklevel=2)
+        return found
+    raise faults[0]
+
+
+def set_aside(directory: pathlib.Path, after: int) -> None:
+    """Renames checkpoints later than `after` to `POSITION.damaged`, so that others can be written in their place."""
+    for position in complete_checkpoints(directory):
+        if position > after:
+            aside = directory / f"{position}.damaged"
+            shutil.rmtree(aside, ignore_errors=True)
+            (directory / str(position)).rename(aside)
+
+
+class Damaged(UsageError):
+    """A checkpoint that is not what was saved."""
+
+
+def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray], dict]:
+    """Arrays by path, and the description.
+
+    Raises:
+      Damaged: it is not what was saved.
+      UsageError: a later version of mpjax wrote it.
+    """
+    folder = directory.resolve() / str(position)
+    try:
+        about = _description(folder)
+        version = int(about["format"])
+        arrays, faults = {}, []
+        if version <= FORMAT:
+            # Not through a CheckpointManager, which reads the scores of all checkpoints.
+            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+                shapes = dict(reader.metadata(folder / "state").item_metadata)
+                like = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+                arrays = reader.restore(folder / "state", args=ocp.args.StandardRestore(like))
+            faults = _faults(arrays, about)
+    except Exception as error:  # Orbax and tensorstore have many for a file that is cut short
+        faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
+        arrays, about, version = {}, {}, FORMAT
+    if version > FORMAT:
+        raise UsageError(f"{directory}/{position} has format {version}; this mpjax reads up to {FORMAT}")
+    if faults:
+        shown = ", ".join(faults[:3]) + (f" and {len(faults) - 3} more" if faults[3:] else "")
+        raise Damaged(f"checkpoint {directory / str(position)} is damaged ({shown}); remove it to use another")
+    return arrays, about
+
+
+def _description(folder: pathlib.Path) -> dict[str, Any]:
+    """What `JsonSave` wrote of a checkpoint."""
+    (file,) = (folder / "about").glob("metadata*")
+    return json.loads(file.read_text())
+
+
+def _faults(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> list[str]:
+    """What is not as it was saved."""
+    if "digest" not in about:
+        return [] if about["format"] == 1 else ["its description has no digest"]
+    if digest_of(about) != about["digest"]:
+        return ["its description is another than was saved"]
+    return [f"{name} is another than was saved" for name in damaged(arrays, about["checksums"])]
 
 
 @contextlib.contextmanager
@@ -116,14 +180,39 @@ def _written_to(directory: pathlib.Path) -> Iterator[None]:
         raise OSError(errno.ENOSPC if full else errno.EIO, reason, str(directory)) from error
 
 
-def _choose(manager: ocp.CheckpointManager, steps: list[int], which: str) -> int:
-    if which == "latest":
-        return steps[-1]
+def _choose(directory: pathlib.Path, steps: list[int], which: str) -> int:
     if which == "best":
-        return max(steps, key=lambda step: (_score(manager.metrics(step)), step))
+        return max(steps, key=lambda step: (_stored_score(directory, step), step))
     if not which.isdecimal() or int(which) not in steps:
         raise UsageError(f"no checkpoint '{which}': wanted latest, best or one of {', '.join(map(str, steps))}")
     return int(which)
+
+
+def _stored_score(directory: pathlib.Path, position: int) -> float:
+    """The score that a checkpoint was saved with; that of none if neither file that has it can be read."""
+    unreadable = OSError, ValueError, KeyError, TypeError
+    with contextlib.suppress(*unreadable):
+        about = _description(directory / str(position))
+        if digest_of(about) == about["digest"]:
+            return float(about["score"])
+    with contextlib.suppress(*unreadable):
+        return float(json.loads(_scores(directory, position).read_text())["score"])
+    return NOT_MEASURED
+
+
+def _scores(directory: pathlib.Path, position: int) -> pathlib.Path:
+    return directory / str(position) / "metrics" / "metrics"
+
+
+def _write_lost_scores(directory: pathlib.Path) -> None:
+    """Writes the files of scores anew that cannot be read: Orbax reads them all, and would stop at the first."""
+    for position in complete_checkpoints(directory):
+        file = _scores(directory, position)
+        try:
+            float(json.loads(file.read_text())["score"])
+        except (OSError, ValueError, KeyError, TypeError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"score": _stored_score(directory, position)}))
 
 
 def _score(metrics: Any) -> float:

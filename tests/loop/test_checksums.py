@@ -1,0 +1,59 @@
+"""Checksums: the same on device and host, and another for anything that changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpjax.loop.checksums import checksums_of, damaged, digest_of
+
+
+DTYPES = ["float32", "bfloat16", "float16", "int32", "uint8", "bool", "float8_e4m3fn", "int8", "uint32"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 5), (4096,), (3, 4099), (4093,), (4094,)])
+def test_device_and_host_agree(dtype, shape):
+    array = jax.random.normal(jax.random.key(0), shape).astype(dtype)
+    assert damaged({"w": np.asarray(array)}, checksums_of({"w": array})) == []
+
+
+def test_eight_byte_numbers_are_two_words():
+    with jax.enable_x64(True):
+        array = jnp.linspace(0, 1, 5000, dtype=jnp.float64)
+        assert damaged({"w": np.asarray(array)}, checksums_of({"w": array})) == []
+
+
+def test_the_sums_by_hand():
+    assert checksums_of({"w": np.array([1, 2, 3], np.int32)}) == {"w": "int32[3] 000000060000000e"}
+    assert checksums_of({"w": np.array([-1, 1], np.int32)}) == {"w": "int32[2] 0000000000000001"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 3 * 4096 * 4 - 1), st.integers(0, 7))
+def test_any_flipped_bit_is_found(byte, bit):
+    flipped = bytearray(WORDS.tobytes())
+    flipped[byte] ^= 1 << bit
+    assert damaged({"w": np.frombuffer(bytes(flipped), WORDS.dtype)}, SUMS) == ["w"]
+
+
+WORDS = np.random.default_rng(0).normal(size=3 * 4096).astype(np.float32)
+SUMS = checksums_of({"w": WORDS})
+
+
+def test_exchanged_words_other_dtypes_shapes_and_names_are_found():
+    exchanged = WORDS.copy()
+    exchanged[[0, 5000]] = exchanged[[5000, 0]]
+    for other in (exchanged, WORDS.view(np.int32), WORDS.reshape(3, 4096)):
+        assert damaged({"w": other}, SUMS) == ["w"]
+    assert damaged({"v": WORDS}, SUMS) == ["v", "w"]
+
+
+def test_a_digest_is_of_all_but_itself():
+    about = {"a": 1, "b": {"c": [1.5, None]}}
+    digest = digest_of(about)
+    assert digest_of({**about, "digest": digest}) == digest
+    assert digest_of({"b": {"c": [1.5, None]}, "a": 1}) == digest
+    assert digest_of({**about, "a": 2}) != digest
