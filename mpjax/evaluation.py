@@ -13,7 +13,7 @@ from mpjax.config.changes import changes
 from mpjax.config.evaluation import Evaluation
 from mpjax.config.finished import config_of_run, with_policy
 from mpjax.config.folders import data_folder
-from mpjax.config.load import CONFIG_FILE
+from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.checkpoint import read_checkpoint
 from mpjax.loop.restore import adopt
@@ -36,7 +36,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     """
     # Settings: the run's own, but for what is asked otherwise
     folder = pathlib.Path(settings.run)
-    config = config_of_run(folder)
+    config = config_of_run(folder, trust_code=settings.trust_code)
     if settings.policy:
         config = with_policy(config, settings.policy)
     if settings.split:
@@ -89,7 +89,7 @@ def trained_state(
       UsageError: no such checkpoint.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
-    if others := list(changes(about["config"], to_toml(config_of_run(folder)))):
+    if others := list(changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))):
         warnings.warn(
             f"checkpoint {position} of {folder} was written under other settings than its {CONFIG_FILE} has: "
             + "; ".join(f"{name} {old}, not {new}" for name, old, new in others),

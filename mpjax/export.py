@@ -22,7 +22,7 @@ def export_run(settings: Export) -> PretrainedReport:
       UsageError: no run, no such checkpoint, or a layout that the model does not have.
     """
     folder = pathlib.Path(settings.run)
-    config = config_of_run(folder)
+    config = config_of_run(folder, trust_code=settings.trust_code)
     if settings.ema and not config.training.ema:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
     plan = plan_precision(config.precision)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import shlex
 from collections.abc import Callable
 
 import jax
@@ -40,7 +41,7 @@ def diagnose_run(settings: Inquiry) -> Diagnosis | Fastest:
       UsageError: no run, no such step, or a bad policy.
     """
     folder = pathlib.Path(settings.run)
-    config = config_of_run(folder)
+    config = config_of_run(folder, trust_code=settings.trust_code)
     parts = make_parts(config)
     if settings.loss_scale < 0:
         raise UsageError(f"--loss_scale {settings.loss_scale:g}: wanted a positive number, or 0 for the run's own")
@@ -83,7 +84,7 @@ def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.
     found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
     found = in_view_of_float32(found, config, state, number, diverged=True)
     page = write(found, folder, number)
-    again = f"python scripts/diagnose.py --run {folder} --step {number}"
+    again = shlex.join(["python", "scripts/diagnose.py", "--run", str(folder), "--step", str(number)])
     return f"{_first_bad_layer(found)}{found}\nsee {page}, and again: {again}"
 
 

@@ -8,7 +8,17 @@ from mpjax.config.save import to_toml
 from mpjax.config.schema import Config
 
 
-_ELSEWHERE = ("output_dir", "resume", "profile", "cache_dir", "steps", "data.data_dir", "loop.", "report.")
+_ELSEWHERE = (
+    "output_dir",
+    "resume",
+    "trust_code",
+    "profile",
+    "cache_dir",
+    "steps",
+    "data.data_dir",
+    "loop.",
+    "report.",
+)
 """What a run may go on with without being another: where things are, how long, how often."""
 
 

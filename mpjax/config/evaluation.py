@@ -20,6 +20,8 @@ class Evaluation:
     """Split to evaluate on; empty: the run's own test split."""
     ema: bool = False
     """Evaluate the moving average of the parameters."""
+    trust_code: bool = False
+    """Execute code outside mpjax that the run names: a model, a function for its data."""
     json: bool = False
     """Print one JSON object instead of lines."""
 

@@ -21,6 +21,8 @@ class Export:
     """Write the moving average of the parameters."""
     layout: Literal["mpjax", "huggingface", "timm"] = "mpjax"
     """Whose names and arrangement the file has; the other libraries' for the models that they have too."""
+    trust_code: bool = False
+    """Execute code outside mpjax that the run names: a model, a function for its data."""
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
     """Of the parameters in the file; empty: as the run stores them."""
 

@@ -5,18 +5,25 @@ import pathlib
 
 from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.schema import Config
+from mpjax.config.trust import require_trust
 from mpjax.errors import UsageError
 
 
-def config_of_run(folder: pathlib.Path) -> Config:
+def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
     """The settings that a run left in its folder.
 
+    Args:
+      folder: of the run.
+      trust_code: whether code that it names may be executed.
+
     Raises:
-      UsageError: there is no run.
+      UsageError: there is no run, or it names code outside mpjax that is not trusted.
     """
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
-    return from_toml(folder / CONFIG_FILE)
+    config = from_toml(folder / CONFIG_FILE)
+    require_trust(config, folder, trusted=trust_code)
+    return config
 
 
 def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:

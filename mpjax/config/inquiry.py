@@ -25,6 +25,8 @@ class Inquiry:
     search: Literal["repair", "fastest", "none"] = "repair"
     """`repair`: look for the smallest set of modules to keep in float32 that repairs the step, and verify it;
     `fastest`: instead of a diagnosis, the policy that leaves most to half precision within the tolerance."""
+    trust_code: bool = False
+    """Execute code outside mpjax that the run names: a model, a function for its data."""
     json: bool = False
     """Print one JSON object instead of text."""
 

@@ -12,6 +12,7 @@ import tyro
 
 from mpjax.config.durations import Duration
 from mpjax.config.schema import Config
+from mpjax.config.trust import is_of_a_run, require_trust
 from mpjax.errors import UsageError
 
 
@@ -38,15 +39,22 @@ def load(argv: Sequence[str], *, prog: str = "train.py") -> Config:
       SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
     """
     files, flags = split_config_files(argv)
-    from_files = [flag for file in files for flag in _checked_flags(pathlib.Path(file), prog)]
+    paths = [pathlib.Path(file) for file in files]
+    from_files = [flag for path in paths for flag in _checked_flags(path, prog)]
     config = _parse([*from_files, *flags], prog)
+    runs = [path for path in paths if is_of_a_run(path)]
     if config.resume:
         if not config.output_dir:
             raise UsageError("--resume needs --output_dir: the folder of the run to go on with")
         own = pathlib.Path(config.output_dir).expanduser() / CONFIG_FILE
         if own.exists():
             config = _parse([*_checked_flags(own, prog), *from_files, *flags], prog)
-    return config
+            runs.append(own)
+    if runs:
+        written = [flag for path in paths if path not in runs for flag in _checked_flags(path, prog)]
+        said = _parse([*written, *flags], prog)
+        require_trust(config, runs[-1].parent, trusted=said.trust_code, said=said)
+    return dataclasses.replace(config, trust_code=False)  # said once, for this command
 
 
 def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -142,10 +150,10 @@ def _parse(flags: list[str], prog: str) -> Config:
     return tyro.cli(Config, args=flags, prog=prog, description=DESCRIPTION, use_underscores=True)
 
 
-def from_toml(file: pathlib.Path) -> Config:
+def from_toml(file: str | pathlib.Path) -> Config:
     """The settings of one TOML file, over the defaults.
 
     Raises:
       UsageError: as `load`.
     """
-    return load(["--config", str(file)])
+    return _parse(_checked_flags(pathlib.Path(file), "train.py"), "train.py")

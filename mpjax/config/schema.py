@@ -289,6 +289,9 @@ class Config:
     """Folder of the run, new or with --resume; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False
     """Go on from the last checkpoint in output_dir, with its settings where no others are given."""
+    trust_code: bool = False
+    """Execute code outside mpjax that the settings of a stored run name (--resume, or --config of a run's file): a
+    model, a function for its data. What this command line names itself needs it not."""
     profile: bool = False
     """Trace calls 6 to 10 into the run's tensorboard folder, for TensorBoard's profile plugin and XProf."""
     cache_dir: str = ""

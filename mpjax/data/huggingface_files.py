@@ -1,7 +1,9 @@
 """From `hf:...` to the splits of a Hugging Face data set: in a file, in a folder, in their cache or on their hub."""
 
 import contextlib
+import json
 import pathlib
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,9 +135,10 @@ def _explained(what: str, error: Exception) -> UsageError:
     cause = f" ({error.__cause__})" if error.__cause__ else ""
     message = f"data set '{NAME}:{what}': {str(error).strip()}{cause}"
     if isinstance(error, ConnectionError):
+        code = f'import datasets; datasets.load_dataset({_arguments(what)}).save_to_disk("DIR")'
         message += (
             f"; there is no file or folder of that name, and the hub cannot be reached. Where there is network, write\n"
-            f"  python -c \"import datasets; datasets.load_dataset({_arguments(what)}).save_to_disk('DIR')\"\n"
+            f"  {shlex.join(['python', '-c', code])}\n"
             f"then copy DIR here and write --data.name {NAME}:DIR"
         )
     elif isinstance(error, FileNotFoundError):
@@ -147,7 +150,8 @@ def _explained(what: str, error: Exception) -> UsageError:
 
 def _arguments(what: str) -> str:
     name, config = what.rsplit("/", 1) if what.count("/") > 1 else (what, "")
-    return f"'{name}', '{config}'" if config else f"'{name}'"
+    # JSON's texts are Python's too; in double quotes the shell's single ones around them stay legible.
+    return ", ".join(json.dumps(text) for text in (name, config) if text)
 
 
 @contextlib.contextmanager

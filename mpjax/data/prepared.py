@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,7 +137,8 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
         f"prepared there: {', '.join(prepared) or 'none'}; always there: {', '.join(_GENERATED)}, "
         f"synthetic:32x32x3:10; others: folder:PATH, hf:PATH, hf:OWNER/NAME.\n"
         "To prepare it, on a machine with network:\n"
-        f"  pip install tensorflow tensorflow-datasets && tfds build {name} --file_format={_FORMAT} --data_dir DIR\n"
+        "  pip install tensorflow tensorflow-datasets && "
+        f"tfds build {shlex.quote(name)} --file_format={_FORMAT} --data_dir DIR\n"
         f"then copy DIR/{name} to {data_dir / name}, or write --data.data_dir DIR"
     )
 

@@ -93,7 +93,7 @@ def test_a_file_that_is_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("owner/set", "'owner/set'"), ("owner/set/part", "'owner/set', 'part'"), ("set", "'set'")]
+    ("name", "arguments"), [("owner/set", '"owner/set"'), ("owner/set/part", '"owner/set", "part"'), ("set", '"set"')]
 )
 def test_no_network(name, arguments, monkeypatch):
     def load_dataset(*_):
@@ -103,7 +103,7 @@ def test_no_network(name, arguments, monkeypatch):
     with pytest.raises(UsageError) as raised:
         load_splits(name)
     assert f"data set 'hf:{name}': Couldn't reach it; there is no file or folder of that name" in str(raised.value)
-    assert f"datasets.load_dataset({arguments}).save_to_disk('DIR')" in str(raised.value)
+    assert f'datasets.load_dataset({arguments}).save_to_disk("DIR")\'' in str(raised.value)
 
 
 def test_names_and_configurations(monkeypatch):

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.hub import download
@@ -49,13 +50,14 @@ def _safe(file: pathlib.Path) -> pathlib.Path:
 
 def _conversion(pickle: pathlib.Path) -> str:
     """The line that makes safetensors of a PyTorch pickle, by PyTorch's reader that runs no code."""
-    into = str(pickle.with_suffix(".safetensors"))
+    # JSON's texts are Python's too; in double quotes the shell's single ones around them stay legible.
+    file, into = json.dumps(str(pickle)), json.dumps(str(pickle.with_suffix(".safetensors")))
     code = (
         f"import torch, safetensors.torch as s; "
-        f"w = torch.load({str(pickle)!r}, map_location='cpu', weights_only=True); "
-        f"s.save_file({{k: v.clone().contiguous() for k, v in w.get('state_dict', w).items()}}, {into!r})"
+        f'w = torch.load({file}, map_location="cpu", weights_only=True); '
+        f's.save_file({{k: v.clone().contiguous() for k, v in w.get("state_dict", w).items()}}, {into})'
     )
-    return f'convert it once, where PyTorch is installed:\n  python -c "{code}"'
+    return f"convert it once, where PyTorch is installed:\n  {shlex.join(['python', '-c', code])}"
 
 
 def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -73,7 +75,7 @@ def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
     if (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir():
         raise UsageError(
             f"{folder} is a run of mpjax; write its weights to a file first:\n"
-            f"  python scripts/export.py --run {folder} --output {folder / SINGLE}"
+            f"  {shlex.join(['python', 'scripts/export.py', '--run', str(folder), '--output', str(folder / SINGLE)])}"
         )
     raise UsageError(f"no safetensors in {folder}: wanted {SINGLE}, or {INDEX} with its parts")
 

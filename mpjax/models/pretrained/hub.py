@@ -1,6 +1,7 @@
 """Weights from the Hugging Face hub: safetensors and the model's settings, nothing else."""
 
 import pathlib
+import shlex
 
 from mpjax.errors import UsageError
 
@@ -35,5 +36,5 @@ def _by_hand(name: str) -> str:
     folder = name.rpartition("/")[2]
     return (
         "or fetch it by hand on a machine with network, and give the folder in place of the id:\n"
-        f'  hf download {name} --include "*.safetensors" "*.json" --local-dir {folder}'
+        f'  hf download {shlex.quote(name)} --include "*.safetensors" "*.json" --local-dir {shlex.quote(folder)}'
     )

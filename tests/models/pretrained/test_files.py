@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-import re
+import shlex
 import subprocess
 import sys
 
@@ -58,7 +58,8 @@ def test_a_pickle_is_refused_with_the_line_that_converts_it(tmp_path, name):
     for path in (tmp_path / name, tmp_path):
         with pytest.raises(UsageError, match=r"is a pickle, which can run any code .*convert it once") as raised:
             find_files(path)
-        assert f"torch.load('{tmp_path / name}', map_location='cpu', weights_only=True)" in str(raised.value)
+        code = shlex.split(str(raised.value).splitlines()[-1])[2]
+        assert f'torch.load("{tmp_path / name}", map_location="cpu", weights_only=True)' in code
 
 
 @pytest.mark.slow
@@ -69,9 +70,22 @@ def test_the_line_that_converts_a_pickle_does_so(tmp_path):
     torch.save({"state_dict": {"a": tied, "b": tied}}, tmp_path / "a.bin")
     with pytest.raises(UsageError) as raised:
         find_files(tmp_path / "a.bin")
-    code = re.search(r'python -c "(.*)"$', str(raised.value)).group(1)
+    code = shlex.split(str(raised.value).splitlines()[-1])[2]
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
     assert find_files(tmp_path / "a.safetensors") == [tmp_path / "a.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "name", ["$(touch pwned).bin", "a b.bin", "it's.pt", '`touch pwned`".pth', "a;touch pwned.ckpt"]
+)
+def test_a39_a_shell_that_is_given_the_line_runs_nothing_of_a_file_s_name(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(UsageError) as raised:
+        find_files(tmp_path / name)
+    line = str(raised.value).splitlines()[-1].replace("python -c", "printf %s", 1)
+    printed = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert json.dumps(str(tmp_path / name)) in printed
+    assert not (tmp_path / "pwned").exists()
 
 
 def test_a_run_of_mpjax_is_refused_with_the_line_that_exports_it(tmp_path):
