@@ -5,6 +5,8 @@ import math
 import re
 from typing import Literal
 
+from mpjax.errors import UsageError
+
 
 Unit = Literal["steps", "examples", "epochs"]
 
@@ -17,6 +19,9 @@ _UNITS: dict[str, Unit] = {
     "epochs": "epochs",
     "epoch": "epochs",
 }
+
+
+_MOST_STEPS = 2**31 - 1  # steps are counted in int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +40,14 @@ class Duration:
         Args:
           batch_size: examples per step.
           steps_per_epoch: steps per pass over the training set.
+
+        Raises:
+          UsageError: it is more steps than a run can count.
         """
         per_unit = {"steps": 1.0, "examples": 1.0 / batch_size, "epochs": float(steps_per_epoch)}
         steps = self.amount * per_unit[self.unit]
+        if steps > _MOST_STEPS:
+            raise UsageError(f"a duration of {self} is {steps:.3g} steps: wanted at most {_MOST_STEPS:,}")
         return max(1, round(steps)) if steps > 0 else 0
 
 

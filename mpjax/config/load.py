@@ -118,6 +118,8 @@ def _flatten(table: dict, section: object, prefix: str) -> Iterator[str]:
     for key, value in table.items():
         name = f"--{prefix}{key}"
         default = getattr(section, key, None)
+        if isinstance(value, str) and "\0" in value:
+            raise UsageError(f"{prefix}{key} is {value!r}: wanted a text without NUL")
         if wanted := _other_kind(value, default):
             raise UsageError(f"{prefix}{key} is {value!r}: wanted {wanted}")
         if isinstance(default, dict):

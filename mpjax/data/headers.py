@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from PIL import Image
 
+from mpjax.data.images import decoding, require_regular
 from mpjax.errors import UsageError
 
 
@@ -52,13 +53,15 @@ def _headers(images: Iterable[bytes | str], called: str) -> tuple[set[tuple[int,
     sizes, modes = set(), set()
     for stored in images:
         where = stored if isinstance(stored, str) else called
-        try:
-            with Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored) as picture:
-                sizes.add(picture.size)
-                modes.add(picture.mode)
-                mode = picture.mode
-        except OSError as error:
-            raise UsageError(f"{where}: no image that Pillow can read: {error}; repair or remove it") from error
+        if isinstance(stored, str):
+            require_regular(stored)
+        with (
+            decoding(stored, called),
+            Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored) as picture,
+        ):
+            sizes.add(picture.size)
+            modes.add(picture.mode)
+            mode = picture.mode
         if mode.startswith(_DEEP):
             raise UsageError(
                 f"{where}: more than 8 bits per channel (Pillow's mode {mode}); wanted 8-bit images; convert them"

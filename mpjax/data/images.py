@@ -1,8 +1,11 @@
 """Images on the host: decode what is stored, cut a part out and bring it to size."""
 
+import contextlib
 import io
+import os
+import stat
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from PIL import Image
@@ -27,11 +30,22 @@ class FileBytes(bytes):
 
     @classmethod
     def read(cls, path: str) -> "FileBytes":
-        """The file at `path`."""
+        """The file at `path`.
+
+        Raises:
+          UsageError: it is no regular file: to read a pipe would wait forever.
+        """
+        require_regular(path)
         with open(path, "rb") as file:
             content = cls(file.read())
         content.path = path
         return content
+
+
+def require_regular(path: str) -> None:
+    """Raises UsageError where `path` is a pipe, a socket or a device."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise UsageError(f"{path}: no regular file; wanted an image; remove it from the folder")
 
 
 def name_of(stored: object) -> str:
@@ -103,10 +117,8 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
     if channels not in _MODES:
         raise UsageError(f"image: {channels} channels; only images of 1, 3 or 4 are resized; write --data.image_size 0")
     if isinstance(stored, bytes):
-        try:
+        with decoding(stored):
             return Image.open(io.BytesIO(stored))
-        except OSError as error:
-            raise _undecodable(stored, error) from error
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
             f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] is resized; "
@@ -116,7 +128,7 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
 
 
 def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) -> Image.Image:
-    try:
+    with decoding(stored):
         picture.load()
         if picture.mode == _MODES[channels]:
             return picture
@@ -129,8 +141,6 @@ def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) 
                 stacklevel=2,
             )
         return picture.convert(_MODES[channels])
-    except OSError as error:
-        raise _undecodable(stored, error) from error
 
 
 def _is_transparent(picture: Image.Image) -> bool:
@@ -143,10 +153,22 @@ def _is_transparent(picture: Image.Image) -> bool:
     return isinstance(lowest, int | float) and lowest < 255
 
 
-def _undecodable(stored: bytes | np.ndarray, error: OSError) -> UsageError:
-    path = name_of(stored)
-    advice = "repair or remove the file" if path else "prepare the data set again"
-    return UsageError(f"{path or 'image'}: cannot be decoded: {error}; {advice}")
+@contextlib.contextmanager
+def decoding(stored: object, called: str = "image") -> Iterator[None]:
+    """Names the image in whatever Pillow raises at a damaged one: errors of syntax, of struct, of its size and others.
+
+    Raises:
+      UsageError: says what is wrong with it.
+    """
+    try:
+        yield
+    except (UsageError, Warning, MemoryError):
+        raise
+    except Exception as error:
+        path = stored if isinstance(stored, str) else name_of(stored)
+        advice = "repair or remove the file" if path else "prepare the data set again"
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"{path or called}: cannot be decoded: {reason}; {advice}") from error
 
 
 def _pixels(picture: Image.Image) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from mpjax.data.examples import Example, Examples
-from mpjax.data.images import name_of
+from mpjax.data.images import decoding, name_of
 from mpjax.errors import UsageError
 
 
@@ -26,11 +26,9 @@ def class_numbers(stored: Any) -> Any:
     """
     if not isinstance(stored, bytes):
         return stored
-    try:
+    with decoding(stored, "mask"):
         picture = Image.open(io.BytesIO(stored))
         pixels = np.asarray(picture)
-    except OSError as error:
-        raise UsageError(f"{name_of(stored) or 'mask'}: cannot be decoded: {error}; repair or remove it") from error
     if pixels.ndim != 2:
         raise UsageError(
             f"{name_of(stored) or 'mask'}: a colour image (Pillow's mode {picture.mode}); wanted one channel of class "

@@ -1,5 +1,6 @@
 """Rules: which modules a pattern covers, which rule decides each module, and which rule decides none."""
 
+import collections
 import difflib
 import fnmatch
 import glob
@@ -30,7 +31,8 @@ class Rules(Mapping[str, Any]):
     def __init__(self, rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
         items = rules.items() if isinstance(rules, Mapping) else rules
         pairs = tuple((_checked(pattern), value) for pattern, value in items)
-        if repeated := {p for p, _ in pairs if sum(p == other for other, _ in pairs) > 1}:
+        counts = collections.Counter(pattern for pattern, _ in pairs)
+        if repeated := {pattern for pattern, count in counts.items() if count > 1}:
             raise UsageError(f"rule given twice: {', '.join(sorted(repeated))}")
         self._rules = dict(pairs)
 
@@ -63,6 +65,9 @@ def _checked(pattern: Any) -> str:
 def is_norm(types: Iterable[str]) -> bool:
     """Whether class names (a class and its bases) are those of a normalisation layer."""
     return not NORM_TYPES.isdisjoint(types)
+
+
+_MOST_SHOWN = 20
 
 
 def covers(pattern: str, lineage: Lineage) -> bool:
@@ -117,9 +122,12 @@ def decide(
     """
     lineages = tuple(lineages)
     decided = {lineage[-1][0]: winner(rules, lineage) for lineage in lineages}
-    idle = [p for p in rules if p not in decided.values() and p.lower() != NORM]
+    deciding = set(decided.values())
+    idle = [p for p in rules if p not in deciding and p.lower() != NORM]
     if idle:
-        raise UsageError("\n".join(_why_idle(pattern, rules, lineages, second_names) for pattern in idle))
+        reasons = [_why_idle(pattern, rules, lineages, second_names) for pattern in idle[:_MOST_SHOWN]]
+        more = [f"and {len(idle) - _MOST_SHOWN} more rules"] if idle[_MOST_SHOWN:] else []
+        raise UsageError("\n".join(reasons + more))
     return decided
 
 

@@ -1,6 +1,7 @@
 """How a run's files are written: whole records, whole files, and errors that name the file."""
 
 import contextlib
+import errno
 import io
 import os
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ class AppendFile:
           OSError: names the file.
         """
         with naming(self.path):
+            if os.fstat(self._file.fileno()).st_nlink == 0:  # what is written now goes nowhere
+                raise FileNotFoundError(errno.ENOENT, "it was deleted while it was written", str(self.path))
             while record:
                 record = record[self._file.write(record) :]
 

@@ -82,7 +82,7 @@ def _rewind(path: Path, step: int) -> float:
     content = b"".join(line for line, _ in kept)
     if len(content) != path.stat().st_size:
         write_atomically(path, content)
-    return kept[-1][1]["time"] if kept else 0.0
+    return kept[-1][1].get("time", 0.0) if kept else 0.0
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -94,7 +94,11 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if not line.endswith(b"\n"):
                 raise ValueError("no newline")
             record = strict_json.decode(line.decode())
-        except ValueError as error:
+            for name, kind in (("step", int), ("time", int | float)):
+                value = record.get(name, 0.0 if name == "time" else None)
+                if not isinstance(value, kind) or isinstance(value, bool):
+                    raise ValueError(f"{name} is {value!r}, not a number")
+        except (ValueError, RecursionError) as error:
             if number == len(lines):  # torn: the run was killed while it wrote
                 return
             raise UsageError(f"{path}, line {number} is damaged ({error}): mend or delete that line") from error

@@ -3,6 +3,7 @@
 import pytest
 
 from mpjax.config.durations import Duration, parse_duration
+from mpjax.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,13 @@ def test_part_of_a_step_and_infinity_are_refused(text):
 )
 def test_in_steps_of_64_examples_and_epochs_of_22_steps(text, steps):
     assert parse_duration(text).in_steps(64, 22) == steps
+
+
+@pytest.mark.parametrize("text", ["1e300 epochs", "2147483648", "1e20 examples"])
+def test_more_steps_than_int32_counts_are_refused(text):
+    with pytest.raises(UsageError, match="steps: wanted at most 2,147,483,647"):
+        parse_duration(text).in_steps(8, 100)
+
+
+def test_as_many_as_int32_counts_are_not():
+    assert parse_duration("2147483647").in_steps(8, 100) == 2**31 - 1

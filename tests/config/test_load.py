@@ -132,3 +132,19 @@ def test_a_damaged_config_of_the_run_is_named(file, tmp_path):
 def test_resuming_needs_to_know_the_run():
     with pytest.raises(UsageError, match="--resume needs --output_dir: the folder of the run to go on with"):
         load(["--resume"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty; wanted settings"),
+        (" \n\t", "it is empty; wanted settings"),
+        ("a = " + "[" * 100_000, "is not TOML: "),
+        ("a." * 5_000 + "b = 1", "is not TOML: "),
+        ('output_dir = "a\\u0000b"', r"output_dir is 'a\\x00b': wanted a text without NUL"),
+    ],
+)
+def test_files_that_hold_no_settings_are_refused(tmp_path, text, says):
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(UsageError, match=says):
+        load(["--config", str(tmp_path / "a.toml")])

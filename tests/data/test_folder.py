@@ -152,7 +152,7 @@ def test_litter_of_file_managers_is_passed_over(pets):
 
 def test_a_file_that_is_no_image_by_its_content(pets):
     (pets / "train/cat/3.png").write_text("x")
-    refused("train/cat/3.png: no image that Pillow can read", pets)
+    refused("train/cat/3.png: cannot be decoded", pets)
 
 
 def test_a_broken_file_is_named_when_it_is_read(pets):

@@ -1,11 +1,17 @@
+import contextlib
 import io
+import os
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
-from mpjax.data.images import centre, decode, random_part, resize, size_of
+from mpjax.data.images import FileBytes, centre, decode, random_part, resize, size_of
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -119,3 +125,47 @@ def test_what_is_opaque_everywhere_loses_nothing(picture):
         warnings.simplefilter("error")
         decode(encoded(picture), 3)
         decode(encoded(transparent("RGBA")), 4)
+
+
+def png(width, height):
+    """A PNG whose header says so, with no pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    return b"\x89PNG\r\n\x1a\n" + chunk
+
+
+WHOLE = encoded(Image.new("RGB", (5, 7), (1, 2, 3)))
+DAMAGED = {
+    "a bomb": png(60_000, 60_000),
+    "no pixels": png(5, 7),
+    "a short header": WHOLE[:8] + struct.pack(">I", 4) + b"IHDR" + b"\0\0\0\5",
+    "a broken chunk": WHOLE[:50] + b"\xff" * 8 + WHOLE[58:],
+    "cut short": WHOLE[:-30],
+    "empty": b"",
+    "text": b"not an image",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_image_is_named(content, tmp_path):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(UsageError, match="a.png: cannot be decoded: .*; repair or remove the file"):
+        decode(FileBytes.read(str(tmp_path / "a.png")), 3)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="a.png: no regular file; wanted an image; remove it"):
+        FileBytes.read(str(tmp_path / "a.png"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP"]), st.data())
+def test_whatever_the_bytes_of_an_image_it_is_decoded_or_refused(form, data):
+    content = bytearray(encoded(Image.new("RGB", (5, 7), (1, 2, 3)), form))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = bytes(content[: data.draw(st.integers(0, len(content)))])
+    with warnings.catch_warnings(), contextlib.suppress(UsageError):
+        warnings.simplefilter("ignore")
+        assert decode(content, 3).shape[2:] == (3,)

@@ -1,5 +1,7 @@
 """U-Net's numbers are those of a PyTorch one with its weights and statistics."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,7 +96,7 @@ def pair():
     ("size", "training"), [((16, 12), False), ((13, 10), False), ((1, 3), False), ((13, 10), True)]
 )
 def test_logits_equal_pytorchs(pair, size, training):
-    ours, theirs = nnx.clone(pair[0]), pair[1]
+    ours, theirs = nnx.clone(pair[0]), copy.deepcopy(pair[1])  # training changes their statistics
     ours.set_attributes(use_running_average=not training)
     theirs.train(training)
     images = np.random.default_rng(1).standard_normal((2, *size, 3), np.float32)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 
 import pytest
 
@@ -114,3 +115,32 @@ def test_a_damaged_line_is_named(tmp_path):
     path.write_text('{"step": 1}\nrubbish\n{"step": 3}\n')
     with pytest.raises(UsageError, match=r"metrics\.jsonl, line 2 is damaged"):
         read_metrics(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        '{"step": null, "time": 1}',
+        '{"step": 1, "time": null}',
+        '{"step": true, "time": 1}',
+        '{"step": "1", "time": 1}',
+        "[" * 9999,
+    ],
+)
+def test_a_line_without_its_numbers_is_named(tmp_path, line):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{line}\n{{"step": 2, "time": 2.0}}\n')
+    with pytest.raises(UsageError, match="metrics.jsonl, line 1 is damaged .*: mend or delete that line"):
+        read_metrics(file)
+    file.write_text(f'{{"step": 2, "time": 2.0}}\n{line}\n')
+    assert [record["step"] for record in read_metrics(file)] == [2]
+
+
+def test_a_file_that_is_deleted_while_it_is_written_is_an_error_that_names_it(tmp_path):
+    writer = jsonl_writer(tmp_path / "run" / "metrics.jsonl")
+    writer.write(1, {"a": 1.0})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="deleted while it was written.*metrics.jsonl"):
+        writer.write(2, {"a": 1.0})
+    writer.close()

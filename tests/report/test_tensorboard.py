@@ -76,14 +76,15 @@ def test_a_metric_beyond_float32_is_infinite_not_an_error(tmp_path):
 def test_a_failed_write_names_the_file(tmp_path):
     writer = tensorboard_writer(tmp_path)
 
+    whole = writer._file._file
+
     class FullDisk:
+        fileno, close = whole.fileno, whole.close
+
         def write(self, record):
             raise OSError(28, "No space left on device")
 
-        def close(self):
-            pass
-
-    writer._file._file.close()
     writer._file._file = FullDisk()
     with pytest.raises(OSError, match=r"No space left.*tfevents"):
         writer.write(1, {"train/loss": 1.0})
+    whole.close()

@@ -83,7 +83,11 @@ def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
 def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
     try:
         names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        if strange := [
+            name for name in names if not isinstance(name, str) or not name or pathlib.PurePath(name).name != name
+        ]:
+            raise ValueError(f"{strange[0]!r} is no name of a file")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{folder / INDEX} is damaged ({error!r}); fetch it again") from error
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise UsageError(f"parts that {INDEX} names are not in {folder}: {', '.join(missing)}")

@@ -129,3 +129,10 @@ def test_what_can_only_be_an_id_is_asked_of_the_hub(saved, tmp_path, monkeypatch
     path = saved({"a": np.zeros(1)})
     monkeypatch.setattr(files, "download", {name: pathlib.Path(tmp_path)}.__getitem__)
     assert find_files(name) == [path]
+
+
+@pytest.mark.parametrize("named", [7, None, ["a"], "../a.safetensors", "/a.safetensors", ""])
+def test_an_index_that_names_no_files_is_damaged(tmp_path, named):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": named}}))
+    with pytest.raises(UsageError, match="model.safetensors.index.json is damaged .*; fetch it again"):
+        find_files(tmp_path)
