@@ -7,6 +7,7 @@ import io
 import pathlib
 import tomllib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tyro
 
@@ -113,12 +114,12 @@ def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
     return flags
 
 
-def _flatten(table: dict, section: object, prefix: str) -> Iterator[str]:
+def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[str]:
     """The flags of a table; `section` is the part of the default config that it is about, None if there is none."""
     for key, value in table.items():
         name = f"--{prefix}{key}"
         default = getattr(section, key, None)
-        if isinstance(value, str) and "\0" in value:
+        if "\0" in str(value):
             raise UsageError(f"{prefix}{key} is {value!r}: wanted a text without NUL")
         if wanted := _other_kind(value, default):
             raise UsageError(f"{prefix}{key} is {value!r}: wanted {wanted}")
