@@ -25,6 +25,10 @@ from mpjax.training.precision import plan_precision
 from mpjax.training.setup import Task, initial_state, make_task
 
 
+_OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")
+"""What a run seldom goes on with otherwise, unlike its learning rate or its policy."""
+
+
 def evaluate_run(settings: Evaluation) -> dict[str, float]:
     """Measures a checkpoint and prints the result.
 
@@ -89,10 +93,11 @@ def trained_state(
       UsageError: no such checkpoint.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
-    if others := list(changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))):
+    found = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
+    if others := [change for change in found if change[0].startswith(_OF_ONE_RUN)]:
         warnings.warn(
-            f"checkpoint {position} of {folder} was written under other settings than its {CONFIG_FILE} has: "
-            + "; ".join(f"{name} {old}, not {new}" for name, old, new in others),
+            f"checkpoint {position} of {folder} may be of another run: it was written under other settings than its "
+            f"{CONFIG_FILE} has: " + "; ".join(f"{name} {old}, not {new}" for name, old, new in others),
             CheckpointWarning,
             stacklevel=2,
         )

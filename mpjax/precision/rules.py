@@ -3,8 +3,10 @@
 import collections
 import difflib
 import fnmatch
+import functools
 import glob
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -76,8 +78,16 @@ def covers(pattern: str, lineage: Lineage) -> bool:
         return is_norm(lineage[-1][1])
     if pattern.startswith("type:"):
         wanted = pattern.removeprefix("type:")
-        return any(fnmatch.fnmatchcase(name, wanted) for _, types in lineage for name in types)
-    return any(fnmatch.fnmatchcase(path, pattern) for path, _ in lineage)
+        return any(_matcher(wanted)(name) for _, types in lineage for name in types)
+    return any(_matcher(pattern)(path) for path, _ in lineage)
+
+
+@functools.lru_cache(maxsize=32_768)
+def _matcher(pattern: str) -> Callable[[str], Any]:
+    """What says whether a text matches a glob: most patterns of large policies are none, and are compared."""
+    if any(char in pattern for char in "*?["):
+        return re.compile(fnmatch.translate(pattern)).match
+    return pattern.__eq__
 
 
 def winner(rules: Rules, lineage: Lineage) -> str | None:
