@@ -38,7 +38,7 @@ def diagnose(
 
     Args:
       model: an NNX module in the mode it is in (training or evaluation); it is left as it is, whatever its own dtypes.
-      loss_fn: `loss_fn(model, batch)`, a scalar.
+      loss_fn: `loss_fn(model, batch)`, a scalar, or a pair of it and more.
       batch: a pytree of arrays.
       policy: the policy in question, a `Policy` or what `get_policy` takes.
       loss_scale: what the loss is multiplied by before it is differentiated.
@@ -84,7 +84,8 @@ def diagnose_function(
     """As `diagnose`, for a function of parameters and batch under autocast: Flax linen, Haiku, Equinox, your own.
 
     Args:
-      loss_fn: `loss_fn(params, batch)`, a scalar. Its named scopes, which linen, Haiku and Equinox open, are the paths.
+      loss_fn: `loss_fn(params, batch)`, a scalar, or a pair of it and more. Its named scopes, which linen, Haiku and
+        Equinox open, are the paths.
       params: a pytree of arrays, differentiated.
       batch: a pytree.
       policy: as of `diagnose`; its casts are placed by `autocast`.

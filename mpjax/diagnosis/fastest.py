@@ -100,7 +100,7 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
 
     Args:
       model: as of `mpjax.diagnose`, in the mode it is in; it is left as it is.
-      loss_fn: `loss_fn(model, batch)`, a scalar.
+      loss_fn: `loss_fn(model, batch)`, a scalar, or a pair of it and more.
       batch: a pytree of arrays.
       tolerance: largest relative error of the loss, and largest share of a gradient's norm lost to zero.
 

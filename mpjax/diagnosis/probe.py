@@ -21,7 +21,7 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
 
     Args:
       model: an NNX module in the mode it is in; it is left as it is, whatever its own dtypes.
-      loss_fn: `loss_fn(model, batch)`, a scalar.
+      loss_fn: `loss_fn(model, batch)`, a scalar, or a pair of it and more.
       batch: a pytree of arrays.
       policy: under which the step is taken, float32 included.
       loss_scale: what the loss is multiplied by before it is differentiated, a number or an array.

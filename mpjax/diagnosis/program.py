@@ -88,7 +88,7 @@ def program_of_function(loss_fn: Callable, params, batch, policy: Policy) -> Pro
 def program_of(
     loss_of: Callable, params, others: Mapping[str, Any], *, before=None, ruled: Iterable[str] | None = None
 ) -> Program:
-    """The step of `loss_of(params, *others.values())`, a scalar, whose casts are in it already.
+    """The step of `loss_of(params, *others.values())`, a scalar or a pair of one, whose casts are in it already.
 
     Args:
       loss_of: a function of pytrees, of which arrays are traced.
@@ -107,9 +107,7 @@ def program_of(
         params, *rest = with_arrays(values)
 
         def scaled(params):
-            loss = jnp.asarray(loss_of(params, *rest))
-            if loss.shape or not is_floating(loss):
-                raise UsageError(f"the loss is to be a floating scalar, got {loss.dtype.name}{list(loss.shape)}")
+            loss = _loss_in(loss_of(params, *rest))
             return loss.astype(widest(loss.dtype, FLOAT32)) * scale
 
         loss, gradients = jax.value_and_grad(scaled, allow_int=True)(params)
@@ -136,6 +134,17 @@ def program_of(
         ),
         modules=tuple(path for path in around if path in ruled),
     )
+
+
+def _loss_in(result) -> jax.Array:
+    """The loss in what a loss function gives: a scalar, or a scalar and more, as with `has_aux=True`."""
+    loss = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+    if not (is_array(loss) or isinstance(loss, float)):
+        raise UsageError(f"the loss is to be a floating scalar, or a pair of it and more, got {type(result).__name__}")
+    loss = jnp.asarray(loss)
+    if loss.shape or not is_floating(loss):
+        raise UsageError(f"the loss is to be a floating scalar, got {loss.dtype.name}{list(loss.shape)}")
+    return loss
 
 
 def _prefixes(path: str) -> list[str]:

@@ -1,0 +1,39 @@
+"""The step that is diagnosed: what a loss function may give."""
+
+import jax.numpy as jnp
+import pytest
+
+from mpjax.diagnosis.program import program_of_function
+from mpjax.errors import UsageError
+from mpjax.precision import get_policy
+
+
+PARAMS, BATCH = {"w": jnp.ones((2, 2))}, {"x": jnp.ones((3, 2))}
+HALF = get_policy("mixed_float16")
+
+
+def loss(params, batch):
+    return jnp.mean(batch["x"] @ params["w"])
+
+
+@pytest.mark.parametrize("aux", [None, {"accuracy": jnp.float32(1)}, "text", (1, 2)])
+def test_a_loss_with_more_beside_it_is_that_loss(aux):
+    alone = program_of_function(loss, PARAMS, BATCH, HALF)
+    beside = program_of_function(lambda params, batch: (loss(params, batch), aux), PARAMS, BATCH, HALF)
+    assert str(beside.jaxpr) == str(alone.jaxpr)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ({"loss": 1.0}, "or a pair of it and more, got dict"),
+        (None, "got NoneType"),
+        ((1.0, 2.0, 3.0), "got tuple"),
+        (({"loss": 1.0}, 2.0), "got dict"),
+        (jnp.ones(3), r"a floating scalar, got float32\[3\]"),
+        (jnp.int32(1), r"a floating scalar, got int32\[\]"),
+    ],
+)
+def test_what_is_no_loss_is_an_error(result, says):
+    with pytest.raises(UsageError, match=says):
+        program_of_function(lambda params, batch: result, PARAMS, BATCH, HALF)
