@@ -1,9 +1,8 @@
 """Comparison of runs on one page: folders in, a table and a plot of where their curves part out."""
 
 import dataclasses
-import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpjax import strict_json
@@ -64,7 +63,7 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
         curves.evidence(groups[0], other, comparisons, band=settings.band, tolerance=settings.tolerance)
         for other, comparisons in zip(groups[1:], found, strict=True)
     ]
-    result = _plain(
+    result = strict_json.spelled(
         {
             "groups": [_described(g, runs) for g in groups],
             "comparisons": [_results(f) for f in found],
@@ -168,17 +167,6 @@ def _contrast(found: curves.Contrast) -> dict[str, Any]:
         "difference": found.difference,
         "bands": found.bands,
     }
-
-
-def _plain(value) -> Any:
-    """The same with numbers that JSON does not have as text."""
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _print(settings: Comparison, names: Sequence[str], groups: Sequence[curves.Group], found, says) -> None:

@@ -41,8 +41,10 @@ from mpjax.training.train_call import compile_calls, make_train_call
 
 
 CHECKPOINTS = "checkpoints"
-ENVIRONMENT_FILE = "environment.json"
 """The folder of checkpoints inside a run's folder."""
+
+ENVIRONMENT_FILE = "environment.json"
+"""With what the run was made, and by which process."""
 
 
 class Parts(NamedTuple):

@@ -17,7 +17,7 @@ def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Cal
       indent: spaces for each level.
       default: makes one of these of anything else.
     """
-    return json.dumps(_spell(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
+    return json.dumps(spelled(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
 
 
 def decode(text: str) -> dict[str, Any]:
@@ -40,11 +40,12 @@ def _read(value):
     return _SPELLED.get(value, value) if isinstance(value, str) else value
 
 
-def _spell(value):
+def spelled(value) -> Any:
+    """Returns `value` with NaN and the infinities in it as strings, mappings as dicts and tuples as lists."""
     if isinstance(value, Mapping):
-        return {name: _spell(each) for name, each in value.items()}
+        return {name: spelled(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_spell(each) for each in value]
+        return [spelled(each) for each in value]
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -132,6 +132,7 @@ def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray]
       UsageError: a later version of mpjax wrote it.
     """
     folder = directory.resolve() / str(position)
+    cause = None
     try:
         about = _description(folder)
         version = int(about["format"])
@@ -145,12 +146,14 @@ def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray]
             faults = _faults(arrays, about)
     except Exception as error:  # Orbax and tensorstore have many for a file that is cut short
         faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
-        arrays, about, version = {}, {}, FORMAT
+        arrays, about, version, cause = {}, {}, FORMAT, error
     if version > FORMAT:
         raise UsageError(f"{directory}/{position} has format {version}; this mpjax reads up to {FORMAT}")
     if faults:
         shown = ", ".join(faults[:3]) + (f" and {len(faults) - 3} more" if faults[3:] else "")
-        raise Damaged(f"checkpoint {directory / str(position)} is damaged ({shown}); remove it to use another")
+        raise Damaged(
+            f"checkpoint {directory / str(position)} is damaged ({shown}); remove it to use another"
+        ) from cause
     return arrays, about
 
 
