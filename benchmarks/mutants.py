@@ -4,7 +4,7 @@ The mutants are those of cosmic-ray. A process that has imported JAX and the lib
 for each of them: the child imports the mutated module in the place of the real one and runs the module's tests until
 the first failure. Processes that a test starts import the real one.
 
-    pip install cosmic-ray
+    pip install -e ".[test,bench]"
     python benchmarks/mutants.py --output mutants.json                            all modules, 60 mutants of each
     python benchmarks/mutants.py mpjax/precision/rules.py --most 15 --output rules.json
     python benchmarks/mutants.py --count                                          how many there are, nothing is run
@@ -58,8 +58,9 @@ RULES = (
 )
 CASTING = (
     "precision/casting/jaxprs precision/casting/operations precision/casting/interpreter precision/casting/autocast "
-    "precision/casting/control_flow precision/casting/derivatives precision/casting/programs precision/audit "
-    "precision/casting/libraries precision/casting/models"
+    "precision/casting/numbers precision/casting/explicit_dtypes precision/casting/control_flow "
+    "precision/casting/derivatives precision/casting/programs precision/audit precision/casting/libraries "
+    "precision/casting/models"
 )
 TARGETS = {
     "mpjax/precision/loss_scale.py": f"precision/loss_scale {SCALING}",
