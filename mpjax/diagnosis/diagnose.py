@@ -5,16 +5,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
+import numpy as np
 import optax
 
 from mpjax.diagnosis.diagnosis import Diagnosis
+from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, all_finite, flushed_share, is_repaired, outputs_of
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
 from mpjax.diagnosis.rows import table_of
-from mpjax.diagnosis.rules import covers, is_in, with_rules
+from mpjax.diagnosis.rules import covers, is_in, pattern_of, with_rules
+from mpjax.diagnosis.scales import scale_beside_rules
 from mpjax.diagnosis.search import smallest_repair
+from mpjax.diagnosis.trace import Trace, run
 from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
-from mpjax.diagnosis.verdict import Finding, Trace, against, all_finite, find, flushed_share, is_repaired, run
+from mpjax.diagnosis.verdict import Finding, find
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.modules import apply_policy
@@ -117,11 +121,15 @@ def diagnose_program(
 ) -> Diagnosis:
     """As `diagnose`, for whatever makes the step's program under a policy; one in full precision is looked at too."""
     check_numbers(tolerance=tolerance, loss_scale=scale)
-    program = make(policy)._replace(progress=progress)
+    full = make(get_policy("float32"))
+    program = make(policy).beside(full)._replace(progress=progress)
     trace = run(program, scale)
-    full = None if all_finite(trace.wide) else make(get_policy("float32"))
-    trace = trace if full is None else against(trace, full, scale)
-    finding = find(program, trace, scale, tolerance, full)
+    if not program.constants.complete:
+        trace = trace._replace(wide=outputs_of(WITHOUT_ROUNDING, full, scale))
+    known = program if program.constants.complete else full
+    reference = Reference(known, [np.asarray(x) / scale for x in trace.wide], tolerance)
+    del full  # and its copy of the parameters
+    finding = find(program, trace, scale, reference)
     updates = updates_of(program, trace, scale, optimizer) if optimizer and all_finite(trace.wide + trace.low) else []
     if finding.verdict == "healthy":
         finding = lost_update(updates, tolerance) or finding
@@ -129,9 +137,10 @@ def diagnose_program(
     alone = run(program, scale, isolated=True) if finding.verdict not in ("healthy", "not_precision") else None
     rules, wanted = {}, search and not in_update and finding.verdict in ("overflow", "underflow", "rounding")
     if wanted and finding.better_scale is None:
-        rules = smallest_rules(make, policy, program, trace, scale, tolerance)
+        rules = smallest_rules(make, policy, program, trace, scale, reference)
+        finding, rules = _with_lower_scale(finding, rules, make, policy, program, trace, scale, reference)
     unrepaired = wanted and not rules and finding.better_scale is None
-    outside = unrepaired and _is_repaired_outside(program, trace, scale, tolerance)
+    outside = unrepaired and _is_repaired_outside(program, scale, reference)
     share = float32_share(program, rules)
     site = finding.site
     return Diagnosis(
@@ -155,14 +164,19 @@ def diagnose_program(
 
 
 def smallest_rules(
-    make: Callable[[Policy], Program], policy: Policy, program: Program, trace: Trace, scale: float, tolerance: float
+    make: Callable[[Policy], Program],
+    policy: Policy,
+    program: Program,
+    trace: Trace,
+    scale: float,
+    reference: Reference,
 ) -> dict[str, str]:
     """Rules under which the step, traced anew, is repaired, and under no part of them; empty if there are none."""
 
     def rules_for(modules: Sequence[str]) -> dict[str, str]:
         # A module's rule decides for all in it, and a rule that decides nothing is an error.
         inner = {m for m in modules for other in modules if m != other and is_in(m, other)}
-        return {module or "*": "float32" for module in modules if module not in inner}
+        return {pattern_of(module): "float32" for module in modules if module not in inner}
 
     def under_rules(modules: Sequence[str]) -> bool:
         try:
@@ -171,16 +185,36 @@ def smallest_rules(
             return False  # a loop, a branch or, where promotion is strict, an operation that needs one dtype throughout
         except UsageError:
             return False  # a rule of the policy with a wildcard, for which nothing is left to decide
-        return is_repaired(ruled, [x / scale for x in trace.wide], scale, tolerance)
+        return is_repaired(reference, ruled, scale)
 
-    return rules_for(smallest_repair(program, trace, scale, tolerance, under_rules) or ())
+    return rules_for(smallest_repair(program, trace, scale, reference, under_rules) or ())
 
 
-def _is_repaired_outside(program: Program, trace: Trace, scale: float, tolerance: float) -> bool:
+def _with_lower_scale(
+    finding: Finding,
+    rules: dict[str, str],
+    make: Callable[[Policy], Program],
+    policy: Policy,
+    program: Program,
+    trace: Trace,
+    scale: float,
+    reference: Reference,
+) -> tuple[Finding, dict[str, str]]:
+    """Fewer rules and a lower loss scale, where the step overflows backward too and for that alone."""
+    if len(rules) == 1 or finding.verdict != "overflow" or scale <= 1:
+        return finding, rules
+    lower = scale_beside_rules(reference, program, trace, scale)
+    fewer = smallest_rules(make, policy, program, trace, lower, reference) if lower else {}
+    if not fewer or (rules and len(fewer) >= len(rules)):
+        return finding, rules
+    evidence = f"{finding.evidence} With that repaired, the loss scale of {scale:g} is too high; {lower:g} is not."
+    return finding._replace(better_scale=lower, evidence=evidence), fewer
+
+
+def _is_repaired_outside(program: Program, scale: float, reference: Reference) -> bool:
     """Whether the step, emulated, is repaired by float32 in all that no rule reaches: what is outside of modules."""
-    wide = [x / scale for x in trace.wide]
     modules = [module for module in program.modules if module]
-    return is_repaired(program, wide, scale, tolerance, lambda path: any(is_in(path, module) for module in modules))
+    return is_repaired(reference, program, scale, lambda path: any(is_in(path, module) for module in modules))
 
 
 def _module(path: str) -> str:
@@ -208,14 +242,19 @@ def _advice(
             "Keep float32 copies of the parameters, mpjax.master_weights(optimizer), --precision.master_weights on, or "
             "store them in float32: then the update is not lost (verified by running)."
         )
+    elif finding.better_scale is not None and rules:
+        yield (
+            f"Keep in float32, {share:.1%} of the products' work: {_lines(rules)}, and scale the loss by "
+            f"{finding.better_scale:g} (verified by running, both together), or let "
+            "mpjax.dynamic_loss_scaling(optimizer), --precision.loss_scale dynamic, find the scale."
+        )
     elif finding.better_scale is not None:
         yield (
             f"Scale the loss by {finding.better_scale:g} (verified by running), or let "
             "mpjax.dynamic_loss_scaling(optimizer), --precision.loss_scale dynamic, find the scale."
         )
     elif rules:
-        lines = ", ".join(f'"{path}" = "float32"' for path in rules)
-        yield f"Keep in float32, {share:.1%} of the products' work: {lines} (verified by running)."
+        yield f"Keep in float32, {share:.1%} of the products' work: {_lines(rules)} (verified by running)."
     elif outside:
         place = f"at {finding.site.source}" if finding.site else "such as the loss"
         yield (
@@ -224,6 +263,10 @@ def _advice(
         )
     elif searched:
         yield "No set of modules to keep in float32 repairs the step."
+
+
+def _lines(rules: Mapping[str, str]) -> str:
+    return ", ".join(f'"{path}" = "{dtype}"' for path, dtype in rules.items())
 
 
 def check_numbers(**numbers: float) -> None:

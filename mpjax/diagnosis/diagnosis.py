@@ -32,8 +32,9 @@ class Diagnosis:
       operation: the primitive; None if healthy or unknown.
       source: file and line; None if healthy or unknown.
       evidence: one paragraph.
-      rules: to add to the policy: module path to "float32"; empty if none are needed or none help.
-      better_scale: a loss scale with which the step is healthy; None if none is needed or none helps.
+      rules: to add to the policy: pattern of a module's path to "float32"; empty if none are needed or none help.
+      better_scale: a loss scale with which the step is healthy, under the rules if there are some; None if none is
+        needed or none helps.
       verified: whether what is advised was run and is healthy: the better scale, the rules, float32 parameters.
       float32_flops: share of the products' operations that leave half precision under the rules.
       advice: what to do, one line each.
@@ -93,17 +94,15 @@ class Diagnosis:
     @property
     def toml(self) -> str:
         """What to paste into a config file; empty if nothing is to be changed."""
-        if self.better_scale is not None:
-            return f'[precision]\nloss_scale = "{self.better_scale:.10g}"'
+        scale = [] if self.better_scale is None else [f'[precision]\nloss_scale = "{self.better_scale:.10g}"']
         lines = [f'{json.dumps(path, ensure_ascii=False)} = "{dtype}"' for path, dtype in self.rules.items()]
-        return "\n".join(["[precision.rules]", *lines]) if lines else ""
+        return "\n".join([*scale, *(["[precision.rules]", *lines] if lines else [])])
 
     @property
     def flags(self) -> str:
         """The same as flags of the command line."""
-        if self.better_scale is not None:
-            return f"--precision.loss_scale {self.better_scale:.10g}"
-        return flags_of(self.rules)
+        scale = [] if self.better_scale is None else [f"--precision.loss_scale {self.better_scale:.10g}"]
+        return " ".join([*scale, *filter(None, [flags_of(self.rules)])])
 
     @property
     def repaired_policy(self) -> str:

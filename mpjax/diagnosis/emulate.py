@@ -6,7 +6,7 @@ reference: the program in float32. Operations run one by one: no compiler may th
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -68,6 +68,16 @@ class Place(NamedTuple):
     callers: tuple = ()
 
 
+def everywhere(path: str) -> bool:
+    """Rounds in every module."""
+    return True
+
+
+def nowhere(path: str) -> bool:
+    """Rounds in no module."""
+    return False
+
+
 @dataclasses.dataclass(frozen=True)
 class Emulator:
     """How to run a program.
@@ -80,16 +90,25 @@ class Emulator:
         else errors are carried on.
       recorder: takes the reading of each result.
       done: called after each operation; a loop is one.
+      exact: what the program's constants are in float32's, by `id`, as of `Constants`.
     """
 
-    rounds: Callable[[str], bool] = lambda path: True
+    rounds: Callable[[str], bool] = everywhere
     ranged: bool = True
     reference: bool = True
     isolated: bool = False
     recorder: Recorder | LayerRecorder | None = None
     done: Callable[[], None] = lambda: None
+    exact: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
-    def run(self, jaxpr, inputs: Sequence, owners: Sequence[str] = (), progress: Progress = SILENT) -> list[Pair]:
+    def run(
+        self,
+        jaxpr,
+        inputs: Sequence,
+        owners: Sequence[str] = (),
+        progress: Progress = SILENT,
+        exact: Mapping[int, np.ndarray] | None = None,
+    ) -> list[Pair]:
         """The outputs of a closed jaxpr.
 
         Args:
@@ -97,13 +116,14 @@ class Emulator:
           inputs: arrays; those that it takes in half precision may be float32.
           owners: the module path of each input that belongs to one; "" otherwise, and for those not given.
           progress: is told of it.
+          exact: as the attribute.
         """
         reads = "each module alone" if self.isolated else "half precision and float32"
         done = progress.started(None if self.recorder is None else reads, _count(jaxpr))
         owners = [*owners, *[""] * (len(inputs) - len(owners))]
         variables = opened(jaxpr)[0].invars
         pairs = [self.entered(*each) for each in zip(variables, inputs, owners, strict=True)]
-        return dataclasses.replace(self, done=done).run_body(jaxpr, pairs, Place())
+        return dataclasses.replace(self, done=done, exact=exact or {}).run_body(jaxpr, pairs, Place())
 
     def entered(self, var, value, owner: str) -> Pair:
         """An input of the program, as the variable `var` holds it."""
@@ -122,6 +142,27 @@ class Emulator:
         value, rounds = widened(value), self.rounds(owner)
         low = self._rounded(value, var.aval, rounds)
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)
+
+    def with_exact(self, pairs: list[Pair], atoms: Sequence, place: Place, eqn=None) -> list[Pair]:
+        """The operands of an equation, or the outputs of a body, its constants beside what they are in float32."""
+        if not any(id(atom) in self.exact for atom in atoms):
+            return pairs
+        rounds = self.rounds(place.path) and (eqn is None or casts_down(eqn) or not any(pair.free for pair in pairs))
+        return [
+            self._exact(atom, pair, place, rounds, eqn) if id(atom) in self.exact else pair
+            for atom, pair in zip(atoms, pairs, strict=True)
+        ]
+
+    def _exact(self, atom, pair: Pair, place: Place, rounds: bool, eqn) -> Pair:
+        exact, value, marks = self.exact[id(atom)], np.asarray(widened(pair.low)), Marks()
+        low = value if rounds and self.ranged else self._rounded(exact, atom.aval, rounds)
+        lost = (exact != 0) & (value == 0) | np.isfinite(exact) & ~np.isfinite(value)
+        if self.recorder is not None and eqn is not None and lost.any():
+            site = site_of(eqn, atom, place)._replace(
+                operation=f"constant {exact:g}" if exact.ndim == 0 else "constant"
+            )
+            marks = self.recorder.observe(site, exact, exact, value, [])
+        return self.held(Pair(exact, low, None, not rounds and is_half(atom.aval), marks), atom.aval)
 
     def held(self, pair: Pair, aval) -> Pair:
         """A value as it is kept until it is used: what is rounded in half the memory."""
@@ -163,7 +204,7 @@ class Emulator:
                 give_back()
             backward = (place.backward or is_transposed(eqn)) and not is_recomputed(eqn)
             here = place._replace(path=scope_of(eqn, place.path), backward=backward)
-            pairs = [read(atom) for atom in eqn.invars]
+            pairs = self.with_exact([read(atom) for atom in eqn.invars], eqn.invars, here, eqn)
             forget(last.get(index, ()))
             name, within = eqn.primitive.name, here._replace(callers=(eqn, *place.callers))
             if name in CALLS:
@@ -176,7 +217,7 @@ class Emulator:
                 self.done()
             env.update(zip(eqn.outvars, outputs, strict=True))
             forget(last.get(index, ()))
-        return [read(atom) for atom in body.outvars]
+        return self.with_exact([read(atom) for atom in body.outvars], body.outvars, place)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
         """The results of an operation, its operands taken out of the list."""

@@ -6,19 +6,23 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
-import numpy as np
-
 from mpjax import strict_json
 from mpjax.diagnosis.diagnose import check_numbers, float32_share, smallest_rules
-from mpjax.diagnosis.emulate import Emulator
+from mpjax.diagnosis.health import (
+    ROUNDING,
+    WITHOUT_ROUNDING,
+    Reference,
+    all_finite,
+    is_repaired,
+    loss_error,
+    outputs_of,
+)
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
-from mpjax.diagnosis.readings import ratio
 from mpjax.diagnosis.rules import flags_of, with_rules
-from mpjax.diagnosis.verdict import all_finite, is_repaired, loss_error, run
+from mpjax.diagnosis.trace import run
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
-from mpjax.precision.presets import PRESETS
+from mpjax.precision.presets import PRESETS, get_policy
 
 
 SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)
@@ -130,52 +134,42 @@ def fastest_program(
     """
     check_numbers(tolerance=tolerance)
     policies = {preset.name: preset.policy for preset in PRESETS if preset.name in presets}
-    full = make(policies[presets[-1]])
-    wide = [pair.low for pair in Emulator(rounds=lambda path: False, reference=False).run(*full.at(1.0))]
-    wide = jax.device_get(wide)
-    if not all_finite(wide):
+    full = make(get_policy("float32"))
+    reference = Reference(full, outputs_of(WITHOUT_ROUNDING, full, 1.0), tolerance)
+    if not all_finite(reference.outputs):
         raise UsageError("the step is not finite in float32: no policy repairs it; mpjax.diagnose says where it begins")
-    tried = [_tried(make, name, policies[name], {}, wide, tolerance) for name in presets]
+    tried = [_tried(make, name, policies[name], {}, reference) for name in presets]
     if not any(candidate.within for candidate in tried):
         for name in presets[-2:]:
-            program = make(policies[name])
+            program = make(policies[name]).beside(full)
             scale = _scale(program, name)
-            rules = smallest_rules(make, policies[name], program, run(program, scale), scale, tolerance)
+            rules = smallest_rules(make, policies[name], program, run(program, scale), scale, reference)
             if rules:
-                tried.append(_tried(make, name, policies[name], rules, wide, tolerance))
+                tried.append(_tried(make, name, policies[name], rules, reference))
     # Of those with rules, the most products in half; min takes the first of equals.
     within = [candidate for candidate in tried if candidate.within and candidate.float32_flops < 1]
     return Fastest(min(within, key=lambda candidate: candidate.float32_flops, default=None), tuple(tried), tolerance)
 
 
 def _tried(
-    make: Callable[[Policy], Program], name: str, policy: Policy, rules: dict, wide: list, tolerance: float
+    make: Callable[[Policy], Program], name: str, policy: Policy, rules: dict, reference: Reference
 ) -> Candidate:
     program = make(with_rules(policy, rules))
     scale = _scale(program, name)
-    low = _gradients(program, scale)
-    scaled = [np.float64(w) * scale for w in wide]
-    pairs = list(zip(scaled[1:], low[1:], strict=True))
+    low = outputs_of(ROUNDING, program, scale)
     return Candidate(
         preset=name,
         rules=rules,
-        within=is_repaired(program, wide, scale, tolerance),
+        within=is_repaired(reference, program, scale),
         float32_flops=float32_share(program, rules),
         loss_scale=scale,
-        loss_error=loss_error(scaled[0], low[0]),
-        gradient_error=ratio(
-            sum(float(np.sum(np.square(np.float64(x) - w))) for w, x in pairs),
-            sum(float(np.sum(np.square(w))) for w, _ in pairs),
-        ),
+        loss_error=loss_error(reference.outputs[0], low[0] / scale),
+        gradient_error=reference.gradient_error(low, scale),
     )
-
-
-def _gradients(program: Program, scale: float) -> list:
-    return jax.device_get([pair.low for pair in Emulator(reference=False).run(*program.at(scale))])
 
 
 def _scale(program: Program, name: str) -> float:
     """The first of `SCALES` with which the step is finite; 1 where bfloat16 needs none."""
     if "bfloat16" in name:
         return 1.0
-    return next((scale for scale in SCALES if all_finite(_gradients(program, scale))), 1.0)
+    return next((scale for scale in SCALES if all_finite(outputs_of(ROUNDING, program, scale))), 1.0)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.compiled import brought_here
+from mpjax.diagnosis.constants import Constants, constants_of
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.casting import autocast
@@ -30,6 +31,7 @@ class Program(NamedTuple):
       names: of the inputs: "parameter layers/0/kernel", "batch/image".
       modules: module paths for which a rule of the policy means something, in program order.
       progress: is told how far a run of it is.
+      constants: what its constants are in float32.
     """
 
     jaxpr: Any
@@ -39,10 +41,15 @@ class Program(NamedTuple):
     names: tuple[str, ...]
     modules: tuple[str, ...]
     progress: Progress = SILENT
+    constants: Constants = Constants()
 
-    def at(self, scale: float) -> tuple[Any, list, tuple[str, ...], Progress]:
+    def at(self, scale: float) -> tuple[Any, list, tuple[str, ...], Progress, Mapping]:
         """What to run for a loss scale, as `Emulator.run` takes it."""
-        return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress
+        return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress, self.constants.exact
+
+    def beside(self, full: "Program") -> "Program":
+        """The same with the constants of float32's program."""
+        return self._replace(constants=constants_of(self.jaxpr, full.jaxpr))
 
     def flops(self) -> dict[str, float]:
         """Multiplications and additions of the products, by path; those in a loop count once."""

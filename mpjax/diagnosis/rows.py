@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site, together
-from mpjax.diagnosis.verdict import Trace
+from mpjax.diagnosis.trace import Trace
 
 
 class Row(NamedTuple):

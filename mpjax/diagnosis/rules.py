@@ -12,9 +12,14 @@ def is_in(path: str, module: str) -> bool:
     return not module or f"{path}/".startswith(f"{module}/")
 
 
+def pattern_of(module: str) -> str:
+    """The pattern for a module: its path, "?" for what means something in a pattern or a policy's text; "*" for ""."""
+    return "".join("?" if character in "*?[=;" else character for character in module) or "*"
+
+
 def covers(rules: Iterable[str], path: str) -> bool:
-    """Whether one of some rules, each the path of a module or "*" for the model, is for a path."""
-    return any(is_in(path, "" if pattern == "*" else pattern) for pattern in rules)
+    """Whether one of some rules, each the pattern of a module, is for a path."""
+    return any(is_in(pattern_of(path), "" if pattern == "*" else pattern) for pattern in rules)
 
 
 def decides_after(rules: Iterable[str], pattern: str) -> bool:

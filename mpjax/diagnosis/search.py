@@ -8,9 +8,10 @@ policy with its rules, as a model's own code may cast where the emulator suppose
 
 from collections.abc import Callable, Collection, Sequence
 
+from mpjax.diagnosis.health import Reference, is_repaired
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.rules import is_in
-from mpjax.diagnosis.verdict import Trace, is_repaired
+from mpjax.diagnosis.trace import Trace
 from mpjax.precision.dtypes import HALF
 
 
@@ -19,7 +20,7 @@ Repairs = Callable[[Sequence[str]], bool]
 
 
 def smallest_repair(
-    program: Program, trace: Trace, scale: float, tolerance: float, under_rules: Repairs
+    program: Program, trace: Trace, scale: float, reference: Reference, under_rules: Repairs
 ) -> tuple[str, ...] | None:
     """Modules of which all in float32 repair the step, and no proper subset does; None if there are none.
 
@@ -27,22 +28,23 @@ def smallest_repair(
       program: the step.
       trace: what is wrong with it.
       scale: the loss scale.
-      tolerance: as of `is_repaired`.
+      reference: what it is held against.
       under_rules: tries modules on the step traced under their rules.
 
     Returns:
       Module paths in program order; ("",), which is all of the model, where no smaller set does.
     """
-    wide = [x / scale for x in trace.wide]
 
     def emulated(kept: Sequence[str]) -> bool:
-        return is_repaired(program, wide, scale, tolerance, lambda path: not any(is_in(path, k) for k in kept))
+        return is_repaired(reference, program, scale, lambda path: not any(is_in(path, k) for k in kept))
 
     rounding = {site.path for site in trace.sites if site.dtype in HALF}
     suspects = _ranked(trace, [path for path in program.modules if path and any(is_in(p, path) for p in rounding)])
     # A module in which something went wrong itself, and not in one that it holds, is not to be left for those.
     readings = zip(trace.sites, trace.readings, strict=True)
-    to_blame = {site.path for site, reading in readings if reading.overflow > 0 or reading.lost_share > tolerance}
+    to_blame = {
+        site.path for site, reading in readings if reading.overflow > 0 or reading.lost_share > reference.tolerance
+    }
     found = None
     for repairs in map(_remembering, (emulated, under_rules)):
         # What the emulator found comes first, and of it alone more may be left out.

@@ -3,51 +3,31 @@
 What counts as wrong:
 
 - Overflow: the half-precision step is not finite, float32's is. Or it is finite again, as a division by inf is zero,
-  but its loss is off by more than `tolerance`, which with the same bits and no largest number it is not.
+  but its loss is off, which with the same bits and no largest number it is not.
 - Underflow: rounding to zero took more than `tolerance` of a gradient's norm. A gradient may be zero for want of bits
   too, where terms cancel; what counts is what is not zero with as many bits and no smallest number. Or the step is not
-  finite because of a zero that is none with a smaller smallest number, as where it is divided by.
-- Rounding: the loss is off by more than `tolerance`, and some module, given float32's inputs, is off by more than
-  `tolerance` of its result's norm; or the loss is off by more than half, so that not one of its bits is right. The
-  error of a small loss alone says little: that of a network that is sure of its answers is small because large numbers
-  cancel, and many harmless roundings show in it. Or the step is not finite with any range for want of bits alone, as
-  where 1 - 0.999 is 0, or a variance less than 0, and its logarithm or root is taken.
+  finite, or its loss is off, because of a value that underflowed, as where it is divided by.
+- Rounding: the loss is off, and some module, given float32's inputs, is off by more than `tolerance` of its result's
+  norm; or the loss is off by more than half, so that not one of its bits is right. Or the step is not finite with any
+  range for want of bits alone, as where 1 - 0.999 is 0, or a variance less than 0, and its logarithm or root is taken.
 - Not precision: float32's step is not finite either.
 
-The reference has the constants of the half-precision program, in which 1e-8 is zero already. Where it is not finite,
-float32's own program decides.
+The reference is the float32 program, with the constants that it has there.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from mpjax.diagnosis.emulate import Emulator
+from mpjax.diagnosis.health import Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
 from mpjax.diagnosis.program import Program
-from mpjax.diagnosis.readings import EXPONENTS, Reading, Recorder, Site, ratio
-from mpjax.precision.casting.jaxprs import equations
-from mpjax.precision.dtypes import HALF, float_range, is_floating
-
-
-class Trace(NamedTuple):
-    """One emulated run of a step.
-
-    Attributes:
-      sites: its equations with a floating result, in program order.
-      readings: of each.
-      wide: scaled loss and scaled gradients of the reference.
-      low: and in half precision.
-    """
-
-    sites: list[Site]
-    readings: list[Reading]
-    wide: list
-    low: list
+from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
+from mpjax.diagnosis.scales import healthy_scale, lower_scale
+from mpjax.diagnosis.trace import Trace, run
+from mpjax.precision.dtypes import is_floating
 
 
 class Finding(NamedTuple):
@@ -66,101 +46,24 @@ class Finding(NamedTuple):
     better_scale: float | None = None
 
 
-def run(program: Program, scale: float, *, isolated: bool = False) -> Trace:
-    """Emulates the step, with a reading of every operation."""
-    recorder = Recorder()
-    outputs = Emulator(isolated=isolated, recorder=recorder).run(*program.at(scale))
-    wide, low = jax.device_get(([p.wide for p in outputs], [p.low for p in outputs]))
-    return Trace(recorder.sites, recorder.readings(), wide, low)
-
-
-def against(trace: Trace, full: Program, scale: float) -> Trace:
-    """A run with the outputs of float32's own program for reference, which has constants that half has not."""
-    return trace._replace(wide=_outputs(Emulator(reference=False), full, scale))
-
-
-def find(program: Program, trace: Trace, scale: float, tolerance: float, full: Program | None = None) -> Finding:
+def find(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
     """What is wrong with a step, from its emulation with errors carried on.
 
     Args:
       program: the step.
       trace: its emulation.
       scale: the loss scale.
-      tolerance: as of `mpjax.diagnose`.
-      full: float32's own program, where its outputs are the reference.
+      reference: what it is held against.
     """
     if not all_finite(trace.wide):
         return _not_precision(program, trace, scale)
-    if full is not None and not all_finite(trace.low):
-        return _constant(program, full, trace)
     if not all_finite(trace.low):
-        return _not_finite(program, trace, scale, tolerance)
-    if (finding := _hidden_overflow(program, trace, scale, tolerance)) is not None:
+        return _not_finite(program, trace, scale, reference)
+    if (finding := _hidden(program, trace, scale, reference)) is not None:
         return finding
-    if (finding := _underflow(program, trace, scale, tolerance)) is not None:
+    if (finding := _underflow(program, trace, scale, reference)) is not None:
         return finding
-    return _rounding(program, trace, scale, tolerance)
-
-
-def is_repaired(
-    program: Program, wide: Sequence, scale: float, tolerance: float, rounds: Callable[[str], bool] = lambda path: True
-) -> bool:
-    """Whether a step, rounding where it `rounds`, is finite, its loss near the reference's, no gradient lost to zero.
-
-    Args:
-      program: the step.
-      wide: the reference's outputs at a loss scale of 1.
-      scale: the loss scale.
-      tolerance: of the loss's relative error, and of the share of a gradient's norm that is lost.
-      rounds: as of `Emulator`.
-    """
-    emulator = Emulator(rounds=rounds, reference=False)
-    low = _outputs(emulator, program, scale)
-    if not all_finite(low) or loss_error(np.float64(wide[0]) * scale, low[0]) > tolerance:
-        return False
-    scaled = [np.float64(w) * scale for w in wide[1:]]
-    return max(_lost(program, scale, scaled, low[1:], tolerance, rounds), default=0.0) <= tolerance
-
-
-def loss_error(wide, low) -> float:
-    """Relative error of a loss."""
-    return float(abs(np.float64(low) - np.float64(wide)) / max(abs(np.float64(wide)), 1e-30))
-
-
-def flushed_share(wide, low) -> float:
-    """The share of a gradient's values that are zero in half precision and not in the reference."""
-    wide, low = np.asarray(wide), np.asarray(low)
-    return float(np.mean((low == 0) & (wide != 0))) if wide.size else 0.0
-
-
-def all_finite(arrays: Sequence) -> bool:
-    """Whether there is neither inf nor nan in arrays."""
-    return all(bool(np.isfinite(x).all()) for x in map(np.asarray, arrays))
-
-
-def _outputs(emulator: Emulator, program: Program, scale: float) -> list[np.ndarray]:
-    return jax.device_get([pair.low for pair in emulator.run(*program.at(scale))])
-
-
-def _lost(program: Program, scale: float, wide, low, tolerance: float, rounds=lambda path: True) -> list[float]:
-    """Of each gradient's norm, what rounding to zero took."""
-    lost = [_zero_share(w, x) for w, x in zip(wide, low, strict=True)]
-    if max(lost, default=0.0) <= tolerance:
-        return lost
-    # Zero for want of range, or of bits? Without a smallest number only bits are wanting.
-    unranged = _outputs(Emulator(rounds=rounds, reference=False, ranged=False), program, scale)[1:]
-    return [0.0 if _is_noise(w, u) else _zero_share(u, x) for w, u, x in zip(wide, unranged, low, strict=True)]
-
-
-def _is_noise(wide, unranged) -> bool:
-    """Whether no bit of a gradient is right for want of bits alone, as where all of it cancels: nothing is to lose."""
-    wide, unranged = np.asarray(wide, np.float64), np.asarray(unranged, np.float64)
-    return float(np.sum(np.square(unranged - wide))) >= float(np.sum(np.square(wide)))
-
-
-def _zero_share(wide, low) -> float:
-    wide, low = np.asarray(wide, np.float64), np.asarray(low, np.float64)
-    return ratio(float(np.sum(np.square(wide[low == 0]))), float(np.sum(np.square(wide))))
+    return _rounding(program, trace, scale, reference)
 
 
 def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
@@ -190,41 +93,14 @@ def _reference_begins(trace: Trace) -> Site | None:
     return next((site for site, reading in pairs if reading.reference_begins > 0), None)
 
 
-def _constant(program: Program, full: Program, trace: Trace) -> Finding:
-    """The fault of a constant that half precision has not, so that without any further rounding the step fails too."""
-    site = _reference_begins(trace)
-    half = next(site.dtype for site in trace.sites if site.dtype in HALF)
-    limits = float_range(half)
-    gone = _constants(full) - _constants(program)
-    large = sorted({value for _, value in gone if limits.largest < abs(value) < np.inf})
-    small = sorted({value for _, value in gone if 0 < abs(value) <= limits.smallest_subnormal / 2})
-    verdict = "overflow" if large else "underflow" if small else "rounding"
-    named = ", ".join(f"{value:g} is {'zero' if value in small else 'inf'}" for value in large or small)
-    begins = "" if site is None else f" It begins in {_named(site)}."
-    return Finding(
-        verdict,
-        site,
-        f"The step is not finite with the constants that {half} has{f': {named}' if named else ''}.{begins} In float32 "
-        "it is.",
-    )
-
-
-def _constants(program: Program) -> set[tuple[str, float]]:
-    """The floating numbers written in a program, each with the module that it stands in."""
-    return {
-        (path, float(atom.val))
-        for path, eqn in equations(program.jaxpr)
-        for atom in eqn.invars
-        if isinstance(atom, core.Literal) and is_floating(atom.aval)
-    }
-
-
-def _not_finite(program: Program, trace: Trace, scale: float, tolerance: float) -> Finding:
+def _not_finite(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
     index = next((i for i, reading in enumerate(trace.readings) if reading.begins > 0), None)
-    if index is None:
-        return Finding("overflow", None, "The step is not finite in half precision. In float32 it is.")
+    if index is None:  # where float32's program has other operations
+        site = _reference_begins(trace)
+        begins = "" if site is None else f" It begins in {_named(site)}."
+        return Finding("overflow", site, f"The step is not finite in half precision.{begins} In float32 it is.")
     site, reading = trace.sites[index], trace.readings[index]
-    if reading.overflow == 0 and not all_finite(_outputs(Emulator(reference=False, ranged=False), program, scale)):
+    if reading.overflow == 0 and not all_finite(outputs_of(_UNRANGED, program, scale)):
         return Finding(
             "rounding",
             site,
@@ -238,12 +114,11 @@ def _not_finite(program: Program, trace: Trace, scale: float, tolerance: float) 
         return Finding(
             "underflow",
             source,
-            f"{flushed.underflow / flushed.size:.1%} of the values of {_named(source)} are too small for "
-            f"{source.dtype} and become zero, so that {_named(site)} is not finite. In float32 the step is.",
+            f"{_vanished(source, flushed)}, so that {_named(site)} is not finite. In float32 the step is.",
         )
     evidence = f"{_passed(site, reading)}. In float32 the step is finite."
     if site.direction == "backward":
-        lower = _lower_scale(program, trace, scale, tolerance)
+        lower = lower_scale(reference, program, scale)
         if lower is not None:
             return Finding(
                 "loss_scale",
@@ -254,18 +129,28 @@ def _not_finite(program: Program, trace: Trace, scale: float, tolerance: float) 
     return Finding("overflow", site, evidence)
 
 
-def _hidden_overflow(program: Program, trace: Trace, scale: float, tolerance: float) -> Finding | None:
-    """Inf on the way to a finite step, if the loss is wrong for want of range and not of bits."""
-    seen = zip(trace.sites, trace.readings, strict=True)
-    first = next(((s, r) for s, r in seen if s.direction == "forward" and r.begins and r.overflow), None)
-    error = loss_error(trace.wide[0], trace.low[0])
-    if first is None or error <= tolerance:
+_UNRANGED = Emulator(reference=False, ranged=False)
+
+
+def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
+    """A fault of range on the way to a finite step, if the loss is wrong for want of it and not of bits."""
+    if reference.has_loss(trace.low, scale):
         return None
-    unranged = _outputs(Emulator(reference=False, ranged=False), program, scale)
-    if loss_error(trace.wide[0], unranged[0]) > tolerance:
+    forward = [seen for seen in zip(trace.sites, trace.readings, strict=True) if seen[0].direction == "forward"]
+    over = next((seen for seen in forward if seen[1].begins and seen[1].overflow), None)
+    under = next((seen for seen in forward if seen[1].underflow and seen[1].lost_share > reference.tolerance), None)
+    seen = over or under
+    if seen is None or not reference.has_loss(outputs_of(_UNRANGED, program, scale), scale):
         return None
-    finite = f"The step is finite all the same, but its loss is off by {error:.2g} of its value"
-    return Finding("overflow", first[0], f"{_passed(*first)}. {finite}.")
+    what = _passed(*seen) if over else _vanished(*seen)
+    off = f"its loss is off by {loss_error(trace.wide[0], trace.low[0]):.2g} of its value"
+    verdict = "overflow" if over else "underflow"
+    return Finding(verdict, seen[0], f"{what}. The step is finite all the same, but {off}.")
+
+
+def _vanished(site: Site, reading: Reading) -> str:
+    share = reading.underflow / reading.size
+    return f"{share:.1%} of the values of {_named(site)} are too small for {site.dtype} and become zero"
 
 
 def _passed(site: Site, reading: Reading) -> str:
@@ -280,33 +165,8 @@ def _size_before(reading: Reading) -> str:
     return f" (they reach 2^{EXPONENTS[exponents[-1]] + 1})" if len(exponents) else ""
 
 
-_ROOM = 2.0**-4
-"""A loss scale that was found by shrinking is shrunk by this once more: the next batch may pass one at the brink."""
-
-
-def _lower_scale(program: Program, trace: Trace, scale: float, tolerance: float) -> float | None:
-    """A smaller loss scale, from 1, with which a step is healthy, and with room if there is some."""
-    lower = _healthy_scale(program, trace, scale, tolerance, 0.5)
-    if lower is None or lower * _ROOM < 1 or not _is_healthy_at(program, trace, scale, tolerance, lower * _ROOM):
-        return lower
-    return lower * _ROOM
-
-
-def _healthy_scale(program: Program, trace: Trace, scale: float, tolerance: float, factor: float) -> float | None:
-    """The first power of two, from `scale` by a factor to 1 or 2^24, as loss scale of which the step is healthy."""
-    other = 2.0 ** math.floor(math.log2(scale))
-    while (other := other * factor) >= 1 and (factor < 1 or other <= 2.0**24):
-        if _is_healthy_at(program, trace, scale, tolerance, other):
-            return other
-    return None
-
-
-def _is_healthy_at(program: Program, trace: Trace, scale: float, tolerance: float, other: float) -> bool:
-    return is_repaired(program, [np.float64(w) / scale for w in trace.wide], other, tolerance)
-
-
-def _underflow(program: Program, trace: Trace, scale: float, tolerance: float) -> Finding | None:
-    lost = _lost(program, scale, trace.wide[1:], trace.low[1:], tolerance)
+def _underflow(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
+    lost, tolerance = lost_shares(reference, program, scale, trace.low), reference.tolerance
     if max(lost, default=0.0) <= tolerance:
         return None
     worst = int(np.argmax(lost))
@@ -318,13 +178,25 @@ def _underflow(program: Program, trace: Trace, scale: float, tolerance: float) -
         f"{flushed:.1%} of the gradient of {program.gradients[worst]} are too small for half precision and become "
         f"zero{where}. In float32 they are not zero. The loss scale is {scale:g}."
     )
-    return Finding("underflow", site, evidence, _healthy_scale(program, trace, scale, tolerance, 2.0**4))
+    return Finding("underflow", site, evidence, healthy_scale(reference, program, scale, 2.0**4))
 
 
-def _rounding(program: Program, trace: Trace, scale: float, tolerance: float) -> Finding:
-    error = loss_error(trace.wide[0], trace.low[0])
+def _rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
+    error, tolerance = loss_error(trace.wide[0], trace.low[0]), reference.tolerance
     if error <= tolerance:
         evidence = f"The step is finite, the loss is within {error:.2g} of float32's, and no gradient is lost."
+        return Finding("healthy", None, evidence)
+    if reference.has_loss(trace.low, scale):
+        why = (
+            f"as terms of {reference.terms:.2g} together cancel"
+            if reference.terms_cancel(trace.low, scale)
+            else "and not determined in float32 either: other last bits of the inputs change it"
+        )
+        evidence = (
+            f"The step is finite and no gradient is lost. The loss is off by {error:.2g} of its value, which is near "
+            f"zero, {why}. The gradients are off by {reference.gradient_error(trace.low, scale):.2g} of their norm"
+            + ("." if reference.determined(slice(1, None)) else ", which float32 does not determine either.")
+        )
         return Finding("healthy", None, evidence)
     alone = run(program, scale, isolated=True)
     forward = [i for i, site in enumerate(alone.sites) if site.direction == "forward"]
@@ -339,7 +211,7 @@ def _rounding(program: Program, trace: Trace, scale: float, tolerance: float) ->
 
     def without(path: str) -> float:
         kept = Emulator(rounds=lambda other: other != path, reference=False)
-        return loss_error(trace.wide[0], _outputs(kept, program, scale)[0])
+        return loss_error(trace.wide[0], outputs_of(kept, program, scale)[0])
 
     # What is near zero is far off by little: the most wrong is not always what the loss hangs on.
     worst = {alone.sites[i].path: i for i in reversed(ranked)}

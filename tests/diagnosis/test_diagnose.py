@@ -148,7 +148,7 @@ def test_rules_under_which_strict_promotion_refuses_the_step_are_not_proposed():
 
     found = diagnose(Strict(), mean_square, BATCH)
     assert found.verified
-    assert found.rules == {"left": "float32", "right/linear": "float32"}
+    assert found.rules == {"left": "float32", "right": "float32"}
 
 
 def test_a_policy_in_full_precision_has_nothing_to_diagnose():

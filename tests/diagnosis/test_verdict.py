@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose, diagnose_function
-from mpjax.diagnosis.verdict import all_finite, flushed_share, loss_error
+from mpjax.diagnosis.health import all_finite, flushed_share, loss_error
 
 
 class Layer(nnx.Module):
@@ -49,8 +49,9 @@ def place(diagnosis):
 
 def test_a_constant_that_is_zero_in_half_precision_is_underflow():
     diagnosis = found(lambda x: x / (x + 1e-8), [0.0, 1.0])
-    assert place(diagnosis) == ("underflow", "layer", "forward", "div")
-    assert "with the constants that float16 has: 1e-08 is zero. It begins in div in layer" in diagnosis.evidence
+    assert place(diagnosis) == ("underflow", "layer", "forward", "constant 1e-08")
+    assert "constant 1e-08 in layer" in diagnosis.evidence
+    assert "are too small for float16 and become zero, so that div in layer" in diagnosis.evidence
     assert diagnosis.rules == {"layer": "float32"}
     assert diagnosis.verified
     assert np.isfinite(diagnosis.loss[1])
@@ -58,20 +59,21 @@ def test_a_constant_that_is_zero_in_half_precision_is_underflow():
 
 def test_a_small_constant_that_is_not_zero_in_half_precision_is_not_named():
     diagnosis = found(lambda x: x / (x + 1e-8) + 1e-5, [0.0, 1.0])
-    assert "the constants that float16 has: 1e-08 is zero. It begins" in diagnosis.evidence
+    assert "constant 1e-08 in layer" in diagnosis.evidence
+    assert "1e-05" not in diagnosis.evidence
 
 
 def test_a_constant_that_is_infinite_in_half_precision_is_overflow():
     diagnosis = found(lambda x: (x + 1e6) - (x + 1e6), [0.0, 1.0])
-    assert place(diagnosis) == ("overflow", "layer", "forward", "add")
-    assert "1e+06 is inf" in diagnosis.evidence
+    assert place(diagnosis) == ("overflow", "layer", "forward", "constant 1e+06")
+    assert "pass the largest number of float16 (they reach 2^20)" in diagnosis.evidence
     assert diagnosis.rules == {"layer": "float32"}
 
 
 def test_a_constant_that_is_rounded_in_half_precision_is_rounding():
     diagnosis = found(lambda x: jnp.log(1.0001 - x), [0.0, 1.0])
     assert place(diagnosis) == ("rounding", "layer", "forward", "log")
-    assert "with the constants that float16 has. It begins in log in layer" in diagnosis.evidence
+    assert "1 of 2 values of log in layer" in diagnosis.evidence
     assert diagnosis.rules == {"layer": "float32"}
 
 

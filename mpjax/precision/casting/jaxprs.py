@@ -71,10 +71,9 @@ def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
     """A jaxpr, and all that its control flow and calls hold."""
     body = opened(jaxpr)[0]
     yield Body(scope, body.eqns, body.outvars, callers)
-    for eqn in filter(holds_bodies, body.eqns):
-        for held in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
-            if _is_jaxpr(held):
-                yield from bodies(held, scope_of(eqn, scope), (eqn, *callers))
+    for eqn in body.eqns:
+        for held in held_by(eqn):
+            yield from bodies(held, scope_of(eqn, scope), (eqn, *callers))
 
 
 def equations(jaxpr) -> Iterator[tuple[str, Any]]:
@@ -88,6 +87,13 @@ def equations(jaxpr) -> Iterator[tuple[str, Any]]:
 def holds_bodies(eqn) -> bool:
     """Whether an equation is control flow or a call, which means what the jaxprs in it mean."""
     return eqn.primitive.name in ENTERED
+
+
+def held_by(eqn) -> list:
+    """The jaxprs that control flow or a call holds; none for other equations."""
+    if not holds_bodies(eqn):
+        return []
+    return [node for node in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr) if _is_jaxpr(node)]
 
 
 def _is_jaxpr(node) -> bool:

@@ -1,0 +1,171 @@
+"""The reference is float32's program, with the constants that half precision rounds, makes zero or makes infinite."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpjax.diagnosis import diagnose, diagnose_function
+from mpjax.diagnosis.constants import constants_of
+from mpjax.precision.casting import autocast
+
+
+class Stem(nnx.Module):
+    """A function in the dtype that the policy sets, times a weight."""
+
+    def __init__(self, function):
+        self.function = function
+        self.weight = nnx.Param(jnp.ones(8))
+        self.dtype = jnp.float32
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.function(x.astype(self.dtype)) * self.weight[...].astype(self.dtype)[None]
+
+
+class Net(nnx.Module):
+    def __init__(self, function):
+        self.stem = Stem(function)
+        self.head = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(self.stem(x))
+
+
+def mean_square(model, x):
+    return jnp.mean(jnp.square(model(x).astype(jnp.float32)))
+
+
+X = jax.random.normal(jax.random.key(1), (16, 8))
+
+
+def root_mean_square(x):
+    return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-8)
+
+
+def positions_from_30000(x):
+    return x * jnp.sin((jnp.arange(8.0) + 30000.0).astype(x.dtype) * 0.5)[None]
+
+
+def moving_average(x):
+    zeros = jnp.zeros((16, 8), x.dtype)
+    mean = jax.lax.scan(lambda mean, row: (mean * 0.999 + row * 0.001, None), zeros[0] + 1, zeros)[0]
+    return x + 100 * (1 - mean)[None]
+
+
+# Function, input, policy, verdict, and what is named.
+FAULTS = {
+    "an epsilon that is zero": (root_mean_square, 1e-4 * X, "mixed_float16", "underflow", "constant 1e-08"),
+    "a floor that is zero": (
+        lambda x: jnp.log(jnp.abs(x) + 1e-9),
+        *(0 * X, "mixed_float16", "underflow", "constant 1e-09"),
+    ),
+    "a factor of few bits": (lambda x: x + (x * 0 + 100) * 1e-7 * 1e3, 1e-3 * X, "mixed_float16", "rounding", None),
+    "a table that is zero": (
+        lambda x: x * jnp.asarray(np.linspace(1e-8, 2e-8, 8), x.dtype)[None] * 1e4 * 1e4,
+        *(X, "mixed_float16", "underflow", "constant"),
+    ),
+    "a divisor that is infinite": (
+        lambda x: x * 0.1 + jnp.tanh(1e3 / (x * x + 1e5) * 1e2),
+        *(X, "mixed_float16", "overflow", "constant 100000"),
+    ),
+    "a factor that is infinite": (lambda x: x * 1e5 / 1e5, X, "mixed_float16", "overflow", "constant 100000"),
+    "a bound that is infinite": (
+        lambda x: x + 70000.0 * jnp.tanh(jnp.clip(x, -1e5, 1e5)) / 70001.0,
+        *(X, "mixed_float16", "overflow", "convert_element_type"),
+    ),
+    "positions of few bits": (positions_from_30000, X, "mixed_float16", "rounding", None),
+    "a decay of one": (moving_average, 0.1 * X, "mixed_bfloat16", "rounding", None),
+    "one and a little": (lambda x: jnp.log(1.0001 + x * 0) * 1e4, X, "mixed_float16", "rounding", "log"),
+    "a whole number of nine bits": (lambda x: (x + 257.0) - 256.0, 0.1 * X, "mixed_bfloat16", "rounding", None),
+    "a difference of constants": (lambda x: x * (x * 0 + 2049.0 - 2048.0), X, "mixed_float16", "rounding", None),
+}
+FAST = ("an epsilon that is zero", "a divisor that is infinite", "positions of few bits", "a whole number of nine bits")
+
+
+@pytest.mark.parametrize("fault", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in FAULTS])
+def test_the_fault_of_a_constant_is_named_and_repaired(fault):
+    function, x, policy, verdict, operation = FAULTS[fault]
+    model = Net(function)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "overflow encountered in cast")
+        found = diagnose(model, mean_square, x, policy=policy)
+    assert (found.verdict, found.path, found.direction) == (verdict, "stem", "forward")
+    assert operation in (None, found.operation)
+    assert (found.rules, found.verified) == ({"stem": "float32"}, True)
+    assert found.loss[1] == pytest.approx(float(mean_square(model, x)), rel=1e-5)
+
+
+def test_a_constant_that_does_no_harm_is_healthy():
+    # Of -1e9, which is -inf in float16, a softmax makes zero; 1e-8 is added to 1.
+    function = lambda x: jax.nn.softmax(jnp.where(x > 0, x, -1e9), where=x > -9) / (x * 0 + 1 + 1e-8)  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "overflow encountered in cast")
+        assert diagnose(Net(function), mean_square, X).verdict == "healthy"
+
+
+def test_a_function_under_autocast_has_float32_s_constants_in_its_reference():
+    def loss_fn(weight, x):
+        return jnp.mean(((x @ weight) * np.full((8, 8), 1.0004)[:1] - 1.0).astype(jnp.float32) ** 2)
+
+    x, weight = jnp.ones((4, 8)), jnp.full((8, 8), 0.125)
+    found = diagnose_function(loss_fn, weight, x, policy="mixed_bfloat16")
+    assert found.loss[1] == pytest.approx(float(loss_fn(weight, x)), rel=1e-4)
+
+
+def test_where_float32_s_program_has_other_operations_it_is_run_itself():
+    def twice_in_half(x):
+        return x * 2 - 1e-8 * x if x.dtype == jnp.float16 else x
+
+    model = Net(twice_in_half)
+    found = diagnose(model, mean_square, X)
+    assert found.loss[1] == pytest.approx(float(mean_square(model, X)), rel=1e-6)
+    assert found.loss[0] == pytest.approx(4 * found.loss[1], rel=1e-2)
+    assert (found.verdict, found.rules, found.verified) == ("rounding", {"stem": "float32"}, True)
+
+
+def _programs(function, *args):
+    return (
+        jax.make_jaxpr(function)(*(x.astype(jnp.float16) for x in args)),
+        jax.make_jaxpr(function)(*args),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1e9, 1e9).filter(lambda c: c != 0), min_size=1, max_size=4))
+def test_every_constant_has_the_value_that_it_has_in_float32(numbers):
+    def function(x):
+        for number in numbers:
+            x = jax.jit(lambda x: jnp.sin(x * number))(x) + jnp.sum(x * jnp.asarray(number, x.dtype))  # noqa: B023
+        return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        half, full = _programs(function, jnp.ones(2))
+    constants = constants_of(half, full)
+    assert constants.complete
+    found = {float(value) for value in constants.exact.values()}
+    assert {float(np.float32(number)) for number in numbers} <= found
+
+
+def test_operations_that_one_program_alone_has_are_told():
+    half, full = _programs(lambda x: x + 0.1 if x.dtype == jnp.float16 else jnp.sin(x + 0.2), jnp.ones(2))
+    constants = constants_of(half, full)
+    assert not constants.complete
+    assert [float(value) for value in constants.exact.values()] == [pytest.approx(0.2)]
+
+
+def test_programs_of_autocast_are_matched_in_loops_and_branches():
+    def function(w, x):
+        def turn(carry, row):
+            return jax.lax.cond(row[0] > 0.3, lambda c: jnp.tanh(c @ w) * 0.3, lambda c: c * 1e-7, carry), row
+
+        return jax.lax.scan(turn, x, x)[0] + 0.1
+
+    args = jnp.ones((4, 4)), jnp.ones((4, 4))
+    half, full = (jax.make_jaxpr(autocast(function, policy))(*args) for policy in ("mixed_float16", "float32"))
+    assert constants_of(half, full).complete
