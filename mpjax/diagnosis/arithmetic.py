@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.compiled import compiled
+from mpjax.diagnosis.numpy_operations import in_numpy
 from mpjax.precision.casting.binding import bind
 from mpjax.precision.casting.jaxprs import as_function
 from mpjax.precision.casting.operations import OPERATIONS
@@ -57,13 +58,17 @@ def widened(value):
     return converted(value, dtype=FLOAT32) if getattr(value, "dtype", None) in HALF else value
 
 
-@compiled
+def _converted_numpy(value: np.ndarray, *, dtype: np.dtype) -> np.ndarray | None:
+    return value.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else None  # XLA saturates integers
+
+
+@functools.partial(compiled, numpy=_converted_numpy)
 def converted(value, *, dtype: np.dtype) -> jax.Array:
     """An array in another dtype."""
     return jax.lax.convert_element_type(value, dtype)
 
 
-@compiled
+@functools.partial(compiled, numpy=in_numpy)
 def _bound(*values, primitive, params: tuple) -> list:
     return list(bind(primitive, values, dict(params)))
 

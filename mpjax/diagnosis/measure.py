@@ -1,7 +1,7 @@
 """What is measured of one result, on the device: the sums and maxima that a reading is made of."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +41,13 @@ SQUARES = frozenset({"lost", "exact", "error", "reference"})
 """Sums of squares: on the device a scale and the sum of squares over it, as float32 does not hold them."""
 
 
-@compiled
+def _measure_numpy(wide, exact, low, smallest_normal, rounds) -> Measured:
+    wide, exact, low = (np.ravel(values) for values in (wide, exact, low))
+    sums = _sums(np, wide, exact, low, smallest_normal, rounds)
+    return {**sums, "size": np.float32(low.size), "sample": _sample(np, wide)}
+
+
+@functools.partial(compiled, numpy=_measure_numpy)
 def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
     """Returns the sums of a result, and what else its reading is made of.
 
@@ -65,56 +71,58 @@ def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
         def cut(values):
             return jnp.where(new, jax.lax.dynamic_slice(values, (start,), (_BLOCK,)), jnp.zeros((), values.dtype))
 
-        return _sums(cut(wide), cut(exact), cut(low), smallest_normal, rounds)
+        return _sums(jnp, cut(wide), cut(exact), cut(low), smallest_normal, rounds)
 
     if size <= _BLOCK:
-        sums = _sums(wide, exact, low, smallest_normal, rounds)
+        sums = _sums(jnp, wide, exact, low, smallest_normal, rounds)
     else:
         # What is computed of each value, for all of them at once, would be several times the result itself.
         sums = jax.lax.fori_loop(1, -(-size // _BLOCK), lambda index, sums: joined(sums, block(index)), block(0))
-    return {**sums, "size": jnp.float32(size), "sample": _sample(wide)}
+    return {**sums, "size": jnp.float32(size), "sample": _sample(jnp, wide)}
 
 
-def _sums(wide, exact, low, smallest_normal, rounds) -> Measured:
-    """Of values in one dtype, [n]; in two reductions, each one pass over the values and one kernel to compile."""
-    finite, wide_finite = jnp.isfinite(low), jnp.isfinite(wide)
+def _sums(xp, wide, exact, low, smallest_normal, rounds) -> Measured:
+    """Sums of values [n] in one dtype, in `xp`; in JAX two reductions, each one pass and one kernel to compile."""
+    finite, wide_finite = xp.isfinite(low), xp.isfinite(wide)
     both = finite & wide_finite
-    size = jnp.where(finite, jnp.abs(low), 0.0)
+    size = xp.where(finite, xp.abs(low), 0.0)
     underflow = (low == 0) & (exact != 0) & rounds
     squared = {
-        "lost": jnp.where(underflow, exact, 0.0),
-        "exact": jnp.where(jnp.isfinite(exact), exact, 0.0),
-        "error": jnp.where(both, low - wide, 0.0),
-        "reference": jnp.where(both, wide, 0.0),
+        "lost": xp.where(underflow, exact, 0.0),
+        "exact": xp.where(xp.isfinite(exact), exact, 0.0),
+        "error": xp.where(both, low - wide, 0.0),
+        "reference": xp.where(both, wide, 0.0),
     }
-    tops = {"largest": size, **{name: jnp.abs(values) for name, values in squared.items()}}
-    largest, *scales = _reduced(jnp.maximum, *tops.values())
-    over = [jnp.where(scale > 0, scale, jnp.ones_like(scale)) for scale in scales]
+    tops = {"largest": size, **{name: xp.abs(values) for name, values in squared.items()}}
+    largest, *scales = _reduced(xp, "maximum", *tops.values())
+    over = [xp.where(scale > 0, scale, xp.ones_like(scale)) for scale in scales]
     counted = {
         "non_finite": ~finite & wide_finite,
         "reference_non_finite": ~wide_finite,
         "all_non_finite": ~finite,
-        "overflow": jnp.isfinite(exact) & ~finite & rounds,
+        "overflow": xp.isfinite(exact) & ~finite & rounds,
         "underflow": underflow,
         "subnormal": (size > 0) & (size < smallest_normal),
     }
-    columns = [size, *counted.values(), *(jnp.square(x / s) for x, s in zip(squared.values(), over, strict=True))]
-    total, *sums = _reduced(jnp.add, *(column.astype(jnp.float32) for column in columns))
+    columns = [size, *counted.values(), *(xp.square(x / s) for x, s in zip(squared.values(), over, strict=True))]
+    total, *sums = _reduced(xp, "add", *(column.astype(xp.float32) for column in columns))
     counts, squares = sums[: len(counted)], sums[len(counted) :]
     return {
-        "largest": largest.astype(jnp.float32),
+        "largest": largest.astype(xp.float32),
         "total": total,
         **dict(zip(counted, counts, strict=True)),
         **{
-            name: (scale.astype(jnp.float32), value)
-            for name, scale, value in zip(squared, scales, squares, strict=True)
+            name: (scale.astype(xp.float32), value) for name, scale, value in zip(squared, scales, squares, strict=True)
         },
     }
 
 
-def _reduced(combine: Callable, *columns: jax.Array) -> Sequence[jax.Array]:
+def _reduced(xp, combine: str, *columns) -> Sequence:
+    if xp is np:
+        return [getattr(np, combine).reduce(column, initial=0) for column in columns]
     zeros = tuple(np.zeros((), column.dtype) for column in columns)
-    return jax.lax.reduce(columns, zeros, lambda first, second: tuple(map(combine, first, second)), (0,))
+    both = getattr(jnp, combine)
+    return jax.lax.reduce(columns, zeros, lambda first, second: tuple(map(both, first, second)), (0,))
 
 
 @jax.jit
@@ -132,11 +140,11 @@ def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...]
     return begins, Marks(finite, reference_finite, jnp.where(underflow > 0, number, flushed))
 
 
-def _sample(flat) -> jax.Array:
+def _sample(xp, flat):
     """Returns the magnitudes of at most 4,096 values, finite and not zero, in an array of that length."""
-    sample = jnp.abs(flat[:: max(1, -(-flat.size // _SAMPLE))])
-    counted = jnp.where(jnp.isfinite(sample), sample, jnp.zeros((), sample.dtype))
-    return jnp.pad(counted, (0, _SAMPLE - counted.size))
+    sample = xp.abs(flat[:: max(1, -(-flat.size // _SAMPLE))])
+    counted = xp.where(xp.isfinite(sample), sample, xp.zeros((), sample.dtype))
+    return xp.pad(counted, (0, _SAMPLE - counted.size))
 
 
 @compiled

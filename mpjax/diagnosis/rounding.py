@@ -1,5 +1,7 @@
 """Half-precision numbers computed in float32: rounded by arithmetic, which no compiler may leave out."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,12 +26,19 @@ def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.
     return _round_to_float16(values)
 
 
-@compiled
+def _with_bits_numpy(values: np.ndarray, *, mantissa_bits: int) -> np.ndarray:
+    # To nearest, ties to even: half of the last bit kept, less one where that bit is even, carries into it.
+    bits, rest = values.view(np.uint32), 23 - mantissa_bits
+    carried = bits + (np.uint32(2 ** (rest - 1) - 1) + (bits >> np.uint32(rest) & np.uint32(1)))
+    return np.where(np.isfinite(values), (carried & np.uint32(2**32 - 2**rest)).view(np.float32), values)
+
+
+@functools.partial(compiled, numpy=_with_bits_numpy)
 def _with_bits(values: jax.Array, *, mantissa_bits: int) -> jax.Array:
     return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=mantissa_bits)
 
 
-@compiled
+@functools.partial(compiled, numpy=lambda values: values.astype(np.float16).astype(np.float32))
 def _round_to_float16(values: jax.Array) -> jax.Array:
     normal = jax.lax.reduce_precision(values, exponent_bits=5, mantissa_bits=10)
     # Below 2^-14 the numbers of float16 lie 2^-24 apart; jnp.round takes ties to even.
@@ -42,12 +51,12 @@ def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
     return _to_bfloat16(values) if dtype == BFLOAT16 else _to_float16(values)
 
 
-@compiled
+@functools.partial(compiled, numpy=lambda values: values.astype(np.float16))
 def _to_float16(values: jax.Array) -> jax.Array:
     return values.astype(FLOAT16)
 
 
-@compiled
+@functools.partial(compiled, numpy=lambda values: values.astype(BFLOAT16))
 def _to_bfloat16(values: jax.Array) -> jax.Array:
     # By their bits, as some processors' own cast takes subnormals for zero.
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32) >> 16

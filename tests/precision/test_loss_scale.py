@@ -150,7 +150,7 @@ def test_gradients_of_integers_and_missing_ones_pass_through(bad):
     updates, state = tx.update(grads, tx.init(params), params)
     assert (updates["i"].dtype, updates["none"]) == (jax.dtypes.float0, None)
     assert bool(state.finite) == (bad == 1.0)
-    kept = where_finite(state, grads, grads | {"w": jnp.zeros(2)})
+    kept = where_finite(state, grads, {"w": jnp.zeros(2), "i": np.zeros(2, jax.dtypes.float0), "none": None})
     assert kept["i"].dtype == jax.dtypes.float0
 
 

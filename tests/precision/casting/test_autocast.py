@@ -108,6 +108,15 @@ def test_a17_what_loses_range_or_precision_leaves_float32_as_it_is(name, half):
 
 
 @HALF
+def test_a_difference_of_what_was_only_moved_stays_in_half(half):
+    def difference(x, w):
+        product = x @ w
+        return product.T.reshape(product.shape) - jnp.where(product > 0, product, jnp.zeros_like(product))
+
+    assert mpjax.autocast(difference, half)(X, W).dtype == half
+
+
+@HALF
 def test_a17_softmax_of_half_logits_is_float32(half):
     logits = (X.astype(half) @ W.astype(half)).astype(F32)
     for function in (jax.nn.softmax, jax.nn.log_softmax, jax.nn.logsumexp):

@@ -150,6 +150,7 @@ def test_what_a_backward_pass_computes_again_is_told_from_its_own_operations():
     [
         ("a/b", "a/b"),
         ("a/b/a/b", "a/b/a/b"),  # a module in one of its own name
+        ("a/a/b", "a/a/b"),
         ("jvp(a)/0", "a/0"),
         ("jvp(a)/0/jvp(b)", "a/0/b"),
         ("jvp(a)/0/jvp(a)/0", "a/0"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import mpjax
-from mpjax.precision.casting.numbers import holds
+from mpjax.precision.casting.numbers import computed, holds, number_of
 
 
 W = jnp.full((2, 2), 1e-3)
@@ -28,6 +28,59 @@ F32 = jnp.float32
 def test_a_dtype_holds_what_it_rounds_as_well_as_any_number(dtype, held, lost):
     dtype = jnp.dtype(dtype)
     assert [number for number in held + lost if holds(dtype, number)] == held
+
+
+def test_a_number_is_held_up_to_half_of_the_distance_to_the_next_one():
+    # Next to 1 float16's numbers are 2^-10 apart, below 2^-14 they are 2^-24: 2^-11 of 2^-13 there, half of a number.
+    assert holds(jnp.dtype("float16"), 1 + 2.0**-11)
+    assert holds(jnp.dtype("float16"), 2.0**-14 * (1 + 2.0**-11))
+    assert not holds(jnp.dtype("float16"), 2.0**-15 * (1 + 2.0**-10))
+    assert not holds(jnp.dtype("float16"), 1e-7)
+
+
+NAMES = (
+    *("sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log1p", "sin", "cos", "tan"),
+    *("tanh", "sign", "floor", "ceil", "square", "neg", "abs", "rsqrt", "logistic"),
+)
+UNARY = {
+    **{name: getattr(lax, name) for name in NAMES},
+    "integer_pow": lambda x: lax.integer_pow(x, 3),
+    "integer_pow to zero": lambda x: lax.integer_pow(x, 0),
+    "integer_pow to minus one": lambda x: lax.integer_pow(x, -1),
+    "integer_pow to minus two": lambda x: lax.integer_pow(x, -2),
+    "convert_element_type": lambda x: lax.convert_element_type(x, jnp.float16),
+    "broadcast_in_dim": lambda x: lax.broadcast_in_dim(x, (2,), ()),
+    "reshape": lambda x: lax.reshape(x, (1,)),
+}
+BINARY = {name: getattr(lax, name) for name in ("add", "sub", "mul", "div", "max", "min", "pow")}
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_a_function_of_a_known_number_is_jax_s(name):
+    for number in (0.7, 1.0, 2.5):
+        _assert_known(UNARY[name], F32(number))
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_a_function_of_two_known_numbers_is_jax_s(name):
+    for numbers in ((7.0, 2.0), (0.3, 5.0), (1.0, 1.0)):
+        _assert_known(BINARY[name], *map(F32, numbers))
+
+
+@pytest.mark.parametrize(("x", "y", "quotient"), [(7, 2, 3), (-7, 2, -3), (6, 3, 2)])
+def test_known_integers_are_divided_towards_zero(x, y, quotient):
+    _assert_known(lax.div, jnp.int32(x), jnp.int32(y))
+    assert int(lax.div(jnp.int32(x), jnp.int32(y))) == quotient
+
+
+def _assert_known(function, *numbers):
+    eqn = [eqn for eqn in jax.make_jaxpr(function)(*numbers).jaxpr.eqns if eqn.primitive.name != "pjit"][-1]
+    np.testing.assert_allclose(computed(eqn, [float(n) for n in numbers]), np.ravel(function(*numbers))[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("constant", [jnp.ones(1), np.ones((1, 1)), np.bool_(True)], ids=["[1]", "[1, 1]", "bool"])
+def test_an_array_and_a_truth_value_are_no_numbers(constant):
+    assert number_of(constant) is None
 
 
 @pytest.mark.parametrize(
