@@ -39,7 +39,7 @@ def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R
     def call(*arrays, **options):
         if not all(map(_is_here, arrays)):
             return fn(*arrays, **options)
-        if numpy is not None and sum(map(np.size, arrays)) <= SMALL and jax.local_devices()[0].platform == "cpu":
+        if numpy is not None and _are_small(arrays):
             with np.errstate(all="ignore"):
                 result = numpy(*map(np.asarray, arrays), **options)
             if result is not None:
@@ -51,6 +51,12 @@ def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R
         return program(*arrays)
 
     return call  # pyright: ignore[reportReturnType]
+
+
+def _are_small(arrays) -> bool:
+    """Whether they are small arrays on a CPU, in dtypes that NumPy has: random keys are none."""
+    plain = all(isinstance(array.dtype, np.dtype) for array in arrays)
+    return plain and sum(map(np.size, arrays)) <= SMALL and jax.local_devices()[0].platform == "cpu"
 
 
 def brought_here(array):

@@ -1,9 +1,9 @@
 """Whether a step in half precision is healthy: finite, near float32's, and no gradient lost to zero.
 
-A loss is near if it is off by no more than `tolerance` of its value. The loss of a step may also be near zero because
-large terms cancel, as that of a policy gradient in its first epoch, or of a critic; or because there is nothing left to
-learn. Its relative error then says nothing, and the gradients are what counts: they are near if they are off by no more
-than half of their norm, or if float32 itself does not determine them.
+A loss is near if it is off by no more than `tolerance` of its value. A loss may be near zero because large terms cancel
+in it, as that of a policy gradient in its first epoch, or of a critic; or because there is nothing left to learn. Its
+relative error then says nothing, and the gradients decide: they are near if they are off by no more than half of their
+norm, or if float32 itself does not determine them.
 """
 
 import dataclasses
@@ -50,13 +50,13 @@ class Reference:
         return error <= self.tolerance or (self.loss_is_small(low, scale) and self.has_gradients(low, scale))
 
     def loss_is_small(self, low: Sequence, scale: float) -> bool:
-        """Whether a loss is off by little of the terms that cancel in it, or not determined by float32 either."""
+        """Whether the terms of a loss cancel, or float32 does not determine it either."""
         return self.terms_cancel(low, scale) or not self.determined(slice(1))
 
     def terms_cancel(self, low: Sequence, scale: float) -> bool:
-        """Whether a loss is off by little of the terms that cancel in it."""
-        off = abs(float(low[0]) / scale - float(self.outputs[0]))
-        return off <= self.tolerance * self.terms
+        """Whether a loss, and its error, are little of the terms that cancel in it."""
+        loss = float(self.outputs[0])
+        return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 
     def has_gradients(self, low: Sequence, scale: float) -> bool:
         """Whether gradients, scaled, are near, or not determined by float32 either."""

@@ -423,7 +423,7 @@ def an_epsilon_that_is_zero(networks) -> Fault:
         return {**batch, "x": x.at[3, 5].set(0.0) if number >= 8 else x}
 
     run = Run(Before(InDtype(normed), transformer()), networks.labels_loss, batch_at)
-    return Fault(run, "underflow", ("first", "forward", "div"), ("first",), "1e-08 is zero")
+    return Fault(run, "underflow", ("first", "forward", "constant 1e-08"), ("first",), "constant 1e-08 in first")
 
 
 class MaskedMean(nnx.Module):
