@@ -40,7 +40,7 @@ def computed(eqn, numbers: Sequence[float | None]) -> float | None:
 
 def holds(dtype: np.dtype, number: float) -> bool:
     """Whether `dtype` rounds a number as well as any: -1e9 is -inf in float16, and 1e-8 zero."""
-    if not math.isfinite(number) or number == 0:
+    if not math.isfinite(number):
         return True
     band = float_range(dtype)
     return abs(number) <= band.largest and abs(float(np.asarray(number, dtype)) - number) <= band.epsilon / 2 * abs(
@@ -72,7 +72,7 @@ _FUNCTIONS: Mapping[str, Callable] = {
     "min": _plain(np.minimum),
     "pow": _plain(np.power),
     "div": _plain(lambda x, y: x / y if is_floating(x) else np.trunc(x / y)),
-    "integer_pow": lambda params, x: np.power(x, params["y"]) if params["y"] >= 0 else 1 / np.power(x, -params["y"]),
+    "integer_pow": lambda params, x: np.power(x, params["y"]),
     # What changes a dtype or a shape leaves the number.
     **dict.fromkeys(
         ("convert_element_type", "stop_gradient", "copy", "broadcast_in_dim", "reshape", "squeeze", "transpose"),
