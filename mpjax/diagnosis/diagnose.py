@@ -24,6 +24,7 @@ from mpjax.precision.dtypes import HALF
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
+from mpjax.precision.rules import EQUINOX
 
 
 def diagnose(
@@ -88,9 +89,9 @@ def diagnose_function(
     """As `diagnose`, for a function of parameters and batch under autocast: Flax linen, Haiku, Equinox, your own.
 
     Args:
-      loss_fn: `loss_fn(params, batch)`, a scalar, or a pair of it and more. Its named scopes, which linen, Haiku and
-        Equinox open, are the paths.
-      params: a pytree of arrays, differentiated.
+      loss_fn: `loss_fn(params, batch)`, a scalar, or a pair of it and more. Its named scopes, which linen and Haiku
+        open, are the paths; of an Equinox module its own.
+      params: a pytree, as an Equinox module, whose arrays are differentiated.
       batch: a pytree.
       policy: as of `diagnose`; its casts are placed by `autocast`.
       loss_scale: as of `diagnose`.
@@ -218,8 +219,10 @@ def _is_repaired_outside(program: Program, scale: float, reference: Reference) -
 
 
 def _module(path: str) -> str:
-    """A module's path, of the scope in it that an einsum opens."""
-    return "/".join(part for part in path.split("/") if "->" not in part)
+    """A module's path, of the scope in it that an einsum opens, or an Equinox layer by its class."""
+    first, *rest = path.split("/")
+    kept = [part for part in rest if "->" not in part and not part.startswith(EQUINOX)]
+    return "/".join([*([] if "->" in first else [first]), *kept])
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:

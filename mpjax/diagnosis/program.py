@@ -18,6 +18,7 @@ from mpjax.precision.check import path_name
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
+from mpjax.precision.rules import EQUINOX
 
 
 class Program(NamedTuple):
@@ -112,13 +113,14 @@ def program_of(
     def step(*inputs):
         *values, scale = inputs
         params, *rest = with_arrays(values)
+        own, with_own = split_arrays(params)  # other leaves, as the functions in an Equinox module, are left
 
-        def scaled(params):
-            loss = _loss_in(loss_of(params, *rest))
+        def scaled(own):
+            loss = _loss_in(loss_of(with_own(own), *rest))
             return loss.astype(widest(loss.dtype, FLOAT32)) * scale
 
-        loss, gradients = jax.value_and_grad(scaled, allow_int=True)(params)
-        return loss, [g for g in jax.tree.leaves(gradients) if is_floating(g)]
+        loss, gradients = jax.value_and_grad(scaled, allow_int=True)(own)
+        return loss, [g for g in gradients if is_floating(g)]
 
     jaxpr = jax.make_jaxpr(step)(*arrays, jnp.float32(1))
     named = _named(params)
@@ -139,8 +141,14 @@ def program_of(
             *(f"parameter {name}" for name in names),
             *("/".join(filter(None, (of, name))) for of, tree in others.items() for name, _ in _named(tree)),
         ),
-        modules=tuple(path for path in around if path in ruled),
+        modules=tuple(path for path in around if path in ruled and not _is_of_class(path)),
     )
+
+
+def _is_of_class(path: str) -> bool:
+    """Whether a scope is named by a class inside one that has its own path, as that of an Equinox layer."""
+    outer, _, name = path.rpartition("/")
+    return bool(outer) and name.startswith(EQUINOX)
 
 
 def _loss_in(result) -> jax.Array:

@@ -69,6 +69,9 @@ def is_norm(types: Iterable[str]) -> bool:
     return not NORM_TYPES.isdisjoint(types)
 
 
+EQUINOX = "eqx.nn."
+"""What the scopes begin with that Equinox names by the class of a layer."""
+
 _MOST_SHOWN = 20
 
 
@@ -96,9 +99,11 @@ def winner(rules: Rules, lineage: Lineage) -> str | None:
 
 
 def scope_lineage(scope: str) -> Lineage:
-    """A named scope and those around it, as modules of no known type."""
+    """A named scope and those around it, as modules of no known type; Equinox's own by the name of the class too."""
     parts = scope.split("/") if scope else []
-    return tuple(("/".join(parts[:depth]), frozenset()) for depth in range(len(parts) + 1))
+    classes = [part for part in parts if part.startswith(EQUINOX)]
+    paths = ("/".join(parts[:depth]) for depth in range(len(parts) + 1))
+    return tuple((path, frozenset()) for path in (*classes, *paths))
 
 
 def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:

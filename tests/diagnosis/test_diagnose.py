@@ -1,14 +1,18 @@
 """What a diagnosis leaves as it was, what it takes, and what it names that is wrong in what it was given."""
 
+import tomllib
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 from mpjax.diagnosis import diagnose, diagnose_function
 from mpjax.errors import UsageError
+from mpjax.models.mlp import MLP
 from mpjax.precision.modules import apply_policy
 
 
@@ -208,3 +212,74 @@ def test_a_scale_far_too_high_is_named_with_a_power_of_two_that_is_not():
 def test_numbers_that_mean_nothing_are_refused(bad):
     with pytest.raises(UsageError, match="wanted a positive number"):
         diagnose_function(*overflowing_linen(), policy="mixed_float16", **bad)
+
+
+class Squared(nnx.Module):
+    """What overflows in float16, and takes the dtype of its input."""
+
+    def __init__(self):
+        self.weight = nnx.Param(jnp.ones(4))
+        self.dtype = jnp.float32
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.square(x.astype(self.dtype) * 300) * 1e-4 * self.weight[...].astype(self.dtype)[None]
+
+
+def test_a_rule_for_a_name_that_a_policy_s_text_cannot_hold_has_a_pattern():
+    class Named(nnx.Module):
+        def __init__(self):
+            setattr(self, "k=3;[a]", Squared())
+            self.head = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.head(getattr(self, "k=3;[a]")(x))
+
+    found = diagnose(Named(), mean_square, {"x": jnp.ones((2, 4))})
+    assert (found.path, found.rules, found.verified) == ("k=3;[a]", {"k?3??a]": "float32"}, True)
+    again = diagnose(Named(), mean_square, {"x": jnp.ones((2, 4))}, policy=found.repaired_policy)
+    assert again.verdict == "healthy"
+
+
+def test_a_module_without_a_dtype_is_repaired_where_its_input_comes_from():
+    class ByItsSize(nnx.Module):
+        def __init__(self):
+            self.weight = nnx.Param(jnp.ones(4))
+
+        def __call__(self, x):
+            scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-8)
+            return x * scale * self.weight[...].astype(x.dtype)[None]
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.first = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+            self.norm = ByItsSize()
+            self.last = nnx.Linear(4, 4, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return self.last(self.norm(self.first(x)))
+
+    found = diagnose(Net(), mean_square, {"x": jnp.zeros((2, 4))})
+    assert (found.verdict, found.path, found.operation) == ("underflow", "norm", "constant 1e-08")
+    assert (found.rules, found.verified) == ({"first": "float32"}, True)
+
+
+def test_an_overflow_beside_a_scale_that_is_too_high_is_repaired_by_rules_and_a_lower_scale():
+    model, x = MLP(8, 8, 6, 4, rngs=nnx.Rngs(0)), jax.random.normal(jax.random.key(1), (8, 8))
+    model.layers[3].kernel[...] *= 1e6
+    model.layers[4].kernel[...] *= 1e-6
+
+    def loss_fn(model, x):
+        logits = model(x).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.arange(8) % 4).mean()
+
+    found = diagnose(model, loss_fn, x, loss_scale=2.0**22)
+    assert (found.verdict, found.path, found.direction) == ("overflow", "layers/3", "forward")
+    assert found.rules == {"layers/3": "float32", "layers/4": "float32"}
+    assert found.better_scale is not None
+    assert "With that repaired, the loss scale of 4.1943e+06 is too high" in found.evidence
+    assert found.flags == (
+        f'--precision.loss_scale {found.better_scale:.10g} --precision.rules "layers/3" float32 "layers/4" float32'
+    )
+    assert tomllib.loads(found.toml)["precision"].keys() == {"loss_scale", "rules"}
+    again = diagnose(model, loss_fn, x, policy=found.repaired_policy, loss_scale=found.better_scale)
+    assert again.verdict == "healthy"

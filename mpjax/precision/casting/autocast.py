@@ -16,6 +16,7 @@ from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.values import arrays_of, cast_like, split_arrays, values_of
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
+from mpjax.precision.equinox_scopes import equinox_scopes
 from mpjax.precision.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
@@ -33,9 +34,9 @@ def autocast(
 
     NNX modules may be among the arguments: what a call changes in them, as batch statistics, is changed in them.
 
-    Rules of the policy are for named scopes (`jax.named_scope`): those of NNX modules among the arguments are their
-    paths, and Flax linen, Haiku and Equinox open their own. A rule of float32 computes all in its scopes in float32,
-    one of float16 or bfloat16 the products.
+    Rules of the policy are for named scopes (`jax.named_scope`): those of NNX and Equinox modules among the arguments
+    are their paths; Flax linen, Haiku and Equinox open their own. A rule of float32 computes all in its scopes in
+    float32, one of float16 or bfloat16 the products.
 
     Args:
       fn: any function of pytrees; their arrays are traced, other leaves are passed on as they are.
@@ -86,7 +87,8 @@ def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list
 
     def of_arrays(*arrays):
         (fn, args, kwargs), changed = models.join(with_arrays(arrays))
-        return fn(*args, **kwargs), changed()
+        with equinox_scopes((fn, args, kwargs)):
+            return fn(*args, **kwargs), changed()
 
     return models, arrays, of_arrays
 
