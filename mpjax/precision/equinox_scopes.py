@@ -34,7 +34,8 @@ def equinox_scopes(tree) -> Iterator[None]:
         return
     paths = {}
     for _, module in _modules_in(tree):
-        paths |= {id(leaf): path_name(path) for path, leaf in jax.tree_util.tree_leaves_with_path(module)}
+        leaves = jax.tree_util.tree_leaves_with_path(module)
+        paths |= {id(leaf): path_name(path) for path, leaf in leaves if isinstance(leaf, jax.Array)}
         for cls in _classes_in(module):
             _look_for_paths(cls)
     token = _PATHS.set(paths)

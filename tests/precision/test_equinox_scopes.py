@@ -92,6 +92,21 @@ def test_a_model_that_is_put_together_in_the_function_has_its_paths_too():
     assert paths[2] == "blocks/1/up/eqx.nn.Linear"
 
 
+def test_modules_that_share_a_function_have_paths_of_their_own():
+    class Two(eqx.Module):
+        first: eqx.nn.MLP
+        second: eqx.nn.MLP
+
+        def __call__(self, x):
+            return self.second(self.first(x))
+
+    net = Two(*(eqx.nn.MLP(8, 8, 4, 1, activation=jax.nn.relu, key=key) for key in KEYS[:2]))
+    jaxpr = jax.make_jaxpr(lambda x: mpjax.autocast(lambda net, x: net(x), "mixed_float16")(net, x))(X[0])
+    paths = [path for path, eqn in equations(jaxpr) if eqn.primitive.name == "dot_general"]
+    inner = "layers/0/eqx.nn.Linear", "layers/1/eqx.nn.Linear"
+    assert paths == [f"{outer}/{layer}" for outer in ("first", "second") for layer in inner]
+
+
 def test_a_diagnosis_names_one_layer_and_not_all_of_its_class():
     net = Net()
     net = eqx.tree_at(lambda n: n.blocks[1].up.weight, net, net.blocks[1].up.weight * 1e6)
