@@ -21,8 +21,9 @@ class Constants(NamedTuple):
 
     Attributes:
       exact: by `id` of a literal, or of the variable of a constant: its value in float32's program.
-      complete: whether all floating operations of both programs were matched; if not, float32's program has to be run
-        itself.
+      complete: whether the first program with these constants and without rounding is the second: all floating
+        operations were matched, and no branch or number of turns depends on values. If not, float32's program has to be
+        run itself.
     """
 
     exact: Mapping[int, np.ndarray] = {}
@@ -48,13 +49,21 @@ def _matched(half, full, exact: dict) -> Iterator[bool]:
     pairs = list(_in_step(mine, theirs))
     yield len(pairs) == len(mine) == len(theirs)
     for one, other in pairs:
-        yield len(one.invars) == len(other.invars)
+        yield len(one.invars) == len(other.invars) and not _depends_on_values(one)
         for atoms in zip(one.invars, other.invars, strict=False):
             yield _same(first.constant(atoms[0]), second.constant(atoms[1]), exact)
         for bodies in zip(held_by(one), held_by(other), strict=False):
             yield from _matched(*bodies, exact)
     for atoms in zip(first.outvars, second.outvars, strict=False):
         yield _same(first.constant(atoms[0]), second.constant(atoms[1]), exact)
+
+
+def _depends_on_values(eqn) -> bool:
+    """Whether what runs depends on floating values, for which the emulator asks the half-precision run alone."""
+    if eqn.primitive.name == "while":
+        condition = opened(eqn.params["cond_jaxpr"])[0]
+        return any(is_floating(atom.aval) for each in condition.eqns for atom in each.invars)
+    return eqn.primitive.name == "cond"
 
 
 def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
