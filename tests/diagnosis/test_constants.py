@@ -131,8 +131,10 @@ def test_where_float32_s_program_has_other_operations_it_is_run_itself():
 BRANCHES = {
     # 2048 and 1 is 2048 in float16.
     "cond": lambda x: jax.lax.cond(jnp.max(x) * 0 + 2048 + 1 > 2048.5, lambda x: x, lambda x: 3 * x, x),
-    # And ten times 0.1 is less than 1 there, and more in float32.
-    "while": lambda x: jax.lax.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 0.1, s[1] * 2), (jnp.max(x) * 0, x))[1],
+    # And twenty times 0.05 is less than 1 there, and 1 in float32.
+    "while": lambda x: jax.lax.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 0.05, s[1] * 2), (jnp.max(x) * 0, x))[
+        1
+    ],
 }
 
 
