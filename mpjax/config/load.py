@@ -89,7 +89,14 @@ def read_flags(file: pathlib.Path) -> list[str]:
         content = file.read_bytes()
         if not content.strip():
             raise UsageError("it is empty; wanted settings, as the config.toml of a run has them")
-        return list(_flatten(tomllib.loads(content.decode()), Config(), ""))
+        table = tomllib.loads(content.decode())
+        unknown = list(_unknown(table, Config(), ""))
+        if len(unknown) > _MOST_UNKNOWN:  # the parser looks for one that is meant, which takes time for each
+            first = ", ".join(unknown[:3])
+            raise UsageError(
+                f"{first} and {len(unknown) - 3:,} more are no settings: train.py --help lists those there are"
+            )
+        return list(_flatten(table, Config(), ""))
     except FileNotFoundError:
         near = difflib.get_close_matches(file.name, [f.name for f in file.parent.glob("*.toml")], n=1, cutoff=0.4)
         hint = f"; did you mean {file.parent / near[0]}?" if near else ""
@@ -112,6 +119,20 @@ def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
     except SystemExit:
         raise UsageError(f"in {file}:\n{printed.getvalue().rstrip()}") from None
     return flags
+
+
+_MOST_UNKNOWN = 20
+
+
+def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
+    """The keys of a table that are no settings of a section; all of them where there is none, which is None."""
+    names = {field.name for field in dataclasses.fields(section)} if section is not None else set()
+    for key, value in table.items():
+        inner = getattr(section, key) if key in names else None
+        if isinstance(value, dict) and value and (key not in names or dataclasses.is_dataclass(inner)):
+            yield from _unknown(value, inner, f"{prefix}{key}.")
+        elif key not in names:
+            yield f"{prefix}{key}"
 
 
 def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[str]:

@@ -1,10 +1,13 @@
 """How a tensorflow-datasets set that needs no download gets to disk: once, whole, and without a word."""
 
 import contextlib
+import errno
 import io
 
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils import tqdm_utils
+
+from mpjax.errors import UsageError
 
 
 def write_once(builder: tfds.core.DatasetBuilder) -> None:
@@ -12,16 +15,25 @@ def write_once(builder: tfds.core.DatasetBuilder) -> None:
 
     Safe to call from several processes at once and to kill: the files are written to a folder of their own, which is
     renamed when it is complete.
+
+    Raises:
+      UsageError: the disk is full.
     """
     if _complete(builder):
         return
     try:
         with _quiet():
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-    except OSError:
+    except (OSError, RuntimeError) as error:
         # Another process renamed its copy, the same as ours, into place first.
-        if not _complete(builder):
-            raise
+        if _complete(builder):
+            return
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise UsageError(
+                f"no space is left to write {builder.name} to {builder.data_path}: free some, or name another folder "
+                "by the variable MPJAX_CACHE"
+            ) from error
+        raise
 
 
 def _complete(builder: tfds.core.DatasetBuilder) -> bool:

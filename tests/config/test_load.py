@@ -1,5 +1,7 @@
 """Files and flags through one strict parser."""
 
+import time
+
 import pytest
 
 from mpjax.config import Config, from_toml, load
@@ -80,6 +82,15 @@ def test_a_mistake_in_a_file_is_reported_under_its_name(file, text, says):
     assert "mistaken.toml" in message
     assert "good.toml" not in message
     assert says in message
+
+
+@pytest.mark.parametrize("head", ["", "[data]\n", "[nothing]\n"])
+def test_ten_thousand_unknown_settings_take_no_two_seconds(file, head):
+    path = file(head + "\n".join(f"unknown_{number} = {number}" for number in range(10_000)), "many.toml")
+    start = time.process_time()
+    with pytest.raises(UsageError, match=r"in .*many\.toml"):
+        load(["--config", path])
+    assert time.process_time() - start < 2
 
 
 def test_a_missing_file_is_named_with_the_nearest(file, tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from sklearn.datasets import load_digits
 
 from mpjax.config.schema import Data
 from mpjax.data.source import open_source
+from mpjax.errors import UsageError
 
 
 PREPARE = "import pathlib, sys; from mpjax.data.digits import prepare_digits; prepare_digits(pathlib.Path(sys.argv[1]))"
@@ -92,10 +94,24 @@ def test_a_real_failure_is_raised(tmp_path, monkeypatch):
     from mpjax.data import digits
 
     def fail(builder, **options):
-        raise OSError("No space left on device")
+        raise OSError("Input/output error")
 
     monkeypatch.setattr(digits.Digits, "download_and_prepare", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="Input/output"):
+        digits.prepare_digits(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("write() failed: No space left on device")]
+)
+def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch, error):
+    from mpjax.data import digits
+
+    def fail(builder, **options):
+        raise error
+
+    monkeypatch.setattr(digits.Digits, "download_and_prepare", fail)
+    with pytest.raises(UsageError, match=f"no space is left to write digits to {tmp_path}.*MPJAX_CACHE"):
         digits.prepare_digits(tmp_path)
 
 
