@@ -2,8 +2,8 @@
 
     python benchmarks/promises.py           from benchmarks/results/suite_cpu.json and mutants_cpu.json
     python benchmarks/promises.py --mutants now.json --before then.json
-                                            first writes mutants_cpu.json from two outputs of mutants.py: of all
-                                            mutants, and of their survivors under the tests of an earlier commit
+                                            first writes mutants_cpu.json from two outputs of mutants.py, the second
+                                            of an earlier commit
 
 A survivor's reason is written by hand, as "why" in mutants_cpu.json; it is kept as long as the survivor is.
 """
@@ -29,17 +29,17 @@ def condensed(now, then, reasons):
 
     Args:
       now: what mutants.py wrote of each module.
-      then: the same of the survivors, tried with earlier tests; those that they killed are not among its survivors.
+      then: the same of an earlier commit.
       reasons: by module, line before and line after.
     """
     modules = {}
     for name, target in now.items():
-        left = [_change(one) for one in then.get(name, {}).get("survivors", ())]
-        survivors = []
-        for change in map(_change, target["survivors"]):
-            why = reasons.get((name, change["before"], change["after"]), "")
-            survivors.append(change | {"killed_before": change not in left, "why": why})
-        modules[name] = {key: target[key] for key in ("possible", "mutants", "killed")} | {"survivors": survivors}
+        changes = map(_change, target["survivors"])
+        modules[name] = {
+            **{key: target[key] for key in ("possible", "mutants", "killed")},
+            "before": {key: then.get(name, {}).get(key, 0) for key in ("mutants", "killed")},
+            "survivors": [c | {"why": reasons.get((name, c["before"], c["after"]), "")} for c in changes],
+        }
     return modules
 
 
@@ -48,14 +48,14 @@ def _change(survivor):
 
 
 def counts(modules):
-    """Mutants by module, killed now and with the earlier tests, as Markdown."""
+    """Mutants by module, now and before, as Markdown."""
     rows = []
     for name, module in modules.items():
-        lost = sum(survivor["killed_before"] for survivor in module["survivors"])
-        rows.append((name, module["possible"], module["mutants"], module["killed"], lost))
+        numbers = *module["before"].values(), module["possible"], module["mutants"], module["killed"]
+        rows.append((name.removeprefix("mpjax/"), *numbers))
     rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
-    head = "| module | possible | tried | killed | survivors that the earlier tests killed |"
-    return "\n".join([head, "| --- " * 5 + "|", *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+    head = "| module | tried before | killed before | possible | tried | killed |"
+    return "\n".join([head, "| --- " * 6 + "|", *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
 def survivors(modules):
@@ -89,7 +89,7 @@ def main():
         reasons = {
             (name, one["before"], one["after"]): one["why"] for name in known for one in known[name]["survivors"]
         }
-        found = {**describe("cosmic-ray"), "modules": condensed(now, then, reasons)}
+        found = {**describe("cosmic_ray"), "modules": condensed(now, then, reasons)}
         MUTANTS.write_text(json.dumps(found, indent=2) + "\n")
     print(page(json.loads(SUITE.read_text()), json.loads(MUTANTS.read_text())))
 

@@ -1,7 +1,6 @@
 """Comparison of runs on one page: folders in, a table and a plot of where their curves part out."""
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ from mpjax import strict_json
 from mpjax.config import Duration, from_toml
 from mpjax.config.comparison import Comparison, check
 from mpjax.config.load import CONFIG_FILE
+from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
 from mpjax.report import comparison as curves
 from mpjax.report.jsonl import read_metrics
@@ -72,7 +72,7 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
     )
     names = [f"{curves.letter(i)}: {group.name}" for i, group in enumerate(groups)]
     if settings.plot:
-        curves.plot_comparison(names, found, pathlib.Path(settings.plot).expanduser())
+        curves.plot_comparison(names, found, expanded(settings.plot))
     if settings.json:
         print(strict_json.encode(result))
     else:
@@ -81,7 +81,7 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
 
 
 def _read(folder: str) -> Run:
-    path = pathlib.Path(folder).expanduser()
+    path = expanded(folder)
     for file in (CONFIG_FILE, METRICS_FILE):
         if not (path / file).is_file():
             raise UsageError(f"no run in {path} (no {file}); wanted the folder that train.py printed")
@@ -99,7 +99,7 @@ def _flat(section: Any, prefix: str = ""):
 
 
 def _distinct(folders: Sequence[str]) -> Sequence[str]:
-    seen = [pathlib.Path(folder).expanduser().resolve() for folder in folders]
+    seen = [expanded(folder).resolve() for folder in folders]
     twice = next((folder for i, folder in enumerate(folders) if seen[i] in seen[:i]), None)
     if twice is not None:
         raise UsageError(f"{twice} is given twice: wanted different runs")

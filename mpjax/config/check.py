@@ -60,6 +60,9 @@ def _faults(config: Config) -> Iterator[str]:
     for name, value in not_negative.items():
         if not 0 <= value < math.inf:
             yield f"--{name} is {value}: wanted 0 or more"
+    for name, value in (at_least_one | not_negative).items():
+        if isinstance(value, int) and value >= 2**31 and name != "seed":  # the seed's own range is checked by the data
+            yield f"--{name} is {value}: wanted at most 2,147,483,647"
     for name, value in below_one.items():
         if not 0 <= value < 1:
             yield f"--{name} is {value}: wanted from 0 up to, not including, 1"

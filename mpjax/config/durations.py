@@ -32,7 +32,9 @@ class Duration:
     unit: Unit = "steps"
 
     def __str__(self) -> str:
-        return f"{self.amount:.15g}" if self.unit == "steps" else f"{self.amount:.15g} {self.unit}"
+        short = f"{self.amount:.15g}"
+        amount = short if float(short) == self.amount else repr(self.amount)  # what is read back is the same
+        return amount if self.unit == "steps" else f"{amount} {self.unit}"
 
     def in_steps(self, batch_size: int, steps_per_epoch: int) -> int:
         """The duration in steps, rounded to the nearest (at least 1 where it is not 0).
@@ -55,7 +57,7 @@ def as_duration(value: "Duration | int | str") -> Duration:
     """A `Duration` from itself, a number of steps, or text such as `"30 epochs"`.
 
     Raises:
-      ValueError: as `parse_duration`.
+      UsageError: as `parse_duration`.
     """
     return value if isinstance(value, Duration) else parse_duration(str(value))
 
@@ -64,12 +66,12 @@ def parse_duration(text: str) -> Duration:
     """Reads `"500"`, `"30 epochs"`, `"1e6examples"`.
 
     Raises:
-      ValueError: no such unit, not a number, negative or infinite, or part of a step.
+      UsageError: no such unit, not a number, negative or infinite, or part of a step.
     """
     match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
-        raise ValueError(f"bad duration '{text}': wanted e.g. '500', '500 steps', '1e6 examples' or '30 epochs'")
+        raise UsageError(f"bad duration '{text}': wanted e.g. '500', '500 steps', '1e6 examples' or '30 epochs'")
     amount, unit = float(match[1]), _UNITS[match[2]]
     if not math.isfinite(amount) or (unit == "steps" and amount != int(amount)):
-        raise ValueError(f"bad duration '{text}': wanted a whole number of steps")
+        raise UsageError(f"bad duration '{text}': wanted a whole number of steps")
     return Duration(amount, unit)

@@ -7,6 +7,7 @@ import os
 import pathlib
 
 from mpjax.config.load import CONFIG_FILE
+from mpjax.config.paths import expanded
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
@@ -19,12 +20,12 @@ def cache_folder(config: Config) -> pathlib.Path:
     """
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = config.cache_dir or os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax")
-    return _made(pathlib.Path(folder).expanduser())
+    return _made(expanded(folder))
 
 
 def data_folder(config: Config) -> pathlib.Path:
     """The folder of prepared data sets: `data_dir` if set, else `data` in the cache."""
-    return pathlib.Path(config.data.data_dir).expanduser() if config.data.data_dir else cache_folder(config) / "data"
+    return expanded(config.data.data_dir) if config.data.data_dir else cache_folder(config) / "data"
 
 
 def run_folder(config: Config) -> pathlib.Path:
@@ -76,11 +77,11 @@ def check_run_folder(config: Config) -> pathlib.Path:
       UsageError: it is there although the run is new, or it is not although the run is to go on.
     """
     if config.resume:
-        folder = pathlib.Path(config.output_dir).expanduser()
+        folder = expanded(config.output_dir)
         if not (folder / CONFIG_FILE).exists():
             raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
         return folder
-    folder = pathlib.Path(config.output_dir or _default_name(config)).expanduser()
+    folder = expanded(config.output_dir or _default_name(config))
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: wanted a folder for the run as --output_dir")
     if folder.exists() and any(folder.iterdir()):

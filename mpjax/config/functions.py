@@ -4,10 +4,10 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import pathlib
 from collections.abc import Callable
 from types import ModuleType
 
+from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
 
 
@@ -38,7 +38,7 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
     try:
         if not where.endswith(".py"):
             return importlib.import_module(where)
-        path = pathlib.Path(where).expanduser()
+        path = expanded(where)
         if not path.exists():
             raise UsageError(f"{flag} {spec}: no file {path}")
         loading = importlib.util.spec_from_file_location(path.stem, path)

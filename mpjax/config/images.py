@@ -2,6 +2,7 @@
 
 import pathlib
 
+from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
 
 
@@ -14,6 +15,6 @@ def check_image(flag: str, path: str) -> None:
     ending = pathlib.PurePath(path).suffix
     if path and ending.lower().removeprefix(".") not in ENDINGS:
         raise UsageError(f"{flag} {path} ends in '{ending}': wanted .{', .'.join(ENDINGS)}")
-    folder = pathlib.Path(path).expanduser().parent
+    folder = expanded(path).parent
     if path and not folder.is_dir():
         raise UsageError(f"{flag} {path}: there is no folder {folder}")

@@ -12,6 +12,7 @@ from typing import Any
 import tyro
 
 from mpjax.config.durations import Duration
+from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
 from mpjax.config.trust import is_of_a_run, require_trust
 from mpjax.errors import UsageError
@@ -47,7 +48,7 @@ def load(argv: Sequence[str], *, prog: str = "train.py") -> Config:
     if config.resume:
         if not config.output_dir:
             raise UsageError("--resume needs --output_dir: the folder of the run to go on with")
-        own = pathlib.Path(config.output_dir).expanduser() / CONFIG_FILE
+        own = expanded(config.output_dir) / CONFIG_FILE
         if own.exists():
             config = _parse([*_checked_flags(own, prog), *from_files, *flags], prog)
             runs.append(own)
@@ -101,10 +102,10 @@ def read_flags(file: pathlib.Path) -> list[str]:
         near = difflib.get_close_matches(file.name, [f.name for f in file.parent.glob("*.toml")], n=1, cutoff=0.4)
         hint = f"; did you mean {file.parent / near[0]}?" if near else ""
         raise UsageError(f"no config file {file}{hint}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{file} is not TOML: {str(error) or 'nested too deep'}") from None
     except UsageError as error:
         raise UsageError(f"in {file}: {error}") from None
+    except (ValueError, RecursionError) as error:  # a ValueError too: a number of thousands of digits, NUL in the path
+        raise UsageError(f"{file} is not TOML: {str(error) or 'nested too deep'}") from None
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
 
@@ -140,6 +141,11 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
     for key, value in table.items():
         name = f"--{prefix}{key}"
         default = getattr(section, key, None)
+        if "=" in key or key.replace("_", "-").startswith("tyro-"):
+            # The parser would read another setting, or write a file: a file of settings may come from elsewhere.
+            raise UsageError(f"{prefix}{key} is no setting: wanted a name that train.py --help lists")
+        if flags := [word for word in _words(value) if word.startswith("--")]:
+            raise UsageError(f"{prefix}{key} has {flags[0]!r}, which would be read as a flag: wanted a value")
         if "\0" in str(value):
             raise UsageError(f"{prefix}{key} is {value!r}: wanted a text without NUL")
         if wanted := _other_kind(value, default):
@@ -156,6 +162,13 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
             yield name if value else f"--{prefix}no_{key}"
         else:
             yield f"{name}={value}"
+
+
+def _words(value: object) -> list[str]:
+    """What would stand by itself on a command line."""
+    if isinstance(value, dict):
+        return [str(word) for pair in value.items() for word in pair if not isinstance(word, dict | list)]
+    return [str(word) for word in value] if isinstance(value, list) else []
 
 
 def _other_kind(value: object, default: object) -> str | None:

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Mapping
 
+from mpjax.errors import UsageError
+
 
 MODELS: Mapping[str, str] = {
     "mlp": "hidden linear layers with ReLU; the tutorial's",
@@ -29,12 +31,12 @@ def parse_model_name(text: str) -> str:
     """The name of a model: one of `MODELS`, or `FILE.py:NAME` or `package.module:NAME` of one's own.
 
     Raises:
-      ValueError: there is no such model; the message names the nearest.
+      UsageError: there is no such model; the message names the nearest.
     """
     if text in MODELS or ":" in text:
         return text
     near = difflib.get_close_matches(text, MODELS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(
+    raise UsageError(
         f"no model {text!r}; {hint}there are {', '.join(MODELS)}, and FILE.py:NAME or package.module:NAME for your own"
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.config.task import TASKS, TaskName
 from mpjax.data.examples import Example
@@ -70,7 +71,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         missing.
     """
     set_name = f"{NAME}:{path}"
-    root = pathlib.Path(path).expanduser()
+    root = expanded(path)
     if not root.is_dir():
         raise UsageError(f"data set '{set_name}': no folder {root}; wanted one with a folder for each class in it")
     if "image" not in TASKS[task].fields:

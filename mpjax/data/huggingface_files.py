@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
 
 
@@ -57,8 +58,8 @@ def load_splits(what: str) -> dict[str, Any]:
 def _loaded(datasets: Any, what: str) -> Any:
     kind, colon, rest = what.partition(":")
     if colon and kind in _FORMATS:
-        return _local(datasets, pathlib.Path(rest).expanduser(), kind, what)
-    path = pathlib.Path(what).expanduser()
+        return _local(datasets, expanded(rest), kind, what)
+    path = expanded(what)
     if path.exists() or what.startswith(("/", "~", ".")) or path.suffix in _KINDS:
         return _local(datasets, path, "", what)
     name, _, config = what.rpartition("/")

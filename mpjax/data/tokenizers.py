@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpjax.config.paths import expanded
 from mpjax.data.plain_tokenizers import BytesTokenizer, WordsTokenizer
 from mpjax.data.tokens import Ragged, Tokenizer
 from mpjax.errors import UsageError
@@ -88,7 +89,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     """
     if name in PLAIN:
         return PLAIN[name]()
-    path = pathlib.Path(name).expanduser()
+    path = expanded(name)
     if not path.exists():
         if name.startswith(("/", "~", ".")) or path.suffix == ".json":
             raise UsageError(
@@ -125,11 +126,17 @@ def _named_beside(file: pathlib.Path) -> dict[str, str]:
     named: dict[str, str] = {}
     for beside in ("special_tokens_map.json", "tokenizer_config.json"):
         if (file.parent / beside).exists():
-            found = json.loads((file.parent / beside).read_text())
+            path = file.parent / beside
+            try:
+                found = json.loads(path.read_text())
+                if not isinstance(found, dict):
+                    raise ValueError("not a JSON object")
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"{path} is damaged ({error}); fetch it again, or remove it") from error
             for key in ("pad_token", "eos_token", "sep_token"):
                 token = found.get(key)
                 token = token.get("content") if isinstance(token, dict) else token
-                named |= {key: token} if token else {}
+                named |= {key: token} if token and isinstance(token, str) else {}
     return named
 
 

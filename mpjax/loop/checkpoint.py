@@ -193,7 +193,7 @@ def _choose(directory: pathlib.Path, steps: list[int], which: str) -> int:
 
 def _stored_score(directory: pathlib.Path, position: int) -> float:
     """The score that a checkpoint was saved with; that of none if neither file that has it can be read."""
-    unreadable = OSError, ValueError, KeyError, TypeError
+    unreadable = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
     with contextlib.suppress(*unreadable):
         about = _description(directory / str(position))
         if digest_of(about) == about["digest"]:
@@ -213,7 +213,7 @@ def _write_lost_scores(directory: pathlib.Path) -> None:
         file = _scores(directory, position)
         try:
             float(json.loads(file.read_text())["score"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps({"score": _stored_score(directory, position)}))
 

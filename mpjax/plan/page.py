@@ -1,12 +1,12 @@
 """A plan on one page: settings in; the step compiled for each GPU and policy; a table, an image or JSON out."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 from mpjax import strict_json
 from mpjax.config import Config
+from mpjax.config.paths import expanded
 from mpjax.config.plan import Plan, check
 from mpjax.data import Fields
 from mpjax.plan.devices import GPUS
@@ -76,7 +76,7 @@ def plan_run(
     else:
         _print(settings, plans)
     if settings.plot:
-        plot_plans(plans, pathlib.Path(settings.plot).expanduser(), f"{config.model.name}, batch {plans[0].batch}")
+        plot_plans(plans, expanded(settings.plot), f"{config.model.name}, batch {plans[0].batch}")
     return result
 
 

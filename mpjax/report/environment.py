@@ -53,7 +53,7 @@ def process_of(path: Path) -> str:
     try:
         content = strict_json.decode(path.read_text())
         return f"process {content['process']} on {content['host']}"
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, RecursionError):
         return "another process"
 
 

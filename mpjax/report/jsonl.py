@@ -98,7 +98,12 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 value = record.get(name, 0.0 if name == "time" else None)
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise ValueError(f"{name} is {value!r}, not a number")
-        except (ValueError, RecursionError) as error:
+            for name, value in record.items():
+                if "/" in name and not isinstance(value, int | float):
+                    raise ValueError(f"{name} is {value!r}, not a number")
+                if isinstance(value, int):
+                    float(value)  # an OverflowError at hundreds of digits
+        except (ValueError, OverflowError, RecursionError) as error:
             if number == len(lines):  # torn: the run was killed while it wrote
                 return
             raise UsageError(f"{path}, line {number} is damaged ({error}): mend or delete that line") from error

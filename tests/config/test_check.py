@@ -6,6 +6,7 @@ import pytest
 
 from mpjax.config import Config, load
 from mpjax.config.check import check
+from mpjax.config.schema import Data
 from mpjax.errors import UsageError
 
 
@@ -50,3 +51,9 @@ def test_all_faults_are_named_at_once():
         "--data.batch_size is 0: wanted at least 1",
         "--seed is -1: wanted 0 or more",
     ]
+
+
+@pytest.mark.parametrize("count", [2**31, 10**400])
+def test_a_number_that_no_array_can_count_is_refused(count):
+    with pytest.raises(UsageError, match=f"--data.batch_size is {count}: wanted at most 2,147,483,647"):
+        check(Config(data=Data(batch_size=count)))

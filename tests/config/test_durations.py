@@ -1,6 +1,8 @@
 """Durations read, written and turned into steps."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpjax.config.durations import Duration, parse_duration
 from mpjax.errors import UsageError
@@ -66,3 +68,22 @@ def test_more_steps_than_int32_counts_are_refused(text):
 
 def test_as_many_as_int32_counts_are_not():
     assert parse_duration("2147483647").in_steps(8, 100) == 2**31 - 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0, 1e300), st.sampled_from(["examples", "epochs"]))
+def test_any_duration_survives_writing(amount, unit):
+    assert parse_duration(str(Duration(amount, unit))) == Duration(amount, unit)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text() | st.from_regex(r"[0-9.e+-]{0,400} ?(steps|examples|epochs)?", fullmatch=True))
+def test_any_text_is_a_duration_or_refused_by_name(text):
+    try:
+        found = parse_duration(text).in_steps(64, 22)
+    except UsageError as error:
+        found = str(error)
+    if isinstance(found, str):
+        assert text in found or "wanted at most 2,147,483,647" in found
+    else:
+        assert 0 <= found < 2**31

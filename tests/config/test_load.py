@@ -1,10 +1,15 @@
 """Files and flags through one strict parser."""
 
+import contextlib
 import time
+import tomllib
 
 import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mpjax.config import Config, from_toml, load
+from mpjax.config import Config, from_toml, load, to_toml
 from mpjax.config.durations import Duration
 from mpjax.errors import UsageError
 
@@ -159,3 +164,106 @@ def test_files_that_hold_no_settings_are_refused(tmp_path, text, says):
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(UsageError, match=says):
         load(["--config", str(tmp_path / "a.toml")])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("seed = " + "1" * 5000, "a.toml is not TOML: Exceeds the limit"),
+        (
+            "[data]\nmask_values = [1, '--seed=5']",
+            "in .*a.toml: data.mask_values has '--seed=5', which would be read",
+        ),
+        (
+            "[precision.rules]\n'--seed' = '7'",
+            "in .*a.toml: precision.rules has '--seed', which would be read",
+        ),
+        ("[data]\n'name=x' = 'y'", "in .*a.toml: data.name=x is no setting: wanted a name that train.py --help lists"),
+    ],
+)
+def test_what_the_parser_would_read_as_another_setting_is_refused(file, text, says):
+    with pytest.raises(UsageError, match=says):
+        from_toml(file(text))
+
+
+@pytest.mark.parametrize("name", ["tyro-write-completion", "tyro_write_completion"])
+def test_a_file_of_settings_writes_no_file(file, tmp_path, name):
+    path = file(f"{name} = ['bash', '{tmp_path}/written']")
+    with pytest.raises(UsageError, match=f"in {path}: {name} is no setting"):
+        from_toml(path)
+    assert not (tmp_path / "written").exists()
+
+
+def test_a_home_folder_of_nobody_is_named():
+    with pytest.raises(UsageError, match="^~nobody_here/x: ~nobody_here has no home folder; write the folder itself"):
+        load(["--resume", "--output_dir", "~nobody_here/x"])
+
+
+ENTRIES = [
+    (section, name)
+    for section, table in tomllib.loads(to_toml(Config())).items()
+    for name in (table if isinstance(table, dict) else [""])
+]
+WORDS = st.text(max_size=8) | st.sampled_from(["--seed=1", "--help", "-h", "~", "[red]", "%s", "{}", "1e999", "nan"])
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.just(10**400) | st.dates()
+TOML_VALUES = st.recursive(
+    PLAIN.filter(lambda value: value is not None),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(ENTRIES), TOML_VALUES, st.none() | WORDS)
+def test_whatever_one_setting_of_a_file_is_the_file_is_read_or_named(tmp_path_factory, entry, value, renamed):
+    whole = tomllib.loads(to_toml(Config()))
+    section, name = entry
+    table = whole[section] if name else whole
+    del table[name or section]
+    table[(name or section) if renamed is None else renamed] = value
+    path = tmp_path_factory.mktemp("fuzz") / "fuzzed.toml"
+    with contextlib.suppress(UnicodeEncodeError, ValueError):  # what TOML cannot write
+        path.write_text(tomli_w.dumps(whole))
+    if path.exists():
+        with named_unless_read(path):
+            assert isinstance(from_toml(path), Config)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=3), st.integers(0, 3000), st.integers(0, 3))
+def test_whatever_bytes_stand_in_a_file_it_is_read_or_named(tmp_path_factory, written, at, dropped):
+    content = to_toml(Config()).encode()
+    path = tmp_path_factory.mktemp("fuzz") / "fuzzed.toml"
+    path.write_bytes(content[:at] + written + content[at + dropped :])
+    with named_unless_read(path):
+        assert isinstance(from_toml(path), Config)
+
+
+@contextlib.contextmanager
+def named_unless_read(path):
+    said = str(path)
+    try:
+        yield
+    except UsageError as error:
+        said = str(error)
+    assert str(path) in said
+
+
+ARGUMENTS = st.lists(
+    st.sampled_from(["--seed", "--steps", "--data.mean", "--precision.rules", "--resume", "--output_dir", "--config"])
+    | st.sampled_from(["--report.no_plot", "--optimizer.name=", "--model.name", "--", "-", "-h", "1", "~a/b", "."])
+    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6),
+    max_size=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ARGUMENTS)
+def test_whatever_the_arguments_they_are_settings_or_one_message(arguments):
+    try:
+        found = load(arguments)
+    except UsageError as error:
+        found = str(error)
+    except SystemExit as stopped:
+        found = stopped.code
+    assert found in (0, 2) or (found and isinstance(found, Config | str))

@@ -1,7 +1,10 @@
 import io
+import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mpjax.data.headers import SAMPLE, evenly, stored_shape
@@ -62,3 +65,28 @@ def test_a_sample_of_large_sets_from_first_to_last():
 def test_sequences_one_after_the_other():
     count, at = evenly(["abc", "", "de"])
     assert (count, [at(index) for index in range(count)]) == (5, [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"]),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=4),
+    st.none() | st.integers(0, 60),
+)
+def test_whatever_a_header_says_it_is_a_shape_or_the_set_is_named(kind, written, kept):
+    content = bytearray(encoded(5, 3, kind=kind))
+    for at, byte in written:
+        content[at % len(content)] = byte
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's
+            found = shape_of(bytes(content[:kept]))
+    except UsageError as error:
+        found = str(error)
+    if isinstance(found, str):
+        assert found.startswith("column 'img': ")
+    else:
+        height, width, channels = found
+        assert height > 0
+        assert width > 0
+        assert channels in (1, 3)

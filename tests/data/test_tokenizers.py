@@ -160,3 +160,13 @@ def test_without_the_packages(tmp_path):
     assert "needs the package tokenizers" in first
     assert "needs the package huggingface_hub" in second
     assert "write: pip install 'mpjax[hf]'; or --data.tokenizer bytes" in first
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
+@pytest.mark.extra
+def test_a_damaged_file_beside_a_tokenizer_is_named(tmp_path, content):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"tokenizer_config.json is damaged \(.*\); fetch it again, or remove it"):
+        load_tokenizer(str(tmp_path))

@@ -80,6 +80,12 @@ def test_a27_a_rule_shadowed_by_an_earlier_one_is_an_error_that_names_it():
         decide(Rules({"stem/*": "float32", "stem/bn": "float16"}), LINEAGES)
 
 
+def test_a_rule_shadowed_by_several_names_that_of_the_first_module():
+    rules = Rules({"stem": "float32", "head": "bfloat16", "[sh]*": "float16"})
+    with pytest.raises(UsageError, match=r"'\[sh\]\*' decides nothing: all it matches is decided by 'stem' before it"):
+        decide(rules, LINEAGES)
+
+
 def test_a_model_without_submodules_says_so():
     with pytest.raises(UsageError, match="the model has no submodules"):
         decide(Rules({"stem": "float32"}), ((MODEL,),))

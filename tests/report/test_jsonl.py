@@ -1,10 +1,13 @@
 """metrics.jsonl: strict lines, and no trace of an interruption."""
 
 import itertools
+import json
 import math
 import shutil
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
 from mpjax.report.jsonl import jsonl_writer, read_metrics
@@ -144,3 +147,48 @@ def test_a_file_that_is_deleted_while_it_is_written_is_an_error_that_names_it(tm
     with pytest.raises(FileNotFoundError, match="deleted while it was written.*metrics.jsonl"):
         writer.write(2, {"a": 1.0})
     writer.close()
+
+
+@pytest.mark.parametrize("value", ['"high"', "null", "[1]", "{}", "1" + "0" * 400])
+def test_a_metric_that_is_no_number_is_named(tmp_path, value):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1, "train/loss": {value}}}\n{{"step": 2}}\n')
+    with pytest.raises(UsageError, match="metrics.jsonl, line 1 is damaged .*: mend or delete that line"):
+        read_metrics(file)
+
+
+LINE = b'{"step": 1, "time": 2.5, "train/loss": 1.5}\n'
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400) | st.just("NaN"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+def numbers_or_named(file):
+    said = None
+    try:
+        for record in read_metrics(file):
+            assert isinstance(sum(float(record.get(name, 0)) for name in ("step", "time", "train/loss")), float)
+        jsonl_writer(file, resume_step=2).close()
+    except UsageError as error:
+        said = str(error)
+    assert said is None or f"{file}, line 1 is damaged" in said
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["step", "time", "train/loss"]), VALUES)
+def test_whatever_one_value_of_a_line_is_the_file_is_numbers_or_the_line_is_named(tmp_path_factory, name, value):
+    file = tmp_path_factory.mktemp("fuzz") / "metrics.jsonl"
+    file.write_bytes(json.dumps(json.loads(LINE) | {name: value}).encode() + b"\n" + LINE)
+    numbers_or_named(file)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=3), st.integers(0, len(LINE)), st.integers(0, 3))
+def test_whatever_bytes_stand_in_a_line_the_file_is_numbers_or_the_line_is_named(
+    tmp_path_factory, written, at, dropped
+):
+    file = tmp_path_factory.mktemp("fuzz") / "metrics.jsonl"
+    file.write_bytes((LINE[:at] + written + LINE[at + dropped :]).replace(b"\n", b"") + b"\n" + LINE)
+    numbers_or_named(file)

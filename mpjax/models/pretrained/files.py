@@ -6,6 +6,7 @@ import pathlib
 import re
 import shlex
 
+from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.hub import download
 
@@ -27,7 +28,7 @@ def find_files(path: str | os.PathLike) -> list[pathlib.Path]:
     Raises:
       UsageError: a pickle, which can run any code when it is opened; nothing there; a hub that cannot be reached.
     """
-    local = pathlib.Path(path).expanduser()
+    local = expanded(path)
     if local.is_dir():
         return _in_folder(local)
     if local.is_file():
@@ -87,8 +88,10 @@ def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
             name for name in names if not isinstance(name, str) or not name or pathlib.PurePath(name).name != name
         ]:
             raise ValueError(f"{strange[0]!r} is no name of a file")
+        if not names:
+            raise ValueError("it names no files")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{folder / INDEX} is damaged ({error!r}); fetch it again") from error
-    if missing := [name for name in names if not (folder / name).is_file()]:
+    if missing := [name for name in names if not os.path.isfile(folder / name)]:
         raise UsageError(f"parts that {INDEX} names are not in {folder}: {', '.join(missing)}")
     return [_safe(folder / name) for name in names]

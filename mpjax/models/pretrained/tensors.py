@@ -45,8 +45,17 @@ class Tensor(NamedTuple):
     dtype: str
 
     def read(self) -> np.ndarray:
-        """The numbers."""
-        return self.file.get_tensor(self.key)
+        """The numbers.
+
+        Raises:
+          UsageError: it has a shape that no array can have, as (0, 2**62).
+        """
+        try:
+            return self.file.get_tensor(self.key)
+        except ValueError as error:
+            raise UsageError(
+                f"{self.key} of shape {self.shape} cannot be read ({error}); fetch its file again"
+            ) from error
 
 
 @contextlib.contextmanager

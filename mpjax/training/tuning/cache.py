@@ -21,7 +21,7 @@ def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
         timed = tuple(Timed(one["type"], tuple(one["modules"]), _timing(one)) for one in found["products"])
         step = found["step"]
         return Tuning(timed, {str(p): str(d) for p, d in found["rules"].items()}, step and _timing(step))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

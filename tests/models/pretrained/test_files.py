@@ -8,6 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import files
@@ -135,4 +137,30 @@ def test_what_can_only_be_an_id_is_asked_of_the_hub(saved, tmp_path, monkeypatch
 def test_an_index_that_names_no_files_is_damaged(tmp_path, named):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": named}}))
     with pytest.raises(UsageError, match="model.safetensors.index.json is damaged .*; fetch it again"):
+        find_files(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text() | st.sampled_from(["a.safetensors", "..", "a\0", "a.bin", "x" * 999]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("weight_map"), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON | st.builds(lambda value: {"weight_map": {"w": value}}, JSON))
+def test_whatever_an_index_says_its_files_are_found_or_it_is_named(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "a.safetensors").touch()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    try:
+        found = find_files(folder)
+    except UsageError as error:
+        found = str(error)
+    assert found == [folder / "a.safetensors"] or "model.safetensors.index.json" in found
+
+
+def test_an_index_of_no_files_is_damaged(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(UsageError, match=r"index.json is damaged \(.*it names no files.*\); fetch it again"):
         find_files(tmp_path)

@@ -40,7 +40,7 @@ def test_the_file_is_named_for_device_and_model_and_spells_the_key_out(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "null", '{"key": 1}', "cut", "other", "shape"])
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "null", "[" * 100_000, '{"key": 1}', "cut", "other", "shape"])
 def test_a_damaged_file_counts_as_none(tmp_path, damage):
     file = write_tuning(tmp_path, KEY, FOUND)
     text = file.read_text()
