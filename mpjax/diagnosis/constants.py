@@ -106,7 +106,7 @@ class _Origins:
         if not is_floating(atom.aval):
             return None
         if isinstance(atom, core.Literal):
-            return id(atom), np.asarray(atom.val, atom.aval.dtype)
+            return id(atom), np.asarray(atom.val, getattr(atom.aval, "dtype", None))
         return (id(atom), np.asarray(self._values[atom])) if atom in self._values else None
 
 

@@ -37,7 +37,7 @@ class Reference:
 
     def scaled(self, scale: float) -> list[np.ndarray]:
         """The outputs at a loss scale."""
-        return [np.float64(x) * scale for x in self.outputs]
+        return [np.asarray(x, np.float64) * scale for x in self.outputs]
 
     def has_loss(self, low: Sequence, scale: float) -> bool:
         """Whether a finite step's loss is near, or off in a way that its gradients show to be harmless.
