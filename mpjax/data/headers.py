@@ -1,12 +1,10 @@
 """What the headers of encoded images say of a whole set: its size, if it has one, and its channels."""
 
-import io
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from PIL import Image
 
-from mpjax.data.images import decoding, require_regular
+from mpjax.data.images import decoding, opened, require_regular
 from mpjax.errors import UsageError
 
 
@@ -55,10 +53,7 @@ def _headers(images: Iterable[bytes | str], called: str) -> tuple[set[tuple[int,
         where = stored if isinstance(stored, str) else called
         if isinstance(stored, str):
             require_regular(stored)
-        with (
-            decoding(stored, called),
-            Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored) as picture,
-        ):
+        with decoding(stored, called), opened(stored) as picture:
             sizes.add(picture.size)
             modes.add(picture.mode)
             mode = picture.mode

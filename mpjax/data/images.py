@@ -22,6 +22,9 @@ Frame = Callable[[int, int, np.random.Generator], Box]
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""Pillow's names of those that images may be stored in."""
+
 
 class FileBytes(bytes):
     """The content of a file; messages name the file."""
@@ -118,7 +121,7 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
         raise UsageError(f"image: {channels} channels; only images of 1, 3 or 4 are resized; write --data.image_size 0")
     if isinstance(stored, bytes):
         with decoding(stored):
-            return Image.open(io.BytesIO(stored))
+            return opened(stored)
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
             f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] is resized; "
@@ -151,6 +154,11 @@ def _is_transparent(picture: Image.Image) -> bool:
         return False
     lowest, _ = picture.getchannel("A").getextrema()
     return isinstance(lowest, int | float) and lowest < 255
+
+
+def opened(stored: bytes | str) -> Image.Image:
+    """An image in one of `FORMATS`, whatever its name ends in; for EPS and others Pillow would start other programs."""
+    return Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored, formats=FORMATS)
 
 
 @contextlib.contextmanager

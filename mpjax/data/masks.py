@@ -1,15 +1,13 @@
 """From an encoded mask to the class numbers in it."""
 
 import dataclasses
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from mpjax.data.examples import Example, Examples
-from mpjax.data.images import decoding, name_of
+from mpjax.data.images import decoding, name_of, opened
 from mpjax.errors import UsageError
 
 
@@ -27,7 +25,7 @@ def class_numbers(stored: Any) -> Any:
     if not isinstance(stored, bytes):
         return stored
     with decoding(stored, "mask"):
-        picture = Image.open(io.BytesIO(stored))
+        picture = opened(stored)
         pixels = np.asarray(picture)
     if pixels.ndim != 2:
         raise UsageError(

@@ -2,20 +2,18 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
-import jax
 import numpy as np
 import optax
 
 from mpjax.diagnosis.diagnosis import Diagnosis
-from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, all_finite, flushed_share, is_repaired, outputs_of
+from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, all_finite, flushed_share, outputs_of
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
+from mpjax.diagnosis.repair import is_repaired_outside, smallest_rules, with_lower_scale
 from mpjax.diagnosis.rows import table_of
-from mpjax.diagnosis.rules import covers, is_in, pattern_of, with_rules
-from mpjax.diagnosis.scales import scale_beside_rules
-from mpjax.diagnosis.search import smallest_repair
+from mpjax.diagnosis.rules import covers
 from mpjax.diagnosis.trace import Trace, run
 from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
 from mpjax.diagnosis.verdict import Finding, find
@@ -139,9 +137,9 @@ def diagnose_program(
     rules, wanted = {}, search and not in_update and finding.verdict in ("overflow", "underflow", "rounding")
     if wanted and finding.better_scale is None:
         rules = smallest_rules(make, policy, program, trace, scale, reference)
-        finding, rules = _with_lower_scale(finding, rules, make, policy, program, trace, scale, reference)
+        finding, rules = with_lower_scale(finding, rules, make, policy, program, trace, scale, reference)
     unrepaired = wanted and not rules and finding.better_scale is None
-    outside = unrepaired and _is_repaired_outside(program, scale, reference)
+    outside = unrepaired and is_repaired_outside(program, scale, reference)
     share = float32_share(program, rules)
     site = finding.site
     return Diagnosis(
@@ -162,60 +160,6 @@ def diagnose_program(
         loss=(float(trace.low[0]) / scale, float(trace.wide[0]) / scale),
         flushed=_flushed(program, trace),
     )
-
-
-def smallest_rules(
-    make: Callable[[Policy], Program],
-    policy: Policy,
-    program: Program,
-    trace: Trace,
-    scale: float,
-    reference: Reference,
-) -> dict[str, str]:
-    """Rules under which the step, traced anew, is repaired, and under no part of them; empty if there are none."""
-
-    def rules_for(modules: Sequence[str]) -> dict[str, str]:
-        # A module's rule decides for all in it, and a rule that decides nothing is an error.
-        inner = {m for m in modules for other in modules if m != other and is_in(m, other)}
-        return {pattern_of(module): "float32" for module in modules if module not in inner}
-
-    def under_rules(modules: Sequence[str]) -> bool:
-        try:
-            ruled = make(with_rules(policy, rules_for(modules)))._replace(progress=program.progress.verifying())
-        except (TypeError, jax.dtypes.TypePromotionError):
-            return False  # a loop, a branch or, where promotion is strict, an operation that needs one dtype throughout
-        except UsageError:
-            return False  # a rule of the policy with a wildcard, for which nothing is left to decide
-        return is_repaired(reference, ruled, scale)
-
-    return rules_for(smallest_repair(program, trace, scale, reference, under_rules) or ())
-
-
-def _with_lower_scale(
-    finding: Finding,
-    rules: dict[str, str],
-    make: Callable[[Policy], Program],
-    policy: Policy,
-    program: Program,
-    trace: Trace,
-    scale: float,
-    reference: Reference,
-) -> tuple[Finding, dict[str, str]]:
-    """Fewer rules and a lower loss scale, where the step overflows backward too and for that alone."""
-    if len(rules) == 1 or finding.verdict != "overflow" or scale <= 1:
-        return finding, rules
-    lower = scale_beside_rules(reference, program, trace, scale)
-    fewer = smallest_rules(make, policy, program, trace, lower, reference) if lower else {}
-    if not fewer or (rules and len(fewer) >= len(rules)):
-        return finding, rules
-    evidence = f"{finding.evidence} With that repaired, the loss scale of {scale:g} is too high; {lower:g} is not."
-    return finding._replace(better_scale=lower, evidence=evidence), fewer
-
-
-def _is_repaired_outside(program: Program, scale: float, reference: Reference) -> bool:
-    """Whether the step, emulated, is repaired by float32 in all that no rule reaches: what is outside of modules."""
-    modules = [module for module in program.modules if module]
-    return is_repaired(reference, program, scale, lambda path: any(is_in(path, module) for module in modules))
 
 
 def _module(path: str) -> str:

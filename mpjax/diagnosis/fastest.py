@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpjax import strict_json
-from mpjax.diagnosis.diagnose import check_numbers, float32_share, smallest_rules
+from mpjax.diagnosis.diagnose import check_numbers, float32_share
 from mpjax.diagnosis.health import (
     ROUNDING,
     WITHOUT_ROUNDING,
@@ -18,6 +18,7 @@ from mpjax.diagnosis.health import (
     outputs_of,
 )
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
+from mpjax.diagnosis.repair import smallest_rules
 from mpjax.diagnosis.rules import flags_of, with_rules
 from mpjax.diagnosis.trace import run
 from mpjax.errors import UsageError

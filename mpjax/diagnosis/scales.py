@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable
 
-from mpjax.diagnosis.emulate import everywhere
-from mpjax.diagnosis.health import Reference, all_finite, is_repaired
+from mpjax.diagnosis.emulate import Emulator, everywhere
+from mpjax.diagnosis.health import Reference, all_finite, is_repaired, outputs_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import Reading, Site
 from mpjax.diagnosis.trace import Trace, run
@@ -54,14 +54,15 @@ def scale_beside_rules(reference: Reference, program: Program, trace: Trace, sca
     def rounds(path: str) -> bool:
         return path not in kept
 
-    while not all_finite(trace.low):
+    while True:
         seen = zip(trace.sites, trace.readings, strict=True)
         over = {site.path for site, reading in seen if site.direction == "forward" and _is_over(site, reading)}
         if over <= kept:  # what overflows now does so backward
             return lower_scale(reference, program, scale, rounds)
         kept |= over
+        if all_finite(outputs_of(Emulator(rounds=rounds, reference=False), program, scale)):
+            return None
         trace = run(program, scale, rounds=rounds)
-    return None
 
 
 def _is_over(site: Site, reading: Reading) -> bool:

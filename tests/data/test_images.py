@@ -169,3 +169,10 @@ def test_whatever_the_bytes_of_an_image_it_is_decoded_or_refused(form, data):
     with warnings.catch_warnings(), contextlib.suppress(UsageError):
         warnings.simplefilter("ignore")
         assert decode(content, 3).shape[2:] == (3,)
+
+
+def test_an_image_in_a_format_that_starts_another_program_is_refused():
+    stored = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stored, "EPS")
+    with pytest.raises(UsageError, match="image: cannot be decoded"):
+        decode(stored.getvalue(), 3)
