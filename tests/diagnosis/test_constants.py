@@ -190,3 +190,31 @@ def test_programs_of_autocast_are_matched_in_loops_and_branches():
     constants = constants_of(half, full)
     assert not constants.complete  # the branch depends on values
     assert {round(float(value), 7) for value in constants.exact.values()} >= {0.3, 1e-7, 0.1}
+
+
+NUMBERS = st.sampled_from([1e-8, 1e-7, 3e-5, 0.1, 0.999, 1.0004, 2049.0, 7e4, 1e6])
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["add", "sub", "mul", "div"]), NUMBERS),
+    st.tuples(st.sampled_from(["tanh", "abs", "sin"]), st.none()),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(STEPS, min_size=1, max_size=4))
+def test_a40_the_reference_is_the_float32_program_whatever_its_constants(steps):
+    def function(x):
+        for name, number in steps:
+            operation = getattr(jax.lax, name)
+            x = operation(x) if number is None else operation(x, jnp.full_like(x, number))
+        return x
+
+    model = Net(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = diagnose(model, mean_square, X, search=False)
+    wanted = float(mean_square(model, X))
+    if np.isfinite(wanted):
+        assert found.loss[1] == pytest.approx(wanted, rel=1e-4)
+        assert (found.verdict == "healthy") <= (abs(found.loss[0] / wanted - 1) < 0.5)
+    else:
+        assert found.verdict == "not_precision"
