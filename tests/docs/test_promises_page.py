@@ -7,13 +7,12 @@ import sys
 import pytest
 
 
-ROOT = pathlib.Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
 import promises
 
 
-PAGE = (ROOT / "docs" / "promises.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "promises.md").read_text()
 
 
 @pytest.fixture(scope="module")
