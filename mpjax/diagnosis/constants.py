@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend import core
 
-from mpjax.precision.casting.jaxprs import held_by, opened
+from mpjax.diagnosis.arithmetic import is_half
+from mpjax.precision.casting.jaxprs import equations, held_by, opened
 from mpjax.precision.dtypes import is_floating
 
 
@@ -24,10 +25,12 @@ class Constants(NamedTuple):
       complete: whether the first program with these constants and without rounding is the second: all floating
         operations were matched, and no branch or number of turns depends on values. If not, float32's program has to be
         run itself.
+      by_itself: whether float32's program has half precision in it, which the code asks for whatever the policy.
     """
 
     exact: Mapping[int, np.ndarray] = {}
     complete: bool = True
+    by_itself: bool = False
 
 
 def constants_of(half, full) -> Constants:
@@ -39,7 +42,8 @@ def constants_of(half, full) -> Constants:
     """
     exact: dict[int, np.ndarray] = {}
     agreed = list(_matched(half, full, exact))
-    return Constants(exact, all(agreed))
+    halves = (is_half(var.aval) for _, eqn in equations(full) for var in eqn.outvars)
+    return Constants(exact, all(agreed), any(halves))
 
 
 def _matched(half, full, exact: dict) -> Iterator[bool]:

@@ -162,7 +162,7 @@ class Emulator:
                 operation=f"constant {exact:g}" if exact.ndim == 0 else "constant"
             )
             marks = self.recorder.observe(site, exact, exact, value, [])
-        return self.held(Pair(exact, low, None, not rounds and is_half(atom.aval), marks), atom.aval)
+        return self.held(Pair(exact, low, place.path, not rounds and is_half(atom.aval), marks), atom.aval)
 
     def held(self, pair: Pair, aval) -> Pair:
         """A value as it is kept until it is used: what is rounded in half the memory."""

@@ -26,7 +26,7 @@ class Reference:
     """The float32 step, and how well its loss and its gradients are determined.
 
     Attributes:
-      program: the step in half precision, with float32's constants.
+      program: the step in half precision, with float32's constants; float32's own where that is not the same.
       outputs: float32's loss and gradients, at a loss scale of 1.
       tolerance: as of `mpjax.diagnose`.
     """

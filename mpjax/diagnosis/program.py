@@ -129,7 +129,7 @@ def program_of(
     originals = arrays[: len(named)] if before is None else split_arrays(before)[0]
     inputs = [own if array.dtype in HALF else array for own, array in zip(originals, arrays, strict=False)]
     paths = dict.fromkeys(path for path, _ in equations(jaxpr))
-    ruled = paths if ruled is None else set(ruled)
+    ruled = {_without_class(path) for path in paths} if ruled is None else set(ruled)
     # Modules that hold others open a scope of their own, though they may do nothing in it.
     around = dict.fromkeys(part for path in (*paths, *owners) for part in _prefixes(path))
     return Program(
@@ -141,14 +141,14 @@ def program_of(
             *(f"parameter {name}" for name in names),
             *("/".join(filter(None, (of, name))) for of, tree in others.items() for name, _ in _named(tree)),
         ),
-        modules=tuple(path for path in around if path in ruled and not _is_of_class(path)),
+        modules=tuple(path for path in around if path in ruled),
     )
 
 
-def _is_of_class(path: str) -> bool:
-    """Whether a scope is named by a class inside one that has its own path, as that of an Equinox layer."""
+def _without_class(path: str) -> str:
+    """A scope without the one in it that is named by a class, where it has a path itself, as an Equinox layer."""
     outer, _, name = path.rpartition("/")
-    return bool(outer) and name.startswith(EQUINOX)
+    return outer if outer and name.startswith(EQUINOX) else path
 
 
 def _loss_in(result) -> jax.Array:

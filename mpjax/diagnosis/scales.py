@@ -35,8 +35,10 @@ def lower_scale(
 def healthy_scale(
     reference: Reference, program: Program, scale: float, factor: float, rounds: Callable[[str], bool] = everywhere
 ) -> float | None:
-    """The first power of two, from `scale` by a factor to 1 or 2^24, as loss scale of which the step is healthy."""
+    """The first power of two, from `scale` by a factor and between 1 and 2^24, with which the step is healthy."""
     other = 2.0 ** math.floor(math.log2(scale))
+    if factor > 1:
+        other = max(other, 1 / factor)
     while (other := other * factor) >= 1 and (factor < 1 or other <= 2.0**24):
         if is_repaired(reference, program, other, rounds):
             return other

@@ -147,6 +147,28 @@ def test_what_float32_decides_otherwise_is_in_the_reference(function):
     assert (found.verdict, found.rules, found.verified) == ("rounding", {"stem": "float32"}, True)
 
 
+def test_a_program_of_its_own_that_is_off_in_half_precision_is_not_called_healthy():
+    # Off by 44 %, though each operation of the half-precision program is as near as can be.
+    model = Net(lambda x: 1.2 * x if x.dtype == jnp.float16 else x)
+    found = diagnose(model, mean_square, X)
+    assert (found.verdict, found.rules, found.verified) == ("rounding", {"stem": "float32"}, True)
+
+
+def test_other_random_numbers_are_no_fault():
+    noise = lambda x: x + 0.3 * jax.random.normal(jax.random.key(0), x.shape, x.dtype)  # noqa: E731
+    found = diagnose(Net(noise), mean_square, X, policy="mixed_bfloat16")
+    assert found.verdict == "healthy"
+
+
+def test_code_that_is_in_half_precision_by_itself_is_told_of():
+    def loss_fn(model, x):
+        return jnp.mean(1 / (model(x).astype(jnp.float16) * 0 + 1e-8)).astype(jnp.float32)
+
+    found = diagnose(Net(lambda x: x), loss_fn, X)
+    assert found.verdict == "not_precision"
+    assert "the code computes in half precision by itself, whatever the policy" in found.evidence
+
+
 def _programs(function, *args):
     return (
         jax.make_jaxpr(function)(*(x.astype(jnp.float16) for x in args)),

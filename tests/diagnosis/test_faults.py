@@ -77,6 +77,9 @@ def test_gradients_too_small_without_scaling(networks):
     assert diagnosis.rules == {}
     healthy = diagnose(model, loss_fn, batch, policy="mixed_float16", loss_scale=diagnosis.better_scale)
     assert healthy.verdict == "healthy"
+    below_one = diagnose(model, loss_fn, batch, policy="mixed_float16", loss_scale=2.0**-8)
+    assert below_one.better_scale is not None
+    assert below_one.better_scale >= 16
 
 
 @pytest.mark.slow

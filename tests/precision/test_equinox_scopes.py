@@ -107,11 +107,28 @@ def test_modules_that_share_a_function_have_paths_of_their_own():
     assert paths == [f"{outer}/{layer}" for outer in ("first", "second") for layer in inner]
 
 
+RULES = {"blocks/1/up": "float32", "blocks/1/down": "float32"}
+
+
 def test_a_diagnosis_names_one_layer_and_not_all_of_its_class():
     net = Net()
     net = eqx.tree_at(lambda n: n.blocks[1].up.weight, net, net.blocks[1].up.weight * 1e6)
     net = eqx.tree_at(lambda n: n.blocks[1].down.weight, net, net.blocks[1].down.weight * 1e-6)
     found = diagnose_function(loss_fn, net, X)
-    assert (found.verdict, found.path, found.rules) == ("overflow", "blocks/1/up", {"blocks/1": "float32"})
+    assert (found.verdict, found.path, found.rules) == ("overflow", "blocks/1/up", RULES)
     assert found.verified
     assert jnp.isfinite(mpjax.autocast(loss_fn, found.repaired_policy)(net, X))
+
+
+def test_a_module_that_only_calls_others_is_not_needed_to_name_them():
+    class Two(eqx.Module):
+        first: eqx.nn.Linear
+        second: eqx.nn.Linear
+
+        def __call__(self, x):
+            return self.second(jax.nn.relu(self.first(x)))
+
+    two = Two(*(eqx.nn.Linear(8, 8, key=key) for key in KEYS[:2]))
+    two = eqx.tree_at(lambda two: two.first.weight, two, two.first.weight * 1e6)
+    found = diagnose_function(lambda two, x: jnp.mean(jnp.tanh(jax.vmap(two)(x) * 1e-6)), two, X)
+    assert (found.path, found.rules) == ("first", {"first": "float32", "second": "float32"})
