@@ -15,8 +15,8 @@ from mpjax.precision.dtypes import is_floating
 class Terms(Emulator):
     """Runs a program without rounding; `wide` of a result is not its value but the magnitude of its terms, added up.
 
-    The terms of a sum, a difference or a mean are those of what is added, however they cancel. Every other result is
-    one term.
+    The terms of a single number that is a sum, a difference or a mean are those of what is added, however they cancel.
+    Every other result is one term: what cancels element by element, as in a layer, is a fault of its own.
     """
 
     rounds: Callable[[str], bool] = nowhere
@@ -29,6 +29,8 @@ class Terms(Emulator):
         pairs.clear()
         outputs = super().applied(eqn, alone, place, debug_info)
         name = eqn.primitive.name
+        if any(np.size(pair.low) != 1 for pair in outputs):
+            return outputs
         if name == "sub" and floating[0]:
             added = [terms[0] + terms[1]]
         elif name in _ADDS or (name == "mul" and any(np.size(term) == 1 for term in terms)):
@@ -40,8 +42,8 @@ class Terms(Emulator):
 
 _ADDS = frozenset(
     {
-        *("add", "add_any", "reduce_sum", "cumsum", "neg", "div", "select_n", "convert_element_type", "copy"),
-        *("reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim", "slice", "concatenate"),
+        *("add", "add_any", "reduce_sum", "neg", "div", "convert_element_type", "copy"),
+        *("reshape", "squeeze", "broadcast_in_dim"),
     }
 )
 """What a sum may go through. The terms are magnitudes: of `neg` their sign is of no interest."""

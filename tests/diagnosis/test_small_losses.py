@@ -105,3 +105,19 @@ def test_a_small_loss_with_gradients_that_are_right_is_healthy(model, known, los
     scale = 1024.0 if policy == "mixed_float16" else 1.0
     found = diagnose(model, loss, known, policy=policy, loss_scale=scale)
     assert found.verdict == "healthy", found.evidence
+
+
+class Shifted(nnx.Module):
+    """A layer whose every output is off in half precision, as 1000 is added and taken off again."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(16, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return (self.linear(x) + 1.5 + 1000) - 1000
+
+
+def test_what_cancels_in_a_layer_is_a_fault_though_the_gradients_are_right():
+    found = diagnose(Shifted(), lambda model, x: jnp.mean(model(x).astype(jnp.float32)), X, policy="mixed_bfloat16")
+    assert found.verdict == "rounding"
+    assert abs(found.loss[0] / found.loss[1] - 1) > 0.05  # the tolerance
