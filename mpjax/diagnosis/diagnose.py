@@ -11,7 +11,7 @@ from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, all_finite, flushed_share, outputs_of
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
-from mpjax.diagnosis.repair import is_repaired_outside, smallest_rules, with_lower_scale
+from mpjax.diagnosis.repair import Fault, is_repaired_outside, smallest_rules, with_lower_scale
 from mpjax.diagnosis.rows import table_of
 from mpjax.diagnosis.rules import covers
 from mpjax.diagnosis.trace import Trace, run
@@ -22,7 +22,7 @@ from mpjax.precision.dtypes import HALF
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
-from mpjax.precision.rules import EQUINOX
+from mpjax.precision.rules import without_class
 
 
 def diagnose(
@@ -122,12 +122,12 @@ def diagnose_program(
     check_numbers(tolerance=tolerance, loss_scale=scale)
     full = make(get_policy("float32"))
     program = make(policy).beside(full)._replace(progress=progress)
-    trace = run(program, scale)
-    if not program.constants.complete:
-        trace = trace._replace(wide=outputs_of(WITHOUT_ROUNDING, full, scale))
     known = program if program.constants.complete else full
+    del full  # and, where it is not `known`, its copy of the parameters
+    trace = run(program, scale)
+    if known is not program:
+        trace = trace._replace(wide=outputs_of(WITHOUT_ROUNDING, known, scale))
     reference = Reference(known, [np.asarray(x) / scale for x in trace.wide], tolerance)
-    del full  # and its copy of the parameters
     finding = find(program, trace, scale, reference)
     updates = updates_of(program, trace, scale, optimizer) if optimizer and all_finite(trace.wide + trace.low) else []
     if finding.verdict == "healthy":
@@ -136,8 +136,8 @@ def diagnose_program(
     alone = run(program, scale, isolated=True) if finding.verdict not in ("healthy", "not_precision") else None
     rules, wanted = {}, search and not in_update and finding.verdict in ("overflow", "underflow", "rounding")
     if wanted and finding.better_scale is None:
-        rules = smallest_rules(make, policy, program, trace, scale, reference)
-        finding, rules = with_lower_scale(finding, rules, make, policy, program, trace, scale, reference)
+        fault = Fault(make, policy, program, trace, scale, reference)
+        finding, rules = with_lower_scale(finding, smallest_rules(fault), fault)
     unrepaired = wanted and not rules and finding.better_scale is None
     outside = unrepaired and is_repaired_outside(program, scale, reference)
     share = float32_share(program, rules)
@@ -163,10 +163,8 @@ def diagnose_program(
 
 
 def _module(path: str) -> str:
-    """A module's path, of the scope in it that an einsum opens, or an Equinox layer by its class."""
-    first, *rest = path.split("/")
-    kept = [part for part in rest if "->" not in part and not part.startswith(EQUINOX)]
-    return "/".join([*([] if "->" in first else [first]), *kept])
+    """Returns a module's path for that of the scope in it that an einsum opens, or an Equinox layer by its class."""
+    return "/".join(part for part in without_class(path).split("/") if "->" not in part)
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:
@@ -192,14 +190,10 @@ def _advice(
     elif finding.better_scale is not None and rules:
         yield (
             f"Keep in float32, {share:.1%} of the products' work: {_lines(rules)}, and scale the loss by "
-            f"{finding.better_scale:g} (verified by running, both together), or let "
-            "mpjax.dynamic_loss_scaling(optimizer), --precision.loss_scale dynamic, find the scale."
+            f"{finding.better_scale:g} (verified by running, both together), {_OR_DYNAMIC}"
         )
     elif finding.better_scale is not None:
-        yield (
-            f"Scale the loss by {finding.better_scale:g} (verified by running), or let "
-            "mpjax.dynamic_loss_scaling(optimizer), --precision.loss_scale dynamic, find the scale."
-        )
+        yield f"Scale the loss by {finding.better_scale:g} (verified by running), {_OR_DYNAMIC}"
     elif rules:
         yield f"Keep in float32, {share:.1%} of the products' work: {_lines(rules)} (verified by running)."
     elif outside:
@@ -210,6 +204,9 @@ def _advice(
         )
     elif searched:
         yield "No set of modules to keep in float32 repairs the step."
+
+
+_OR_DYNAMIC = "or let mpjax.dynamic_loss_scaling(optimizer), --precision.loss_scale dynamic, find the scale."
 
 
 def _lines(rules: Mapping[str, str]) -> str:

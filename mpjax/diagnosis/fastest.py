@@ -18,7 +18,7 @@ from mpjax.diagnosis.health import (
     outputs_of,
 )
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
-from mpjax.diagnosis.repair import smallest_rules
+from mpjax.diagnosis.repair import Fault, smallest_rules
 from mpjax.diagnosis.rules import flags_of, with_rules
 from mpjax.diagnosis.trace import run
 from mpjax.errors import UsageError
@@ -144,7 +144,8 @@ def fastest_program(
         for name in presets[-2:]:
             program = make(policies[name]).beside(full)
             scale = _scale(program, name)
-            rules = smallest_rules(make, policies[name], program, run(program, scale), scale, reference)
+            fault = Fault(make, policies[name], program, run(program, scale), scale, reference)
+            rules = smallest_rules(fault)
             if rules:
                 tried.append(_tried(make, name, policies[name], rules, reference))
     # Of those with rules, the most products in half; min takes the first of equals.

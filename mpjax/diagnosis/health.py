@@ -35,10 +35,6 @@ class Reference:
     outputs: Sequence[np.ndarray]
     tolerance: float
 
-    def scaled(self, scale: float) -> list[np.ndarray]:
-        """The outputs at a loss scale."""
-        return [np.asarray(x, np.float64) * scale for x in self.outputs]
-
     def has_loss(self, low: Sequence, scale: float) -> bool:
         """Whether a finite step's loss is near, or off in a way that its gradients show to be harmless.
 
@@ -118,7 +114,7 @@ def lost_shares(
     reference: Reference, program: Program, scale: float, low: Sequence, rounds: Callable = everywhere
 ) -> list[float]:
     """Of each gradient's norm, what rounding to zero took; arguments as of `is_repaired`, `low` scaled outputs."""
-    wide = reference.scaled(scale)[1:]
+    wide = [np.asarray(x, np.float64) * scale for x in reference.outputs[1:]]
     lost = [_zero_share(w, x) for w, x in zip(wide, low[1:], strict=True)]
     if max(lost, default=0.0) <= reference.tolerance:
         return lost

@@ -18,7 +18,7 @@ from mpjax.precision.check import path_name
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
-from mpjax.precision.rules import EQUINOX
+from mpjax.precision.rules import without_class
 
 
 class Program(NamedTuple):
@@ -129,7 +129,7 @@ def program_of(
     originals = arrays[: len(named)] if before is None else split_arrays(before)[0]
     inputs = [own if array.dtype in HALF else array for own, array in zip(originals, arrays, strict=False)]
     paths = dict.fromkeys(path for path, _ in equations(jaxpr))
-    ruled = {_without_class(path) for path in paths} if ruled is None else set(ruled)
+    ruled = {without_class(path) for path in paths} if ruled is None else set(ruled)
     # Modules that hold others open a scope of their own, though they may do nothing in it.
     around = dict.fromkeys(part for path in (*paths, *owners) for part in _prefixes(path))
     return Program(
@@ -143,12 +143,6 @@ def program_of(
         ),
         modules=tuple(path for path in around if path in ruled),
     )
-
-
-def _without_class(path: str) -> str:
-    """A scope without the one in it that is named by a class, where it has a path itself, as an Equinox layer."""
-    outer, _, name = path.rpartition("/")
-    return outer if outer and name.startswith(EQUINOX) else path
 
 
 def _loss_in(result) -> jax.Array:

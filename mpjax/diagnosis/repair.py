@@ -1,6 +1,7 @@
 """What repairs a step: the smallest set of rules, and a loss scale beside them."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 
@@ -15,15 +16,29 @@ from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 
 
-def smallest_rules(
-    make: Callable[[Policy], Program],
-    policy: Policy,
-    program: Program,
-    trace: Trace,
-    scale: float,
-    reference: Reference,
-) -> dict[str, str]:
-    """Rules under which the step, traced anew, is repaired, and under no part of them; empty if there are none."""
+class Fault(NamedTuple):
+    """A step that is to be repaired.
+
+    Attributes:
+      make: policy to program.
+      policy: the policy in question.
+      program: the step under it.
+      trace: what is wrong with it.
+      scale: the loss scale.
+      reference: what it is held against.
+    """
+
+    make: Callable[[Policy], Program]
+    policy: Policy
+    program: Program
+    trace: Trace
+    scale: float
+    reference: Reference
+
+
+def smallest_rules(fault: Fault) -> dict[str, str]:
+    """Returns rules that repair the step, traced anew, and no part of which does; empty if there are none."""
+    make, policy, program, trace, scale, reference = fault
 
     def rules_for(modules: Sequence[str]) -> dict[str, str]:
         # A module's rule decides for all in it, and a rule that decides nothing is an error.
@@ -42,28 +57,20 @@ def smallest_rules(
     return rules_for(smallest_repair(program, trace, scale, reference, under_rules) or ())
 
 
-def with_lower_scale(
-    finding: Finding,
-    rules: dict[str, str],
-    make: Callable[[Policy], Program],
-    policy: Policy,
-    program: Program,
-    trace: Trace,
-    scale: float,
-    reference: Reference,
-) -> tuple[Finding, dict[str, str]]:
-    """Fewer rules and a lower loss scale, where the step overflows backward too and for that alone."""
-    if len(rules) == 1 or finding.verdict != "overflow" or scale <= 1:
+def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> tuple[Finding, dict[str, str]]:
+    """Returns fewer rules and a lower loss scale, where the step overflows backward too; else what it was given."""
+    if len(rules) == 1 or finding.verdict != "overflow" or fault.scale <= 1:
         return finding, rules
-    lower = scale_beside_rules(reference, program, trace, scale)
-    fewer = smallest_rules(make, policy, program, trace, lower, reference) if lower else {}
+    lower = scale_beside_rules(fault.reference, fault.program, fault.trace, fault.scale)
+    fewer = smallest_rules(fault._replace(scale=lower)) if lower else {}
     if not fewer or (rules and len(fewer) >= len(rules)):
         return finding, rules
-    evidence = f"{finding.evidence} With that repaired, the loss scale of {scale:g} is too high; {lower:g} is not."
+    too_high = f"With that repaired, the loss scale of {fault.scale:g} is too high; {lower:g} is not."
+    evidence = f"{finding.evidence} {too_high}"
     return finding._replace(better_scale=lower, evidence=evidence), fewer
 
 
 def is_repaired_outside(program: Program, scale: float, reference: Reference) -> bool:
-    """Whether the step, emulated, is repaired by float32 in all that no rule reaches: what is outside of modules."""
+    """Returns whether the step, emulated, is repaired by float32 in all that is outside of modules."""
     modules = [module for module in program.modules if module]
     return is_repaired(reference, program, scale, lambda path: any(is_in(path, module) for module in modules))

@@ -191,14 +191,17 @@ def _choose(directory: pathlib.Path, steps: list[int], which: str) -> int:
     return int(which)
 
 
+_UNREADABLE = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
+"""What reading a score from damaged JSON may raise."""
+
+
 def _stored_score(directory: pathlib.Path, position: int) -> float:
     """The score that a checkpoint was saved with; that of none if neither file that has it can be read."""
-    unreadable = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
-    with contextlib.suppress(*unreadable):
+    with contextlib.suppress(*_UNREADABLE):
         about = _description(directory / str(position))
         if digest_of(about) == about["digest"]:
             return float(about["score"])
-    with contextlib.suppress(*unreadable):
+    with contextlib.suppress(*_UNREADABLE):
         return float(json.loads(_scores(directory, position).read_text())["score"])
     return NOT_MEASURED
 
@@ -213,7 +216,7 @@ def _write_lost_scores(directory: pathlib.Path) -> None:
         file = _scores(directory, position)
         try:
             float(json.loads(file.read_text())["score"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except _UNREADABLE:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps({"score": _stored_score(directory, position)}))
 

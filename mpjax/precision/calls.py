@@ -42,7 +42,7 @@ _NAME = "_mpjax_wrappers"
 def has_call(cls: type) -> bool:
     """Whether instances of `cls` can be called."""
     # Not hasattr: every class object is itself callable.
-    return _owner(cls) is not None
+    return owner_of_call(cls) is not None
 
 
 def wrapper_of(module: Any, kind: type) -> Any:
@@ -52,7 +52,7 @@ def wrapper_of(module: Any, kind: type) -> Any:
 
 def wrap(module: Any, wrapper: Wrapper) -> None:
     """Puts `wrapper` around the calls of `module`, in place of one of its kind; does nothing if it has no call."""
-    owner = _owner(type(module))
+    owner = owner_of_call(type(module))
     if owner is not None:
         others = [one for one in _chain(module) if type(one) is not type(wrapper)]
         chain = tuple(sorted([*others, wrapper], key=lambda one: one.depth))
@@ -75,7 +75,8 @@ def _chain(module) -> tuple[Wrapper, ...]:
     return wrappers.chain if wrappers else ()
 
 
-def _owner(cls: type) -> type | None:
+def owner_of_call(cls: type) -> type | None:
+    """Returns the class from which `cls` has its `__call__`, or None if its instances cannot be called."""
     return next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
 
 

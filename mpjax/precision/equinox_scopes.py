@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from mpjax.precision.calls import owner_of_call
 from mpjax.precision.check import path_name
 
 
@@ -33,7 +34,7 @@ def equinox_scopes(tree) -> Iterator[None]:
         yield
         return
     paths = {}
-    for _, module in _modules_in(tree):
+    for module in _modules_in(tree):
         leaves = jax.tree_util.tree_leaves_with_path(module)
         paths |= {id(leaf): path_name(path) for path, leaf in leaves if isinstance(leaf, jax.Array)}
         for cls in _classes_in(module):
@@ -47,7 +48,7 @@ def equinox_scopes(tree) -> Iterator[None]:
 
 def _look_for_paths(cls: type) -> None:
     """Gives the class that defines the `__call__` of `cls`, once, one that opens a scope for modules with a path."""
-    owner: Any = next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
+    owner: Any = owner_of_call(cls)
     if owner is None or hasattr(owner.__call__, _NAMED):
         return
     call: Callable = owner.__call__
@@ -58,7 +59,7 @@ def _look_for_paths(cls: type) -> None:
         if path is None:
             return call(self, *args, **kwargs)
         # Instead of the scope by class of an Equinox module that holds others.
-        inside = owner.__module__.startswith("equinox.nn.") and any(_modules_in(vars(self)))
+        inside = owner.__module__.startswith("equinox.nn.") and bool(_modules_in(vars(self)))
         with _scope(path.removeprefix(f"{here}/") if path != here else ""):
             token = _HERE.set(path)
             try:
@@ -83,16 +84,15 @@ def _path_of(module) -> str | None:
 
 def _classes_in(module) -> Iterator[type]:
     yield type(module)
-    for _, inner in _modules_in(vars(module)):
+    for inner in _modules_in(vars(module)):
         yield from _classes_in(inner)
 
 
-def _modules_in(tree) -> Iterator[tuple[tuple, Any]]:
-    """The outermost Equinox modules of a tree, with the key paths to them."""
+def _modules_in(tree) -> list:
+    """Returns the outermost Equinox modules of a tree."""
     import equinox
 
     def is_module(node) -> bool:
         return isinstance(node, equinox.Module)
 
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_module)
-    return ((path, leaf) for path, leaf in leaves if is_module(leaf))
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_module) if is_module(leaf)]

@@ -106,6 +106,12 @@ def scope_lineage(scope: str) -> Lineage:
     return tuple((path, frozenset()) for path in (*classes, *paths))
 
 
+def without_class(scope: str) -> str:
+    """Returns a scope without the one in it that is named by a class, where it has a path itself: an Equinox layer."""
+    outer, _, name = scope.rpartition("/")
+    return outer if outer and name.startswith(EQUINOX) else scope
+
+
 def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
     """The same rules for named scopes, which have no type: each `type:` pattern as the paths of what it decides."""
     decided = {lineage: winner(rules, lineage) for lineage in lineages}
