@@ -1,0 +1,209 @@
+"""How a reader finds their way: sizes of files, circles of imports, what three journeys execute, how docstrings open.
+
+    python benchmarks/house.py                     # of the checkout that this file is in
+    python benchmarks/house.py --package OTHER/mpjax --json
+
+Circles count every import, also those inside functions. A journey executes a file if it calls a function of it other than while importing; folder
+changes are counted over the files in the order in which they are first executed.
+"""
+
+import argparse
+import ast
+import collections
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+
+HERE = pathlib.Path(__file__).resolve().parent.parent
+
+TRAIN = """
+from mpjax.cli import train
+status = train("--config {configs}/digits.toml --steps 2 --precision.policy mixed_float16 --output_dir {folder}/run"
+    " --cache_dir {folder} --data.data_dir {folder} --data.batch_size 16 --loop.log_every 1".split())
+"""
+DIAGNOSE = """
+import jax, jax.numpy as jnp, mpjax
+from flax import nnx
+model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), lambda x: x * 1e4, nnx.Linear(8, 4, rngs=nnx.Rngs(1)))
+status = mpjax.diagnose(model, lambda m, x: jnp.square(m(x)).mean(), jnp.ones((2, 4)), policy="mixed_float16") is None
+"""
+OWN_LOOP = """
+import jax, jax.numpy as jnp, mpjax, optax
+from flax import nnx
+model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 4, rngs=nnx.Rngs(1)))
+mpjax.apply_policy(model, "mixed_float16")
+graph, params = nnx.split(model)
+tx = mpjax.dynamic_loss_scaling(optax.adamw(1e-3))
+state = tx.init(params)
+loss = lambda params, x: jnp.square(nnx.merge(graph, params)(x)).mean()
+@jax.jit
+def step(state, params, x):
+    loss_value, gradients = mpjax.scaled_value_and_grad(loss)(state, params, x)
+    updates, state = tx.update(gradients, state, params)
+    return state, optax.apply_updates(params, updates), loss_value
+status = step(state, params, jnp.ones((2, 4))) is None
+"""
+JOURNEYS = {"train a ResNet": TRAIN, "diagnose a model": DIAGNOSE, "a loop of one's own": OWN_LOOP}
+
+WATCHED = """
+import sys, threading
+package, seen = {package!r} + "/", {{}}
+def watch(frame, event, arg):
+    name = frame.f_code.co_filename
+    if event == "call" and name.startswith(package) and name not in seen and not importing(frame):
+        seen[name] = None
+def importing(frame):
+    while frame and not (frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(package)):
+        frame = frame.f_back
+    return frame is not None
+threading.setprofile(watch)
+sys.setprofile(watch)
+try:
+{code}
+finally:
+    sys.setprofile(None)
+    import json
+    imported = [m for m in sys.modules if m.split(".")[0] == "mpjax"]
+    json.dump([list(seen), len(imported)], open({result!r}, "w"))
+assert not status, status
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--package", type=pathlib.Path, default=HERE / "mpjax")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    package = arguments.package.resolve()
+    found = sizes(package) | {"circles": circles(package)} | docstrings(package)
+    found["journeys"] = {name: journey(package, code) for name, code in JOURNEYS.items()}
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    for name, value in found.items():
+        if name == "journeys":
+            for each, counts in value.items():
+                print(f"{each}: " + ", ".join(f"{key} {count}" for key, count in counts.items()))
+        elif name == "circles":
+            print(f"circles of imports: {len(value)}", *(" - ".join(circle) for circle in value), sep="\n  ")
+        else:
+            print(f"{name}: {value}")
+
+
+def sizes(package: pathlib.Path) -> dict:
+    """Returns the number of files and their median and largest lengths in lines."""
+    lines = {path: len(path.read_text().splitlines()) for path in package.rglob("*.py")}
+    longest = max(lines, key=lines.__getitem__)
+    return {
+        "files": len(lines),
+        "median lines": statistics.median(lines.values()),
+        "files under 40 lines": sum(count < 40 for count in lines.values()),
+        "files over 250 lines": sum(count > 250 for count in lines.values()),
+        "longest": f"{longest.relative_to(package)} {lines[longest]}",
+    }
+
+
+def circles(package: pathlib.Path) -> list[list[str]]:
+    """Returns the groups of modules that import each other, directly or around, late imports included."""
+    modules = {name_of(path, package): path for path in package.rglob("*.py")}
+    graph = {name: set(imports_of(path, modules)) - {name} for name, path in modules.items()}
+    return [sorted(group) for group in strongly_connected(graph) if len(group) > 1]
+
+
+def name_of(path: pathlib.Path, package: pathlib.Path) -> str:
+    return ".".join(("mpjax", *path.relative_to(package).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imports_of(path: pathlib.Path, modules) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name in modules]
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name if name in modules else node.module for name in inner]
+    return found
+
+
+def strongly_connected(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Returns the strongly connected components of a graph (Tarjan 1972)."""
+    index, low, stack, groups = {}, {}, [], []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            groups.append(set(stack[at:]))
+            del stack[at:]
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return groups
+
+
+VERBS = frozenset(
+    """accepts accumulates adapts adds adopts advances aligns allocates answers appends applies arranges asks assembles
+    augments averages begins blends bounds broadcasts builds calls carries casts changes checks chooses clears closes
+    collects combines compares compiles completes composes computes configures converts copies corrects counts creates
+    crops cuts decides declares decodes defines describes diagnoses differentiates disables divides draws drops emulates
+    enables encodes ends ensures enters erases estimates evaluates evens expands explains exports extends fails fetches
+    fills filters finds finishes fits flattens flips flushes follows formats gathers gets gives goes groups handles hands
+    has holds identifies ignores imports includes initialises initializes installs interprets is joins keeps labels
+    lays leaves lets limits lists loads locks logs looks loses lowers makes maps marks masks matches maps means measures
+    merges mixes moves multiplies names normalises notes opens orders overrides owns packs pads parses partitions passes
+    performs picks places plans plots pools predicts prepares prints prints probes produces projects puts raises reads
+    rearranges rebuilds receives recomputes records reduces refuses registers releases reloads remembers removes renames
+    renders repairs repeats replaces replays reports represents requests requires rescales reserves resets reshapes
+    resizes resolves restores returns reverses rewrites rotates rounds runs samples saves says scales searches selects
+    sends sends separates serialises sets settles shards shares shifts shows shuffles skips solves sorts splits stacks
+    starts stays stops stores streams strips subtracts suggests sums summarises supplies switches takes tells tests
+    tokenizes traces tracks trains transforms transposes translates tries turns unpacks unscales updates uses validates
+    verifies views waits walks warns widens wraps writes yields zeroes""".split()
+)
+"""Verbs that docstrings open with, in the third person; a verb in its base form is accepted too."""
+
+
+def docstrings(package: pathlib.Path) -> dict:
+    """Returns how many functions have a docstring, and the share of those that open with a verb."""
+    first = collections.Counter()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+                first[text.split()[0].strip(".,:;`").lower()] += 1
+    total = sum(first.values())
+    verbs = sum(count for word, count in first.items() if word in VERBS or f"{word}s" in VERBS or f"{word}es" in VERBS)
+    return {"docstrings of functions": total, "of these open with a verb": f"{verbs / total:.1%}"}
+
+
+def journey(package: pathlib.Path, code: str) -> dict:
+    """Runs a program in a process of its own; returns what it executed of the package."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = code.format(configs=package.parent / "configs", folder=folder) if "{configs}" in code else code
+        result = f"{folder}/seen.json"
+        indented = "\n".join(f"    {line}" for line in code.splitlines())
+        program = WATCHED.format(package=str(package), result=result, code=indented)
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=package.parent, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"a journey failed:\n{done.stderr}")
+        files, imported = json.loads(pathlib.Path(result).read_text())
+    folders = [str(pathlib.Path(file).parent) for file in files]
+    changes = sum(one != other for one, other in zip(folders, folders[1:], strict=False))
+    return {"files executed": len(files), "modules imported": imported, "folder changes": changes}
+
+
+if __name__ == "__main__":
+    main()
