@@ -37,7 +37,7 @@ READINGS = ("path", "direction", "dtype", "largest", "mean", "overflow", "underf
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Prints fingerprints of what runs compute.")
     parser.add_argument("--checkout", type=pathlib.Path, default=HERE)
     parser.add_argument("--only", choices=RUNS)
     arguments = parser.parse_args()

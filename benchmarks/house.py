@@ -3,19 +3,21 @@
     python benchmarks/house.py                     # of the checkout that this file is in
     python benchmarks/house.py --package OTHER/mpjax --json
 
-Circles count every import, also those inside functions. A journey executes a file if it calls a function of it other than while importing; folder
-changes are counted over the files in the order in which they are first executed.
+Circles count every import, also those inside functions. A journey executes a file if it calls a function of it other
+than while importing; folder changes are counted over the files in the order in which they are first executed.
 """
 
 import argparse
 import ast
 import collections
+import itertools
 import json
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
@@ -74,12 +76,12 @@ assert not status, status
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Measures how a reader finds their way.")
     parser.add_argument("--package", type=pathlib.Path, default=HERE / "mpjax")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     package = arguments.package.resolve()
-    found = sizes(package) | {"circles": circles(package)} | docstrings(package)
+    found: dict[str, Any] = sizes(package) | {"circles": circles(package)} | docstrings(package)
     found["journeys"] = {name: journey(package, code) for name, code in JOURNEYS.items()}
     if arguments.json:
         print(json.dumps(found, indent=1))
@@ -153,25 +155,7 @@ def strongly_connected(graph: dict[str, set[str]]) -> list[set[str]]:
     return groups
 
 
-VERBS = frozenset(
-    """accepts accumulates adapts adds adopts advances aligns allocates answers appends applies arranges asks assembles
-    augments averages begins blends bounds broadcasts builds calls carries casts changes checks chooses clears closes
-    collects combines compares compiles completes composes computes configures converts copies corrects counts creates
-    crops cuts decides declares decodes defines describes diagnoses differentiates disables divides draws drops emulates
-    enables encodes ends ensures enters erases estimates evaluates evens expands explains exports extends fails fetches
-    fills filters finds finishes fits flattens flips flushes follows formats gathers gets gives goes groups handles hands
-    has holds identifies ignores imports includes initialises initializes installs interprets is joins keeps labels
-    lays leaves lets limits lists loads locks logs looks loses lowers makes maps marks masks matches maps means measures
-    merges mixes moves multiplies names normalises notes opens orders overrides owns packs pads parses partitions passes
-    performs picks places plans plots pools predicts prepares prints prints probes produces projects puts raises reads
-    rearranges rebuilds receives recomputes records reduces refuses registers releases reloads remembers removes renames
-    renders repairs repeats replaces replays reports represents requests requires rescales reserves resets reshapes
-    resizes resolves restores returns reverses rewrites rotates rounds runs samples saves says scales searches selects
-    sends sends separates serialises sets settles shards shares shifts shows shuffles skips solves sorts splits stacks
-    starts stays stops stores streams strips subtracts suggests sums summarises supplies switches takes tells tests
-    tokenizes traces tracks trains transforms transposes translates tries turns unpacks unscales updates uses validates
-    verifies views waits walks warns widens wraps writes yields zeroes""".split()
-)
+VERBS = frozenset((HERE / "benchmarks" / "verbs.txt").read_text().split())
 """Verbs that docstrings open with, in the third person; a verb in its base form is accepted too."""
 
 
@@ -201,7 +185,7 @@ def journey(package: pathlib.Path, code: str) -> dict:
             sys.exit(f"a journey failed:\n{done.stderr}")
         files, imported = json.loads(pathlib.Path(result).read_text())
     folders = [str(pathlib.Path(file).parent) for file in files]
-    changes = sum(one != other for one, other in zip(folders, folders[1:], strict=False))
+    changes = sum(one != other for one, other in itertools.pairwise(folders))
     return {"files executed": len(files), "modules imported": imported, "folder changes": changes}
 
 

@@ -35,7 +35,7 @@ from machine import describe
 from mpjax import data
 from mpjax.config.schema import Data
 from mpjax.data import Source, labelled_images
-from mpjax.data.images import random_part
+from mpjax.data.images.decoding import random_part
 
 
 MEAN, STD = 0.45, 0.22

@@ -26,7 +26,7 @@ from machine import describe
 
 import mpjax
 from mpjax.config import load
-from mpjax.config.task import TASKS
+from mpjax.config.choices import TASKS
 
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")

@@ -64,7 +64,7 @@ CASTING = (
 )
 TARGETS = {
     "mpjax/precision/loss_scale.py": f"precision/loss_scale {SCALING}",
-    "mpjax/precision/attempt.py": f"precision/attempt {SCALING}",
+    "mpjax/precision/skip_step.py": f"precision/attempt {SCALING}",
     "mpjax/precision/policy.py": f"precision/policy {RULES}",
     "mpjax/precision/rules.py": RULES,
     "mpjax/training/train_step.py": "training/train_step training/state training/train_call training/structure "

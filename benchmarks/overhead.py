@@ -37,8 +37,8 @@ from mpjax.data.stream import BatchesInMemory
 from mpjax.training import create_state, take_apart
 from mpjax.training.feed import Resident
 from mpjax.training.mesh import batch_sharding, data_mesh
-from mpjax.training.objectives.classification import classification
-from mpjax.training.train_call import make_train_call
+from mpjax.training.objectives import classification
+from mpjax.training.train_step import make_train_call
 
 
 # --- The hand-written side -------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
+from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.config import Config, load
-from mpjax.run import fresh_state, make_parts
 
 
 TASKS = {

@@ -39,7 +39,7 @@ _HOMES = {
     "mpjax.training": ("TrainState", "create_state", "make_eval_step", "make_train_step", "take_apart"),
     "mpjax.diagnosis": ("Diagnosis", "diagnose", "diagnose_function"),
     "mpjax.models.pretrained": ("load_pretrained",),
-    "mpjax.run": ("run",),
+    "mpjax.commands.train": ("run",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -16,7 +16,7 @@ def train(argv: Sequence[str]) -> int:
 
         config = load(argv, prog="train.py")
         # Only now: flags are checked, and --help has answered, before JAX is imported.
-        from mpjax.run import run
+        from mpjax.commands.train import run
 
         run(config)
 
@@ -27,10 +27,10 @@ def evaluate(argv: Sequence[str]) -> int:
     """`scripts/evaluate.py`."""
 
     def command() -> None:
-        from mpjax.config.evaluation import load_evaluation
+        from mpjax.config.commands import load_evaluation
 
         settings = load_evaluation(argv, prog="evaluate.py")
-        from mpjax.evaluation import evaluate_run
+        from mpjax.commands.evaluate import evaluate_run
 
         evaluate_run(settings)
 
@@ -41,10 +41,10 @@ def diagnose(argv: Sequence[str]) -> int:
     """`scripts/diagnose.py`."""
 
     def command() -> None:
-        from mpjax.config.inquiry import load_inquiry
+        from mpjax.config.commands import load_inquiry
 
         settings = load_inquiry(argv, prog="diagnose.py")
-        from mpjax.inquiry import diagnose_run
+        from mpjax.commands.diagnose import diagnose_run
 
         diagnose_run(settings)
 
@@ -55,10 +55,10 @@ def compare(argv: Sequence[str]) -> int:
     """`scripts/compare.py`."""
 
     def command() -> None:
-        from mpjax.config.comparison import load_comparison
+        from mpjax.config.commands import load_comparison
 
         settings = load_comparison(argv, prog="compare.py")
-        from mpjax.comparison import compare_runs
+        from mpjax.commands.compare import compare_runs
 
         compare_runs(settings)
 
@@ -69,10 +69,10 @@ def export(argv: Sequence[str]) -> int:
     """`scripts/export.py`."""
 
     def command() -> None:
-        from mpjax.config.export import load_export
+        from mpjax.config.commands import load_export
 
         settings = load_export(argv, prog="export.py")
-        from mpjax.export import export_run
+        from mpjax.commands.export import export_run
 
         export_run(settings)
 
@@ -83,10 +83,10 @@ def plan(argv: Sequence[str]) -> int:
     """`scripts/plan.py`."""
 
     def command() -> None:
-        from mpjax.config.plan import load_plan
+        from mpjax.config.commands import load_plan
 
         settings, config = load_plan(argv, prog="plan.py")
-        from mpjax.plan.page import plan_run
+        from mpjax.commands.plan import plan_run
 
         plan_run(settings, config)
 

@@ -14,8 +14,8 @@ import pytest
 
 from mpjax import cli
 from mpjax.config import Config
+from mpjax.config.commands import Evaluation
 from mpjax.config.durations import Duration
-from mpjax.config.evaluation import Evaluation
 from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics

@@ -6,10 +6,10 @@ import jax
 import pytest
 from flax import nnx
 
+from mpjax.commands.train import run
 from mpjax.config import Config, from_toml, load, to_toml
 from mpjax.data import labelled_images
 from mpjax.models.build import build
-from mpjax.run import run
 
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"

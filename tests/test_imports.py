@@ -11,8 +11,8 @@ import mpjax
 
 
 PACKAGE = pathlib.Path(mpjax.__file__).parent
-ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report", "plan")
-WIRING = ("run", "tuning", "evaluation", "inquiry", "comparison", "export", "cli")
+ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report", "plan", "commands")
+WIRING = ("cli",)
 
 PUBLIC = [
     "Policy",
@@ -124,7 +124,7 @@ def test_a_public_name_resolves_to_what_is_documented():
 
 
 def test_run_can_be_called_also_after_its_module_was_imported():
-    code = "import mpjax.run, mpjax\n"
+    code = "import mpjax.commands.train, mpjax\n"
     code += "try: mpjax.run(mpjax.Config(seed=-1))\n"
     code += "except mpjax.UsageError as error: print(error)"
     wanted = "--seed is -1: wanted 0 or more\n"

@@ -14,11 +14,10 @@ from mpjax.models.gpt2 import GPT2
 from mpjax.models.resnet import BasicBlock, Bottleneck, ImageNetStem, ResNet, SmallStem
 from mpjax.models.unet import UNet
 from mpjax.models.vit import ViT
+from mpjax.precision.calls import name_scopes
 from mpjax.precision.policy import Policy
-from mpjax.precision.scopes import name_scopes
 from mpjax.training.losses import cross_entropy_over
-from mpjax.training.objectives.classification import classification
-from mpjax.training.objectives.language_modeling import language_modeling
+from mpjax.training.objectives import classification, language_modeling
 
 
 def written(case: Case, row: Row) -> Written:

@@ -1,6 +1,6 @@
 """Fine-tune from pretrained weights in half precision: a new head on a body that has already learnt.
 
-- a small ResNet learns the digits 0 to 4, and `mpjax.export.export_run` writes its weights as safetensors
+- a small ResNet learns the digits 0 to 4, and `mpjax.commands.export.export_run` writes its weights as safetensors
   (`python scripts/export.py --run FOLDER --output zero_to_four.safetensors`),
 - `mpjax.load_pretrained` puts them into a model that has ten classes, all but the head, and reports what each became,
 - `--model.pretrained` and `--model.pretrained_skip` do the same for a run, which then learns all ten digits in float16,
@@ -22,8 +22,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mpjax
-from mpjax.config.export import Export
-from mpjax.export import export_run
+from mpjax.config.commands import Export
+from mpjax.commands.export import export_run
 from mpjax.models.pretrained import PretrainedReport
 from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
 

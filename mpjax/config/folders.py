@@ -1,4 +1,4 @@
-"""Where things are kept: the cache of a user, the folder of a run."""
+"""Where things are kept: the cache of a user, the folder of a run, and the settings in it."""
 
 import dataclasses
 import datetime
@@ -6,10 +6,11 @@ import errno
 import os
 import pathlib
 
-from mpjax.config.load import CONFIG_FILE
+from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.paths import expanded
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config
+from mpjax.config.user_code import require_trust
 from mpjax.errors import UsageError
 
 
@@ -114,3 +115,40 @@ def _made(folder: pathlib.Path) -> pathlib.Path:
     except OSError as error:
         raise UsageError(f"cannot make folder {folder}: {error.strerror}") from None
     return folder
+
+
+def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
+    """The settings that a run left in its folder.
+
+    Args:
+      folder: of the run.
+      trust_code: whether code that it names may be executed.
+
+    Raises:
+      UsageError: there is no run, or it names code outside mpjax that is not trusted.
+    """
+    if not (folder / CONFIG_FILE).exists():
+        raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
+    config = from_toml(folder / CONFIG_FILE)
+    require_trust(config, folder, trusted=trust_code)
+    return config
+
+
+def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:
+    """These settings under another policy; what went with the one they had is as the new one has it.
+
+    Args:
+      config: settings.
+      policy: a policy's name.
+      rules: exceptions; by default those that there are.
+    """
+    precision = dataclasses.replace(
+        config.precision,
+        policy=policy,
+        rules=config.precision.rules if rules is None else rules,
+        mode="auto",
+        loss_scale="auto",
+        master_weights="auto",
+        stochastic_rounding=False,
+    )
+    return dataclasses.replace(config, precision=precision)

@@ -14,7 +14,7 @@ import tyro
 from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
-from mpjax.config.trust import is_of_a_run, require_trust
+from mpjax.config.user_code import is_of_a_run, require_trust
 from mpjax.errors import UsageError
 
 

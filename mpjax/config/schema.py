@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from mpjax.config.choices import TaskName, parse_model_name
 from mpjax.config.durations import Duration, as_duration, parse_duration
-from mpjax.config.models import parse_model_name
-from mpjax.config.task import TaskName
 
 
 Steps = Annotated[

@@ -9,10 +9,9 @@ import numpy as np
 from PIL.Image import Resampling
 
 from mpjax.config.schema import Data
-from mpjax.data.contract import array, conform
-from mpjax.data.examples import Example, Examples, Source
+from mpjax.data.examples import Example, Examples, Source, array, conform
 from mpjax.data.fields import Fields, Image, Mask
-from mpjax.data.images import Frame, centre, decode, random_part, resize, size_of
+from mpjax.data.images.decoding import Frame, centre, decode, random_part, resize, size_of
 from mpjax.errors import UsageError
 
 

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.contract import require_examples
-from mpjax.data.examples import Source
+from mpjax.data.augment.on_device import normalisation
+from mpjax.data.examples import Source, require_examples
 from mpjax.data.fields import Image
-from mpjax.data.prepare import normalisation
 from mpjax.data.read import Arrays, fits_in_memory, read_all, read_batch, reader, require_dtypes
 from mpjax.errors import UsageError
 

@@ -1,7 +1,7 @@
 """Whether precision is to blame for a NaN or a lost accuracy, which module, and what to change."""
 
-from mpjax.diagnosis.diagnose import diagnose, diagnose_function
 from mpjax.diagnosis.diagnosis import Diagnosis
+from mpjax.diagnosis.one_step import diagnose, diagnose_function
 
 
 __all__ = ["Diagnosis", "diagnose", "diagnose_function"]

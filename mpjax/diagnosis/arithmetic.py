@@ -1,17 +1,140 @@
-"""One operation of a half-precision program, computed in float32: what it takes, what it gives, what it means."""
+"""One operation of a half-precision program, computed in float32 and rounded."""
 
 import functools
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.diagnosis.compiled import compiled
-from mpjax.diagnosis.numpy_operations import in_numpy
-from mpjax.precision.casting.binding import bind
+from mpjax.diagnosis.compile_ahead import compiled
+from mpjax.precision.casting.equations import bind
 from mpjax.precision.casting.jaxprs import as_function
 from mpjax.precision.casting.operations import OPERATIONS
-from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
+from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, HALF, is_floating
+
+
+def in_numpy(*arrays: np.ndarray, primitive, params: tuple) -> list[np.ndarray] | None:
+    """The result of a JAX primitive on NumPy arrays, or None if it is not one of these.
+
+    Args:
+      arrays: the operands.
+      primitive: the primitive.
+      params: its parameters, as pairs.
+    """
+    function = IN_NUMPY.get(primitive.name)
+    if function is None or any(array.dtype.itemsize > 4 for array in arrays):
+        return None
+    result = function(dict(params), *arrays)
+    return None if result is None else [np.asarray(result)]
+
+
+def _divided(params, x: np.ndarray, y: np.ndarray):
+    return x / y if x.dtype == np.float32 else None  # of integers XLA's rounds towards zero
+
+
+def _broadcast(params, x: np.ndarray, *dynamic):
+    if dynamic:
+        return None
+    ones = [1] * len(params["shape"])
+    for axis, size in zip(params["broadcast_dimensions"], x.shape, strict=True):
+        ones[axis] = size
+    return np.broadcast_to(x.reshape(ones), params["shape"])
+
+
+def _reshaped(params, x: np.ndarray, *dynamic):
+    return None if dynamic or params["dimensions"] is not None else x.reshape(params["new_sizes"])
+
+
+def _selected(params, which: np.ndarray, *cases: np.ndarray):
+    return np.where(which, cases[1], cases[0]) if len(cases) == 2 and which.dtype == bool else None
+
+
+def _plain(function: Callable) -> Callable:
+    return lambda params, *arrays: function(*arrays)
+
+
+IN_NUMPY: Mapping[str, Callable] = {
+    **{name: _plain(getattr(np, name)) for name in ("sign", "floor", "ceil", "square")},
+    "add": _plain(np.add),
+    "add_any": _plain(np.add),
+    "sub": _plain(np.subtract),
+    "mul": _plain(np.multiply),
+    "div": _divided,
+    "neg": _plain(np.negative),
+    "abs": _plain(np.abs),
+    "max": _plain(np.maximum),
+    "min": _plain(np.minimum),
+    "eq": _plain(np.equal),
+    "ne": _plain(np.not_equal),
+    "lt": _plain(np.less),
+    "le": _plain(np.less_equal),
+    "gt": _plain(np.greater),
+    "ge": _plain(np.greater_equal),
+    "is_finite": _plain(np.isfinite),
+    "copy": _plain(np.copy),
+    "select_n": _selected,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshaped,
+    "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
+    "transpose": lambda params, x: np.transpose(x, params["permutation"]),
+    "rev": lambda params, x: np.flip(x, params["dimensions"]),
+    "concatenate": lambda params, *arrays: np.concatenate(arrays, params["dimension"]),
+}
+
+
+def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.Array:
+    """Float32 `values` rounded to the nearest number of a half dtype, ties to even, and held in float32.
+
+    Overflow gives inf, and what is too small zero, subnormals included, as in IEEE 754. A cast to float16 and back may
+    be left out by XLA; `lax.reduce_precision` may not, but takes subnormals for zero. Not `ranged`, the numbers have
+    as many bits but no largest and no smallest one, float32's aside.
+    """
+    if dtype == BFLOAT16:
+        return _with_bits(values, mantissa_bits=7)
+    if dtype != FLOAT16:
+        return values
+    if not ranged:
+        return _with_bits(values, mantissa_bits=10)
+    return _round_to_float16(values)
+
+
+def _with_bits_numpy(values: np.ndarray, *, mantissa_bits: int) -> np.ndarray:
+    # To nearest, ties to even: half of the last bit kept, less one where that bit is even, carries into it.
+    bits, rest = values.view(np.uint32), 23 - mantissa_bits
+    carried = bits + (np.uint32(2 ** (rest - 1) - 1) + (bits >> np.uint32(rest) & np.uint32(1)))
+    return np.where(np.isfinite(values), (carried & np.uint32(2**32 - 2**rest)).view(np.float32), values)
+
+
+@functools.partial(compiled, numpy=_with_bits_numpy)
+def _with_bits(values: jax.Array, *, mantissa_bits: int) -> jax.Array:
+    return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=mantissa_bits)
+
+
+@functools.partial(compiled, numpy=lambda values: values.astype(np.float16).astype(np.float32))
+def _round_to_float16(values: jax.Array) -> jax.Array:
+    normal = jax.lax.reduce_precision(values, exponent_bits=5, mantissa_bits=10)
+    # Below 2^-14 the numbers of float16 lie 2^-24 apart; jnp.round takes ties to even.
+    subnormal = jnp.round(values * np.float32(2**24)) * np.float32(2**-24)
+    return jnp.where(jnp.abs(values) < np.float32(2**-14), subnormal, normal)
+
+
+def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Float32 `values` that are numbers of a half dtype, in that dtype: the same numbers in half the memory."""
+    return _to_bfloat16(values) if dtype == BFLOAT16 else _to_float16(values)
+
+
+@functools.partial(compiled, numpy=lambda values: values.astype(np.float16))
+def _to_float16(values: jax.Array) -> jax.Array:
+    return values.astype(FLOAT16)
+
+
+@functools.partial(compiled, numpy=lambda values: values.astype(BFLOAT16))
+def _to_bfloat16(values: jax.Array) -> jax.Array:
+    # By their bits, as some processors' own cast takes subnormals for zero.
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) >> 16
+    halves = jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(jnp.isnan(values), jnp.bfloat16(jnp.nan), halves)
 
 
 SUMS = frozenset({"reduce_sum", "reduce_window_sum", "cumsum", "scatter-add", "scatter-sub"})

@@ -3,22 +3,48 @@
 Whether a value is free of rounding is known before a loop runs: as a dtype is, it is the same in all turns.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from mpjax.diagnosis.emulate import Emulator, Pair, Place
-from mpjax.diagnosis.measure import Marks, joined, none_like
+from mpjax.diagnosis.measurements import Marks, joined, none_like
+from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.readings import Site
 from mpjax.precision.casting.jaxprs import scan_counts
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
 
 
-def call(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+class Runner(Protocol):
+    """What control flow is handed to run its bodies with: an `Emulator`."""
+
+    @property
+    def recorder(self) -> Any:
+        """What takes the readings, or None."""
+        ...
+
+    @property
+    def isolated(self) -> bool:
+        """Whether each module gets the reference's values."""
+        ...
+
+    def run_body(self, jaxpr, inputs: list[Pair], place: Place) -> list[Pair]:
+        """Returns the outputs of a jaxpr."""
+        ...
+
+    def held(self, pair: Pair, aval) -> Pair:
+        """Returns a value as it is kept until it is used."""
+        ...
+
+    def recording(self, recorder) -> Self:
+        """Returns the same with another recorder, or with none."""
+        ...
+
+
+def call(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """A call: its body, in place."""
     return emulator.run_body(called(eqn), pairs, place)
 
@@ -28,13 +54,13 @@ def called(eqn):
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
 
 
-def cond(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+def cond(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """`lax.cond` and `lax.switch`: one branch for both runs. Compiled, it takes no readings of its own."""
     index, *operands = pairs
     branches = eqn.params["branches"]
     if not isinstance(index.low, Tracer):
         return emulator.run_body(branches[int(np.clip(int(index.low), 0, len(branches) - 1))], operands, place)
-    quiet = dataclasses.replace(emulator, recorder=None)
+    quiet = emulator.recording(None)
     free: list[bool] = [False] * len(eqn.outvars)
 
     def run(branch) -> Callable:
@@ -51,16 +77,16 @@ def cond(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]
     return _held(emulator, given, eqn)
 
 
-def while_loop(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+def while_loop(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """`lax.while_loop`: as often as the half-precision run goes round, for both."""
     params = eqn.params
     cond_consts, body_consts, carry = _split(pairs, params["cond_nconsts"], params["body_nconsts"])
 
-    def once(emulator: Emulator, carry: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+    def once(emulator: Runner, carry: list[Pair]) -> tuple[list[Pair], list[Pair]]:
         return emulator.run_body(params["body_jaxpr"], [*body_consts, *carry], place), []
 
     loop = _Loop(emulator, once, carry, place.path)
-    quiet = dataclasses.replace(emulator, recorder=None)
+    quiet = emulator.recording(None)
 
     def go_on(state):
         return quiet.run_body(params["cond_jaxpr"], [*cond_consts, *loop.pairs(state)], place)[0].low
@@ -69,7 +95,7 @@ def while_loop(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list
     return _held(emulator, loop.ended(state), eqn)
 
 
-def scan(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+def scan(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """`lax.scan`."""
     params = eqn.params
     num_consts, num_carry = scan_counts(params)
@@ -77,7 +103,7 @@ def scan(emulator: Emulator, eqn, pairs: list[Pair], place: Place) -> list[Pair]
     columns = [(pair.wide, pair.low) for pair in xs]
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), columns)
 
-    def once(emulator: Emulator, carry: list[Pair], row) -> tuple[list[Pair], list[Pair]]:
+    def once(emulator: Runner, carry: list[Pair], row) -> tuple[list[Pair], list[Pair]]:
         x = [pair._replace(wide=wide, low=low) for pair, (wide, low) in zip(xs, row, strict=True)]
         outputs = emulator.run_body(params["jaxpr"], [*consts, *carry, *x], place)
         return outputs[:num_carry], outputs[num_carry:]
@@ -103,11 +129,11 @@ class _Loop:
       rows: shapes of what else a turn is given.
     """
 
-    def __init__(self, emulator: Emulator, once: Callable, carry: list[Pair], path: str, *rows):
+    def __init__(self, emulator: Runner, once: Callable, carry: list[Pair], path: str, *rows):
         self.emulator, self.once, self.path, self.free_ys = emulator, once, path, []
         if emulator.isolated:
             carry = [p._replace(low=p.wide) if p.path != path and is_floating(p.wide) else p for p in carry]
-        quiet = dataclasses.replace(emulator, recorder=None)
+        quiet = emulator.recording(None)
         self.free: list[bool] = []
         after = [pair.free for pair in carry]
         while after != self.free:
@@ -137,13 +163,13 @@ class _Loop:
     def _recorded(self, state, rows):
         """A turn's outputs and its readings alone."""
         recorder = self.emulator.recorder and self.emulator.recorder.within()
-        outputs = self._run(dataclasses.replace(self.emulator, recorder=recorder), state, rows)
+        outputs = self._run(self.emulator.recording(recorder), state, rows)
         if recorder is None:
             return outputs, []
         self.sites = recorder.sites
         return outputs, recorder.measured
 
-    def _run(self, emulator: Emulator, state, rows):
+    def _run(self, emulator: Runner, state, rows):
         carry, ys = self.once(emulator, self.pairs(state), *rows)
         self._free_after, self.free_ys = [pair.free for pair in carry], [pair.free for pair in ys]
         return _arrays(carry), _arrays(ys)
@@ -163,7 +189,7 @@ def _array(value) -> jax.Array:
     return value.astype(FLOAT32) if value.dtype in HALF else value
 
 
-def _held(emulator: Emulator, pairs: list[Pair], eqn) -> list[Pair]:
+def _held(emulator: Runner, pairs: list[Pair], eqn) -> list[Pair]:
     return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
 
 

@@ -1,28 +1,18 @@
-"""What `diagnose` returns: a verdict with its evidence, what to change, and the table behind it."""
+"""What `diagnose` returns: facts that print, and that write themselves as JSON and as a page."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from mpjax import strict_json
+from mpjax.diagnosis.facts import Facts, ScaleStep
 from mpjax.diagnosis.readings import EXPONENTS
-from mpjax.diagnosis.rows import Row
-from mpjax.diagnosis.rules import decides_after, flags_of
-from mpjax.diagnosis.wording import rich_of, text_of
-
-
-class ScaleStep(NamedTuple):
-    """The loss scale of a run at one step, and whether that step was skipped."""
-
-    step: int
-    scale: float
-    skipped: bool
+from mpjax.diagnosis.render.page import page_of
+from mpjax.diagnosis.render.text import rich_of, text_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Facts):
     """Whether precision is to blame, where, and what to change. Prints as text, and in rich as a table.
 
     Attributes:
@@ -45,23 +35,6 @@ class Diagnosis:
       flushed: share of the gradient values that are zero in half precision and not in float32, by parameter.
     """
 
-    verdict: str
-    path: str | None
-    direction: str | None
-    operation: str | None
-    source: str | None
-    evidence: str
-    rules: dict[str, str]
-    better_scale: float | None
-    verified: bool
-    float32_flops: float
-    advice: tuple[str, ...]
-    table: tuple[Row, ...]
-    policy: str
-    loss_scale: float
-    loss: tuple[float, float]
-    flushed: dict[str, float]
-
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
         """All of it as JSON text, also written to `file` if given; inf and nan as text."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -79,45 +52,10 @@ class Diagnosis:
           file: where to write it.
           scales: `(step, loss scale, skipped)` of the run it comes from, drawn as a curve.
         """
-        from mpjax.diagnosis.page import page_of
-
         text = page_of(self, [ScaleStep(*step) for step in scales])
         if file is not None:
             pathlib.Path(file).write_text(text, encoding="utf-8")
         return text
-
-    @property
-    def worst(self) -> list[Row]:
-        """The rows, most harm first."""
-        return sorted(self.table, key=lambda row: row.harm, reverse=True)
-
-    @property
-    def toml(self) -> str:
-        """What to paste into a config file; empty if nothing is to be changed."""
-        scale = [] if self.better_scale is None else [f'[precision]\nloss_scale = "{self.better_scale:.10g}"']
-        lines = [f'{json.dumps(path, ensure_ascii=False)} = "{dtype}"' for path, dtype in self.rules.items()]
-        return "\n".join([*scale, *(["[precision.rules]", *lines] if lines else [])])
-
-    @property
-    def flags(self) -> str:
-        """The same as flags of the command line."""
-        scale = [] if self.better_scale is None else [f"--precision.loss_scale {self.better_scale:.10g}"]
-        return " ".join([*scale, *filter(None, [flags_of(self.rules)])])
-
-    @property
-    def repaired_policy(self) -> str:
-        """The policy with the rules, for `apply_policy` and `autocast`; empty if there are no rules."""
-        if not self.rules:
-            return ""
-        dtypes, *own = self.policy.split(";")
-        kept = [rule for rule in own if decides_after(self.rules, rule.partition("=")[0])]
-        return ";".join([dtypes, *(f"{path}={dtype}" for path, dtype in self.rules.items()), *kept])
-
-    @property
-    def headline(self) -> str:
-        """The verdict and its place."""
-        place = "" if self.path is None else f" in {self.path or 'no module'} ({self.direction}, {self.operation})"
-        return f"verdict: {self.verdict}{place}"
 
     def __str__(self) -> str:
         return text_of(self)

@@ -7,7 +7,7 @@ reference: the program in float32. Operations run one by one: no compiler may th
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,53 +19,22 @@ from mpjax.diagnosis.arithmetic import (
     casts_down,
     is_half,
     is_opaque,
+    narrowed,
     results_of,
     room_for,
+    round_to,
     widened,
 )
-from mpjax.diagnosis.freed import give_back
+from mpjax.diagnosis.compile_ahead import give_back
+from mpjax.diagnosis.control_flow import CALLS, HANDLERS, called
 from mpjax.diagnosis.layers import LayerRecorder
-from mpjax.diagnosis.measure import Marks
+from mpjax.diagnosis.measurements import Marks
+from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder, Site
-from mpjax.diagnosis.rounding import narrowed, round_to
+from mpjax.precision.casting.equations import source_of
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scope_of
-from mpjax.precision.casting.provenance import source_of
 from mpjax.precision.dtypes import BFLOAT16, HALF, is_floating
-
-
-class Pair(NamedTuple):
-    """A value of the program.
-
-    Attributes:
-      wide: as it is in the reference.
-      low: as it is in half precision, rounded values in their own dtype; the same array where nothing has been rounded
-        yet.
-      path: the module that made it; None for an input.
-      free: whether a module that does not round made it, or it comes from such a value: then it is float32, and what
-        is not a product stays float32 with it, as JAX promotes.
-      marks: its history.
-    """
-
-    wide: Any
-    low: Any
-    path: str | None = None
-    free: bool = False
-    marks: Marks = Marks()
-
-
-class Place(NamedTuple):
-    """Where in the program a jaxpr stands.
-
-    Attributes:
-      path: its named scopes.
-      backward: whether it belongs to a backward pass.
-      callers: the equations that hold it, innermost first.
-    """
-
-    path: str = ""
-    backward: bool = False
-    callers: tuple = ()
 
 
 def everywhere(path: str) -> bool:
@@ -125,6 +94,10 @@ class Emulator:
         pairs = [self.entered(*each) for each in zip(variables, inputs, owners, strict=True)]
         return dataclasses.replace(self, done=done, exact=exact or {}).run_body(jaxpr, pairs, Place())
 
+    def recording(self, recorder) -> Self:
+        """Returns the same with another recorder, or with none."""
+        return dataclasses.replace(self, recorder=recorder)
+
     def entered(self, var, value, owner: str) -> Pair:
         """An input of the program, as the variable `var` holds it."""
         pair = self.constant(var, value, owner)
@@ -147,7 +120,7 @@ class Emulator:
         """The operands of an equation, or the outputs of a body, its constants beside what they are in float32."""
         if not any(id(atom) in self.exact for atom in atoms):
             return pairs
-        rounds = self.rounds(place.path) and (eqn is None or casts_down(eqn) or not any(pair.free for pair in pairs))
+        rounds = self._rounds_in(place, eqn, pairs)
         return [
             self._exact(atom, pair, place, rounds, eqn) if id(atom) in self.exact else pair
             for atom, pair in zip(atoms, pairs, strict=True)
@@ -179,8 +152,6 @@ class Emulator:
           inputs: taken out of the list, so that nothing holds one that is used no more.
           place: of its equations.
         """
-        from mpjax.diagnosis.control_flow import CALLS, HANDLERS
-
         body, consts = opened(jaxpr)
         constants = [self.constant(var, c, place.path) for var, c in zip(body.constvars, consts, strict=True)]
         env: dict[Any, Pair] = dict(zip(body.constvars, constants, strict=True))
@@ -222,7 +193,7 @@ class Emulator:
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
         """The results of an operation, its operands taken out of the list."""
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
-        rounds = self.rounds(place.path) and (casts_down(eqn) or not any(pair.free for pair in pairs))
+        rounds = self._rounds_in(place, eqn, pairs)
         lows = [self._taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]
         wides = [pair.wide for pair in pairs] if self.reference else lows
         given_marks = [pair.marks for pair in pairs]
@@ -248,6 +219,10 @@ class Emulator:
             outputs.append(self.held(Pair(w, y, place.path, some_half and not rounds, marks), var.aval))
         return outputs
 
+    def _rounds_in(self, place: Place, eqn, pairs: list[Pair]) -> bool:
+        """Returns whether an equation, or None for the end of a body, rounds: free values make float32 of others."""
+        return self.rounds(place.path) and (eqn is None or casts_down(eqn) or not any(pair.free for pair in pairs))
+
     def _taken(self, pair: Pair, aval, path: str, rounds: bool):
         """An operand as an equation in `path` gets it: in its dtype, and if isolated free of other modules' errors."""
         elsewhere = self.isolated and pair.path != path
@@ -272,8 +247,6 @@ def site_of(eqn, var, place: Place) -> Site:
 
 def _count(jaxpr) -> int:
     """The number of operations, calls entered."""
-    from mpjax.diagnosis.control_flow import CALLS, called
-
     body = opened(jaxpr)[0]
     return sum(_count(called(eqn)) if eqn.primitive.name in CALLS else 1 for eqn in body.eqns)
 

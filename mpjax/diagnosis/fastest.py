@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpjax import strict_json
-from mpjax.diagnosis.diagnose import check_numbers, float32_share
 from mpjax.diagnosis.health import (
     ROUNDING,
     WITHOUT_ROUNDING,
@@ -17,13 +16,13 @@ from mpjax.diagnosis.health import (
     loss_error,
     outputs_of,
 )
+from mpjax.diagnosis.one_step import check_numbers, float32_share
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.repair import Fault, smallest_rules
-from mpjax.diagnosis.rules import flags_of, with_rules
+from mpjax.diagnosis.search import flags_of, with_rules
 from mpjax.diagnosis.trace import run
 from mpjax.errors import UsageError
-from mpjax.precision.policy import Policy
-from mpjax.precision.presets import PRESETS, get_policy
+from mpjax.precision.policy import PRESETS, Policy, get_policy
 
 
 SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)

@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.diagnosis.compiled import brought_here
+from mpjax.diagnosis.compile_ahead import brought_here
 from mpjax.diagnosis.constants import Constants, constants_of
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.casting import autocast
 from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.values import is_array, split_arrays
-from mpjax.precision.check import path_name
-from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
+from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, path_name, widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.rules import without_class
@@ -68,7 +67,7 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
     """
     from flax import nnx
 
-    from mpjax.precision.scopes import name_scopes
+    from mpjax.precision.calls import name_scopes
 
     if not isinstance(model, nnx.Module):
         raise UsageError(

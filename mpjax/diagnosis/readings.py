@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mpjax.diagnosis.measure import EXPONENTS as EXPONENTS
-from mpjax.diagnosis.measure import LARGEST, SQUARES, Marks, Measured, histogram, measure, onward
+from mpjax.diagnosis.measurements import EXPONENTS as EXPONENTS
+from mpjax.diagnosis.measurements import LARGEST, SQUARES, Marks, Measured, histogram, measure, onward
 from mpjax.precision.dtypes import HALF, float_range
 
 

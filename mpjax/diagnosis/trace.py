@@ -1,13 +1,15 @@
-"""One emulated run of a step, with a reading of every operation."""
+"""One emulated run of a step with a reading of every operation, and the rows of its table."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from mpjax.diagnosis.emulate import Emulator, everywhere
 from mpjax.diagnosis.program import Program
-from mpjax.diagnosis.readings import Reading, Recorder, Site
+from mpjax.diagnosis.readings import EXPONENTS, Reading, Recorder, Site, together
 
 
 class Trace(NamedTuple):
@@ -32,3 +34,87 @@ def run(program: Program, scale: float, *, isolated: bool = False, rounds: Calla
     outputs = Emulator(rounds=rounds, isolated=isolated, recorder=recorder).run(*program.at(scale))
     wide, low = jax.device_get(([p.wide for p in outputs], [p.low for p in outputs]))
     return Trace(recorder.sites, recorder.readings(), wide, low)
+
+
+class Row(NamedTuple):
+    """A module in one direction, or the update of a parameter.
+
+    Attributes:
+      path: of the module, empty outside all of them; of the parameter.
+      direction: "forward", "backward" or "update".
+      dtype: the narrowest dtype that it gives results in.
+      largest: largest finite magnitude of its results.
+      mean: mean magnitude of its results.
+      overflow: share of values that rounding made inf, of half-precision results.
+      underflow: share that rounding made zero; of an update, share that leaves the parameter as it was.
+      subnormal: share that rounding left with fewer bits.
+      error: relative error of its results, errors of earlier modules included.
+      own_error: the same with float32's inputs; None if it was not asked for.
+      histogram: counts by exponent of a sample of its results in float32.
+      non_finite: share of values that are inf or nan and are not in float32, those of earlier modules included.
+    """
+
+    path: str
+    direction: str
+    dtype: np.dtype
+    largest: float
+    mean: float
+    overflow: float
+    underflow: float
+    subnormal: float
+    error: float
+    own_error: float | None
+    histogram: tuple[int, ...]
+    non_finite: float = 0.0
+
+    @property
+    def exponents(self) -> tuple[int, int] | None:
+        """Powers of two of the smallest and the largest magnitude seen; None if all was zero."""
+        seen = [e for e, count in zip(EXPONENTS, self.histogram, strict=True) if count]
+        if self.largest > 0:
+            seen.append(math.frexp(self.largest)[1] - 1)
+        return (min(seen), max(seen)) if seen else None
+
+    @property
+    def harm(self) -> tuple[float, float]:
+        """Larger where more went wrong: overflow first, then what became zero and the module's own error."""
+        own = self.error if self.own_error is None else self.own_error
+        return self.overflow, self.underflow + min(own, 1.0)
+
+
+def table_of(trace: Trace, alone: Trace | None) -> tuple[Row, ...]:
+    """The rows of a run, and of one in which each module got float32's inputs."""
+    grouped: dict[tuple[str, str], list[tuple[Site, Reading]]] = {}
+    for site, reading in zip(trace.sites, trace.readings, strict=True):
+        grouped.setdefault((site.path, site.direction), []).append((site, reading))
+    own: dict[tuple[str, str], float] = {}
+    if alone is not None:
+        for site, reading in zip(alone.sites, alone.readings, strict=True):
+            key = site.path, site.direction
+            own[key] = max(own.get(key, 0.0), reading.relative_error)
+    rows = []
+    for key, found in grouped.items():
+        every = together(reading for _, reading in found)
+        narrowest = min((site.dtype for site, _ in found), key=lambda dtype: dtype.itemsize)
+        half = [r for site, r in found if site.dtype.itemsize == 2]
+        rounded = together(half) if half else None
+        rows.append(
+            Row(
+                *key,
+                dtype=narrowest,
+                largest=every.largest,
+                mean=every.total / every.size if every.size else 0.0,
+                overflow=_share(rounded, "overflow"),
+                underflow=_share(rounded, "underflow"),
+                subnormal=_share(rounded, "subnormal"),
+                error=max(reading.relative_error for _, reading in found),
+                own_error=own.get(key),
+                histogram=tuple(int(count) for count in every.histogram),
+                non_finite=_share(every, "non_finite"),
+            )
+        )
+    return tuple(rows)
+
+
+def _share(reading: Reading | None, name: str) -> float:
+    return getattr(reading, name) / reading.size if reading is not None and reading.size else 0.0

@@ -8,21 +8,20 @@ import optax
 
 from mpjax import data
 from mpjax.config import Config
-from mpjax.diagnosis.diagnose import diagnose_program
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest, fastest_program
+from mpjax.diagnosis.layer_probe import read_step, read_updates
 from mpjax.diagnosis.layers import LayerRecorder, Layers
-from mpjax.diagnosis.probe import read_step, read_updates
+from mpjax.diagnosis.one_step import diagnose_program
 from mpjax.diagnosis.program import Program, program_of
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.update import Optimizer
-from mpjax.precision.attempt import optax_promotion
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.policy import Policy
-from mpjax.training.precision import PrecisionPlan
+from mpjax.precision.skip_step import optax_promotion
+from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Task, make_task
-from mpjax.training.state import TrainState, step_key
-from mpjax.training.structure import take_apart
+from mpjax.training.state import TrainState, step_key, take_apart
 
 
 def diagnose_step(

@@ -15,14 +15,13 @@ import optax
 
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Site, ratio
-from mpjax.diagnosis.rows import Row
-from mpjax.diagnosis.trace import Trace
+from mpjax.diagnosis.trace import Row, Trace
 from mpjax.diagnosis.verdict import Finding
 from mpjax.errors import UsageError
-from mpjax.precision.attempt import optax_promotion
 from mpjax.precision.dtypes import FLOAT32, HALF, float_range, is_floating
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.master import MasterWeightsState
+from mpjax.precision.skip_step import optax_promotion
 
 
 class Optimizer(NamedTuple):

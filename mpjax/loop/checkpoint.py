@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.checksums import checksums_of, damaged, digest_of
-from mpjax.precision.check import path_name
+from mpjax.precision.dtypes import path_name
 
 
 FORMAT = 2

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from mpjax.errors import PrecisionWarning, UsageError
-from mpjax.precision.check import path_name
-from mpjax.precision.dtypes import is_floating, widest
+from mpjax.precision.dtypes import is_floating, path_name, widest
 
 
 SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skips", "opt_state/finite")

@@ -1,18 +1,64 @@
-"""The loop: dispatch a call, read the metrics of the steps before it, log, evaluate, save, stop."""
+"""The training loop: steps, metrics, evaluation, checkpoints, and when a run has diverged."""
 
+import contextlib
+import dataclasses
 import math
 import operator
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 
-from mpjax.config.task import BEST
+from mpjax.config.choices import BEST
 from mpjax.errors import Diverged, Interrupted
-from mpjax.loop.clock import Clock
-from mpjax.loop.divergence import Limits
-from mpjax.loop.interrupt import StopRequest
+from mpjax.loop.process import StopRequest
 from mpjax.loop.when import When
+
+
+class Clock:
+    """Counts seconds, except while paused."""
+
+    def __init__(self):
+        self._start = time.perf_counter()
+        self._paused = 0.0
+
+    def seconds(self) -> float:
+        """Seconds since the start, pauses left out."""
+        return time.perf_counter() - self._start - self._paused
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leaves out what happens within."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - start
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What is tolerated.
+
+    Attributes:
+      floor: the smallest loss scale; None without loss scaling, when nothing is skipped and NaN spreads at once.
+      patience: steps in a row that may be skipped at the floor.
+    """
+
+    floor: float | None
+    patience: int
+
+    def exceeded_by(self, metrics: Mapping[str, float]) -> str | None:
+        """Why the step with these metrics ends training, or None."""
+        if self.floor is None:
+            # The gradient too: after its last step a run would end well, with parameters that are NaN.
+            bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+            return f"{bad[0]} is {metrics[bad[0]]}" if bad else None
+        if metrics["loss_scale"] > self.floor or metrics["consecutive_skips"] < self.patience:
+            return None
+        skips = int(metrics["consecutive_skips"])
+        return f"gradients were not finite {skips} steps in a row, the last at the smallest loss scale {self.floor:g}"
 
 
 class Writer(Protocol):

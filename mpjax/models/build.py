@@ -13,12 +13,12 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models import bert, convnext, gpt2, resnet, unet, vit, wide_resnet, xception
 from mpjax.models.mlp import MLP
-from mpjax.precision.scopes import name_scopes
+from mpjax.precision.calls import name_scopes
 
 
 if TYPE_CHECKING:  # the networks themselves need neither settings nor data
     from mpjax.config import schema
-    from mpjax.config.task import TaskName
+    from mpjax.config.choices import TaskName
     from mpjax.data.fields import Fields
 
 
@@ -69,7 +69,7 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def _own(name: str, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    from mpjax.config.functions import load_function
+    from mpjax.config.user_code import load_function
 
     make = load_function(name, flag="--model.name")
     try:
@@ -161,4 +161,4 @@ ENTRIES = {
     "bert": Entry("text_classification", bert.bert_base, _texts, _TRANSFORMER),
     "gpt2": Entry("language_modeling", gpt2.gpt2, _next_tokens, _TRANSFORMER),
 }
-"""The models of `mpjax.config.models.MODELS`."""
+"""The models of `mpjax.config.choices.MODELS`."""

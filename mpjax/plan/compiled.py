@@ -7,15 +7,13 @@ from typing import Any
 
 import jax
 
-from mpjax.config.plan import GpuName
+from mpjax.config.commands import GpuName
 from mpjax.errors import UsageError
-from mpjax.plan.assembler import toolkit_folder
-from mpjax.plan.attention import traced_for
 from mpjax.plan.devices import GPUS
 from mpjax.plan.flops import flops_of
 from mpjax.plan.memory import Memory, memory_of
 from mpjax.plan.step import Step
-from mpjax.plan.target import mesh_of
+from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
 
 
 @dataclasses.dataclass(frozen=True)

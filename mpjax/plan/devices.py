@@ -7,7 +7,7 @@ reaches less. Memory is what CUDA reports to a program, which is less than the d
 import dataclasses
 from collections.abc import Mapping
 
-from mpjax.config.plan import GpuName
+from mpjax.config.commands import GpuName
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Plans: a run's step under each policy on each kind of GPU, and what its program says of memory, traffic and time."""
+"""How fast a step can be at best: the time its arithmetic takes, or the time its traffic takes, whichever is longer.
+
+The roofline of Williams, Waterman and Patterson, 2009 (https://doi.org/10.1145/1498765.1498785).
+"""
 
 import concurrent.futures
 import dataclasses
@@ -7,18 +10,55 @@ import os
 from collections.abc import Mapping, Sequence
 
 from mpjax.config import Config
-from mpjax.config.plan import GpuName
+from mpjax.config.commands import GpuName
 from mpjax.data import Fields
 from mpjax.plan.compiled import Compiled, start
-from mpjax.plan.devices import GPUS
-from mpjax.plan.fits import Fit, largest_batch, other_batch, verified_batch
+from mpjax.plan.devices import GPUS, Gpu
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
-from mpjax.plan.memory import Memory
-from mpjax.plan.roofline import Roofline, roofline
+from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
 from mpjax.plan.step import Step, planned_step
 from mpjax.plan.target import mesh_of
 from mpjax.plan.traffic import Traffic, traffic_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """Bounds of a step's time on one GPU, in seconds.
+
+    Attributes:
+      compute: of its matrix products and convolutions at the peak rate of their dtypes.
+      traffic: of its bytes at the memory's full bandwidth.
+    """
+
+    compute: float
+    traffic: float
+
+    @property
+    def seconds(self) -> float:
+        """At best: arithmetic and traffic at the same time."""
+        return max(self.compute, self.traffic)
+
+    @property
+    def serial(self) -> float:
+        """At full rates, but one after the other, as where no kernel does both at once."""
+        return self.compute + self.traffic
+
+    @property
+    def bound(self) -> str:
+        """What the time at best is that of: `compute` or `traffic`."""
+        return "compute" if self.compute > self.traffic else "traffic"
+
+
+def roofline(gpu: Gpu, flops: Mapping[str, float], moved: float) -> Roofline:
+    """The bounds of a step.
+
+    Args:
+      gpu: where it runs.
+      flops: its operations by dtype of the operands, on one device.
+      moved: bytes that its kernels read and write, on one device.
+    """
+    return Roofline(sum(count / gpu.rate(dtype) for dtype, count in flops.items()), moved / gpu.bandwidth)
 
 
 ALIKE = 0.1

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from mpjax import data
 from mpjax.config import Config
+from mpjax.config.choices import TASKS
 from mpjax.config.folders import data_folder
-from mpjax.config.task import TASKS
 from mpjax.data import Fields, Image, Label, Length, Mask, Source, Tokens
-from mpjax.data.plain_tokenizers import BytesTokenizer, WordsTokenizer
-from mpjax.data.tokenizers import load_tokenizer
+from mpjax.data.text.plain_tokenizers import BytesTokenizer, WordsTokenizer
+from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.errors import UsageError
 
 

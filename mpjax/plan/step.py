@@ -11,13 +11,13 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from mpjax.config import Config, Duration
-from mpjax.config.check import check
+from mpjax.config.limits import check
 from mpjax.data import Fields
 from mpjax.plan.shapes import batch_shapes
-from mpjax.precision.scopes import modules_of
+from mpjax.precision.calls import modules_of
 from mpjax.training import TrainState
 from mpjax.training.mesh import batch_sharding, replicated
-from mpjax.training.precision import PrecisionPlan, plan_precision
+from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.setup import Task, make_state, make_step
 
 

@@ -1,16 +1,22 @@
 """Compilation for a GPU that is not there: the device as XLA wants it described, and a mesh of such devices."""
 
+import atexit
 import contextlib
 import functools
 import importlib.metadata
 import os
+import pathlib
+import shutil
+import tempfile
 from collections.abc import Iterator
+from typing import Any
 
+import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from mpjax.config.plan import GpuName
+from mpjax.config.commands import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.devices import GPUS, Gpu
 
@@ -125,3 +131,62 @@ def target_text(gpu: Gpu) -> str:
         f"dnn_version_info {{ {version} }}\n"
         f'device_description_str: "{gpu.name}"\n'
     )
+
+
+# The version is that of a toolkit whose ptxas knows all of mpjax.plan.devices; the result has to be a file, any file.
+_SCRIPT = """#!/bin/sh
+if [ "$1" = --version ]; then echo 'Cuda compilation tools, release 12.9, V12.9.86'; exit; fi
+while [ $# -gt 1 ]; do
+  if [ "$1" = -o ]; then echo none > "$2"; exit; fi
+  shift
+done
+"""
+
+
+@functools.cache
+def toolkit_folder() -> str:
+    """A folder for XLA's `xla_gpu_cuda_data_dir`, with `bin/ptxas` in it; gone when Python ends."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="mpjax_plan_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "bin").mkdir()
+    for name in ("ptxas", "nvlink"):
+        (folder / "bin" / name).write_text(_SCRIPT)
+        (folder / "bin" / name).chmod(0o755)
+    return str(folder)
+
+
+@contextlib.contextmanager
+def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
+    """Models choose their attention while they are traced, by JAX's default device: here that of the plan.
+
+    Args:
+      gpu: what JAX is told where it asks the device about its abilities.
+      device: of the GPU's mesh.
+      implementation: "auto" or "cudnn", or "xla": attention as on a CPU, where there is no other.
+    """
+    if implementation == "xla":
+        with jax.default_device(jax.devices("cpu")[0]):
+            yield
+        return
+    # JAX asks the libraries and the device that are present, and there are none.
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    major, minor, patch = CUDNN
+    answers = {
+        "check_cudnn_version": lambda: major * 10_000 + minor * 100 + patch,
+        "check_compute_capability": lambda wanted: gpu.capability >= _numbers(wanted),
+        "is_cuda_compute_capability_equal": lambda wanted: gpu.capability == _numbers(wanted),
+    }
+    before = {name: getattr(fused, name) for name in answers if hasattr(fused, name)}
+    try:
+        for name in before:
+            setattr(fused, name, answers[name])
+        with jax.default_device(device):
+            yield
+    finally:
+        for name, function in before.items():
+            setattr(fused, name, function)
+
+
+def _numbers(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))

@@ -1,9 +1,10 @@
 """The heart of mpjax: policies, casts and loss scaling, each usable without the others and without Flax."""
 
-from mpjax.precision.audit import audit
-from mpjax.precision.audit_report import Audit
+from mpjax.precision.calls import name_scopes
 from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_precision
-from mpjax.precision.check import check_dtypes
+from mpjax.precision.dtype_audit import audit
+from mpjax.precision.dtype_audit_report import Audit
+from mpjax.precision.dtypes import check_dtypes
 from mpjax.precision.loss_scale import (
     LossScaleState,
     dynamic_loss_scaling,
@@ -15,10 +16,8 @@ from mpjax.precision.loss_scale import (
 from mpjax.precision.master import master_weights
 from mpjax.precision.modules import PolicyReport, apply_policy
 from mpjax.precision.moments import half_moments
-from mpjax.precision.policy import Policy
-from mpjax.precision.presets import get_policy
+from mpjax.precision.policy import Policy, get_policy
 from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad
-from mpjax.precision.scopes import name_scopes
 
 
 __all__ = [

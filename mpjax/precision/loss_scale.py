@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.attempt import Attempt, CountedState, alone, counted, select, together
-from mpjax.precision.check import check_same_dtypes
-from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.dtypes import FLOAT32, check_same_dtypes, widest
+from mpjax.precision.skip_step import Attempt, CountedState, alone, counted, select, together
 
 
 T = TypeVar("T")

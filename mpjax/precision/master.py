@@ -11,7 +11,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, HALF
-from mpjax.precision.rounding import stochastic_round
+from mpjax.precision.stochastic_rounding import stochastic_round
 
 
 class MasterWeightsState(NamedTuple):

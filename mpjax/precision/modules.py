@@ -10,14 +10,11 @@ import numpy as np
 
 from mpjax.errors import DtypeError, UsageError
 from mpjax.precision.attention import attention_fn_for
-from mpjax.precision.calls import unwrap, wrap
-from mpjax.precision.carried import keep_carried
+from mpjax.precision.calls import modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, as_dtype, is_floating, require_x64, widest
-from mpjax.precision.policy import Policy
-from mpjax.precision.presets import get_policy
+from mpjax.precision.layers import SumsInFloat32, adds_up, keep_carried
+from mpjax.precision.policy import Policy, get_policy
 from mpjax.precision.rules import NORM, Lineage, Rules, by_path, decide, is_norm
-from mpjax.precision.scopes import modules_of
-from mpjax.precision.sums import SumsInFloat32, adds_up
 
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from mpjax.precision.rounding import stochastic_bfloat16
+from mpjax.precision.stochastic_rounding import stochastic_bfloat16
 
 
 MOMENTS = ("mu", "nu", "nu_max", "trace")

@@ -1,6 +1,7 @@
-"""Policy: in which dtypes parameters live, operations compute, outputs leave and gradients are summed."""
+"""Policies: in which dtypes parameters live, operations compute and outputs leave; and their names."""
 
 import dataclasses
+import difflib
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.typing import DTypeLike
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, as_dtype, widest
-from mpjax.precision.rules import Rules
+from mpjax.precision.rules import NORM, Rules
 
 
 T = TypeVar("T")
@@ -149,3 +150,98 @@ def _parse_dtypes(text: str) -> Policy:
             raise UsageError(f"contradictory policy '{text}': {field} is given twice; keep one")
         fields[field] = as_dtype(value)
     return Policy(**fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A policy and the defaults that belong to it.
+
+    Attributes:
+      name: the preset's own name.
+      policy: its dtypes.
+      loss_scale: "none", "dynamic", or "static" (scale 1).
+      master_weights: whether the optimizer keeps float32 copies of the parameters.
+      mode: "module" (dtypes set on Flax modules) or "autocast" (casts placed per operation).
+      aliases: other names: Lightning's, Keras's, Apex's.
+    """
+
+    name: str
+    policy: Policy
+    loss_scale: str = "none"
+    master_weights: bool = False
+    mode: str = "module"
+    aliases: tuple[str, ...] = ()
+
+
+PRESETS = (
+    Preset("float32", Policy("float32"), aliases=("fp32", "f32", "full", "32-true", "32", "O0")),
+    Preset("mixed_bfloat16", Policy("float32", "bfloat16", "float32"), aliases=("bf16-mixed", "bf16")),
+    Preset(
+        "mixed_float16",
+        Policy("float32", "float16", "float32"),
+        loss_scale="dynamic",
+        aliases=("16-mixed", "16", "fp16", "half", "O2"),
+    ),
+    Preset("O1", Policy("float32", "float16", "float32"), loss_scale="dynamic", mode="autocast"),
+    Preset("bfloat16", Policy("bfloat16", "bfloat16", "float32"), master_weights=True, aliases=("bf16-true",)),
+    Preset(
+        "float16",
+        Policy("float16", "float16", "float32"),
+        loss_scale="dynamic",
+        master_weights=True,
+        aliases=("16-true",),
+    ),
+    Preset("O3", Policy("float16", "float16", "float16", rules={NORM: "float16"}), loss_scale="static"),
+    Preset("float64", Policy("float64"), aliases=("64-true", "64", "f64", "fp64")),
+)
+
+
+def _normalised(name: str) -> str:
+    return "".join(name.lower().replace("_", "").replace("-", "").split())
+
+
+_BY_NAME = {_normalised(name): preset for preset in PRESETS for name in (preset.name, *preset.aliases)}
+
+
+def find_preset(spec) -> Preset | None:
+    """The preset that `spec` names (rules after `;` aside), or None when it is a policy of one's own."""
+    return _BY_NAME.get(_normalised(spec.split(";")[0])) if isinstance(spec, str) else None
+
+
+def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
+    """The policy that `spec` names or is.
+
+    Args:
+      spec: a preset (`"mixed_float16"`), an alias (`"bf16-mixed"`, `"O2"`), a jmp string
+        (`"params=float32,compute=float16,output=float32"`, `"p=f32,c=bf16"`), any of them with rules behind
+        semicolons (`"mixed_float16;stem/*=float32"`), a `jmp.Policy`, or a `Policy`. Case and spaces are forgiven.
+
+    Returns:
+      A `Policy`. No device is touched.
+
+    Raises:
+      UsageError: nothing of that name; the message lists the presets and the nearest.
+    """
+    if isinstance(spec, Policy):
+        return spec
+    if isinstance(spec, jmp.Policy):
+        return from_jmp(spec)
+    if isinstance(spec, int):
+        spec = str(spec)
+    if not isinstance(spec, str):
+        raise UsageError(f"not a policy: {spec!r}; wanted a preset's name, a jmp string, a jmp.Policy or a Policy")
+    head, *tail = split_rules(spec)
+    if preset := _BY_NAME.get(_normalised(head)):
+        own = parse_rules(tail)
+        usual = {pattern: value for pattern, value in preset.policy.rules.items() if pattern not in own}
+        return dataclasses.replace(preset.policy, rules={**own, **usual})
+    if "=" in head:
+        return parse_policy(spec)
+    if _normalised(head) == "f16":  # jmp's bare dtype: that dtype everywhere
+        return Policy("float16", rules=parse_rules(tail))
+    near = difflib.get_close_matches(_normalised(head), _BY_NAME, n=1)
+    hint = f"; did you mean '{_BY_NAME[near[0]].name}'?" if near else "."
+    raise UsageError(
+        f"unknown precision policy '{spec}'{hint} Presets: {', '.join(p.name for p in PRESETS)}; "
+        "or write 'params=float32,compute=float16,output=float32'"
+    )

@@ -1,11 +1,16 @@
 """What a run leaves behind: console, files, plots."""
 
-from mpjax.report.compose import open_writers
-from mpjax.report.environment import process_of, write_environment
+import contextlib
+import os
+from pathlib import Path
+
+from mpjax.config import Config
+from mpjax.report.console import console_writer
 from mpjax.report.files import write_atomically
-from mpjax.report.jsonl import read_metrics
+from mpjax.report.jsonl import jsonl_writer, read_metrics
 from mpjax.report.plot import plot_curves
-from mpjax.report.summary import summarise, summary_table, throughput, write_summary
+from mpjax.report.results import process_of, summarise, summary_table, throughput, write_environment, write_summary
+from mpjax.report.tensorboard import tensorboard_writer
 from mpjax.report.writer import Writer, Writers
 
 
@@ -23,3 +28,31 @@ __all__ = [
     "write_environment",
     "write_summary",
 ]
+
+
+def open_writers(
+    run_dir: str | os.PathLike[str], config: Config, total_steps: int, resume_step: int | None = None
+) -> Writers:
+    """Opens metrics.jsonl, TensorBoard events if wanted, and the console.
+
+    Args:
+      run_dir: the run's folder; events go to its subfolder `tensorboard`.
+      config: its `report` says what is wanted.
+      total_steps: attempted steps at which the run ends.
+      resume_step: the step of the checkpoint the run goes on from; None: a new run.
+
+    Raises:
+      UsageError: a new run would write over an earlier one's metrics.
+      OSError: a file cannot be written; the message names it.
+    """
+    folder = Path(run_dir)
+    with contextlib.ExitStack() as opened:
+        writers = [jsonl_writer(folder / "metrics.jsonl", resume_step)]
+        opened.callback(writers[-1].close)
+        if config.report.tensorboard:
+            writers.append(tensorboard_writer(folder / "tensorboard", resume_step))
+            opened.callback(writers[-1].close)
+        # Last, so that an error above meets a terminal as the person left it.
+        writers.append(console_writer(total_steps, start_step=resume_step or 0))
+        opened.pop_all()
+    return Writers(writers)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpjax.config.task import BEST
+from mpjax.config.choices import BEST
 from mpjax.errors import UsageError
 from mpjax.report.files import write_atomically
 from mpjax.report.wording import count, number

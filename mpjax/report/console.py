@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from mpjax.config.task import BEST
+from mpjax.config.choices import BEST
 from mpjax.report.wording import duration, evaluation_fields, training_fields
 from mpjax.report.writer import Writer
 

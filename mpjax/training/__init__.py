@@ -1,8 +1,7 @@
 """One step: a model, an optimizer and an objective in, pure compiled functions of state and batch out."""
 
 from mpjax.training.eval_step import evaluate, make_eval_step
-from mpjax.training.state import TrainState, create_state
-from mpjax.training.structure import Structure, take_apart
+from mpjax.training.state import Structure, TrainState, create_state, take_apart
 from mpjax.training.train_step import make_train_step
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.training.objectives.objective import means
-from mpjax.training.structure import Arrays, Structure, uncast
+from mpjax.training.objectives import means
+from mpjax.training.state import Arrays, Structure, uncast
 
 
 AHEAD = 4

@@ -11,8 +11,8 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.precision.calls import has_call, wrap
+from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.casting.values import split_arrays
-from mpjax.precision.model_arguments import take_models_apart
 
 
 Remat = Literal["none", "dots", "full"]

@@ -1,32 +1,93 @@
-"""From settings to the parts of a step: model, objective, optimizer, and the state before the first step."""
+"""Whether a model gives what its task asks of it, found before anything is compiled or written."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 
 from mpjax import models
 from mpjax.config import Config
+from mpjax.config.choices import TaskName
 from mpjax.config.schema import Model
 from mpjax.data import Fields
+from mpjax.errors import UsageError
 from mpjax.models.pretrained import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
+from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast
+from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
-from mpjax.precision.scopes import modules_of
-from mpjax.training.fit import check_fit
-from mpjax.training.objectives.choose import objective_of
-from mpjax.training.objectives.objective import Objective
+from mpjax.training.objectives import Objective, objective_of
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
-from mpjax.training.precision import PrecisionPlan
+from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.remat import apply_remat
-from mpjax.training.state import TrainState, create_state
-from mpjax.training.structure import Arrays, Structure, take_apart, uncast
+from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart, uncast
 from mpjax.training.train_step import make_train_step
+
+
+Shapes = tuple[jax.ShapeDtypeStruct, ...]
+
+_BATCH = 2
+
+
+def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, name: str, dtype: Any = FLOAT32) -> None:
+    """Traces the model's forward pass on a batch of two.
+
+    Args:
+      model: may be abstract.
+      task: what it is to learn.
+      fields: what a batch holds.
+      name: what messages call the model.
+      dtype: of the images it is given.
+
+    Raises:
+      UsageError: it takes other arguments, or gives logits of another shape.
+    """
+    inputs, wanted = _call(task, fields, dtype)
+    try:
+        inspect.signature(model).bind(*inputs)
+    except TypeError as error:
+        raise UsageError(
+            f"--model.name {name} cannot be called for --task {task}: {error}; wanted {_SIGNATURES[task]}"
+        ) from error
+    found = nnx.eval_shape(lambda model, *inputs: model(*inputs), model, *inputs)
+    shape = getattr(found, "shape", type(found).__name__)
+    if shape != wanted:
+        raise UsageError(
+            f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {wanted}: {_SIGNATURES[task]}"
+        )
+
+
+_SIGNATURES: Mapping[TaskName, str] = {
+    "classification": "images [B, H, W, C] -> logits [B, num_classes]",
+    "segmentation": "images [B, H, W, C] -> logits [B, H, W, num_classes]",
+    "text_classification": "tokens [B, T], lengths [B] -> logits [B, num_classes]",
+    "language_modeling": "tokens [B, T] -> logits [B, T, vocabulary]",
+}
+
+
+def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes, tuple[int, ...]]:
+    """What the model is called with, and the shape of the logits that are wanted of it."""
+
+    def of(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((_BATCH, *shape), dtype)
+
+    if "tokens" in fields:
+        tokens = fields["tokens"]
+        if task == "language_modeling":
+            return (of(tokens.length - 1),), (_BATCH, tokens.length - 1, tokens.vocabulary)
+        return (of(tokens.length), of()), (_BATCH, fields["label"].num_classes)
+    height, width, _ = fields["image"].shape
+    images = (of(*fields["image"].shape, dtype=dtype),)
+    if task == "segmentation":
+        return images, (_BATCH, height, width, fields["mask"].num_classes)
+    return images, (_BATCH, fields["label"].num_classes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""The training step: (state, batch) -> (state, metrics), pure, compiled once; an overflow skips all of it."""
+"""The training step: (state, batch) -> (state, metrics), pure; several of them in one compiled call."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -8,13 +9,42 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.attempt import optax_promotion
-from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.loss_scale import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import scaled_value_and_grad
-from mpjax.training.metrics import Metrics, pack
-from mpjax.training.state import TrainState, step_key
-from mpjax.training.structure import Structure, uncast
+from mpjax.precision.skip_step import optax_promotion
+from mpjax.training.state import Structure, TrainState, step_key, uncast
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Metrics(Mapping[str, jax.Array]):
+    """A mapping from name to scalar; `jax.device_get(metrics)` fetches all of it at once.
+
+    Attributes:
+      array: float32 (or wider) [number of metrics].
+      names: one for each value.
+    """
+
+    array: jax.Array
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+    def __getitem__(self, name: str) -> jax.Array:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.array[self.names.index(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def pack(metrics: Mapping[str, jax.Array]) -> Metrics:
+    """Scalars of any dtype as one `Metrics`; counters stay exact up to 2^24."""
+    dtype = widest(FLOAT32, *(value.dtype for value in metrics.values() if is_floating(value)))
+    return Metrics(jnp.stack([value.astype(dtype) for value in metrics.values()]), tuple(metrics))
 
 
 def make_train_step(
@@ -140,3 +170,37 @@ def _global_norm(grads, scale: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(g / scale.astype(g.dtype)))
 
     return jnp.sqrt(sum(square_sum(g) for g in jax.tree.leaves(grads)))
+
+
+def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -> Callable:
+    """The jit-compiled call `(state, fed, count) -> (state, metrics)` of `count` steps; it donates the state.
+
+    Args:
+      train_step: `(state, batch) -> (state, metrics)`.
+      batch_of: `(fed, index) -> batch`: what step number `index` of the call, from 0, learns from.
+
+    Returns:
+      A function whose metrics are [count] for each of a step's; those of a single step are as the step gives them. The
+      count is static: each one is a program of its own.
+    """
+
+    @jax.jit(donate_argnums=0, static_argnums=2)
+    def train_call(state, fed, count: int):
+        if count == 1:
+            return train_step(state, batch_of(fed, 0))
+        # A count that the compiler knows: the device then runs all steps without asking the host.
+        return jax.lax.scan(lambda state, index: train_step(state, batch_of(fed, index)), state, jnp.arange(count))
+
+    return train_call
+
+
+def compile_calls(call: Callable, state: Any, feeds: Mapping[int, Any]) -> Callable:
+    """`call` with its programs made now, and no other: a count that is not in `feeds` is a KeyError.
+
+    Args:
+      call: a jitted function `(state, fed, count)`.
+      state: what it will be given, or its shapes and where it will be.
+      feeds: the same of what is fed, by count.
+    """
+    programs = {count: call.lower(state, fed, count).compile() for count, fed in feeds.items()}
+    return lambda state, fed, count: programs[count](state, fed)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mpjax.config import Config, to_toml
-from mpjax.config.changes import changes
+from mpjax.config.save import changes
 
 
 def test_settings_that_make_another_run_are_named_with_both_values():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.config.evaluation import Evaluation, load_evaluation
+from mpjax.config.commands import Evaluation, load_evaluation
 
 
 def test_flags_become_settings():

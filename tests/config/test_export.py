@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.config.export import Export, load_export
+from mpjax.config.commands import Export, load_export
 
 
 def test_flags_become_settings():

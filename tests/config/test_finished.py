@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.config import Config, to_toml
-from mpjax.config.finished import config_of_run, with_policy
+from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.schema import Precision
 from mpjax.errors import UsageError
 

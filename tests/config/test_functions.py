@@ -1,6 +1,6 @@
 import pytest
 
-from mpjax.config.functions import load_function
+from mpjax.config.user_code import load_function
 from mpjax.errors import UsageError
 
 

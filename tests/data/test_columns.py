@@ -1,9 +1,8 @@
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.data.columns import choose_columns
 from mpjax.data.fields import Image, Label, Mask
-from mpjax.data.table import Other, Table, Text
+from mpjax.data.table import Other, Table, Text, choose_columns
 from mpjax.errors import UsageError
 
 

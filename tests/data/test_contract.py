@@ -2,8 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.data.contract import conform, require_examples
-from mpjax.data.examples import labelled_images
+from mpjax.data.examples import conform, labelled_images, require_examples
 from mpjax.data.fields import Image, Label
 from mpjax.errors import UsageError
 

@@ -5,9 +5,9 @@ import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
-from mpjax.data.images import centre, random_part
+from mpjax.data.images.decoding import centre, random_part
 from mpjax.data.read import Reader, batch_fields, fits_in_memory, read_all, read_batch, reader
-from mpjax.data.synthetic import synthetic_source
+from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.errors import UsageError
 
 

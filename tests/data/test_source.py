@@ -6,7 +6,7 @@ import pytest
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
 from mpjax.data.fields import Image, Label, Mask
-from mpjax.data.source import open_source
+from mpjax.data.open import open_source
 from mpjax.errors import UsageError
 
 

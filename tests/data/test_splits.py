@@ -1,6 +1,6 @@
 import pytest
 
-from mpjax.data.splits import base_names, parts_of
+from mpjax.data.table import base_names, parts_of
 from mpjax.errors import UsageError
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
-from mpjax.data.prepared import open_prepared
+from mpjax.data.open import as_task
+from mpjax.data.sources.synthetic import synthetic_source
+from mpjax.data.sources.tfds import open_prepared
 from mpjax.data.stream import BatchesInMemory, Share, StreamedBatches, eval_batches, train_batches
-from mpjax.data.synthetic import synthetic_source
-from mpjax.data.task import as_task
 from mpjax.errors import UsageError
 
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from mpjax.config.load import load
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.readings import EXPONENTS
-from mpjax.diagnosis.rows import Row
-from mpjax.diagnosis.wording import percent, row_texts
-from mpjax.precision.presets import get_policy
+from mpjax.diagnosis.render.text import percent, row_texts
+from mpjax.diagnosis.trace import Row
+from mpjax.precision.policy import get_policy
 
 
 FLOAT16 = np.dtype("float16")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from mpjax.diagnosis import compiled
-from mpjax.diagnosis.measure import measure
-from mpjax.diagnosis.numpy_operations import OPERATIONS, in_numpy
-from mpjax.diagnosis.rounding import narrowed, round_to
+from mpjax.diagnosis.arithmetic import OPERATIONS, in_numpy, narrowed, round_to
+from mpjax.diagnosis.measurements import measure
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16
 
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.rounding import narrowed, round_to
+from mpjax.diagnosis.arithmetic import narrowed, round_to
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
 

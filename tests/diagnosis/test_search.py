@@ -5,8 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpjax.diagnosis.rules import is_in
-from mpjax.diagnosis.search import _inside, minimal
+from mpjax.diagnosis.search import _inside, is_in, minimal
 
 
 def _monotone(needed: list[frozenset]):

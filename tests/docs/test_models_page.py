@@ -9,10 +9,9 @@ import pytest
 from flax import nnx
 
 from mpjax.config import schema
+from mpjax.config.choices import MODELS, TASKS
 from mpjax.config.load import load
-from mpjax.config.models import MODELS
 from mpjax.config.schema import Data, Model
-from mpjax.config.task import TASKS
 from mpjax.data import Image, Label, Length, Mask, Tokens
 from mpjax.models.build import ENTRIES, build
 

@@ -16,7 +16,7 @@ from mpjax.loop.restore import adopt
 from mpjax.precision.moments import half_moments
 from mpjax.training import TrainState
 from mpjax.training.optimizer import with_precision
-from mpjax.training.precision import plan_precision
+from mpjax.training.precision_plan import plan_precision
 
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16")

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from mpjax.errors import Diverged, Interrupted
-from mpjax.loop.divergence import Limits
-from mpjax.loop.interrupt import StopRequest
-from mpjax.loop.train import train
+from mpjax.loop.process import StopRequest
+from mpjax.loop.train import Limits, train
 from mpjax.loop.when import When
 
 
@@ -235,7 +234,7 @@ def test_a_wish_that_comes_with_the_last_step_changes_nothing():
 def test_throughput_leaves_out_evaluating_and_saving(monkeypatch):
     """A second a step, a thousand for an evaluation: 4 examples per second."""
     now = [0.0]
-    monkeypatch.setattr("mpjax.loop.clock.time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("mpjax.loop.train.time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     recorder = Recorder()
     step, evaluate = recorder.step, recorder.evaluate
 

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from mpjax import models
-from mpjax.config.models import MODELS
+from mpjax.config.choices import MODELS
 from mpjax.config.schema import Model
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError

@@ -22,7 +22,7 @@ from mpjax.models.xception import SmallStem, Xception
 from mpjax.precision import apply_policy, audit, autocast
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.modules import storage_policy
-from mpjax.precision.presets import PRESETS
+from mpjax.precision.policy import PRESETS
 
 
 class Case(NamedTuple):

@@ -4,11 +4,9 @@ import pytest
 
 from mpjax.config import Config, load
 from mpjax.errors import UsageError
-from mpjax.plan.estimate import Estimate
-from mpjax.plan.fits import Fit
+from mpjax.plan.estimate import Estimate, Roofline
 from mpjax.plan.measure import Measured
-from mpjax.plan.memory import Memory
-from mpjax.plan.roofline import Roofline
+from mpjax.plan.memory import Fit, Memory
 from mpjax.plan.target import require_plugin
 from mpjax.plan.traffic import Traffic
 

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from mpjax.models.attention import implementation_for
-from mpjax.plan.attention import traced_for
 from mpjax.plan.devices import GPUS
-from mpjax.plan.target import mesh_of
+from mpjax.plan.target import mesh_of, traced_for
 
 
 def chosen(gpu: str, implementation: str, shape=(2, 8, 2, 16), dtype=jnp.bfloat16) -> str:

@@ -14,12 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpjax.config import load
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
-from mpjax.plan.assembler import toolkit_folder
 from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.hlo import parse, shapes_of
 from mpjax.plan.shapes import planned_fields
 from mpjax.plan.step import planned_step
-from mpjax.plan.target import mesh_of
+from mpjax.plan.target import mesh_of, toolkit_folder
 from mpjax.plan.traffic import Traffic, traffic_of
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.plan.devices import GPUS
-from mpjax.plan.roofline import roofline
+from mpjax.plan.estimate import roofline
 
 
 def test_traffic_bounds_a_step_that_moves_more_than_it_computes():

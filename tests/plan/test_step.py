@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.config import load
 from mpjax.errors import UsageError
 from mpjax.plan.shapes import planned_fields
 from mpjax.plan.step import planned_step
-from mpjax.run import fresh_state, make_parts
 from mpjax.training.mesh import data_mesh
 
 

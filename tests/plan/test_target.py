@@ -10,9 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.errors import UsageError
 from mpjax.plan import target
-from mpjax.plan.assembler import toolkit_folder
 from mpjax.plan.devices import GPUS
-from mpjax.plan.target import mesh_of, require_plugin, target_text
+from mpjax.plan.target import mesh_of, require_plugin, target_text, toolkit_folder
 
 
 def test_a_description_has_the_facts_of_the_gpu():

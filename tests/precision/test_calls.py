@@ -12,8 +12,7 @@ import pytest
 from flax import nnx
 
 from mpjax.precision import apply_policy
-from mpjax.precision.calls import has_call, unwrap, wrap, wrapper_of
-from mpjax.precision.scopes import name_scopes
+from mpjax.precision.calls import has_call, name_scopes, unwrap, wrap, wrapper_of
 
 
 class Block(nnx.Module):

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from mpjax.precision import apply_policy
-from mpjax.precision.scopes import name_scopes
+from mpjax.precision.calls import name_scopes
 
 
 class Block(nnx.Module):

@@ -3,7 +3,7 @@
 import json
 import math
 
-from mpjax.report.summary import summarise, summary_table, throughput, write_summary
+from mpjax.report.results import summarise, summary_table, throughput, write_summary
 
 
 RECORDS = [

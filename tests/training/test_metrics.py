@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.metrics import Metrics, pack
+from mpjax.training.train_step import Metrics, pack
 
 
 PACKED = pack({"loss": jnp.float32(0.1), "skipped": jnp.int32(16_777_215), "finite": jnp.bool_(True)})

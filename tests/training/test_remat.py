@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mpjax.commands.train import run
 from mpjax.config import Config, load
 from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
@@ -16,9 +17,8 @@ from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import read_checkpoint
 from mpjax.precision import apply_policy
 from mpjax.precision.casting.jaxprs import equations
-from mpjax.run import run
 from mpjax.training import take_apart
-from mpjax.training.precision import plan_precision
+from mpjax.training.precision_plan import plan_precision
 from mpjax.training.remat import apply_remat, blocks_of
 from mpjax.training.setup import make_task
 

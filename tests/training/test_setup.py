@@ -17,7 +17,7 @@ from mpjax.precision import check_dtypes, dynamic_loss_scaling
 from mpjax.precision.casting.jaxprs import equations
 from mpjax.training import make_eval_step, make_train_step, take_apart
 from mpjax.training.mesh import data_mesh, replicated
-from mpjax.training.precision import plan_precision
+from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import initial_state, make_task
 
 

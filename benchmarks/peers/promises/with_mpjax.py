@@ -10,9 +10,9 @@ import optax
 from flax import nnx
 
 import mpjax
+from mpjax.commands.train import run
 from mpjax.config import load
 from mpjax.errors import Diverged
-from mpjax.run import run
 from mpjax.training import create_state, take_apart
 from peers.promises.loop import WEIGHT, Kind, Seen
 from peers.promises.with_linen import arrays_of, loss_of, optimizer_of

@@ -10,7 +10,7 @@ import mpjax
 from mpjax.models import resnet
 from mpjax.models.vit import ViT
 from mpjax.training import create_state, take_apart
-from mpjax.training.objectives.classification import classification
+from mpjax.training.objectives import classification
 from peers import tasks
 from peers.tasks import Dtype, TaskName
 from peers.training.stepping import stepping

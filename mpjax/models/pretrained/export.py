@@ -15,10 +15,9 @@ from safetensors.numpy import save_file
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import Layout
-from mpjax.models.pretrained.load import refusal
+from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.pretrained.report import PretrainedReport, Row
-from mpjax.models.pretrained.rounding import cast, losses
-from mpjax.models.pretrained.variables import variables_of
+from mpjax.models.pretrained.tensors import variables_of
 from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, widest
 
 

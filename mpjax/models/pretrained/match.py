@@ -12,8 +12,7 @@ import numpy as np
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import Entry, Layout
-from mpjax.models.pretrained.tensors import FLOATING, Tensor
-from mpjax.models.pretrained.variables import variables_of
+from mpjax.models.pretrained.tensors import FLOATING, Tensor, variables_of
 
 
 if TYPE_CHECKING:

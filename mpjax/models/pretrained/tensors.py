@@ -3,12 +3,16 @@
 import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mpjax.errors import UsageError
+
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 
 FLOATING = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -87,3 +91,19 @@ def _why_not(path: pathlib.Path, error: Exception) -> str:
         if file.read(len(_LFS)) == _LFS:
             return f"{path} is a pointer of Git LFS, not the weights: write `git lfs pull` in its repository"
     return f"{path} is no safetensors file, or is damaged ({error}); fetch it again"
+
+
+def variables_of(model: "nnx.Module") -> "dict[str, nnx.Variable]":
+    """Parameters, statistics and other lasting arrays by path (attribute names and indices joined by `/`).
+
+    Random streams, caches and intermediate values are left out. The variables are the model's own: what they are set
+    to, the model has.
+    """
+    from flax import nnx
+
+    passing = (nnx.RngState, nnx.Cache, nnx.Intermediate)
+    found = {}
+    for path, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Variable) and not isinstance(node, passing) and hasattr(node.get_value(), "dtype"):
+            found["/".join(map(str, path))] = node
+    return found

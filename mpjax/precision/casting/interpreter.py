@@ -8,11 +8,10 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.precision.casting import control_flow, derivatives
-from mpjax.precision.casting.binding import bind
+from mpjax.precision.casting.equations import bind, standing_at
 from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened, scope_of
 from mpjax.precision.casting.numbers import computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
-from mpjax.precision.casting.provenance import standing_at
 from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, values_of
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
 

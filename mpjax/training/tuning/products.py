@@ -10,16 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.precision.calls import wrap
+from mpjax.precision.calls import modules_of, wrap
 from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.values import is_array
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.modules import PolicyReport, apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.rules import NORM
-from mpjax.precision.scopes import modules_of
 from mpjax.training.setup import Task
-from mpjax.training.structure import take_apart
+from mpjax.training.state import take_apart
 
 
 PRODUCTS = ("dot_general", "conv_general_dilated")

@@ -8,8 +8,7 @@ from mpjax.errors import UsageError
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import LINEAR, Entry, Part, reshaped
 from mpjax.models.pretrained.match import foreign_shape, match
-from mpjax.models.pretrained.tensors import Tensor
-from mpjax.models.pretrained.variables import variables_of
+from mpjax.models.pretrained.tensors import Tensor, variables_of
 from mpjax.models.resnet import BasicBlock, ImageNetStem, ResNet
 
 

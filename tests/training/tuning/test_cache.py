@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from mpjax.training.tuning.cache import read_tuning, tuning_file, write_tuning
-from mpjax.training.tuning.choice import Timed
-from mpjax.training.tuning.timing import Timing
-from mpjax.training.tuning.tune import Tuning
+from mpjax.training.tuning.timing import Timed, Timing
+from mpjax.training.tuning.tune_products import Tuning, read_tuning, tuning_file, write_tuning
 
 
 KEY = {"device": "NVIDIA H100 80GB", "model": "xception", "jax": "0.10.2", "batch_size": 64, "rules": {"a": "float32"}}

@@ -4,8 +4,7 @@ import pytest
 
 from mpjax.precision.dtypes import as_dtype
 from mpjax.precision.modules import PolicyReport, Row
-from mpjax.training.tuning.choice import Timed, rules_of
-from mpjax.training.tuning.timing import Timing
+from mpjax.training.tuning.timing import Timed, Timing, rules_of
 
 
 SLOW, FAST = Timing((2.0,) * 4, (1.0,) * 4), Timing((1.0,) * 4, (1.0,) * 4)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mpjax.models.pretrained.layouts import bert, gpt2, own, resnet, vit
-from mpjax.models.pretrained.layouts.entry import Layout
+from mpjax.models.pretrained.layouts import bert, gpt2, resnet, vit
+from mpjax.models.pretrained.layouts.entry import Layout, own_layout
 
 
 if TYPE_CHECKING:
@@ -22,4 +22,4 @@ def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], Layout
     for family in FAMILIES:
         if isinstance(model, family.MODEL):
             known |= family.LAYOUTS
-    return known | {"mpjax": own.layout}
+    return known | {"mpjax": own_layout}

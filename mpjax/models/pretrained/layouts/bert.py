@@ -1,9 +1,7 @@
 """BERT in the files of Hugging Face transformers (`BertForSequenceClassification`)."""
 
 from mpjax.models.bert import BERT
-from mpjax.models.pretrained.layouts.attention import attention_entries
-from mpjax.models.pretrained.layouts.entry import Entry, Layout
-from mpjax.models.pretrained.layouts.layers import layer_entries
+from mpjax.models.pretrained.layouts.entry import Entry, Layout, attention_entries, layer_entries
 
 
 MODEL = BERT

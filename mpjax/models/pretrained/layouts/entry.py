@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from flax import nnx
+
+from mpjax.models.attention import Attention
+from mpjax.models.pretrained.tensors import variables_of
 
 
 Turn = Callable[[np.ndarray], np.ndarray]
@@ -119,3 +123,60 @@ class Layout:
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
     filler: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+_NAMES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "embedding": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+_KERNELS = {2: LINEAR, 4: CONV}
+
+
+def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, Entry]:
+    """The entries of linear layers, 2-D convolutions, embeddings and norms.
+
+    Args:
+      model: what holds the layers; may be abstract.
+      names: module path of a layer to its name in the file: `{"stem/conv": "conv1"}`.
+
+    Returns:
+      Our path to entry, for all variables of these layers: `{"stem/conv/kernel": Entry("conv1.weight", CONV)}`.
+    """
+    entries = {}
+    for path, variable in variables_of(model).items():
+        module, _, leaf = path.rpartition("/")
+        if module in names:
+            transform = _KERNELS[len(variable.get_value().shape)] if leaf == "kernel" else SAME
+            entries[path] = Entry(f"{names[module]}.{_NAMES[leaf]}", transform)
+    return entries
+
+
+def attention_entries(attention: Attention, path: str, query: str, key: str, value: str, out: str) -> dict[str, Entry]:
+    """The entries of an attention whose projections are four of PyTorch's linear layers.
+
+    Args:
+      attention: ours; may be abstract.
+      path: where it is in the model.
+      query: the name of the layer in the file; so are `key`, `value` and `out`.
+    """
+    width, heads, features = attention.query.kernel.get_value().shape
+    matrix = width, heads * features
+    entries = {
+        f"{path}/out/kernel": Entry(f"{out}.weight", LINEAR.then(reshaped(matrix[::-1], (heads, features, width)))),
+        f"{path}/out/bias": Entry(f"{out}.bias"),
+    }
+    for ours, theirs in (("query", query), ("key", key), ("value", value)):
+        kernel = LINEAR.then(reshaped(matrix, (width, heads, features)))
+        entries[f"{path}/{ours}/kernel"] = Entry(f"{theirs}.weight", kernel)
+        entries[f"{path}/{ours}/bias"] = Entry(f"{theirs}.bias", reshaped(matrix[1:], (heads, features)))
+    return entries
+
+
+def own_layout(model: nnx.Module) -> Layout:
+    """Every variable under its own path, `blocks.0.conv1.kernel`; a file may have `/` in place of the dots."""
+    entries = {path: Entry(path.replace("/", ".")) for path in variables_of(model)}
+    return Layout("mpjax", entries, renamed=(("/", "."),))

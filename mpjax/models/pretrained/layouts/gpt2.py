@@ -2,8 +2,7 @@
 
 from mpjax.models.attention import Attention
 from mpjax.models.gpt2 import GPT2
-from mpjax.models.pretrained.layouts.entry import Entry, Layout, Part, reshaped
-from mpjax.models.pretrained.layouts.layers import layer_entries
+from mpjax.models.pretrained.layouts.entry import Entry, Layout, Part, layer_entries, reshaped
 
 
 MODEL = GPT2

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from mpjax.models.pretrained.layouts.entry import Layout
-from mpjax.models.pretrained.layouts.layers import layer_entries
+from mpjax.models.pretrained.layouts.entry import Layout, layer_entries
 from mpjax.models.resnet import ResNet
 
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 
-from mpjax.models.pretrained.layouts.attention import attention_entries
-from mpjax.models.pretrained.layouts.entry import Entry, Layout, reshaped
-from mpjax.models.pretrained.layouts.layers import layer_entries
+from mpjax.models.pretrained.layouts.entry import Entry, Layout, attention_entries, layer_entries, reshaped
 from mpjax.models.vit import ViT
 
 

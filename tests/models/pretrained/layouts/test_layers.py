@@ -2,8 +2,7 @@
 
 from flax import nnx
 
-from mpjax.models.pretrained.layouts.entry import CONV, LINEAR, SAME, Entry
-from mpjax.models.pretrained.layouts.layers import layer_entries
+from mpjax.models.pretrained.layouts.entry import CONV, LINEAR, SAME, Entry, layer_entries
 
 
 class Layers(nnx.Module):

@@ -1,0 +1,1 @@
+"""The commands, one page each: settings in, results out."""

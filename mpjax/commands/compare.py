@@ -1,0 +1,187 @@
+"""Comparison of runs on one page: folders in, a table and a plot of where their curves part out."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpjax import strict_json
+from mpjax.config import Duration, from_toml
+from mpjax.config.commands import Comparison, check_comparison
+from mpjax.config.load import CONFIG_FILE
+from mpjax.config.paths import expanded
+from mpjax.errors import UsageError
+from mpjax.report import comparison as curves
+from mpjax.report.jsonl import read_metrics
+
+
+METRICS_FILE = "metrics.jsonl"
+
+IRRELEVANT = ("seed", "output_dir", "resume", "cache_dir", "data.data_dir", "loop.keep", "loop.save_every", "report.")
+"""What runs may differ in and still be one group: the seed, and where and what is kept."""
+
+
+class Run(NamedTuple):
+    """A run's folder, its seed, its other settings that matter by name, and its metrics."""
+
+    folder: str
+    seed: int
+    settings: dict[str, Any]
+    records: list[dict[str, Any]]
+
+
+def compare_runs(settings: Comparison) -> dict[str, Any]:
+    """Compares the runs, prints what was found and draws the curves.
+
+    Returns:
+      What `--json` prints: `groups`, and for each group but the first, in `comparisons`, each metric's final and best
+      values and `parts_at`, the first step from which it stays apart from the first group (None if it does not), and in
+      `evidence` sentences that say what that rests on.
+
+    Raises:
+      UsageError: settings that make no comparison, a folder without a run, runs of different tasks, runs that all
+        differ in the seed only, a seed or a metric that a run does not have.
+    """
+    check_comparison(settings)
+    runs = [_read(folder) for folder in _distinct(settings.runs)]
+    _require_one_task(runs)
+    groups = _grouped(runs, settings.seeds)
+    found = [
+        [
+            curves.compare_groups(
+                metric,
+                groups[0],
+                other,
+                band=settings.band,
+                tolerance=settings.tolerance,
+                smoothing=settings.smoothing,
+            )
+            for metric in settings.metrics
+        ]
+        for other in groups[1:]
+    ]
+    says = [
+        curves.evidence(groups[0], other, comparisons, band=settings.band, tolerance=settings.tolerance)
+        for other, comparisons in zip(groups[1:], found, strict=True)
+    ]
+    result = strict_json.spelled(
+        {
+            "groups": [_described(g, runs) for g in groups],
+            "comparisons": [_results(f) for f in found],
+            "evidence": says,
+        }
+    )
+    names = [f"{curves.letter(i)}: {group.name}" for i, group in enumerate(groups)]
+    if settings.plot:
+        curves.plot_comparison(names, found, expanded(settings.plot))
+    if settings.json:
+        print(strict_json.encode(result))
+    else:
+        _print(settings, names, groups, found, says)
+    return result
+
+
+def _read(folder: str) -> Run:
+    path = expanded(folder)
+    for file in (CONFIG_FILE, METRICS_FILE):
+        if not (path / file).is_file():
+            raise UsageError(f"no run in {path} (no {file}); wanted the folder that train.py printed")
+    config = from_toml(path / CONFIG_FILE)
+    return Run(folder, config.seed, dict(_flat(config)), read_metrics(path / METRICS_FILE))
+
+
+def _flat(section: Any, prefix: str = ""):
+    for field in dataclasses.fields(section):
+        name, value = prefix + field.name, getattr(section, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, Duration):
+            yield from _flat(value, f"{name}.")
+        elif not name.startswith(IRRELEVANT):
+            yield name, str(value)
+
+
+def _distinct(folders: Sequence[str]) -> Sequence[str]:
+    seen = [expanded(folder).resolve() for folder in folders]
+    twice = next((folder for i, folder in enumerate(folders) if seen[i] in seen[:i]), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is given twice: wanted different runs")
+    return folders
+
+
+def _require_one_task(runs: Sequence[Run]) -> None:
+    first = runs[0]
+    for run in runs[1:]:
+        for name in ("data.name", "data.test_split"):
+            if run.settings[name] != first.settings[name]:
+                raise UsageError(
+                    f"runs of different tasks: {name} is {first.settings[name]} in {first.folder} and "
+                    f"{run.settings[name]} in {run.folder}"
+                )
+
+
+def _grouped(runs: Sequence[Run], seeds: Sequence[int]) -> list[curves.Group]:
+    """Runs by all settings but the seed, named by the settings in which the groups differ."""
+    members: dict[tuple, list[Run]] = {}
+    for run in runs:
+        members.setdefault(tuple(run.settings.items()), []).append(run)
+    if len(members) < 2:
+        raise UsageError(
+            "all runs have the same settings but for the seed: that is one group; wanted runs of two or more, as of "
+            "--precision.policy float32 and mixed_float16"
+        )
+    differing = [name for name in runs[0].settings if len({dict(key).get(name) for key in members}) > 1]
+    groups = []
+    for key, found in members.items():
+        name = ", ".join(f"{name}={dict(key)[name]}" for name in differing)
+        for seed in seeds:
+            if seed not in [run.seed for run in found]:
+                has = ", ".join(str(run.seed) for run in found)
+                raise UsageError(f"--seeds: no run of seed {seed} with {name}: it has {has}")
+        kept = {run.folder: run.records for run in found if not seeds or run.seed in seeds}
+        groups.append(curves.Group(name, kept))
+    return groups
+
+
+def _described(group: curves.Group, runs: Sequence[Run]) -> dict[str, Any]:
+    members = [run for run in runs if run.folder in group.runs]
+    return {"name": group.name, "seeds": [run.seed for run in members], "runs": [run.folder for run in members]}
+
+
+def _results(found: Sequence[curves.Comparison]) -> dict[str, Any]:
+    return {
+        one.metric: {
+            "final": _contrast(one.final),
+            "best": one.best and _contrast(one.best),
+            "parts_at": one.parts_at,
+            "by_design": one.by_design,
+            "points_apart": one.apart,
+            "points": len(one.steps),
+            "last_step": one.steps[-1],
+        }
+        for one in found
+    }
+
+
+def _contrast(found: curves.Contrast) -> dict[str, Any]:
+    return {
+        "reference": found.reference._asdict(),
+        "other": found.other._asdict(),
+        "difference": found.difference,
+        "bands": found.bands,
+    }
+
+
+def _print(settings: Comparison, names: Sequence[str], groups: Sequence[curves.Group], found, says) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+    for name, group in zip(names, groups, strict=True):
+        say(f"{name}  ({', '.join(group.runs)})")
+    for i, (comparisons, sentences) in enumerate(zip(found, says, strict=True), start=1):
+        console.print(curves.comparison_table((curves.letter(0), curves.letter(i)), comparisons))
+        for sentence in sentences:
+            say(sentence)
+    if settings.plot:
+        say(f"plot: {settings.plot}")

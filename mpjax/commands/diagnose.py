@@ -1,0 +1,170 @@
+"""The diagnosis of a run's step on one page: run again to the step, look at it, say what is wrong."""
+
+import dataclasses
+import math
+import pathlib
+import shlex
+from collections.abc import Callable
+
+import jax
+
+from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts
+from mpjax.config import Config
+from mpjax.config.commands import Inquiry
+from mpjax.config.folders import config_of_run, with_policy
+from mpjax.diagnosis.diagnosis import Diagnosis
+from mpjax.diagnosis.fastest import Fastest
+from mpjax.diagnosis.progress import progress_at
+from mpjax.diagnosis.training import diagnose_step, fastest_of_step
+from mpjax.errors import UsageError
+from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint, to_arrays
+from mpjax.loop.process import as_usual
+from mpjax.loop.restore import adopt
+from mpjax.precision.policy import get_policy
+from mpjax.report import read_metrics
+from mpjax.training import TrainState
+from mpjax.training.mesh import place
+from mpjax.training.setup import pretrained_arrays
+
+
+FURTHER = 20
+"""Steps in float32 after which a run that precision alone broke is below the loss of an untrained model again."""
+
+
+def diagnose_run(settings: Inquiry) -> Diagnosis | Fastest:
+    """Diagnoses a step of a run, prints the verdict and writes it into the run's folder.
+
+    Returns:
+      The diagnosis; with `search` "fastest", the fastest policy, of which nothing is written.
+
+    Raises:
+      UsageError: no run, no such step, or a bad policy.
+    """
+    folder = pathlib.Path(settings.run)
+    config = config_of_run(folder, trust_code=settings.trust_code)
+    parts = make_parts(config)
+    if settings.loss_scale < 0:
+        raise UsageError(f"--loss_scale {settings.loss_scale:g}: wanted a positive number, or 0 for the run's own")
+    number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
+    if number > parts.when.steps + 1:
+        raise UsageError(f"--step {number}: the run has {parts.when.steps} steps")
+    if number < 1:
+        raise UsageError(f"--step {number}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
+
+    state, batch = replay(config, parts, parts.train_call, folder, number)
+    if settings.search == "fastest":
+        fastest = fastest_of_step(config, parts.plan, parts.source, state, batch, tolerance=settings.tolerance)
+        print(fastest.to_json() if settings.json else f"step {number} of {folder}\n{fastest}")
+        return fastest
+    plan = parts.plan._replace(policy=get_policy(settings.policy)) if settings.policy else parts.plan
+    with progress_at() as progress:
+        found = diagnose_step(
+            config,
+            plan,
+            parts.source,
+            state,
+            batch,
+            loss_scale=settings.loss_scale or None,
+            tolerance=settings.tolerance,
+            search=settings.search == "repair",
+            progress=progress,
+            tx=None if settings.policy else parts.tx,  # whose state has the dtypes of the run's own policy
+        )
+    found = in_view_of_float32(found, config, state, number)
+    page = write(found, folder, number)
+    print(found.to_json() if settings.json else f"step {number} of {folder}\n{found}\nsee {page}")
+    return found
+
+
+@as_usual()  # it may take minutes
+def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int) -> str:
+    """What is wrong with a step after which training cannot go on; also left in the run's folder."""
+    state, batch = replay(config, parts, train_call, folder, number)
+    search = config.diagnosis.search
+    found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
+    found = in_view_of_float32(found, config, state, number, diverged=True)
+    page = write(found, folder, number)
+    again = shlex.join(["python", "scripts/diagnose.py", "--run", str(folder), "--step", str(number)])
+    return f"{_first_bad_layer(found)}{found}\nsee {page}, and again: {again}"
+
+
+def _first_bad_layer(found: Diagnosis) -> str:
+    """One line; where the fault begins between modules, as in a cast of what the model returns, the first after it."""
+    if found.direction is None:
+        return ""
+    rows = [row for row in found.table if row.direction == found.direction and row.path]
+    after = [row.path for row in rows if row.non_finite or row.overflow]
+    path = found.path or next(iter(after), "none by name")
+    return f"first bad layer: {path} ({found.direction})\n"
+
+
+def write(found: Diagnosis, folder: pathlib.Path, number: int) -> pathlib.Path:
+    """Writes `diagnosis_<step>.json` and the page beside it; gives the page's path."""
+    found.to_json(folder / f"diagnosis_{number}.json")
+    metrics = folder / "metrics.jsonl"
+    records = read_metrics(metrics) if metrics.exists() else []
+    scales = [(r["step"], r["train/loss_scale"], r["train/skipped"]) for r in records if "train/loss_scale" in r]
+    page = folder / f"diagnosis_{number}.html"
+    found.to_html(page, scales=scales)
+    return page
+
+
+def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int):
+    """The state before step `number` and that step's batch, by running again from the last checkpoint before it.
+
+    In the calls of the run; those steps of the last call that come before the step are taken one at a time.
+    """
+    earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
+    if earlier:
+        start, saved, about = read_checkpoint(folder / CHECKPOINTS, str(earlier[-1]))
+        same = about["loss_scale"] == str(parts.plan.loss_scale)
+        state = adopt(fresh_state(config, parts), saved, same_scaling=same)
+    else:
+        start, state = 0, fresh_state(config, parts, pretrained_arrays(parts.task, config.model)[0])
+    counts, position = [], start
+    for count in parts.when.call_counts(start):
+        if position + count >= number:
+            break
+        counts.append(count)
+        position += count
+    for count, fed in zip(counts, parts.feed.calls(start, counts), strict=True):
+        state, _ = train_call(state, fed, count)
+    stream = (place(batch, parts.split) for batch in parts.batches.from_position(position))
+    for _ in range(position + 1, number):
+        state, _ = parts.train_step(state, next(stream))
+    return state, next(stream)
+
+
+def in_view_of_float32(
+    found: Diagnosis, config: Config, state: TrainState, number: int, *, diverged: bool = False
+) -> Diagnosis:
+    """The diagnosis, but "not_precision" if the run does not recover in float32 from the same state.
+
+    Recovered is a run that some steps later has a loss below twice that of the untrained model. A healthy step is one
+    to ask about only if the run `diverged` there, as a gradient may be finite whose norm is not.
+    """
+    if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
+        return found
+    parts = make_parts(with_policy(config, "float32", rules={}))
+    stream = (place(batch, parts.split) for batch in parts.batches.from_position(number - 1))
+    first = next(stream)
+    _, untrained = parts.train_step(fresh_state(config, parts), first)
+    state = adopt(fresh_state(config, parts), jax.device_get(to_arrays(state)), same_scaling=False)
+    batch = first
+    for _ in range(FURTHER):
+        state, metrics = parts.train_step(state, batch)
+        batch = next(stream)
+    loss, before = float(metrics["loss"]), float(untrained["loss"])
+    if math.isfinite(loss) and loss < 2 * before:
+        return found
+    return dataclasses.replace(
+        found,
+        verdict="not_precision",
+        evidence=f"{found.evidence} But the run does not recover in float32 either: {FURTHER} steps from here the loss "
+        f"is {loss:.3g}, and that of the untrained model {before:.3g}.",
+        rules={},
+        better_scale=None,
+        verified=False,
+        float32_flops=0.0,
+        advice=("Look at the learning rate, the data and the parameters: no choice of dtypes repairs this.",),
+    )

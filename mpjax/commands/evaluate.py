@@ -1,0 +1,106 @@
+"""Evaluation of a checkpoint on one page: a run's folder in, metrics out."""
+
+import dataclasses
+import pathlib
+import warnings
+
+import optax
+from jax.sharding import Mesh
+
+from mpjax import data, strict_json
+from mpjax.commands.parts import CHECKPOINTS, set_up_jax
+from mpjax.commands.train import evaluate_state
+from mpjax.config import to_toml
+from mpjax.config.commands import Evaluation
+from mpjax.config.folders import config_of_run, data_folder, with_policy
+from mpjax.config.load import CONFIG_FILE, from_toml
+from mpjax.config.save import changes
+from mpjax.errors import CheckpointWarning, UsageError
+from mpjax.loop.checkpoint import read_checkpoint
+from mpjax.loop.restore import adopt
+from mpjax.precision.loss_scale import no_loss_scaling
+from mpjax.training import TrainState, make_eval_step
+from mpjax.training.mesh import data_mesh, evaluation_sharding, replicated
+from mpjax.training.precision_plan import plan_precision
+from mpjax.training.setup import Task, initial_state, make_task
+
+
+_OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")
+"""What a run seldom goes on with otherwise, unlike its learning rate or its policy."""
+
+
+def evaluate_run(settings: Evaluation) -> dict[str, float]:
+    """Measures a checkpoint and prints the result.
+
+    Returns:
+      `test/loss` and the other metrics of the task over all examples of the split (`ema/…` with `settings.ema`).
+
+    Raises:
+      UsageError: no run, no such checkpoint, no such split, or a bad policy.
+    """
+    # Settings: the run's own, but for what is asked otherwise
+    folder = pathlib.Path(settings.run)
+    config = config_of_run(folder, trust_code=settings.trust_code)
+    if settings.policy:
+        config = with_policy(config, settings.policy)
+    if settings.split:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
+    if settings.ema and not config.training.ema:
+        raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
+    plan = plan_precision(config.precision)
+    set_up_jax(config, plan)
+
+    # Data, model
+    source = data.open_source(config.data, data_folder(config), config.task)
+    tests = data.eval_batches(source, config.data)
+    task = make_task(config, plan, data.batch_fields(source, config.data))
+
+    # The checkpoint's parameters, in the policy's dtypes
+    mesh = data_mesh()
+    position, state, about = trained_state(task, folder, settings.checkpoint, mesh, ema=settings.ema)
+
+    eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
+    sharding = evaluation_sharding(mesh, config.data.eval_batch_size)
+    metrics = evaluate_state(eval_step, tests, sharding, task.objective.conclude, state)
+    if settings.json:
+        print(strict_json.encode({"checkpoint": position, "policy": str(plan.policy), **metrics}))
+    else:
+        print(f"checkpoint {position} of {folder}, trained under {about['policy']}, evaluated under {plan.policy}")
+        for name, value in metrics.items():
+            print(f"  {name:<16}{value:.6f}")
+    return metrics
+
+
+def trained_state(
+    task: Task, folder: pathlib.Path, checkpoint: str, mesh: Mesh, *, ema: bool
+) -> tuple[int, TrainState, dict]:
+    """A checkpoint's parameters and statistics without its optimizer, in the task's dtypes.
+
+    Args:
+      task: what the run trains.
+      folder: of the run.
+      checkpoint: `best`, `latest`, or a position (attempted steps).
+      mesh: all devices.
+      ema: whether the moving average of the parameters is wanted too.
+
+    Returns:
+      Its position, the state on all devices, and what the checkpoint says about itself.
+
+    Warns:
+      CheckpointWarning: a damaged one was passed over; it was written under other settings than the run's.
+
+    Raises:
+      UsageError: no such checkpoint.
+    """
+    position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
+    found = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
+    if others := [change for change in found if change[0].startswith(_OF_ONE_RUN)]:
+        warnings.warn(
+            f"checkpoint {position} of {folder} may be of another run: it was written under other settings than its "
+            f"{CONFIG_FILE} has: " + "; ".join(f"{name} {old}, not {new}" for name, old, new in others),
+            CheckpointWarning,
+            stacklevel=2,
+        )
+    bare = no_loss_scaling(optax.identity())
+    fresh = initial_state(task, bare, seed=0, ema=ema, sharding=replicated(mesh))
+    return position, adopt(fresh, saved, same_scaling=False), about

@@ -1,0 +1,40 @@
+"""Export of a checkpoint on one page: a run's folder in, a safetensors file out."""
+
+import pathlib
+
+from mpjax import data
+from mpjax.commands.evaluate import trained_state
+from mpjax.commands.parts import set_up_jax
+from mpjax.config.commands import Export
+from mpjax.config.folders import config_of_run, data_folder
+from mpjax.errors import UsageError
+from mpjax.models.pretrained import PretrainedReport, export_safetensors
+from mpjax.training.mesh import data_mesh
+from mpjax.training.precision_plan import plan_precision
+from mpjax.training.setup import make_task
+
+
+def export_run(settings: Export) -> PretrainedReport:
+    """Writes a checkpoint's weights and prints what was written.
+
+    Raises:
+      UsageError: no run, no such checkpoint, or a layout that the model does not have.
+    """
+    folder = pathlib.Path(settings.run)
+    config = config_of_run(folder, trust_code=settings.trust_code)
+    if settings.ema and not config.training.ema:
+        raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
+    plan = plan_precision(config.precision)
+    set_up_jax(config, plan)
+
+    # The model: its shapes follow from the data set's
+    source = data.open_source(config.data, data_folder(config), config.task)
+    task = make_task(config, plan, data.batch_fields(source, config.data))
+
+    # The checkpoint's parameters
+    position, state, _ = trained_state(task, folder, settings.checkpoint, data_mesh(), ema=settings.ema)
+
+    model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
+    report = export_safetensors(model, settings.output, dtype=settings.dtype or None, layout=settings.layout)
+    print(f"checkpoint {position} of {folder}: {report.totals}")
+    return report

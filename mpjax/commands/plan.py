@@ -1,0 +1,118 @@
+"""A plan on one page: settings in; the step compiled for each GPU and policy; a table, an image or JSON out."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from mpjax import strict_json
+from mpjax.config import Config
+from mpjax.config.commands import Plan, check_plan
+from mpjax.config.paths import expanded
+from mpjax.data import Fields
+from mpjax.plan.devices import GPUS
+from mpjax.plan.estimate import Estimate, estimates
+from mpjax.plan.measure import Measured, is_here, measure_step
+from mpjax.plan.plot import plot_plans
+from mpjax.plan.shapes import planned_fields
+from mpjax.plan.step import planned_step
+from mpjax.plan.table import plan_table, title
+
+
+LEFT_OUT = (
+    "Rates are the data sheet's. Traffic is an upper bound: no kernel finds in a cache what the one before left there. "
+    "Workspaces of convolutions are chosen on the device and are not in the memory; see docs/plan.md."
+)
+
+
+def plan_run(
+    settings: Plan,
+    config: Config,
+    *,
+    present: Callable[[str, int], bool] = is_here,
+    measure: Callable[[Config, Fields], Measured] | None = None,
+) -> dict[str, Any]:
+    """Plans the run that `config` describes and prints what was found.
+
+    Args:
+      settings: for which GPUs and policies, and how it is shown.
+      config: of the run.
+      present: whether so many GPUs of a name are there to measure on.
+      measure: times a run's step there; by default the real one.
+
+    Returns:
+      What `--json` prints.
+
+    Raises:
+      UsageError: settings that make no plan or no run, a data set whose shapes are not known, or XLA's plugin for CUDA
+        is missing.
+    """
+    check_plan(settings)
+    measure = measure or _measure
+    policies = settings.policies or (config.precision.policy,)
+    runs = [
+        dataclasses.replace(config, precision=dataclasses.replace(config.precision, policy=policy))
+        for policy in policies
+    ]
+    fields = planned_fields(config, vocabulary=settings.vocabulary)
+    plans = estimates(
+        settings.gpu,
+        runs,
+        fields,
+        devices=settings.devices,
+        attention=settings.attention,
+        memory_fraction=settings.memory_fraction,
+        fit=settings.fit,
+        verify=settings.verify,
+    )
+    if settings.measure:
+        # Those that take least come first: a device tells its peak since the process began.
+        for plan in sorted(plans, key=lambda plan: plan.memory.total):
+            if plan.fits and present(plan.gpu, plan.devices):
+                run = runs[policies.index(plan.policy)]
+                plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(run, fields))
+    result = {"model": config.model.name, "data": config.data.name, "plans": [_described(plan) for plan in plans]}
+    if settings.json:
+        print(strict_json.encode(result))
+    else:
+        _print(settings, plans)
+    if settings.plot:
+        plot_plans(plans, expanded(settings.plot), f"{config.model.name}, batch {plans[0].batch}")
+    return result
+
+
+def _measure(config: Config, fields: Fields) -> Measured:
+    return measure_step(planned_step(config, fields), fields, seed=config.seed, ema=config.training.ema > 0)
+
+
+def _described(plan: Estimate) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(plan),
+        "device": GPUS[plan.gpu].name,
+        "memory": {**dataclasses.asdict(plan.memory), "total": plan.memory.total},
+        "fits": plan.fits,
+        "roofline": {
+            **dataclasses.asdict(plan.roofline),
+            "seconds": plan.roofline.seconds,
+            "serial": plan.roofline.serial,
+            "bound": plan.roofline.bound,
+        },
+        "items_per_second": plan.items_per_second,
+    }
+
+
+def _print(settings: Plan, plans: list[Estimate]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, emoji=False, soft_wrap=True)
+
+    for gpu in settings.gpu:
+        own = [plan for plan in plans if plan.gpu == gpu]
+        say(title(own))
+        console.print(plan_table(own))
+        say("")
+    say(LEFT_OUT)
+    if settings.plot:
+        say(f"plot: {settings.plot}")

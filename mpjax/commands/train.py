@@ -1,0 +1,167 @@
+"""A whole run on one page: settings in; data, model, precision, step, loop; results out."""
+
+import contextlib
+import functools
+import itertools
+import pathlib
+import time
+from collections.abc import Callable
+
+import jax
+
+from mpjax import report
+from mpjax.commands.diagnose import explain
+from mpjax.commands.parts import CHECKPOINTS, ENVIRONMENT_FILE, fresh_state, make_parts
+from mpjax.commands.tune import tuned
+from mpjax.config import Config, to_toml
+from mpjax.config.choices import TASKS
+from mpjax.config.folders import check_run_folder, run_folder, run_settings
+from mpjax.config.load import CONFIG_FILE
+from mpjax.config.save import changes
+from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint, set_aside
+from mpjax.loop.process import locked, stop_on_signals
+from mpjax.loop.profile import profiled
+from mpjax.loop.restore import adopt
+from mpjax.loop.train import Limits, train
+from mpjax.precision.loss_scale import loss_scale_state
+from mpjax.training import TrainState, evaluate
+from mpjax.training.mesh import evaluation_sharding, place
+from mpjax.training.precision_plan import advice, floor_of
+from mpjax.training.setup import pretrained_arrays
+from mpjax.training.train_step import compile_calls
+
+
+def run(config: Config) -> dict:
+    """Trains as `config` says and leaves the results in its `output_dir`.
+
+    Returns:
+      What is also in `summary.json`.
+
+    Raises:
+      UsageError: settings that cannot be, a folder that exists without `resume`, data that is not there.
+      Diverged: values stay non-finite at the smallest loss scale; the message names the first bad layer.
+      Interrupted: SIGINT or SIGTERM came; a checkpoint is saved.
+    """
+    began = time.perf_counter()
+    check_run_folder(config)  # before anything takes time
+    config, tuning = tuned(config)
+    parts = make_parts(config)
+    plan, when = parts.plan, parts.when
+
+    folder = run_folder(config)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)))
+
+        # State: new, or from the last checkpoint
+        begun = config.resume and bool(complete_checkpoints(folder / CHECKPOINTS))
+        arrays, report_of_weights = (None, None) if begun else pretrained_arrays(parts.task, config.model)
+        state = fresh_state(config, parts, arrays)
+        about = {
+            "policy": str(plan.policy),
+            "loss_scale": str(plan.loss_scale),
+            "seed": config.seed,
+            "config": to_toml(config),
+        }
+        start, state, before = resumed(state, folder, about) if begun else (0, state, {})
+        spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
+        report.write_environment(folder / ENVIRONMENT_FILE, [str(device.device_kind) for device in jax.devices()])
+        report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
+
+        resume_step = start if config.resume else None
+        writer = opened.enter_context(contextlib.closing(report.open_writers(folder, config, when.steps, resume_step)))
+        writer.message(f"run folder: {folder}")
+        if config.resume:
+            writer.message(f"resumed from step {start}")
+        for name, old, new in changes(before["config"], about["config"]) if begun else ():
+            writer.message(f"resumed with another {name}: {new}, before {old}")
+        if report_of_weights:
+            writer.message(f"pretrained: {report_of_weights.totals}")
+        if start >= when.steps:
+            writer.message(f"nothing left to train: --steps is {when.steps}")
+        for note in filter(None, [tuning, when.advice(start), *advice(plan, jax.devices()[0])]):
+            writer.message(note)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep)
+        opened.enter_context(contextlib.closing(checkpoints))
+        stop = opened.enter_context(stop_on_signals())
+
+        feed = parts.feed.calls(start, when.call_counts(start))
+        first = next(feed, None)  # none is left of a finished run
+        compiling = time.perf_counter()
+        feeds = {count: parts.feed.like(first, count) for count in when.kinds_of_calls(start)}
+        train_call = compile_calls(parts.train_call, state, feeds)
+        probe = compile_calls(parts.probe, state, feeds) if when.layers and feeds else None
+        compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
+
+        def so_far() -> dict[str, float]:
+            seconds = spent["seconds"] + time.perf_counter() - began
+            return {"seconds": seconds, "compile_seconds": compile_seconds}
+
+        explained = functools.partial(explain, config, parts, train_call, folder)
+        if config.profile:
+            train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
+
+        # The loop
+        started = time.perf_counter()
+        state = train(
+            state,
+            train_call,
+            itertools.chain([first], feed),
+            start=start,
+            when=when,
+            batch_size=config.data.batch_size,
+            limits=Limits(floor_of(plan, config.precision), config.precision.patience),
+            writer=writer,
+            evaluate=functools.partial(
+                evaluate_state,
+                parts.eval_step,
+                parts.tests,
+                evaluation_sharding(parts.mesh, config.data.eval_batch_size),
+                parts.task.objective.conclude,
+            ),
+            score=TASKS[config.task].score,
+            save=lambda position, state, score: checkpoints.save(position, state, about | so_far(), score=score),
+            explain=explained,
+            stop=stop,
+            probe=probe,
+        )
+
+    # Results
+    records = report.read_metrics(folder / "metrics.jsonl")
+    summary = report.summarise(
+        records,
+        score=TASKS[config.task].score,
+        steps=int(state.step),
+        attempts=int(state.attempts),
+        skipped=int(loss_scale_state(state.opt_state).skipped),
+        **so_far(),
+        startup_seconds=started - began,
+        examples_per_second=report.throughput(records),
+        policy=str(plan.policy),
+        parameters=sum(p.size for p in state.params.values()),
+        output_dir=str(folder),
+    )
+    report.write_summary(folder / "summary.json", summary)
+    if config.report.plot:
+        report.plot_curves(records, folder / "curves.png", title=str(folder))
+    print(report.summary_table(summary))
+    return summary
+
+
+def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState, dict]:
+    """The last checkpoint's position, state and description."""
+    position, saved, then = read_checkpoint(folder / CHECKPOINTS)
+    set_aside(folder / CHECKPOINTS, after=position)
+    return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"]), then
+
+
+def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:
+    """Metrics over the test set, of the parameters and of their moving average if there is one."""
+
+    def metrics_of(params) -> dict[str, float]:
+        placed = (place(batch, sharding) for batch in batches)
+        return evaluate(eval_step, params, state.stats, placed, conclude)
+
+    metrics = {f"test/{name}": value for name, value in metrics_of(state.params).items()}
+    if state.ema:
+        metrics |= {f"ema/{name}": value for name, value in metrics_of(state.ema).items()}
+    return metrics

@@ -1,0 +1,94 @@
+"""Tuning on one page: the settings of a run, with rules for what is faster in float32 on this device."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+
+import jax
+
+from mpjax.commands.parts import Parts, fresh_state, make_parts
+from mpjax.config import Config
+from mpjax.config.folders import cache_folder
+from mpjax.precision.dtypes import HALF
+from mpjax.training.mesh import place
+from mpjax.training.tuning.products import Product, products_of
+from mpjax.training.tuning.timing import Timing, side_by_side
+from mpjax.training.tuning.tune_products import kinds_of, read_tuning, tune, write_tuning
+
+
+def tuned(config: Config) -> tuple[Config, str]:
+    """The settings with the rules that tuning finds, and what to tell the user.
+
+    Without `precision.tune` they are as they were. With it they have it no more: rules are what repeats the run. A run
+    that goes on keeps the rules that it has.
+
+    Raises:
+      UsageError: as `make_parts`.
+    """
+    if not config.precision.tune:
+        return config, ""
+    settled = _with_rules(config, {})
+    if config.resume:
+        return settled, "--precision.tune does nothing: a run that goes on keeps the rules that it has"
+    parts = make_parts(settled)
+    policy = parts.plan.policy
+    if policy.compute_dtype not in HALF:
+        return settled, f"nothing to tune: {config.precision.policy} computes in {policy.compute_dtype}"
+    batch = next(iter(parts.batches.from_position(0)))
+    shares = parts.mesh.size * config.training.accumulate
+    shapes = {
+        name: jax.ShapeDtypeStruct((max(1, x.shape[0] // shares), *x.shape[1:]), x.dtype) for name, x in batch.items()
+    }
+    products = products_of(parts.task, policy, shapes)
+    key = _key(settled, parts, products)
+    folder = cache_folder(config) / "tuning"
+    found = read_tuning(folder, key)
+    when = "found earlier"
+    if found is None:
+        print(f"tuning: {len(kinds_of(products))} kinds of products in both dtypes, then the step", flush=True)
+        found = tune(parts.task, products, lambda rules: _time_step(settled, parts, rules, batch))
+        when = f"kept in {write_tuning(folder, key, found)}"
+    return _with_rules(settled, found.rules), f"tuned on {key['device']}: {found}; {when}"
+
+
+def _with_rules(config: Config, rules: Mapping[str, str]) -> Config:
+    precision = dataclasses.replace(config.precision, rules={**config.precision.rules, **rules}, tune=False)
+    return dataclasses.replace(config, precision=precision)
+
+
+def _key(config: Config, parts: Parts, products: list[Product]) -> dict:
+    """What the timings depend on."""
+    programs = "\n".join(f"{product.path}\n{product.half.text}\n{product.full.text}" for product in products)
+    return {
+        "device": jax.devices()[0].device_kind,
+        "devices": parts.mesh.size,
+        "jax": jax.__version__,
+        "model": config.model.name,
+        "policy": str(parts.plan.policy),
+        "mode": parts.plan.mode,
+        "batch_size": config.data.batch_size,
+        "accumulate": config.training.accumulate,
+        "remat": config.training.remat,
+        "optimizer": config.optimizer.name,
+        "programs": hashlib.sha256(programs.encode()).hexdigest(),
+    }
+
+
+def _time_step(config: Config, parts: Parts, rules: Mapping[str, str], batch) -> Timing:
+    """The step without these rules and with them."""
+    changed = _with_rules(config, rules)
+    return side_by_side(_ready(config, parts, batch), _ready(changed, make_parts(changed), batch))
+
+
+def _ready(config: Config, parts: Parts, batch) -> Callable[[], jax.Array]:
+    """One step after the other, compiled, on a state of its own."""
+    state = fresh_state(config, parts)
+    placed = place(batch, parts.split)
+    step = parts.train_step.lower(state, placed).compile()
+
+    def run():
+        nonlocal state
+        state, metrics = step(state, placed)
+        return metrics
+
+    return run

@@ -1,0 +1,75 @@
+"""What settings choose from: models by name, and tasks with their fields and scores."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from mpjax.errors import UsageError
+
+
+MODELS: Mapping[str, str] = {
+    "mlp": "hidden linear layers with ReLU; the tutorial's",
+    "resnet18": "ResNet v1.5, basic blocks (2, 2, 2, 2)",
+    "resnet34": "ResNet v1.5, basic blocks (3, 4, 6, 3)",
+    "resnet50": "ResNet v1.5, bottlenecks (3, 4, 6, 3)",
+    "resnet101": "ResNet v1.5, bottlenecks (3, 4, 23, 3)",
+    "resnet152": "ResNet v1.5, bottlenecks (3, 8, 36, 3)",
+    "resnext50": "ResNeXt-50 32x4d, grouped convolutions",
+    "wrn16_4": "Wide-ResNet of 16 layers, 4 times as wide",
+    "wrn28_10": "Wide-ResNet of 28 layers, 10 times as wide",
+    "xception": "Xception, depthwise separable convolutions",
+    "convnext_t": "ConvNeXt-T, 7x7 depthwise convolutions and LayerNorm",
+    "vit_ti16": "Vision Transformer, width 192, patches of 16 pixels",
+    "vit_s16": "Vision Transformer, width 384, patches of 16 pixels",
+    "vit_b16": "Vision Transformer, width 768, patches of 16 pixels",
+    "unet": "U-Net, a class for every pixel",
+    "bert": "BERT-style text encoder (BERT-base)",
+    "gpt2": "GPT-2-style decoder (GPT-2 small)",
+}
+
+
+def parse_model_name(text: str) -> str:
+    """The name of a model: one of `MODELS`, or `FILE.py:NAME` or `package.module:NAME` of one's own.
+
+    Raises:
+      UsageError: there is no such model; the message names the nearest.
+    """
+    if text in MODELS or ":" in text:
+        return text
+    near = difflib.get_close_matches(text, MODELS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(
+        f"no model {text!r}; {hint}there are {', '.join(MODELS)}, and FILE.py:NAME or package.module:NAME for your own"
+    )
+
+
+TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling"]
+
+
+class TaskKind(NamedTuple):
+    """What sets one task apart.
+
+    Attributes:
+      fields: names of the fields of an example.
+      score: the metric by which the best checkpoint is chosen.
+    """
+
+    fields: tuple[str, ...]
+    score: str
+
+
+TASKS: Mapping[TaskName, TaskKind] = {
+    "classification": TaskKind(("image", "label"), "accuracy"),
+    "segmentation": TaskKind(("image", "mask"), "iou"),
+    "text_classification": TaskKind(("text", "label"), "accuracy"),
+    "language_modeling": TaskKind(("text",), "perplexity"),
+}
+
+BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "loss": min,
+    "perplexity": min,
+    "accuracy": max,
+    "top5": max,
+    "iou": max,
+}
+"""Of several values of a metric, the best."""

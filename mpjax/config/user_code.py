@@ -1,0 +1,92 @@
+"""A user's own function or class, named in a setting; code that a stored run names runs only if the user says so."""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import pathlib
+from collections.abc import Callable
+from types import ModuleType
+
+from mpjax.config.paths import expanded
+from mpjax.config.schema import Config
+from mpjax.errors import UsageError
+
+
+def code_of(config: Config) -> dict[str, str]:
+    """The settings that name code outside mpjax, by name."""
+    named = {"model.name": config.model.name, "data.preprocess": config.data.preprocess}
+    return {name: value for name, value in named.items() if ":" in value and not _is_own(value)}
+
+
+def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: Config | None = None) -> None:
+    """Raises UsageError where a stored run names code that the user neither trusts nor named.
+
+    Args:
+      stored: its settings.
+      where: its folder.
+      trusted: whether `--trust_code` was given.
+      said: the settings of this command line alone.
+    """
+    said_code = code_of(said) if said else {}
+    untrusted = [f"{name} {value}" for name, value in code_of(stored).items() if said_code.get(name) != value]
+    if untrusted and not trusted:
+        raise UsageError(
+            f"the run in {where} names code outside mpjax, which would be executed here: {', '.join(untrusted)}; "
+            "read it, and if you trust it write --trust_code"
+        )
+
+
+def _is_own(value: str) -> bool:
+    module = value.rpartition(":")[0]
+    return not module.endswith(".py") and (module == "mpjax" or module.startswith("mpjax."))
+
+
+def is_of_a_run(file: pathlib.Path) -> bool:
+    """Whether a settings file is that of a run's folder, and not one that somebody wrote."""
+    return any((file.parent / name).exists() for name in ("checkpoints", "environment.json", "metrics.jsonl"))
+
+
+def load_function(spec: str, *, flag: str) -> Callable:
+    """The function or class that `FILE.py:NAME` or `package.module:NAME` names.
+
+    Args:
+      spec: where it is.
+      flag: the setting, for messages.
+
+    Raises:
+      UsageError: no such file, module or function, or the file is no Python; the message says what is there.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not (colon and where and name):
+        raise UsageError(f"{flag} {spec}: wanted FILE.py:NAME or package.module:NAME")
+    module = _module(where, flag, spec)
+    found = getattr(module, name, None)
+    if not callable(found):
+        there = [n for n, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
+        near = difflib.get_close_matches(name, there, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"{flag} {spec}: {where} has no {name}; {hint}it has {', '.join(there) or 'none'}")
+    return found
+
+
+def _module(where: str, flag: str, spec: str) -> ModuleType:
+    try:
+        if not where.endswith(".py"):
+            return importlib.import_module(where)
+        path = expanded(where)
+        if not path.exists():
+            raise UsageError(f"{flag} {spec}: no file {path}")
+        loading = importlib.util.spec_from_file_location(path.stem, path)
+        assert loading is not None  # only where the ending is not one of Python's
+        assert loading.loader is not None
+        module = importlib.util.module_from_spec(loading)
+        loading.loader.exec_module(module)
+    except ImportError as error:
+        raise UsageError(f"{flag} {spec}: cannot import {where}: {error}") from error
+    except SyntaxError as error:
+        # Its own name and line: the mistake may be in a file that this one imports.
+        place = f"{error.filename or where}, line {error.lineno}"
+        line = f": {error.text.strip()}" if error.text else ""
+        raise UsageError(f"{flag} {spec}: {place}: {type(error).__name__}: {error.msg}{line}") from error
+    return module

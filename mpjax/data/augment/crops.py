@@ -1,0 +1,195 @@
+"""Where an image is cut, moved or erased: crops, shifts, mirrors and random rectangles."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+ATTEMPTS = 10
+
+
+class Boxes(NamedTuple):
+    """One rectangle per image, in whole pixels; each int32 [B]."""
+
+    top: jax.Array
+    left: jax.Array
+    height: jax.Array
+    width: jax.Array
+
+    def contain(self, height: int, width: int) -> jax.Array:
+        """bool [B, height, width]: the pixels of images of that size that are inside."""
+        rows = _between(self.top, self.height, height)
+        columns = _between(self.left, self.width, width)
+        return rows[:, :, None] & columns[:, None, :]
+
+
+def random_boxes(
+    key: jax.Array, batch: int, size: tuple[int, int], area: tuple[float, float], ratio: tuple[float, float]
+) -> Boxes:
+    """Rectangles of random area and shape at random places.
+
+    Area is uniform and the logarithm of the aspect ratio is. What does not fit is drawn again, ten times in all, as in
+    Zhong et al. (2017, arXiv:1708.04896) and in torchvision's crops; all draws are made at once, and the first that
+    fits is taken. Where none does, the last is cut to the image.
+
+    Args:
+      key: to draw from.
+      batch: how many, B.
+      size: height and width of the images.
+      area: smallest and largest share of the image.
+      ratio: smallest and largest height over width.
+    """
+    height, width = size
+    # One draw of all: every draw by itself takes a second to compile.
+    drawn = jax.random.uniform(key, (2 * ATTEMPTS + 2, batch), jnp.float32)
+    areas = (area[0] + (area[1] - area[0]) * drawn[:ATTEMPTS]) * (height * width)
+    logs = math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * drawn[ATTEMPTS:-2]
+    stretch = jnp.exp(logs / 2)
+    heights = jnp.round(jnp.sqrt(areas) * stretch).astype(jnp.int32)
+    widths = jnp.round(jnp.sqrt(areas) / stretch).astype(jnp.int32)
+    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
+    first = jnp.where(jnp.any(fits, axis=0), jnp.argmax(fits, axis=0), ATTEMPTS - 1)[None, :]
+    heights = jnp.clip(jnp.take_along_axis(heights, first, axis=0)[0], 1, height)
+    widths = jnp.clip(jnp.take_along_axis(widths, first, axis=0)[0], 1, width)
+    return Boxes(_place(drawn[-2], height - heights), _place(drawn[-1], width - widths), heights, widths)
+
+
+def _place(share: jax.Array, room: jax.Array) -> jax.Array:
+    """int32 [B], each of 0 to `room` alike, from float32 [B] in [0, 1)."""
+    # The product may round up to room + 1.
+    return jnp.minimum(jnp.floor(share * (room + 1).astype(jnp.float32)).astype(jnp.int32), room)
+
+
+def _between(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
+    """bool [B, size]: from `start` on for `length` places."""
+    place = jnp.arange(size, dtype=jnp.int32)[None, :]
+    return (place >= start[:, None]) & (place < (start + length)[:, None])
+
+
+def random_resized_crop(
+    images: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    area: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[jax.Array, jax.Array | None]:
+    """Cuts a random rectangle out of each image and stretches it.
+
+    Args:
+      images: uint8 or floating [B, H, W, C].
+      key: to draw from.
+      mask: integer [B, H, W], cut and stretched alike; None: there is none.
+      size: height and width of what comes out; None: those of the images.
+      area: smallest and largest share of the image.
+      ratio: smallest and largest height over width.
+
+    Returns:
+      Images [B, *size, C], interpolated bilinearly, and mask [B, *size], of the nearest pixels; dtypes as they were.
+    """
+    batch, height, width, _ = images.shape
+    boxes = random_boxes(key, batch, (height, width), area, ratio)
+    size = size or (height, width)
+    return resized(images, boxes, size), None if mask is None else resized_mask(mask, boxes, size)
+
+
+def resized(images: jax.Array, boxes: Boxes, size: tuple[int, int]) -> jax.Array:
+    """The part of each image [B, H, W, C] in its box, stretched to `size` bilinearly."""
+    # Two products of matrices with two weights in a row: accelerators multiply faster than they gather.
+    rows = _weights(boxes.top, boxes.height, images.shape[1], size[0])
+    columns = _weights(boxes.left, boxes.width, images.shape[2], size[1])
+    exact = jax.lax.Precision.HIGHEST
+    out = jnp.einsum("bij,bjwc->biwc", rows, images.astype(jnp.float32), precision=exact)
+    out = jnp.einsum("bkw,biwc->bikc", columns, out, precision=exact)
+    if jnp.issubdtype(images.dtype, jnp.integer):
+        out = jnp.round(out)
+    return out.astype(images.dtype)
+
+
+def resized_mask(mask: jax.Array, boxes: Boxes, size: tuple[int, int]) -> jax.Array:
+    """The part of each mask [B, H, W] in its box, stretched to `size`, each value that of the nearest pixel."""
+    rows = _nearest(boxes.top, boxes.height, size[0])
+    columns = _nearest(boxes.left, boxes.width, size[1])
+    return jax.vmap(lambda mask, rows, columns: mask[rows][:, columns])(mask, rows, columns)
+
+
+def _places(length: jax.Array, size: int) -> jax.Array:
+    """float32 [B, size]: where in a stretch of `length` [B] pixels each of `size` pixels has its centre."""
+    centres = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
+    return centres[None, :] * length.astype(jnp.float32)[:, None]
+
+
+def _nearest(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
+    """int32 [B, size]: the pixel that each of `size` pixels shows."""
+    return start[:, None] + jnp.minimum(_places(length, size).astype(jnp.int32), length[:, None] - 1)
+
+
+def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax.Array:
+    """float32 [B, size, pixels]: how much of each pixel each of `size` pixels shows."""
+    last = length.astype(jnp.float32)[:, None] - 1
+    centres = start.astype(jnp.float32)[:, None] + jnp.clip(_places(length, size) - 0.5, 0, last)
+    distance = jnp.abs(centres[:, :, None] - jnp.arange(pixels, dtype=jnp.float32)[None, None, :])
+    return jnp.maximum(1 - distance, 0)
+
+
+def random_shift(images: jax.Array, padding: int, key: jax.Array, *, fill: int = 0) -> jax.Array:
+    """Shifts each image [H, W, ...] by up to `padding` pixels either way, a random crop of the padded image.
+
+    Args:
+      images: [B, H, W, ...].
+      padding: in pixels.
+      key: of the shifts.
+      fill: the value of what moves in.
+
+    Returns:
+      As `images`.
+    """
+    batch, height, width, *rest = images.shape
+    edges = ((0, 0), (padding, padding), (padding, padding), *[(0, 0)] * len(rest))
+    padded = jnp.pad(images, edges, constant_values=fill)
+    offsets = jax.random.randint(key, (batch, 2), 0, 2 * padding + 1, dtype=jnp.int32)
+
+    def cut(image: jax.Array, offset: jax.Array) -> jax.Array:
+        start = (offset[0], offset[1], *[jnp.int32(0)] * len(rest))
+        return jax.lax.dynamic_slice(image, start, (height, width, *rest))
+
+    return jax.vmap(cut)(padded, offsets)
+
+
+def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
+    """Mirrors each image of [B, H, W, ...] left to right with probability one half."""
+    flip = jax.random.bernoulli(key, shape=(images.shape[0], *[1] * (images.ndim - 1)))
+    return jnp.where(flip, images[:, :, ::-1], images)
+
+
+def random_erasing(
+    images: jax.Array,
+    key: jax.Array,
+    probability: float = 0.25,
+    *,
+    area: tuple[float, float] = (0.02, 1 / 3),
+    ratio: tuple[float, float] = (0.3, 3.3),
+) -> jax.Array:
+    """Fills a rectangle of some images with Gaussian noise, which after normalisation looks like any pixels.
+
+    The label of what is erased stays what it was, also that of its pixels.
+
+    Args:
+      images: floating [B, H, W, C], normalised.
+      key: to draw from.
+      probability: of an image to be erased.
+      area: smallest and largest share of the image.
+      ratio: smallest and largest height over width.
+
+    Returns:
+      Images of the same shape and dtype.
+    """
+    box_key, noise_key, choice_key = jax.random.split(key, 3)
+    batch, height, width, _ = images.shape
+    inside = random_boxes(box_key, batch, (height, width), area, ratio).contain(height, width)
+    erased = inside & jax.random.bernoulli(choice_key, probability, (batch, 1, 1))
+    noise = jax.random.normal(noise_key, images.shape, jnp.float32).astype(images.dtype)
+    return jnp.where(erased[..., None], noise, images)

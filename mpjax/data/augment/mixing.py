@@ -1,0 +1,135 @@
+"""Two images in one, and their labels in the same shares: mixup and CutMix.
+
+Each image is mixed with the one as far from the batch's end as it is from its start: batches are shuffled already.
+
+Shapes: B batch, H height, W width, C channels, K classes.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from mpjax.data.augment.crops import Boxes
+from mpjax.errors import UsageError
+
+
+def mixup(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
+    """Averages pairs of images (Zhang et al., 2017, arXiv:1710.09412).
+
+    Args:
+      images: floating [B, H, W, C], normalised.
+      targets: floating [B, K], a distribution over classes each.
+      key: to draw each image's share from.
+      alpha: the share is Beta(alpha, alpha) distributed; above 0, such as 0.2.
+
+    Returns:
+      Images and targets of the same shapes and dtypes.
+
+    Raises:
+      UsageError: `alpha` is not above 0, or targets are not floating [B, K].
+    """
+    share = _shares(images, targets, key, alpha)
+    return _average(images, share[:, None, None, None]), _average(targets, share[:, None])
+
+
+def cutmix(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
+    """Puts a rectangle of one image into the other (Yun et al., 2019, arXiv:1905.04899).
+
+    Args:
+      images: [B, H, W, C], of any dtype.
+      targets: floating [B, K], a distribution over classes each.
+      key: to draw from.
+      alpha: the share that stays is Beta(alpha, alpha) distributed, before the image's border cuts the rectangle;
+        above 0, such as 1.
+
+    Returns:
+      Images and targets of the same shapes and dtypes; targets are mixed in the exact shares of pixels.
+
+    Raises:
+      UsageError: as for `mixup`.
+    """
+    share_key, place_key = jax.random.split(key)
+    shares = _shares(images, targets, share_key, alpha)
+    inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
+    return _paste(images, inside[..., None]), _average(targets, _kept(inside)[:, None])
+
+
+def cutmix_masks(images: jax.Array, masks: jax.Array, key: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
+    """CutMix where every pixel has a label: `masks`, [B, H, W] of any dtype, get the same rectangles."""
+    share_key, place_key = jax.random.split(key)
+    shares = _beta(share_key, images.shape[0], alpha)
+    inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
+    return _paste(images, inside[..., None]), _paste(masks, inside)
+
+
+def mixup_or_cutmix(
+    images: jax.Array,
+    targets: jax.Array,
+    key: jax.Array,
+    mixup_alpha: float,
+    cutmix_alpha: float,
+    *,
+    cutmix_share: float = 0.5,
+) -> tuple[jax.Array, jax.Array]:
+    """Mixup of some images and CutMix of the others, as recipes for ImageNet have it (timm's `Mixup`, per element).
+
+    Args:
+      images: floating [B, H, W, C], normalised.
+      targets: floating [B, K], a distribution over classes each.
+      key: to draw from.
+      mixup_alpha: see `mixup`; 0.8 is usual.
+      cutmix_alpha: see `cutmix`; 1 is usual.
+      cutmix_share: probability of CutMix for an image.
+
+    Raises:
+      UsageError: as for `mixup`.
+    """
+    mixup_key, cutmix_key, choice_key = jax.random.split(key, 3)
+    mixed = mixup(images, targets, mixup_key, mixup_alpha)
+    cut = cutmix(images, targets, cutmix_key, cutmix_alpha)
+    choice = jax.random.bernoulli(choice_key, cutmix_share, (images.shape[0],))
+    return jnp.where(choice[:, None, None, None], cut[0], mixed[0]), jnp.where(choice[:, None], cut[1], mixed[1])
+
+
+def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -> jax.Array:
+    batch = images.shape[0]
+    if targets.ndim != 2 or targets.shape[0] != batch or not jnp.issubdtype(targets.dtype, jnp.floating):
+        raise UsageError(
+            f"targets: got {targets.dtype} {targets.shape} for {batch} images; wanted floating [{batch}, num_classes]; "
+            "write jax.nn.one_hot(labels, num_classes)"
+        )
+    return _beta(key, batch, alpha)
+
+
+def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
+    """float32 [B]: the share of each image that stays."""
+    if alpha <= 0:
+        raise UsageError(
+            f"alpha: got {alpha}; wanted a number above 0, such as 0.2; without mixing, leave the call out"
+        )
+    return jax.random.beta(key, alpha, alpha, (batch,), jnp.float32)
+
+
+def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
+    """Rectangles of the image's shape around a random pixel, 1 - share of its area, cut at the border."""
+    side = jnp.sqrt(1 - shares)
+    heights = jnp.floor(height * side).astype(jnp.int32)
+    widths = jnp.floor(width * side).astype(jnp.int32)
+    row_key, column_key = jax.random.split(key)
+    rows = jax.random.randint(row_key, shares.shape, 0, height, jnp.int32)
+    columns = jax.random.randint(column_key, shares.shape, 0, width, jnp.int32)
+    return Boxes(rows - heights // 2, columns - widths // 2, heights, widths)
+
+
+def _kept(inside: jax.Array) -> jax.Array:
+    """float32 [B]: the share of pixels outside the rectangle."""
+    pixels = inside.shape[1] * inside.shape[2]
+    return jnp.sum(~inside, axis=(1, 2), dtype=jnp.int32).astype(jnp.float32) / pixels
+
+
+def _paste(values: jax.Array, inside: jax.Array) -> jax.Array:
+    return jnp.where(inside, values[::-1], values)
+
+
+def _average(values: jax.Array, share: jax.Array) -> jax.Array:
+    share = share.astype(values.dtype)
+    return share * values + (1 - share) * values[::-1]

@@ -1,0 +1,127 @@
+"""What happens to a batch of images on the device, inside the jitted step: augmentation, then normalisation."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.augment.crops import random_erasing, random_flip, random_resized_crop, random_shift
+from mpjax.data.augment.mixing import cutmix, cutmix_masks, mixup, mixup_or_cutmix
+from mpjax.data.augment.random_policy import randaugment
+from mpjax.data.fields import IGNORED, Fields
+from mpjax.errors import UsageError
+
+
+def prepare(
+    batch: Mapping[str, jax.Array], key: jax.Array | None, *, config: Data, fields: Fields
+) -> dict[str, jax.Array]:
+    """A batch as the objective takes it.
+
+    Args:
+      batch: `image` [B, H, W, C]; uint8 is scaled from 0..255 to [0, 1], floating images are taken as they are. A
+        `mask` [B, H, W] moves with its image.
+      key: of the augmentation, in training; None: no augmentation.
+      config: which augmentations, and `mean` and `std` of one value or one per channel.
+      fields: what the batch holds.
+
+    Returns:
+      The batch, its images float32; where they were mixed, with a `target`, float32 [B, num_classes].
+
+    Raises:
+      UsageError: images of another dtype or rank, a `mean` or `std` of another length, or a `std` that is not positive.
+    """
+    images = batch["image"]
+    if images.ndim != 4 or not (images.dtype == jnp.uint8 or jnp.issubdtype(images.dtype, jnp.floating)):
+        raise UsageError(f"image: got {images.dtype} {images.shape}; wanted uint8 or floating [B, H, W, C]")
+    mean, std = normalisation(config, images.shape[-1])
+    keys = None if key is None else _Keys(*jax.random.split(key), *(jax.random.fold_in(key, n) for n in range(2, 6)))
+    batch = dict(batch) if keys is None else moved(dict(batch), config, keys)
+    pixels = batch["image"].astype(jnp.float32)
+    if images.dtype == jnp.uint8:
+        pixels = pixels / 255
+    batch["image"] = (pixels - mean) / std
+    return batch if keys is None else mixed(batch, config, fields, keys)
+
+
+class _Keys(NamedTuple):
+    """A random key for each augmentation, so that one does not change what another draws."""
+
+    shift: jax.Array
+    flip: jax.Array
+    crop: jax.Array
+    randaugment: jax.Array
+    erasing: jax.Array
+    mixing: jax.Array
+
+
+def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, jax.Array]:
+    """What acts on the stored values, on images and masks alike: uint8 moves a quarter of the bytes."""
+    images, mask = batch["image"], batch.get("mask")
+    if config.random_resized_crop:
+        images, mask = random_resized_crop(images, keys.crop, mask, area=(config.random_resized_crop, 1.0))
+    if config.crop_padding:
+        images = random_shift(images, config.crop_padding, keys.shift)
+        # Black moves in, which no label is about.
+        mask = None if mask is None else random_shift(mask, config.crop_padding, keys.shift, fill=IGNORED)
+    if config.flip:
+        images = random_flip(images, keys.flip)
+        mask = None if mask is None else random_flip(mask, keys.flip)
+    if config.randaugment_ops:
+        images, mask = randaugment(
+            images,
+            keys.randaugment,
+            mask,
+            operations=config.randaugment_ops,
+            magnitude=config.randaugment_magnitude,
+            mask_fill=IGNORED,
+        )
+    return {**batch, "image": images} | ({} if mask is None else {"mask": mask})
+
+
+def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys) -> dict[str, jax.Array]:
+    """What acts on normalised images: parts erased, then pairs mixed, whose labels become a `target` [B, num_classes].
+
+    Raises:
+      UsageError: Mixup of masks, whose classes have no mean.
+    """
+    if config.random_erasing:
+        batch["image"] = random_erasing(batch["image"], keys.erasing, config.random_erasing)
+    if not (config.mixup or config.cutmix):
+        return batch
+    if "mask" in batch:
+        if config.mixup:
+            raise UsageError(f"--data.mixup {config.mixup}: masks cannot be averaged; write --data.cutmix 1")
+        images, mask = cutmix_masks(batch["image"], batch["mask"], keys.mixing, config.cutmix)
+        return {**batch, "image": images, "mask": mask}
+    classes: Any = fields["label"]
+    target = jax.nn.one_hot(batch["label"], classes.num_classes, dtype=jnp.float32)
+    if config.mixup and config.cutmix:
+        images, target = mixup_or_cutmix(batch["image"], target, keys.mixing, config.mixup, config.cutmix)
+    else:
+        mix = mixup if config.mixup else cutmix
+        images, target = mix(batch["image"], target, keys.mixing, config.mixup or config.cutmix)
+    return {**batch, "image": images, "target": target}
+
+
+def normalisation(config: Data, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    """`mean` and `std` as float32 [1, 1, 1, 1 or C].
+
+    Raises:
+      UsageError: they are neither one value nor one per channel.
+    """
+    return _per_channel("mean", config.mean, channels), _per_channel("std", config.std, channels)
+
+
+def _per_channel(field: str, values: tuple[float, ...], channels: int) -> np.ndarray:
+    """`values` as float32 [1, 1, 1, 1 or C]."""
+    if len(values) not in (1, channels):
+        raise UsageError(
+            f"data.{field}: got {len(values)} values {values} for images of {channels} channels; "
+            f"wanted one for all or one per channel, as in --data.{field} {' '.join(['0.5'] * channels)}"
+        )
+    if field == "std" and min(values) <= 0:
+        raise UsageError(f"data.std: got {values}; wanted values above 0, as in --data.std 1")
+    return np.asarray(values, np.float32).reshape(1, 1, 1, -1)

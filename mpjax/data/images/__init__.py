@@ -1,0 +1,1 @@
+"""Images and masks on the host."""

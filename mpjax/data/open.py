@@ -1,0 +1,183 @@
+"""From the name of a data set to the examples of a task."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpjax.config.choices import TASKS, TaskName
+from mpjax.config.schema import Data
+from mpjax.data.examples import Example, Examples, Source
+from mpjax.data.fields import Field, Image, Label, Mask
+from mpjax.data.images.masks import ClassMasks, DecodedMasks, mask_values
+from mpjax.data.sources import synthetic
+from mpjax.data.table import Column, Other, Table, Text, choose_columns
+from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
+from mpjax.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class RenamedExamples:
+    """Examples whose columns go by the names of the fields they serve as."""
+
+    examples: Examples
+    columns: dict[str, str]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._rename(self.examples[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self._rename(example) for example in self.examples.__getitems__(indices)]
+
+    def _rename(self, example: Example) -> Example:
+        return {field: example[column] for field, column in self.columns.items()}
+
+
+def as_task(table: Table, task: TaskName, config: Data) -> Source:
+    """The data set as the task wants it.
+
+    Raises:
+      UsageError: there is no column for a field, or a setting is missing without which it cannot be read.
+    """
+    function = load_preprocess(config.preprocess) if config.preprocess else None
+    columns = choose_columns(table, TASKS[task].fields, config)
+    # A custom function is given what is stored, and may number the classes itself.
+    if "label" in columns and not function:
+        _require_scalars(table, columns["label"])
+    if "label" in columns and table.labelled and not function:
+        table = table.labelled(columns["label"])
+    chosen = {field: table.columns[column] for field, column in columns.items()}
+    train, test = (RenamedExamples(split, columns) for split in table.open(tuple(dict.fromkeys(columns.values()))))
+    if "mask" in chosen:
+        train, test = DecodedMasks(train), DecodedMasks(test)
+    origins = {field: f"column '{column}'" if column != field else "" for field, column in columns.items()}
+    if function:
+        train, test = (PreprocessedExamples(split, function, config.preprocess, chosen) for split in (train, test))
+        chosen = _after(train, chosen)
+        origins = {field: f"column '{column}' after {config.preprocess}" for field, column in columns.items()}
+    if "text" in chosen:
+        from mpjax.data.text.blocks import tokenized
+
+        label = functools.partial(_field, "label", chosen, table.name, config, origins)
+        return tokenized(table.name, task, train, test, config, label=label, origin=origins["text"])
+    fields = {name: _field(name, chosen, table.name, config, origins) for name in chosen}
+    if isinstance(mask := fields.get("mask"), Mask):
+        values = mask_values(train, mask.num_classes, config, table.name)
+        train, test = ClassMasks(train, values), ClassMasks(test, values)
+    return Source(table.name, fields, train, test)
+
+
+def _require_scalars(table: Table, name: str) -> None:
+    """Raises UsageError where the column for labels holds several numbers per example."""
+    column = table.columns[name]
+    if isinstance(column, (Mask, Image)) or (isinstance(column, Other) and column.rank):
+        raise UsageError(
+            f"data set '{table.name}': label (column '{name}'): {column}; wanted one class number per example; for "
+            "one-hot labels write --data.num_classes N --data.preprocess FILE.py:FUNCTION with\n"
+            "  def FUNCTION(example): return {**example, 'label': np.argmax(example['label'])}"
+        )
+
+
+def _after(train: PreprocessedExamples, chosen: Mapping[str, Column]) -> dict[str, Column]:
+    """What the columns hold after a custom function."""
+    shape = shape_after(train, "image") if "image" in chosen else None
+    return {**chosen, "image": Image(shape)} if shape else dict(chosen)
+
+
+def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data, origins: Mapping[str, str]) -> Field:
+    """What the task knows of a field: from its column, and from `config.num_classes`, which goes first.
+
+    Raises:
+      UsageError: the column holds no images, or the number of classes is not known.
+    """
+    column, origin = chosen[name], origins[name]
+    if name == "image":
+        if not isinstance(column, Image):
+            raise UsageError(
+                f"data set '{set_name}': image{f' ({origin})' if origin else ''}: {column}; wanted images [height, "
+                "width, channels]; write --data.preprocess FILE.py:FUNCTION with a function that makes them of it"
+            )
+        return Image(column.shape, origin=origin)
+    known: Any = getattr(column, "num_classes", 0)
+    num_classes = config.num_classes or known
+    if not num_classes:
+        besides = _own_numbers(name, column, config)
+        raise UsageError(
+            f"data set '{set_name}' does not say how many classes its {name} has "
+            f"({f'{origin}: ' if origin else ''}{column}); write --data.num_classes N{besides}"
+        )
+    if name == "mask":
+        height, width, _ = image.shape if isinstance(image := chosen["image"], Image) else (None, None, 1)
+        return Mask((height, width), num_classes, bool(config.ignore_index), origin=origin)
+    return Label(num_classes, origin=origin)
+
+
+def _own_numbers(name: str, column: Column, config: Data) -> str:
+    """What besides is to be done where a custom function comes between a text and its class."""
+    if not (config.preprocess and isinstance(column, Text)):
+        return ""
+    return (
+        f", and let {config.preprocess} return the class number itself, an integer from 0 as '{name}': it is given the "
+        "text, and with a function of yours mpjax numbers no classes"
+    )
+
+
+def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classification") -> Source:
+    """Opens the data set that `config.name` names, as the task wants it.
+
+    Args:
+      config: `name` is `digits`, `digits_canvas` or `docstrings` (written on first use), `synthetic:HxWxC:CLASSES`
+        (generated), `folder:PATH` (images), `hf:PATH` or `hf:NAME` (Hugging Face datasets), or a tensorflow-datasets
+        set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
+      data_dir: folder of prepared data sets.
+      task: which fields an example is to have.
+
+    Raises:
+      UsageError: there is no such set, split, image or label, or it needs TensorFlow to read; the message says what
+        is there and how to prepare what is not.
+    """
+    if config.name.partition(":")[0] == synthetic.NAME:
+        if task != "classification":
+            raise UsageError(
+                f"data set '{config.name}' has images and labels only: it serves classification, not {task}"
+            )
+        # Two different batches are enough to try a configuration.
+        return synthetic.parse_synthetic(config.name, size=2 * config.batch_size)
+    return as_task(_table(config, data_dir, task), task, config)
+
+
+def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
+    # Each library is imported only for its own sets: each takes seconds.
+    kind, _, where = config.name.partition(":")
+    if kind == "folder":
+        from mpjax.data.sources.folder import open_folder
+
+        return open_folder(where, task, config)
+    if kind == "hf":
+        from mpjax.data.sources.huggingface import open_huggingface
+
+        return open_huggingface(where, config)
+    from mpjax.data.sources.tfds import open_prepared
+
+    return open_prepared(dataclasses.replace(config, name=_written(config.name, data_dir)), data_dir)
+
+
+def _written(name: str, data_dir: pathlib.Path) -> str:
+    """Writes a set that needs no download; returns the name under which it is found."""
+    if name == "digits":
+        from mpjax.data.sources.digits import prepare_digits
+
+        prepare_digits(data_dir)
+    elif name == "digits_canvas":
+        from mpjax.data.sources.digits import prepare_digits_canvas
+
+        prepare_digits_canvas(data_dir)
+    elif name == "docstrings":
+        from mpjax.data.sources.docstrings import prepare_docstrings
+
+        return prepare_docstrings(data_dir)
+    return name

@@ -1,0 +1,1 @@
+"""Where examples come from: one file for each kind of data set."""

@@ -1,0 +1,157 @@
+"""The default data sets: 1,797 handwritten digits from scikit-learn, to classify, or to find on a canvas."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from mpjax.data.sources.generated import write_once
+
+
+TEST_EVERY = 5
+HOMEPAGE = "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"
+
+_DESCRIPTION = """Handwritten digits of 43 people, as 8x8 grayscale images with 17 levels, here stretched to 0..255.
+These are the 1,797 images of the original's test set that scikit-learn ships; every fifth is the test split here.
+From the UCI Machine Learning Repository, licensed under CC BY 4.0."""
+
+CITATION = """@misc{alpaydin1998optical,
+  author = {Alpaydin, E. and Kaynak, C.},
+  title = {Optical Recognition of Handwritten Digits},
+  year = {1998},
+  publisher = {UCI Machine Learning Repository},
+  doi = {10.24432/C50P49}
+}"""
+
+
+class Digits(tfds.core.GeneratorBasedBuilder):
+    """UCI handwritten digits: image uint8 [8, 8, 1], label in [0, 10); 1,437 train and 360 test examples."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=_DESCRIPTION,
+            features=tfds.features.FeaturesDict(
+                {
+                    # Not features.Image: encoding one needs TensorFlow.
+                    "image": tfds.features.Tensor(shape=(8, 8, 1), dtype=np.uint8),
+                    "label": tfds.features.ClassLabel(num_classes=10),
+                }
+            ),
+            supervised_keys=("image", "label"),
+            homepage=HOMEPAGE,
+            citation=CITATION,
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        del dl_manager  # scikit-learn has the data
+        return {"train": self._generate_examples(test=False), "test": self._generate_examples(test=True)}
+
+    def _generate_examples(self, test: bool):
+        for index, pixels, label in digits_of(test):
+            yield index, {"image": pixels[:, :, None], "label": label}
+
+
+def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
+    """The digits of the test split or of the other: place in the original, uint8 [8, 8] pixels, label."""
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        if (index % TEST_EVERY == 0) == test:
+            yield index, np.round(image * (255 / 16)).astype(np.uint8), int(label)
+
+
+def prepare_digits(data_dir: pathlib.Path) -> None:
+    """Writes the digits below `data_dir` as array_record files, unless they are there; see `write_once`."""
+    write_once(Digits(data_dir=data_dir, file_format="array_record"))
+
+
+SIZE = 32
+CLASSES = 11  # the background and ten digits
+TRAIN, TEST = 2000, 400
+DIGITS = (2, 5)  # how many on a canvas, from and below
+TRIES = 1000  # then a digit is left out: where two or three lie badly there is no room for another
+SIDES = (9, 15)  # of a digit, in pixels, from and below
+INK = 96  # a pixel at least this bright is the digit's
+
+_CANVAS_DESCRIPTION = """Two to four handwritten digits on a black canvas of 32x32 pixels, at random places and in sizes
+from 9x9 to 14x14, none on top of another. The mask says of each pixel which digit it is ink of: 0 is background and
+1 to 10 are the digits 0 to 9. Made of the 1,797 digits that scikit-learn ships, without their test split for training
+and of their test split for testing; the same on every machine.
+From the UCI Machine Learning Repository, licensed under CC BY 4.0."""
+
+
+class DigitsCanvas(tfds.core.GeneratorBasedBuilder):
+    """Composed UCI digits: image uint8 [32, 32, 1], mask uint8 [32, 32] of 11 classes; 2,000 train and 400 test."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=_CANVAS_DESCRIPTION,
+            features=tfds.features.FeaturesDict(
+                {
+                    # Not features.Image: encoding one needs TensorFlow.
+                    "image": tfds.features.Tensor(shape=(SIZE, SIZE, 1), dtype=np.uint8),
+                    "mask": tfds.features.Tensor(shape=(SIZE, SIZE), dtype=np.uint8),
+                }
+            ),
+            supervised_keys=("image", "mask"),
+            homepage=HOMEPAGE,
+            citation=CITATION,
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        del dl_manager  # scikit-learn has the data
+        return {"train": self._generate_examples(test=False), "test": self._generate_examples(test=True)}
+
+    def _generate_examples(self, test: bool):
+        digits = [(pixels, label) for _, pixels, label in digits_of(test)]
+        random = np.random.default_rng(int(test))
+        for index in range(TEST if test else TRAIN):
+            image, mask = compose(digits, random)
+            yield index, {"image": image[:, :, None], "mask": mask}
+
+
+def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """One canvas.
+
+    Args:
+      digits: uint8 pixels [8, 8] and labels, to draw from.
+      random: moves on.
+
+    Returns:
+      The image and the mask, both uint8 [32, 32].
+    """
+    image, mask = np.zeros((SIZE, SIZE), np.uint8), np.zeros((SIZE, SIZE), np.uint8)
+    taken = np.zeros((SIZE, SIZE), bool)
+    wanted = int(random.integers(*DIGITS))
+    for _ in range(TRIES):
+        if wanted == 0:
+            break
+        pixels, label = digits[int(random.integers(len(digits)))]
+        side = int(random.integers(*SIDES))
+        top, left = (int(place) for place in random.integers(0, SIZE - side + 1, 2))
+        place = np.s_[top : top + side, left : left + side]
+        if taken[place].any():
+            continue
+        digit = np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR))
+        taken[place] = True
+        image[place] = digit
+        mask[place] = np.where(digit >= INK, label + 1, 0)
+        wanted -= 1
+    return image, mask
+
+
+def prepare_digits_canvas(data_dir: pathlib.Path) -> None:
+    """Writes the set below `data_dir` as array_record files, unless it is there; see `write_once`."""
+    write_once(DigitsCanvas(data_dir=data_dir, file_format="array_record"))

@@ -1,0 +1,141 @@
+"""Text that every Python brings along: the documentation strings of its standard library, and whose each is."""
+
+import ast
+import collections
+import pathlib
+import platform
+import sysconfig
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import tensorflow_datasets as tfds
+
+from mpjax.data.sources.generated import write_once
+from mpjax.errors import UsageError
+
+
+TEST_EVERY = 10
+CLASSES = 10
+_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+_DESCRIPTION = """The documentation strings of Python's standard library, read from its source files: of the ten
+packages or modules that have the most, each text once, without tests. The label says which package or module it is
+from. About every tenth, by a checksum of its name, is the test split. Another Python has other texts: its version is
+part of the name. Licensed under the Python Software Foundation License Version 2."""
+
+_CITATION = """@misc{python,
+  author = {{Python Software Foundation}},
+  title = {The Python Standard Library},
+  url = {https://docs.python.org/3/library/}
+}"""
+
+
+class Docstring(NamedTuple):
+    """One documentation string.
+
+    Attributes:
+      name: of what it documents, `json.decoder:JSONDecoder.decode`.
+      text: the string, its indentation removed.
+    """
+
+    name: str
+    text: str
+
+    @property
+    def package(self) -> str:
+        """The first part of the name."""
+        return self.name.partition(":")[0].partition(".")[0]
+
+    @property
+    def is_test(self) -> bool:
+        """Whether it is in the test split; the same on every machine."""
+        return zlib.crc32(self.name.encode()) % TEST_EVERY == 0
+
+
+class Docstrings(tfds.core.GeneratorBasedBuilder):
+    """Python's documentation strings: text, and label in [0, 10)."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [  # noqa: RUF012
+        tfds.core.BuilderConfig(name=f"python{platform.python_version()}", description="The Python that reads it.")
+    ]
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        self._texts, names = of_largest(read_docstrings(_library()))
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=_DESCRIPTION,
+            features=tfds.features.FeaturesDict(
+                {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(names=names)}
+            ),
+            supervised_keys=("text", "label"),
+            homepage="https://docs.python.org/3/library/",
+            citation=_CITATION,
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        del dl_manager  # Python has the data
+        return {"train": self._generate_examples(test=False), "test": self._generate_examples(test=True)}
+
+    def _generate_examples(self, test: bool):
+        for index, docstring in enumerate(self._texts):
+            if docstring.is_test == test:
+                yield index, {"text": docstring.text, "label": docstring.package}
+
+
+def read_docstrings(library: pathlib.Path) -> Iterator[Docstring]:
+    """The documentation strings of every module, class and function below a folder, by name; nothing is imported."""
+    for path in sorted(library.rglob("*.py"), key=lambda path: path.relative_to(library).as_posix()):
+        parts = path.relative_to(library).with_suffix("").parts
+        if _SKIPPED.isdisjoint(parts):
+            module = ".".join(parts).removesuffix(".__init__")
+            try:
+                with warnings.catch_warnings(action="ignore"):  # old files have invalid escapes
+                    tree = ast.parse(path.read_bytes())
+            except (SyntaxError, ValueError):
+                continue  # some files are there to be broken
+            yield from _documented(tree, module, ())
+
+
+def _documented(node: ast.AST, module: str, inside: tuple[str, ...]) -> Iterator[Docstring]:
+    if isinstance(node, _DOCUMENTED):
+        inside = (*inside, getattr(node, "name", ""))
+        if text := (ast.get_docstring(node) or "").strip():
+            yield Docstring(f"{module}:{'.'.join(inside[1:])}", text)
+    for child in ast.iter_child_nodes(node):
+        yield from _documented(child, module, inside)
+
+
+def of_largest(docstrings: Iterable[Docstring]) -> tuple[list[Docstring], list[str]]:
+    """Each text once, of the packages that have the most; and the sorted names of these packages.
+
+    Raises:
+      UsageError: there are too few of them to classify.
+    """
+    once: dict[str, Docstring] = {}
+    for docstring in docstrings:
+        once.setdefault(docstring.text, docstring)
+    counts = collections.Counter(docstring.package for docstring in once.values())
+    largest = sorted(sorted(counts), key=lambda package: -counts[package])[:CLASSES]
+    if len(largest) < CLASSES:
+        raise UsageError(
+            f"docstrings: {len(largest)} documented packages in {_library()}; wanted at least {CLASSES}; "
+            "this Python has no source files of its library: install them, or another Python"
+        )
+    return [docstring for docstring in once.values() if docstring.package in largest], sorted(largest)
+
+
+def _library() -> pathlib.Path:
+    return pathlib.Path(sysconfig.get_path("stdlib"))
+
+
+def prepare_docstrings(data_dir: pathlib.Path) -> str:
+    """Writes the set of this Python below `data_dir`, unless it is there, and returns its name; see `write_once`."""
+    version = f"docstrings/{Docstrings.BUILDER_CONFIGS[0].name}"
+    if not (data_dir / version / str(Docstrings.VERSION) / "dataset_info.json").exists():  # reading takes seconds
+        write_once(Docstrings(data_dir=data_dir, file_format="array_record"))
+    return version

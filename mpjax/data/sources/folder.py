@@ -1,0 +1,215 @@
+"""Folders of images as a data set: a folder for each class, or images beside masks."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mpjax.config.choices import TASKS, TaskName
+from mpjax.config.paths import expanded
+from mpjax.config.schema import Data
+from mpjax.data.examples import Example
+from mpjax.data.fields import Image, Label
+from mpjax.data.images.decoding import FileBytes, evenly, stored_shape
+from mpjax.data.table import Column, Table, base_names, parts_of
+from mpjax.errors import UsageError
+
+
+NAME = "folder"
+_ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+_LITTER = {"thumbs.db", "desktop.ini"}
+_WHOLE = "train"  # what the only split is called where there are no folders of splits
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderExamples:
+    """Examples of which some columns are files, each read when it is asked for, and some are numbers."""
+
+    files: Mapping[str, Sequence[str]]
+    numbers: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter({**self.files, **self.numbers}.values())))
+
+    def __getitem__(self, index: int) -> Example:
+        read = {name: FileBytes.read(paths[index]) for name, paths in self.files.items()}
+        return read | {name: values[index] for name, values in self.numbers.items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self[index] for index in indices]
+
+    def only(self, columns: Sequence[str]) -> "FolderExamples":
+        """The same examples with these columns."""
+        return FolderExamples(
+            {name: self.files[name] for name in columns if name in self.files},
+            {name: self.numbers[name] for name in columns if name in self.numbers},
+        )
+
+    def between(self, start: int, stop: int) -> "FolderExamples":
+        """Some of the examples."""
+        part = slice(start, stop)
+        return FolderExamples(
+            {name: paths[part] for name, paths in self.files.items()},
+            {name: values[part] for name, values in self.numbers.items()},
+        )
+
+
+def open_folder(path: str, task: TaskName, config: Data) -> Table:
+    """Opens `PATH/SPLIT/CLASS/*.png`, for segmentation `PATH/SPLIT/images/*.jpg` with `PATH/SPLIT/masks/*.png`.
+
+    Masks have the names of their images. Without folders of splits, PATH is one split, `train`, of which parts are
+    taken: `train[:90%]`, `train[90%:]`. The order in a split follows a hash of the file names, so that every part has
+    something of every class.
+
+    Raises:
+      UsageError: there is no such folder or split, a class is empty, a file is no image, or a mask or its image is
+        missing.
+    """
+    set_name = f"{NAME}:{path}"
+    root = expanded(path)
+    if not root.is_dir():
+        raise UsageError(f"data set '{set_name}': no folder {root}; wanted one with a folder for each class in it")
+    if "image" not in TASKS[task].fields:
+        raise UsageError(
+            f"data set '{set_name}' is for images; {task} wants text: write --data.name hf:PATH or another"
+        )
+    wanted = dict.fromkeys(base_names(config.train_split) + base_names(config.test_split))
+    folders = _split_folders(root, list(wanted), set_name)
+    if task == "segmentation":
+        splits = {name: _pairs(folder) for name, folder in folders.items()}
+        kinds: dict[str, Column] = {}
+    else:
+        splits, classes = _classes(folders, set_name)
+        kinds = {"label": Label(classes)}
+    sizes = {name: len(examples) for name, examples in splits.items()}
+    train, test = (
+        _joined([splits[p.split].between(p.start, p.stop) for p in parts_of(expression, sizes, set_name)])
+        for expression in (config.train_split, config.test_split)
+    )
+    paths = [train.files["image"], test.files["image"]]
+    count, at = evenly(paths)
+    height, width, channels = stored_shape(count, lambda index: paths[at(index)[0]][at(index)[1]], "image")
+    columns: dict[str, Column] = {"image": Image((height, width, channels)), **kinds}
+    if task == "segmentation":
+        columns["mask"] = Image((height, width, 1))
+    return Table(set_name, columns, lambda names: (train.only(names), test.only(names)))
+
+
+def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict[str, pathlib.Path]:
+    """The folder of each split; where there are none, the whole as `train`."""
+    there = _folders(root)
+    # A class may be called train too, but holds files, not folders.
+    if not any(name in there and _folders(root / name) for name in wanted):
+        return {_WHOLE: root}
+    if missing := [name for name in wanted if name not in there and name != "all"]:
+        raise UsageError(
+            f"data set '{set_name}' has no split '{missing[0]}': there is no folder {root / missing[0]}; there are "
+            f"{', '.join(there)}; write --data.train_split or --data.test_split with one of these, or parts of one: "
+            f"'{there[0]}[:90%]' and '{there[0]}[90%:]'"
+        )
+    return {name: root / name for name in (there if "all" in wanted else wanted)}
+
+
+def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[str, FolderExamples], int]:
+    """Examples of every split, and how many classes there are: the sorted names of the folders in any of the splits."""
+    files = {split: _files_by_class(folder, set_name) for split, folder in folders.items()}
+    names = sorted({name for classes in files.values() for name in classes})
+    first, *others = files
+    for split in others:
+        if unknown := sorted(files[split].keys() - files[first].keys()):
+            raise UsageError(
+                f"data set '{set_name}': split '{split}' has the class '{unknown[0]}', but '{first}' has not: it has "
+                f"{', '.join(sorted(files[first])[:20])}; wanted one folder for each class, of one name in all splits"
+            )
+    numbers = {name: number for number, name in enumerate(names)}
+    examples = {}
+    for split, classes in files.items():
+        pairs = [(path, numbers[name]) for name, paths in classes.items() for path in paths]
+        pairs.sort(key=lambda pair: _spread(os.path.relpath(pair[0], folders[split])))
+        labels = np.asarray([number for _, number in pairs], np.int32)
+        examples[split] = FolderExamples({"image": [path for path, _ in pairs]}, {"label": labels})
+    return examples, len(names)
+
+
+def _folders(folder: pathlib.Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]:
+    classes = _folders(folder)
+    if not classes:
+        raise UsageError(
+            f"data set '{set_name}': {folder} has no folders; wanted one for each class, with its images in it"
+        )
+    if set(classes) == {"images", "masks"}:
+        raise UsageError(
+            f"data set '{set_name}': {folder} has images and their masks, and --task classification wants a folder for "
+            "each class; write --task segmentation"
+        )
+    found = {name: _images(folder / name) for name in classes}
+    for name, paths in found.items():
+        if not paths:
+            inside = _folders(folder / name)
+            seen = f"only folders ({', '.join(inside[:5])})" if inside else "nothing"
+            raise UsageError(
+                f"data set '{set_name}': class '{name}' has no images: {folder / name} holds {seen}; remove it, put "
+                f"images into it, or, if it is a split, write --data.train_split {name}"
+            )
+    return found
+
+
+def _pairs(folder: pathlib.Path) -> FolderExamples:
+    """Images and the masks of the same names, whatever their endings."""
+    images, masks = (_by_stem(folder / kind) for kind in ("images", "masks"))
+    for some, others, kind, other in ((images, masks, "image", "mask"), (masks, images, "mask", "image")):
+        if alone := sorted(some.keys() - others.keys()):
+            raise UsageError(
+                f"{some[alone[0]]}: {kind} without {other}: wanted {folder / (other + 's') / alone[0]}.png or another "
+                f"ending ({len(alone)} such in {folder})"
+            )
+    stems = sorted(images, key=_spread)
+    return FolderExamples({"image": [images[stem] for stem in stems], "mask": [masks[stem] for stem in stems]}, {})
+
+
+def _by_stem(folder: pathlib.Path) -> dict[str, str]:
+    if not folder.is_dir():
+        raise UsageError(f"no folder {folder}; for segmentation, wanted PATH/SPLIT/images and PATH/SPLIT/masks")
+    found: dict[str, str] = {}
+    for path in _images(folder):
+        stem = pathlib.PurePath(path).stem
+        if stem in found:
+            raise UsageError(f"{found[stem]} and {path}: wanted one file of that name, whatever its ending")
+        found[stem] = path
+    return found
+
+
+def _images(folder: pathlib.Path) -> list[str]:
+    """The paths of the images in a folder."""
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    paths = []
+    for entry in found:
+        if entry.name.startswith(".") or entry.name.lower() in _LITTER or entry.is_dir():
+            continue
+        if not entry.name.lower().endswith(_ENDINGS):
+            raise UsageError(
+                f"{entry.path}: no image by its ending; wanted only images there ({', '.join(_ENDINGS)}); move it away"
+            )
+        paths.append(entry.path)
+    return paths
+
+
+def _spread(name: str) -> bytes:
+    """What files are ordered by: as good as random, and the same everywhere."""
+    return hashlib.blake2b(name.replace(os.sep, "/").encode(errors="surrogateescape"), digest_size=8).digest()
+
+
+def _joined(parts: Sequence[FolderExamples]) -> FolderExamples:
+    files = {name: [path for part in parts for path in part.files[name]] for name in parts[0].files}
+    return FolderExamples(
+        files, {name: np.concatenate([part.numbers[name] for part in parts]) for name in parts[0].numbers}
+    )

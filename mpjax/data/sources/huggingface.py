@@ -1,0 +1,216 @@
+"""Hugging Face data sets as tables: what their columns hold, and how they are read through Arrow."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mpjax.config.schema import Data
+from mpjax.data.examples import Example
+from mpjax.data.fields import Image, Label
+from mpjax.data.images.decoding import FileBytes, evenly, stored_shape
+from mpjax.data.sources import arrow
+from mpjax.data.sources.huggingface_files import NAME, load_splits
+from mpjax.data.table import Column, Other, Table, Text, parts_of, whole_numbers
+from mpjax.errors import UsageError
+
+
+Read = Callable[[Any], Any]
+"""From an Arrow column to one value per row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrowExamples:
+    """One split. `datasets` maps its files into memory, so that threads read without a lock and without copies.
+
+    Args:
+      dataset: a `datasets.Dataset` that gives Arrow tables.
+      read: by column, how its values are taken from Arrow.
+    """
+
+    dataset: Any
+    read: Mapping[str, Read]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        table = self.dataset[[int(index) for index in indices]]
+        columns = [read(table[name]) for name, read in self.read.items()]
+        return [dict(zip(self.read, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def open_huggingface(what: str, config: Data) -> Table:
+    """Opens a data set of Hugging Face's library.
+
+    Args:
+      what: a path, or a name on the hub; see `load_splits`.
+      config: which splits.
+
+    Raises:
+      UsageError: it cannot be loaded, or has no such split.
+    """
+    splits = load_splits(what)
+    import datasets
+
+    set_name = f"{NAME}:{what}"
+    sizes = {name: len(split) for name, split in splits.items()}
+    train, test = (
+        datasets.concatenate_datasets(
+            [splits[p.split].select(range(p.start, p.stop)) for p in parts_of(expression, sizes, set_name)]
+        ).with_format("arrow")
+        for expression in (config.train_split, config.test_split)
+    )
+    columns: dict[str, Column] = {}
+    reads: dict[str, Read] = {}
+    for name, feature in train.features.items():
+        if (other := test.features.get(name)) != feature:
+            raise UsageError(
+                f"data set '{set_name}': column '{name}' is {feature} in split '{config.train_split}', but "
+                f"{other or 'not there'} in split '{config.test_split}'; wanted the same columns in both"
+            )
+        columns[name], reads[name] = _column(name, feature, train, test)
+    return _table(set_name, columns, reads, train, test)
+
+
+def _table(set_name: str, columns: Mapping[str, Column], reads: Mapping[str, Read], train: Any, test: Any) -> Table:
+    def open_columns(names: Sequence[str]) -> tuple[ArrowExamples, ArrowExamples]:
+        chosen = {name: reads[name] for name in names}
+        first, second = (ArrowExamples(split.select_columns(list(names)), chosen) for split in (train, test))
+        return first, second
+
+    def labelled(name: str) -> Table:
+        if isinstance(columns[name], Label):
+            return table
+        label, read = _classes(name, set_name, train, test)
+        return _table(set_name, {**columns, name: label}, {**reads, name: read}, train, test)
+
+    table = Table(set_name, columns, open_columns, labelled=labelled)
+    return table
+
+
+def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Read]:
+    """What a column holds, and how it is read."""
+    import datasets
+
+    called = f"column '{name}'"
+    if isinstance(feature, datasets.ClassLabel):
+        return Label(len(feature.names)), _numbers(called)
+    if isinstance(feature, datasets.Image):
+        return Image(_shape_of_images(name, train, test)), _images(called)
+    if isinstance(feature, datasets.Value):
+        if feature.dtype in ("string", "large_string", "string_view"):
+            return Text(), _texts(called)
+        if feature.dtype.startswith(("int", "uint", "float", "bool")):
+            return Other(feature.dtype, 0), _numbers(called)
+    if nested := _nested(feature):
+        return _of_lists(called, nested, arrow.flat(train[:1][name]))
+    return Other(str(feature)), lambda column: column.to_pylist()
+
+
+def _nested(feature: Any) -> str:
+    """The dtype of the numbers in nested lists; empty for anything else."""
+    import datasets
+
+    if isinstance(feature, (datasets.Array2D, datasets.Array3D)):
+        return feature.dtype
+    depth = 0
+    while isinstance(feature, (datasets.List, datasets.LargeList)):
+        feature, depth = feature.feature, depth + 1
+    numeric = isinstance(feature, datasets.Value) and feature.dtype.startswith(("int", "uint", "float"))
+    return feature.dtype if depth and numeric else ""
+
+
+def _of_lists(called: str, dtype: str, first: Any) -> tuple[Column, Read]:
+    """Lists as deep as an image are taken for one: [H][W][C], or [H][W], which gets one channel."""
+    read = _numbers(called)
+    try:
+        shape = read(first)[0].shape
+    except UsageError:
+        return Other(f"lists of {dtype} of several lengths"), lambda column: column.to_pylist()
+    if len(shape) == 3:
+        return Image(shape), read
+    if len(shape) == 2:
+        return Image((*shape, 1)), lambda column: arrow.numbers(column, called)[..., None]
+    return Other(f"{dtype} [{', '.join(map(str, shape))}]", len(shape)), read
+
+
+def _numbers(called: str) -> Read:
+    return lambda column: arrow.numbers(column, called)
+
+
+def _texts(called: str) -> Read:
+    def read(column: Any) -> list[str]:
+        arrow.require_all(column, called)
+        return column.to_pylist()
+
+    return read
+
+
+def _images(called: str) -> Read:
+    def read(column: Any) -> list[bytes]:
+        arrow.require_all(column, called)
+        return [_content(stored) for stored in column.to_pylist()]
+
+    return read
+
+
+def _content(stored: Mapping[str, Any]) -> bytes:
+    return FileBytes.read(stored["path"]) if stored["bytes"] is None else stored["bytes"]
+
+
+def _shape_of_images(name: str, train: Any, test: Any) -> tuple[int | None, int | None, int]:
+    splits = (train.select_columns([name]), test.select_columns([name]))
+    count, at = evenly(splits)
+
+    def stored(index: int) -> bytes | str:
+        split, row = at(index)
+        image = arrow.flat(splits[split][[row]][name]).to_pylist()[0] or {"bytes": b"", "path": ""}
+        return image["path"] if image["bytes"] is None else image["bytes"]
+
+    return stored_shape(count, stored, f"column '{name}'")
+
+
+def _classes(name: str, set_name: str, train: Any, test: Any) -> tuple[Label, Read]:
+    """A column as class numbers, the same ones in both splits: integers as they are, texts in alphabetical order."""
+    called = f"column '{name}'"
+    values = [arrow.flat(split.select_columns([name])[:][name]) for split in (train, test)]
+    for value in values:
+        arrow.require_all(value, f"{called} of '{set_name}'")
+    kind = values[0].type
+    if pa.types.is_boolean(kind):
+        return Label(2), lambda column: arrow.numbers(column, called).astype(np.int32)
+    if pa.types.is_integer(kind):
+        bounds = [arrow.pc.min_max(value).as_py() for value in values]
+        lowest = min(bound["min"] for bound in bounds)
+        if lowest < 0:
+            raise UsageError(
+                f"label ({called} of '{set_name}'): {lowest} is negative; wanted class numbers from 0; is the split "
+                "labelled? If it is, write --data.preprocess FILE.py:FUNCTION with a function that numbers the classes"
+            )
+        return Label(max(bound["max"] for bound in bounds) + 1), _numbers(called)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        names = pa.array(sorted({text for value in values for text in arrow.pc.unique(value).to_pylist()}), kind)
+        if "" in names.to_pylist():
+            raise UsageError(
+                f"label ({called} of '{set_name}'): some are empty texts; wanted the name of a class in every row; "
+                "drop or fill these rows, or number the classes in a function for --data.preprocess"
+            )
+
+        def numbered(column: Any) -> np.ndarray:
+            return arrow.pc.index_in(arrow.flat(column), value_set=names).to_numpy(zero_copy_only=False)
+
+        return Label(len(names)), numbered
+    raise UsageError(
+        f"label ({called} of '{set_name}'): dtype {_numpy_name(kind)}; wanted class numbers, integers or text; "
+        f"{whole_numbers(name)}"
+    )
+
+
+def _numpy_name(kind: Any) -> str:
+    return {"double": "float64", "float": "float32", "halffloat": "float16"}.get(str(kind), str(kind))

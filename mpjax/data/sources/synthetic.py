@@ -1,0 +1,76 @@
+"""Generated images with a pattern for each class: any configuration can be tried before its data is there."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpjax.data.examples import Example, Source, labelled_images, require_examples
+from mpjax.errors import UsageError
+
+
+NAME = "synthetic"
+_PATTERN_SIDE = 4
+_NOISE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticExamples:
+    """Examples that are drawn when they are read: each a function of the seed, the split and its index."""
+
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    size: int
+    seed: int
+    split: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Example:
+        label = index % self.num_classes
+        height, width, channels = self.image_shape
+        # A few large squares of colour for the class, under noise: low frequencies survive resizing and cropping.
+        coarse = np.random.default_rng((self.seed, label)).integers(
+            256 - _NOISE, size=(_PATTERN_SIDE, _PATTERN_SIDE, channels), dtype=np.uint8
+        )
+        rows, columns = (np.arange(side) * _PATTERN_SIDE // side for side in (height, width))
+        pattern = coarse[rows[:, None], columns[None, :]]
+        rng = np.random.default_rng((self.seed, self.num_classes + self.split, index))
+        return {"image": pattern + rng.integers(_NOISE, size=self.image_shape, dtype=np.uint8), "label": label}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self[index] for index in indices]
+
+
+def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: int, seed: int = 0) -> Source:
+    """A data set of random patterns that a model can learn.
+
+    Args:
+      num_classes: how many patterns.
+      image_shape: (H, W, C) of the uint8 images.
+      size: examples in each split; labels are as even as that allows.
+      seed: another seed, other patterns.
+
+    Raises:
+      UsageError: size is 0.
+    """
+    require_examples(NAME, size)
+    train, test = (SyntheticExamples(num_classes, image_shape, size, seed, split) for split in (0, 1))
+    return Source(NAME, labelled_images(num_classes, image_shape), train, test)
+
+
+def parse_synthetic(name: str, size: int) -> Source:
+    """The data set that `synthetic:32x32x3:100` (height x width x channels : classes) names.
+
+    Raises:
+      UsageError: the name reads otherwise, or asks for nothing.
+    """
+    found = re.fullmatch(rf"{NAME}:([1-9]\d*)x([1-9]\d*)x([1-9]\d*):([1-9]\d*)", name)
+    if not found:
+        raise UsageError(
+            f"data.name: got '{name}'; wanted synthetic:HEIGHTxWIDTHxCHANNELS:CLASSES, as in 'synthetic:32x32x3:100'"
+        )
+    height, width, channels, num_classes = (int(number) for number in found.groups())
+    return synthetic_source(num_classes, (height, width, channels), size)

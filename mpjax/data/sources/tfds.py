@@ -1,0 +1,168 @@
+"""Prepared tensorflow-datasets sets: find one on disk, check that it can serve, and read it without TensorFlow."""
+
+import dataclasses
+import difflib
+import pathlib
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.examples import Example, require_examples
+from mpjax.data.fields import Image, Label, Mask
+from mpjax.data.table import Column, Other, Table, Text
+from mpjax.errors import UsageError
+
+
+_FORMAT = "array_record"
+_GENERATED = ("digits", "digits_canvas", "docstrings")  # written on first use
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedExamples:
+    """One split on disk; uint8 images stay encoded, so that they can be decoded at the size that is wanted."""
+
+    records: Sequence[bytes]
+    parse: Callable[[bytes], Example]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.parse(self.records[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self.parse(record) for record in self.records.__getitems__(indices)]  # type: ignore[attr-defined]
+
+
+def prepared_names(data_dir: pathlib.Path) -> list[str]:
+    """The sets below `data_dir`, as `name/version` or `name/config/version`, oldest version first."""
+    levels = ("*/*", "*/*/*")  # no deeper: there may be folders of a million images
+    found = [info.parent.relative_to(data_dir) for at in levels for info in data_dir.glob(f"{at}/dataset_info.json")]
+    # A process killed between writing and renaming leaves a folder called incomplete.XXXXXX_version.
+    whole = [path for path in found if not path.name.startswith("incomplete.")]
+    return [path.as_posix() for path in sorted(whole, key=lambda path: (path.parts[:-1], _version(path.name)))]
+
+
+def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
+    """Opens the newest version of the set that `config.name` names, or the version that it ends in.
+
+    Raises:
+      UsageError: it is not below `data_dir`, is not in array_record files, or has no such split; the message says how
+        to get there.
+    """
+    import tensorflow_datasets as tfds
+
+    from mpjax.data.sources import digits
+
+    builder: Any = tfds.builder_from_directory(_folder(config.name, data_dir))
+    if builder.info.file_format is None or builder.info.file_format.value != _FORMAT:
+        stored = "an unknown format" if builder.info.file_format is None else builder.info.file_format.value
+        raise UsageError(
+            f"data set '{config.name}' in {builder.data_dir} is stored as {stored}; wanted {_FORMAT}, which is read "
+            "without TensorFlow; where TensorFlow is installed, write\n"
+            f"  tfds convert_format --dataset_version_dir {builder.data_dir} --out_file_format {_FORMAT} "
+            "--out_dir NEW_DATA_DIR"
+        )
+    features: Any = builder.info.features if isinstance(builder.info.features, tfds.features.FeaturesDict) else {}
+
+    def open_columns(names: Sequence[str]) -> tuple[PreparedExamples, PreparedExamples]:
+        parse = _parser({name: features[name] for name in names})
+        splits = (config.train_split, config.test_split)
+        train, test = (PreparedExamples(_records(builder, split), parse) for split in splits)
+        return train, test
+
+    keys: Any = builder.info.supervised_keys
+    named = isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(key, str) for key in keys)
+    image_or_text, label = keys if named else ("", "")
+    preferred = {"image": image_or_text, "text": image_or_text, "label": label, "mask": label}
+    classes = digits.CLASSES if builder.info.name == digits.DigitsCanvas.name else 0
+    columns = {name: _column(feature, classes) for name, feature in features.items()}
+    return Table(config.name, columns, open_columns, preferred if named else {})
+
+
+def _column(feature: Any, classes: int = 0) -> Column:
+    """What a feature of tensorflow-datasets holds.
+
+    Args:
+      feature: the feature.
+      classes: how many a mask has that is a plain tensor, which cannot say it; 0: not known.
+    """
+    import tensorflow_datasets as tfds
+
+    kinds = tfds.features
+    if isinstance(feature, kinds.ClassLabel) and feature.num_classes:
+        return Label(feature.num_classes)
+    if isinstance(feature, kinds.Text):
+        return Text()
+    shape: Any = getattr(feature, "shape", ())
+    if isinstance(feature, kinds.LabeledImage) and feature.num_classes:
+        return Mask((shape[0], shape[1]), feature.num_classes)
+    if isinstance(feature, (kinds.Image, kinds.Tensor)) and len(shape) == 3:
+        height, width, channels = shape
+        return Image((height, width, channels or 3))
+    dtype: Any = getattr(feature, "np_dtype", None)
+    if isinstance(feature, kinds.Tensor) and len(shape) == 2 and np.issubdtype(dtype, np.integer):
+        return Mask((shape[0], shape[1]), classes)
+    return Other(repr(feature), len(shape) if isinstance(shape, tuple) else None)
+
+
+def _parser(features: dict[str, Any]) -> Callable[[bytes], Example]:
+    """From a serialized example to its columns."""
+    import tensorflow_datasets as tfds
+
+    wanted: Any = tfds.features.FeaturesDict(features)
+    # mpjax decodes images itself: tfds decodes with OpenCV where it finds it, to other pixels than with Pillow.
+    encoded = [n for n, f in features.items() if isinstance(f, tfds.features.Image) and f.np_dtype == np.uint8]
+    decoders = {name: tfds.decode.SkipDecoding() for name in encoded} or None
+    return lambda record: wanted.deserialize_example_np(record, decoders=decoders)
+
+
+def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
+    prepared = prepared_names(data_dir)
+    matching = [known for known in prepared if name in (known, known.rpartition("/")[0])]
+    if matching:
+        return data_dir / matching[-1]
+    sets = sorted({known.rpartition("/")[0] for known in prepared} | set(_GENERATED))
+    name = re.sub(r"/[\d.]+$", "", name)
+    configs = [known for known in sets if known.startswith(f"{name}/")]
+    near = configs or difflib.get_close_matches(name, sets, cutoff=0.5)
+    advice = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UsageError(
+        f"data set '{name}' is not prepared: looked for {data_dir / name}/VERSION/dataset_info.json; {advice}"
+        f"prepared there: {', '.join(prepared) or 'none'}; always there: {', '.join(_GENERATED)}, "
+        f"synthetic:32x32x3:10; others: folder:PATH, hf:PATH, hf:OWNER/NAME.\n"
+        "To prepare it, on a machine with network:\n"
+        "  pip install tensorflow tensorflow-datasets && "
+        f"tfds build {shlex.quote(name)} --file_format={_FORMAT} --data_dir DIR\n"
+        f"then copy DIR/{name} to {data_dir / name}, or write --data.data_dir DIR"
+    )
+
+
+def _records(builder: Any, split: str) -> Sequence[bytes]:
+    """The serialized examples of a split, in tfds's notation."""
+    import tensorflow_datasets as tfds
+
+    try:
+        info = builder.info.splits[split]
+    except ValueError as error:
+        raise UsageError(
+            f"split '{split}' of '{builder.info.full_name}': {error}; it has "
+            + ", ".join(f"{name} ({info.num_examples} examples)" for name, info in builder.info.splits.items())
+            + "; parts are written as in 'train[:90%]'"
+        ) from error
+    require_examples(split, info.num_examples)
+    paths = [pathlib.Path(instruction.filename) for instruction in info.file_instructions]
+    if missing := [path.name for path in paths if not path.exists()]:
+        raise UsageError(
+            f"data set '{builder.info.full_name}': files of split '{split}' are missing: {', '.join(missing)}; "
+            f"wanted them in {builder.data_dir}; copy the whole folder again"
+        )
+    return builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text))

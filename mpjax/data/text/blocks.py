@@ -1,0 +1,173 @@
+"""From texts to tokens of one length: padded texts for a classifier, blocks of all texts for a language model."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.choices import TaskName
+from mpjax.config.schema import Data
+from mpjax.data.examples import Example, Examples, Source, array
+from mpjax.data.fields import Field, Length, Tokens
+from mpjax.data.text.plain_tokenizers import Ragged, Tokenizer
+from mpjax.data.text.tokenizers import load_tokenizer
+from mpjax.errors import UsageError
+
+
+_AT_ONCE = 10_000  # texts: enough for the tokenizer's threads, few enough to hold as Python objects
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizedExamples:
+    """Texts as `tokens` [length], padded at the end, their `length`, and their `label`.
+
+    Args:
+      values: unsigned [total], the tokens of all texts, one text after the other.
+      starts: int64 [N + 1], where each begins.
+      labels: [N].
+      length: of the examples.
+      padding: the token that fills them up.
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+    labels: np.ndarray
+    length: int
+    padding: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Example:
+        index = range(len(self))[index]
+        text = self.values[self.starts[index] : self.starts[index + 1]]
+        tokens = np.full(self.length, self.padding, np.int32)
+        tokens[: len(text)] = text
+        return {"tokens": tokens, "length": len(text), "label": self.labels[index]}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self[index] for index in indices]
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """One long text as `tokens` [length + 1]: a block's last token is the next one's first, so each is predicted once.
+
+    Args:
+      values: unsigned [total].
+      length: tokens that a block predicts.
+    """
+
+    values: np.ndarray
+    length: int
+
+    def __len__(self) -> int:
+        return max(len(self.values) - 1, 0) // self.length
+
+    def __getitem__(self, index: int) -> Example:
+        start = range(len(self))[index] * self.length
+        return {"tokens": self.values[start : start + self.length + 1].astype(np.int32)}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self[index] for index in indices]
+
+
+def tokenized(
+    name: str,
+    task: TaskName,
+    train: Examples,
+    test: Examples,
+    config: Data,
+    *,
+    label: Callable[[], Field],
+    origin: str = "",
+) -> Source:
+    """The texts of a set as tokens, all of them now: they are held in memory, two bytes a token.
+
+    Args:
+      name: of the set, for messages.
+      task: `text_classification`, or `language_modeling`: all texts of a split in their order, each followed by the
+        end-of-text token, one before the first; tokens after the last whole block are left out.
+      train: examples with `text`, str or UTF-8 bytes, and for classification `label`.
+      test: the same.
+      config: `tokenizer` and `length`.
+      label: what the labels are, for classification.
+      origin: where the texts come from, for messages.
+
+    Raises:
+      UsageError: there is no such tokenizer, a text is none, or a split has not enough of it for one example.
+    """
+    if config.length < 1:
+        raise UsageError(f"--data.length {config.length}: wanted at least 1 token, as in --data.length 128")
+    tokenizer = load_tokenizer(config.tokenizer)
+    where = f"text{f' ({origin})' if origin else ''} of '{name}'"
+    if task == "language_modeling":
+        blocks = [
+            _blocks(split, tokenizer, config.length, f"split '{split_name}' of '{name}'", where)
+            for split, split_name in ((train, config.train_split), (test, config.test_split))
+        ]
+        return Source(name, {"tokens": Tokens(config.length + 1, tokenizer.vocabulary, origin=origin)}, *blocks)
+    fields: dict[str, Field] = {
+        "tokens": Tokens(config.length, tokenizer.vocabulary, origin=origin),
+        "length": Length(config.length),
+        "label": label(),
+    }
+    padded = [_padded(split, tokenizer, config.length, where) for split in (train, test)]
+    return Source(name, fields, *padded)
+
+
+def _padded(examples: Examples, tokenizer: Tokenizer, length: int, where: str) -> TokenizedExamples:
+    parts: list[Ragged] = []
+    labels: list[Any] = []
+    for chunk in _chunks(examples):
+        ragged = tokenizer.framed([_text(example, where) for example in chunk], length)
+        parts.append(_without_empty(ragged, tokenizer))
+        labels += [example["label"] for example in chunk]
+    starts = np.concatenate([[0], np.cumsum(np.concatenate([part.lengths for part in parts]))])
+    values = np.concatenate([_small(part.values, tokenizer) for part in parts])
+    return TokenizedExamples(values, starts, array("label", labels), length, tokenizer.padding)
+
+
+def _blocks(examples: Examples, tokenizer: Tokenizer, length: int, split: str, where: str) -> Blocks:
+    parts = [_small(np.asarray([tokenizer.end]), tokenizer)]
+    for chunk in _chunks(examples):
+        values, lengths = tokenizer.whole([_text(example, where) for example in chunk])
+        parts.append(_small(np.insert(values, np.cumsum(lengths), tokenizer.end), tokenizer))
+    blocks = Blocks(np.concatenate(parts), length)
+    if not len(blocks):
+        raise UsageError(
+            f"{split} has {len(blocks.values)} tokens; wanted at least {length + 1} for one block; "
+            f"write --data.length {max((len(blocks.values) - 1) // 2, 1)}"
+        )
+    return blocks
+
+
+def _chunks(examples: Examples) -> Iterator[list[Example]]:
+    for start in range(0, len(examples), _AT_ONCE):
+        yield examples.__getitems__(range(start, min(start + _AT_ONCE, len(examples))))
+
+
+def _text(example: Mapping[str, Any], where: str) -> str:
+    text = example.get("text")
+    if isinstance(text, str):
+        return text
+    if isinstance(text, bytes):
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{where}: not UTF-8: {error}; convert it where the data is made") from error
+    raise UsageError(f"{where}: got {type(text).__name__}; wanted str or UTF-8 bytes")
+
+
+def _without_empty(ragged: Ragged, tokenizer: Tokenizer) -> Ragged:
+    """A text without any token gets one: attention over nothing is not a number."""
+    empty = ragged.lengths == 0
+    if not empty.any():
+        return ragged
+    places = (np.cumsum(ragged.lengths) - ragged.lengths)[empty]
+    return Ragged(np.insert(ragged.values, places, tokenizer.padding), np.maximum(ragged.lengths, 1))
+
+
+def _small(values: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    return values.astype(np.uint16 if tokenizer.vocabulary <= 2**16 else np.uint32)

@@ -1,0 +1,182 @@
+"""The tokenizer that a setting names: a plain one, or one of Hugging Face."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.paths import expanded
+from mpjax.data.text.plain_tokenizers import BytesTokenizer, Ragged, Tokenizer, WordsTokenizer
+from mpjax.errors import UsageError
+
+
+PLAIN = {"bytes": BytesTokenizer, "words": WordsTokenizer}
+_USUAL_PADDING = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
+_USUAL_END = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<sep>")
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
+_INSTALL = "write: pip install 'mpjax[hf]'; or --data.tokenizer bytes"
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceTokenizer:
+    """A tokenizer of the `tokenizers` package, which works on all cores.
+
+    Args:
+      name: for messages.
+      tokenizer: a `tokenizers.Tokenizer`.
+      special: token numbers of `padding` and `end`, where the tokenizer has them.
+    """
+
+    name: str
+    tokenizer: Any
+    special: Mapping[str, int | None]
+
+    @property
+    def vocabulary(self) -> int:
+        """Token numbers are below this."""
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def padding(self) -> int:
+        """Its padding token, or its end-of-text token where it has none, as GPT-2's: the length tells them apart."""
+        return self.end if (padding := self.special["padding"]) is None else padding
+
+    @property
+    def end(self) -> int:
+        """Its end-of-text token."""
+        if (end := self.special["end"]) is None:
+            raise UsageError(
+                f"tokenizer {self.name} has no end-of-text token; wanted one of {', '.join(_USUAL_END)}, or eos_token "
+                "in a tokenizer_config.json beside it"
+            )
+        return end
+
+    def whole(self, texts: Sequence[str]) -> Ragged:
+        """Each text without special tokens."""
+        self.tokenizer.no_truncation()
+        return self._encoded(texts, special=False)
+
+    def framed(self, texts: Sequence[str], length: int) -> Ragged:
+        """Each text as the tokenizer frames a single one, as in [CLS] text [SEP]."""
+        if length <= (added := self.tokenizer.num_special_tokens_to_add(False)):
+            raise UsageError(
+                f"--data.length {length}: wanted at least {added + 1}: the tokenizer {self.name} adds {added} tokens"
+            )
+        self.tokenizer.enable_truncation(length)
+        return self._encoded(texts, special=True)
+
+    def _encoded(self, texts: Sequence[str], *, special: bool) -> Ragged:
+        self.tokenizer.no_padding()
+        ids = [found.ids for found in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]
+        values = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
+        return Ragged(values, np.fromiter(map(len, ids), np.int64, len(ids)))
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that `--data.tokenizer` names.
+
+    Args:
+      name: `bytes`, `words`, a tokenizer.json, a folder with one or with the files of a `transformers` tokenizer, or a
+        name on the Hugging Face hub.
+
+    Raises:
+      UsageError: there is none of that name, or a package is missing to read it.
+    """
+    if name in PLAIN:
+        return PLAIN[name]()
+    path = expanded(name)
+    if not path.exists():
+        if name.startswith(("/", "~", ".")) or path.suffix == ".json":
+            raise UsageError(
+                f"--data.tokenizer {name}: nothing at {path}; wanted a tokenizer.json or a folder with one"
+            )
+        path = _downloaded(name)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    return _from_file(file, name) if file.exists() else _from_transformers(path, name)
+
+
+def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UsageError(f"--data.tokenizer {name} needs the package tokenizers ({error}); {_INSTALL}") from error
+    try:
+        tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises no narrower one
+        raise UsageError(f"--data.tokenizer {name}: {file} cannot be read: {error}; wanted a tokenizer.json") from error
+    named = _named_beside(file)
+    padding = (
+        tokenizer.token_to_id(named["pad_token"]) if "pad_token" in named else (tokenizer.padding or {}).get("pad_id")
+    )
+    end = next((tokenizer.token_to_id(named[key]) for key in ("eos_token", "sep_token") if key in named), None)
+    special = {
+        "padding": _first(tokenizer, _USUAL_PADDING) if padding is None else padding,
+        "end": _first(tokenizer, _USUAL_END) if end is None else end,
+    }
+    return HuggingFaceTokenizer(name, tokenizer, special)
+
+
+def _named_beside(file: pathlib.Path) -> dict[str, str]:
+    """The special tokens that the files beside a tokenizer.json name."""
+    named: dict[str, str] = {}
+    for beside in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (file.parent / beside).exists():
+            path = file.parent / beside
+            try:
+                found = json.loads(path.read_text())
+                if not isinstance(found, dict):
+                    raise ValueError("not a JSON object")
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"{path} is damaged ({error}); fetch it again, or remove it") from error
+            for key in ("pad_token", "eos_token", "sep_token"):
+                token = found.get(key)
+                token = token.get("content") if isinstance(token, dict) else token
+                named |= {key: token} if token and isinstance(token, str) else {}
+    return named
+
+
+def _first(tokenizer: Any, names: Sequence[str]) -> int | None:
+    return next((number for name in names if (number := tokenizer.token_to_id(name)) is not None), None)
+
+
+def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            f"--data.tokenizer {name}: {folder} has no tokenizer.json, and to read other files needs the package "
+            f"transformers ({error}); write: pip install transformers"
+        ) from error
+    try:
+        loaded: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = loaded.backend_tokenizer
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"--data.tokenizer {name}: {error}; wanted a folder with a tokenizer.json") from error
+    special = {
+        "padding": loaded.pad_token_id,
+        "end": loaded.sep_token_id if loaded.eos_token_id is None else loaded.eos_token_id,
+    }
+    return HuggingFaceTokenizer(name, tokenizer, special)
+
+
+def _downloaded(name: str) -> pathlib.Path:
+    """The folder of a tokenizer of the hub, from the cache where it is there."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UsageError(
+            f"--data.tokenizer {name}: no file or folder of that name, and the hub needs the package huggingface_hub "
+            f"({error}); {_INSTALL}"
+        ) from error
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_TOKENIZER_FILES)))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--data.tokenizer {name}: no file or folder of that name, and not to be had from the Hugging Face hub: "
+            f"{str(error).strip().splitlines()[0]}; copy its tokenizer.json here and write --data.tokenizer FOLDER, or "
+            "--data.tokenizer bytes"
+        ) from error

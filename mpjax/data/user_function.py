@@ -1,0 +1,126 @@
+"""A user's own function between the stored example and the contract."""
+
+import dataclasses
+import inspect
+import pathlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mpjax.config.user_code import load_function
+from mpjax.data.examples import Example, Examples, array
+from mpjax.data.fields import Image
+from mpjax.data.images.decoding import decode
+from mpjax.data.table import Column, Text
+from mpjax.errors import UsageError
+
+
+_FLAG = "--data.preprocess"
+_TRIED = 16  # examples that show what comes out of a function
+
+
+def load_preprocess(spec: str) -> Callable[[Example], Mapping[str, Any]]:
+    """The function that `config.preprocess` names.
+
+    Raises:
+      UsageError: there is none, or it cannot be called with one example; the message says what to write.
+    """
+    function = load_function(spec, flag=_FLAG)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return function  # some that are written in C do not say
+    try:
+        signature.bind({})
+    except TypeError as error:
+        name = spec.rpartition(":")[2]
+        raise UsageError(
+            f"{_FLAG} {spec}: {name}{signature} cannot be called with one example: {error}; write\n"
+            f"  def {name}(example): ... return {{...}}\n"
+            "with one argument, a dict of fields"
+        ) from error
+    return function
+
+
+@dataclasses.dataclass(frozen=True)
+class PreprocessedExamples:
+    """Examples after a function that takes one and gives one.
+
+    Args:
+      examples: as they are stored.
+      function: from a dict of fields to another.
+      name: of the function, for messages.
+      columns: what the fields hold: the function is given images as arrays [H, W, C] and text as str.
+    """
+
+    examples: Examples
+    function: Callable[[Example], Mapping[str, Any]]
+    name: str
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._apply(self.examples[index], index)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        found = self.examples.__getitems__(indices)
+        return [self._apply(example, index) for index, example in zip(indices, found, strict=True)]
+
+    def _apply(self, example: Example, index: int) -> Example:
+        given = {name: readable(value, self.columns.get(name)) for name, value in example.items()}
+        try:
+            result = self.function(given)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise UsageError(
+                f"{_FLAG} {self.name} failed on example {index}: {said}{_line(error, self.name)}"
+            ) from error
+        if not isinstance(result, Mapping):
+            raise UsageError(
+                f"{_FLAG} {self.name} returned {type(result).__name__}; wanted a dict of fields, "
+                f"as it was given one: {', '.join(example)}"
+            )
+        return dict(result)
+
+
+def _line(error: Exception, spec: str) -> str:
+    """Where in the user's own file an error came up; for another's function, where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
+    file = pathlib.Path(spec.rpartition(":")[0]).name
+    own = [frame for frame in frames if pathlib.Path(frame.filename).name == file] or frames
+    return f" ({pathlib.Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def readable(value: Any, column: Column | None) -> Any:
+    """What a function is given of a stored value: pixels of an encoded image, str of UTF-8 bytes."""
+    if isinstance(column, Image):
+        return decode(value, column.shape[2])
+    if isinstance(column, Text) and isinstance(value, bytes):
+        return value.decode()
+    return value
+
+
+def shape_after(examples: PreprocessedExamples, name: str) -> tuple[int | None, int | None, int] | None:
+    """The shape [H, W, C] of the images that a function returns as the field `name`; None: it returns no images.
+
+    H and W are None where they vary: judged by some examples, and where the function leaves an image that varies as
+    large as it was.
+    """
+    stored = examples.columns[name]
+    varies = isinstance(stored, Image) and None in stored.shape
+    count = min(len(examples), _TRIED)
+    chosen = [index * len(examples) // count for index in range(count)]
+    results = [array(name, example[name]).shape for example in examples.__getitems__(chosen) if name in example]
+    if not results or any(len(shape) != 3 for shape in results):
+        return None
+    sides = {shape[:2] for shape in results}
+    if varies and len(sides) == 1:
+        given = {
+            array(name, readable(example[name], stored)).shape[:2] for example in examples.examples.__getitems__(chosen)
+        }
+        if given == sides:
+            sides = set()
+    height, width = sides.pop() if len(sides) == 1 else (None, None)
+    return height, width, results[0][2]

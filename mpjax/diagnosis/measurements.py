@@ -1,0 +1,178 @@
+"""What is measured of one result, on the device: the sums and maxima that a reading is made of."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.diagnosis.compile_ahead import compiled
+
+
+EXPONENTS = range(-48, 40)
+"""Of the histogram: how many values lie in [2^e, 2^(e+1)); the outermost take what is beyond."""
+
+_SAMPLE, _BLOCK = 4096, 2**14
+
+
+class Marks(NamedTuple):
+    """What is known of a value's history; arrays, so that loops can carry them.
+
+    Attributes:
+      finite: whether all of it is finite in half precision.
+      reference_finite: and in the reference.
+      flushed: number of the latest site that it depends on and where rounding made zeros; -1 for none.
+    """
+
+    finite: Any = np.True_
+    reference_finite: Any = np.True_
+    flushed: Any = np.int32(-1)
+
+
+Measured = dict[str, Any]
+"""The fields of a `Reading` as arrays."""
+
+LARGEST = frozenset({"largest", "flushed"})
+"""What of several readings is the largest of theirs; the rest are sums."""
+
+SQUARES = frozenset({"lost", "exact", "error", "reference"})
+"""Sums of squares: on the device a scale and the sum of squares over it, as float32 does not hold them."""
+
+
+def _measure_numpy(wide, exact, low, smallest_normal, rounds) -> Measured:
+    wide, exact, low = (np.ravel(values) for values in (wide, exact, low))
+    sums = _sums(np, wide, exact, low, smallest_normal, rounds)
+    return {**sums, "size": np.float32(low.size), "sample": _sample(np, wide)}
+
+
+@functools.partial(compiled, numpy=_measure_numpy)
+def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
+    """Returns the sums of a result, and what else its reading is made of.
+
+    That is in "all_non_finite" how many of its values are not finite, whatever they are elsewhere, and in "sample" what
+    its histogram counts. Each shape is compiled anew, so that nothing else but arrays makes a difference.
+
+    Args:
+      wide: the result in the reference, of any shape.
+      exact: the result in half precision, before rounding.
+      low: and after; all in one dtype.
+      smallest_normal: number of the dtype that was rounded to.
+      rounds: whether it is half precision.
+    """
+    wide, exact, low = (jnp.ravel(values) for values in (wide, exact, low))
+    size = low.size
+
+    def block(index):
+        start = jnp.minimum(index * _BLOCK, size - _BLOCK)
+        new = start + jnp.arange(_BLOCK) >= index * _BLOCK
+
+        def cut(values):
+            return jnp.where(new, jax.lax.dynamic_slice(values, (start,), (_BLOCK,)), jnp.zeros((), values.dtype))
+
+        return _sums(jnp, cut(wide), cut(exact), cut(low), smallest_normal, rounds)
+
+    if size <= _BLOCK:
+        sums = _sums(jnp, wide, exact, low, smallest_normal, rounds)
+    else:
+        # What is computed of each value, for all of them at once, would be several times the result itself.
+        sums = jax.lax.fori_loop(1, -(-size // _BLOCK), lambda index, sums: joined(sums, block(index)), block(0))
+    return {**sums, "size": jnp.float32(size), "sample": _sample(jnp, wide)}
+
+
+def _sums(xp, wide, exact, low, smallest_normal, rounds) -> Measured:
+    """Sums of values [n] in one dtype, in `xp`; in JAX two reductions, each one pass and one kernel to compile."""
+    finite, wide_finite = xp.isfinite(low), xp.isfinite(wide)
+    both = finite & wide_finite
+    size = xp.where(finite, xp.abs(low), 0.0)
+    underflow = (low == 0) & (exact != 0) & rounds
+    squared = {
+        "lost": xp.where(underflow, exact, 0.0),
+        "exact": xp.where(xp.isfinite(exact), exact, 0.0),
+        "error": xp.where(both, low - wide, 0.0),
+        "reference": xp.where(both, wide, 0.0),
+    }
+    tops = {"largest": size, **{name: xp.abs(values) for name, values in squared.items()}}
+    largest, *scales = _reduced(xp, "maximum", *tops.values())
+    over = [xp.where(scale > 0, scale, xp.ones_like(scale)) for scale in scales]
+    counted = {
+        "non_finite": ~finite & wide_finite,
+        "reference_non_finite": ~wide_finite,
+        "all_non_finite": ~finite,
+        "overflow": xp.isfinite(exact) & ~finite & rounds,
+        "underflow": underflow,
+        "subnormal": (size > 0) & (size < smallest_normal),
+    }
+    columns = [size, *counted.values(), *(xp.square(x / s) for x, s in zip(squared.values(), over, strict=True))]
+    total, *sums = _reduced(xp, "add", *(column.astype(xp.float32) for column in columns))
+    counts, squares = sums[: len(counted)], sums[len(counted) :]
+    return {
+        "largest": largest.astype(xp.float32),
+        "total": total,
+        **dict(zip(counted, counts, strict=True)),
+        **{
+            name: (scale.astype(xp.float32), value) for name, scale, value in zip(squared, scales, squares, strict=True)
+        },
+    }
+
+
+def _reduced(xp, combine: str, *columns) -> Sequence:
+    if xp is np:
+        return [getattr(np, combine).reduce(column, initial=0) for column in columns]
+    zeros = tuple(np.zeros((), column.dtype) for column in columns)
+    both = getattr(jnp, combine)
+    return jax.lax.reduce(columns, zeros, lambda first, second: tuple(map(both, first, second)), (0,))
+
+
+@jax.jit
+def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...], number) -> tuple[Measured, Marks]:
+    """Where a result stands in the history of values: the rest of its reading, and its marks."""
+    flushed = functools.reduce(jnp.maximum, (mark.flushed for mark in marks), jnp.int32(-1))
+    got_finite = functools.reduce(jnp.logical_and, (mark.finite for mark in marks), True)
+    got_reference_finite = functools.reduce(jnp.logical_and, (mark.reference_finite for mark in marks), True)
+    finite, reference_finite = non_finite == 0, reference_non_finite == 0
+    begins = {
+        "begins": (got_finite & ~finite & reference_finite).astype(jnp.float32),
+        "reference_begins": (got_reference_finite & ~reference_finite).astype(jnp.float32),
+        "flushed": flushed,
+    }
+    return begins, Marks(finite, reference_finite, jnp.where(underflow > 0, number, flushed))
+
+
+def _sample(xp, flat):
+    """Returns the magnitudes of at most 4,096 values, finite and not zero, in an array of that length."""
+    sample = xp.abs(flat[:: max(1, -(-flat.size // _SAMPLE))])
+    counted = xp.where(xp.isfinite(sample), sample, xp.zeros((), sample.dtype))
+    return xp.pad(counted, (0, _SAMPLE - counted.size))
+
+
+@compiled
+def histogram(sample) -> jax.Array:
+    """Returns the counts by exponent, float32 [88], of the values of a sample above zero.
+
+    A sample of any result has one length, so that this, the costliest part of a reading to compile, is compiled once.
+    """
+    bins = jnp.clip(jnp.frexp(sample)[1] - 1 - EXPONENTS.start, 0, len(EXPONENTS) - 1)
+    return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(sample > 0, 1.0, 0.0))
+
+
+def none_like(shapes) -> list[Measured]:
+    """Readings of no values at all, in the shapes of others."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return [{**measured, **({"flushed": jnp.int32(-1)} if "flushed" in measured else {})} for measured in zeros]
+
+
+def joined(first: Measured, second: Measured) -> Measured:
+    """Two readings as one, on the device."""
+
+    def join(name, a, b):
+        if name in LARGEST:
+            return jnp.maximum(a, b)
+        if name not in SQUARES:
+            return a + b
+        scale = jnp.maximum(a[0], b[0])
+        over = jnp.where(scale > 0, scale, 1.0)
+        return scale, a[1] * jnp.square(a[0] / over) + b[1] * jnp.square(b[0] / over)
+
+    return {name: join(name, value, second[name]) for name, value in first.items()}

@@ -1,0 +1,142 @@
+"""What the pictures of a diagnosis's page share: which module comes when, how its name breaks, where a value lies."""
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+
+from mpjax.diagnosis.facts import Facts, ScaleStep
+from mpjax.diagnosis.trace import Row
+from mpjax.precision.dtypes import HALF, float_range
+
+
+DENSE = 40
+"""Modules from which their rows are set smaller."""
+
+
+def name_of(path: str) -> str:
+    """A path that may go on in the next line after each slash."""
+    return html.escape(path or "(no module)").replace("/", "/<wbr>")
+
+
+def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], Row]]:
+    """Module paths in program order of the forward pass, what is outside of them last; the row of each direction.
+
+    Rows of the optimizer's update, which have paths of parameters, are left out.
+    """
+    rows = [row for row in d.table if row.direction != "update"]
+    ordered = sorted(rows, key=lambda row: (not row.path, row.direction != "forward"))
+    return list(dict.fromkeys(row.path for row in ordered)), {(row.path, row.direction): row for row in rows}
+
+
+def percent_of(value: float, low: float, high: float) -> str:
+    """Where a value lies between two others, as CSS has it."""
+    return f"{100 * (value - low) / (high - low):.4g}"
+
+
+def errors(d: Facts) -> str:
+    """Relative error by module, carried on and own, forward and backward."""
+    paths, rows = by_path(d)
+    values = [e for row in d.table for e in (row.error, row.own_error) if e and math.isfinite(e)]
+    low = max(math.floor(math.log10(min(values, default=1e-4))), -12)
+    high = max(math.ceil(math.log10(max(values, default=1.0))), low + 1)
+    isolated = any(row.own_error is not None for row in d.table)
+    half = [float_range(row.dtype).epsilon / 2 for row in d.table if row.dtype in HALF]
+    panels = []
+    for direction in ("forward", "backward"):
+        found = [(i, rows[path, direction]) for i, path in enumerate(paths) if (path, direction) in rows]
+        if not found:
+            continue
+        if direction == "backward":
+            found.reverse()
+        width = len(paths)
+        at = {i: (i if direction == "forward" else width - 1 - i) + 0.5 for i, _ in found}
+        finite = [(i, row) for i, row in found if not row.non_finite]
+        curves = [("carried", [(at[i], _log10(row.error, low)) for i, row in finite])]
+        if isolated:
+            curves.append(("own", [(at[i], _log10(row.own_error, low)) for i, row in found]))
+        lines = [_level(math.log10(max(half)), width, low, high)] if half else []
+        lines += [_line(kind, points, low, high) + _dots(kind, points, low, high) for kind, points in curves]
+        lines.append(_dots("lost", [(at[i], high) for i, row in found if row.non_finite], low, high))
+        numbers = (1, width) if direction == "forward" else (width, 1)
+        ends = [f'<b class="{side}" style="left:{x}%">module {n}</b>' for side, x, n in
+                zip(("first", "last"), (0, 100), numbers, strict=True)][: width]  # fmt: skip
+        axis = f'<div class="axis">{"".join(ends)}</div>'
+        ticks = [(e, f"10<sup>{e}</sup>") for e in _steps(low, high)]
+        title = "Forward, in program order" if direction == "forward" else "Backward, from the loss to the input"
+        panels.append(f"<div><h3>{title}</h3>{_plot(ticks, low, high, width, ''.join(lines), axis)}</div>")
+    own = '<span class="own"><i></i>its own, given float32\'s inputs</span>' if isolated else ""
+    note = "" if isolated else " What each module adds by itself was not measured."
+    lost = '<span class="lost"><i></i>some results are inf or nan</span>' if any(r.non_finite for r in d.table) else ""
+    return (
+        '<section><h2>Error by depth</h2><p class="soft">Relative error of a module\'s results (Euclidean norm); '
+        f"numbers are those above; what is exact lies on the bottom line.{note}</p>"
+        f'<div class="legend"><span class="carried"><i></i>with earlier errors</span>{own}{lost}'
+        '<span style="--key:var(--soft)"><i class="dash"></i>one rounding to half precision</span></div>'
+        f'<div class="charts">{"".join(panels)}</div></section>'
+    )
+
+
+def scales_of(scales: Sequence[ScaleStep]) -> str:
+    """The loss scale of a run, and which of its steps were skipped."""
+    if not scales:
+        return ""
+    exponents = [math.log2(step.scale) for step in scales if step.scale > 0]
+    low, high = math.floor(min(exponents, default=0)) - 1, math.ceil(max(exponents, default=0)) + 1
+    first, last = scales[0].step, scales[-1].step
+    width = max(last - first, 1)
+    points: list[tuple[float, float]] = []
+    for step in scales:
+        y = math.log2(step.scale) if step.scale > 0 else low
+        points += [(step.step - first, points[-1][1])] if points else []
+        points.append((step.step - first, y))
+    skipped = [(step.step - first, low + 0.12 * (high - low)) for step in scales if step.skipped]
+    lines = _line("carried", points, low, high) + _dots("lost", skipped, low, high)
+    ends = f'<b class="first" style="left:0">step {first:,}</b>'
+    ends += f'<b class="last" style="left:100%">step {last:,}</b>' if last > first else ""
+    ticks = [(e, f"2<sup>{e}</sup>") for e in _steps(low, high)]
+    plot = _plot(ticks, low, high, width, lines, f'<div class="axis">{ends}</div>')
+    return (
+        '<section><h2>Loss scale over the run</h2><div class="legend"><span class="carried"><i class="line"></i>loss '
+        f'scale</span><span class="lost"><i></i>skipped ({len(skipped)} of {len(scales)} shown steps)</span></div>'
+        f'<div class="charts one"><div>{plot}</div></div></section>'
+    )
+
+
+def _plot(ticks: list[tuple[int, str]], low: float, high: float, width: float, lines: str, axis: str) -> str:
+    """Curves with an axis at the left and one below; the picture stretches, its text does not."""
+    labels = "".join(f'<span style="bottom:{percent_of(y, low, high)}%">{text}</span>' for y, text in ticks)
+    grid = "".join(f'<path class="grid" d="M0 {high - y:g}h{width:g}"/>' for y, _ in ticks)
+    view = f"0 0 {width:g} {high - low:g}"
+    return (
+        f'<div class="plot"><div class="ticks">{labels}</div><div class="chart">'
+        f'<svg viewBox="{view}" preserveAspectRatio="none" overflow="visible">{grid}{lines}</svg></div>'
+        f"<span></span>{axis}</div>"
+    )
+
+
+def _line(kind: str, points: Sequence[tuple[float, float]], low: float, high: float) -> str:
+    return f'<path class="curve {kind}" d="M{"L".join(_place(points, low, high))}"/>' if points else ""
+
+
+def _dots(kind: str, points: Sequence[tuple[float, float]], low: float, high: float) -> str:
+    """Round whatever the stretching: ends of lines without length."""
+    many = " many" if len(points) > DENSE else ""
+    places = "".join(f"M{place}h0" for place in _place(points, low, high))
+    return f'<path class="dots {kind}{many}" d="{places}"/>' if points else ""
+
+
+def _level(y: float, width: float, low: float, high: float) -> str:
+    return f'<path class="dash" d="M0 {high - y:g}h{width:g}"/>' if low <= y <= high else ""
+
+
+def _place(points: Sequence[tuple[float, float]], low: float, high: float) -> Iterator[str]:
+    return (f"{x:g} {high - min(max(y, low), high):.4g}" for x, y in points)
+
+
+def _log10(error: float | None, low: int) -> float:
+    return math.log10(error) if error and math.isfinite(error) else low
+
+
+def _steps(low: int, high: int) -> range:
+    """At most six whole numbers from `low` to `high`, evenly apart."""
+    return range(low, high + 1, -(-(high - low) // 5) or 1)

@@ -1,0 +1,95 @@
+"""A diagnosis in words: as plain text, at a terminal, and the numbers of its table."""
+
+from mpjax.diagnosis.facts import Facts
+from mpjax.diagnosis.trace import Row
+
+
+COLUMNS = (
+    "path",
+    "direction",
+    "dtype",
+    "log2 range",
+    "overflow %",
+    "underflow %",
+    "subnormal %",
+    "error",
+    "own error",
+)
+"""What `row_texts` gives."""
+
+# In rich, where a terminal of 80 columns has 14 for the path.
+_HEADS = (
+    "path",
+    "direction",
+    "dtype",
+    "log2\nrange",
+    "over-\nflow %",
+    "under-\nflow %",
+    "sub-\nnormal %",
+    "error",
+    "own\nerror",
+)
+
+_SHORT, _LONG = 5, 20  # rows of a table as text, in rich
+
+
+def text_of(found: Facts) -> str:
+    """Verdict, place, evidence, advice and the worst rows."""
+    lines = [found.headline, *([f"at {found.source}"] if found.source else []), found.evidence, *found.advice]
+    worst = [COLUMNS, *map(row_texts, found.worst[:_SHORT])]
+    widths = [max(map(len, column)) for column in zip(*worst, strict=True)]
+    for cells in worst if found.table else []:
+        words = [f"{c:<{w}}" if i < 3 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        lines.append("  ".join(words).rstrip())
+    return "\n".join(lines)
+
+
+def rich_of(found: Facts):
+    """The same for a terminal: verdict, advice, lines to paste, and a table of more rows."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    color = "green" if found.verdict == "healthy" else "yellow" if found.verdict == "not_precision" else "red"
+    parts = [Text(found.headline, style=f"bold {color}")]
+    parts += [Text(f"at {found.source}", style="dim")] if found.source else []
+    parts += [Text(line) for line in (found.evidence, *found.advice)]
+    if found.toml:
+        parts += [Padding(Text(found.toml), (1, 2, 0, 2)), Padding(Text(found.flags), (1, 2))]
+    shown = found.worst[:_LONG]
+    note = f"the worst {len(shown)} of {len(found.table)} rows" if len(found.table) > _LONG else None
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", caption=note)
+    for number, name in enumerate(_HEADS):
+        justify = "left" if number < 3 else "right"
+        table.add_column(name, justify=justify, vertical="bottom", overflow="fold", no_wrap=number > 0)
+    for row in shown:
+        table.add_row(*map(Text, row_texts(row)))
+    return Group(*parts, table)
+
+
+def row_texts(row: Row) -> tuple[str, ...]:
+    """A row for people; the error is inf where some results are inf or nan, whatever it is of the others."""
+    return (
+        row.path or "(no module)",
+        row.direction,
+        row.dtype.name,
+        "all zero" if row.exponents is None else "{}..{}".format(*row.exponents),
+        *map(percent, (row.overflow, row.underflow, row.subnormal)),
+        "inf" if row.non_finite else error_text(row.error),
+        "-" if row.own_error is None else error_text(row.own_error),
+    )
+
+
+def percent(share: float) -> str:
+    """A share in percent: 0 only where it is exactly that, 100 likewise."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}"[:-1]
+    if share < 1e-4:
+        return "<0.01"
+    return ">99.9" if share > 0.999 else f"{100 * share:.2f}" if share < 0.1 else f"{100 * share:.1f}"
+
+
+def error_text(error: float) -> str:
+    """A relative error."""
+    return "0" if error == 0 else f"{error:.1e}"

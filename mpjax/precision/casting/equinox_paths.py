@@ -1,0 +1,98 @@
+"""Named scopes by path for Equinox modules, which themselves open one by the class of a layer alone.
+
+An Equinox module is a tree and may be taken apart and put together again in the function that is traced, as with
+`eqx.partition` and `eqx.combine`. So it is known by its arrays, which stay what they are.
+"""
+
+import contextlib
+import contextvars
+import functools
+import os.path
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from mpjax.precision.calls import owner_of_call
+from mpjax.precision.dtypes import path_name
+
+
+_PATHS: contextvars.ContextVar[Mapping[int, str]] = contextvars.ContextVar("paths", default={})  # noqa: B039
+"""Where arrays stand in their module, by `id`, while a function of them is traced."""
+
+_HERE: contextvars.ContextVar[str] = contextvars.ContextVar("here", default="")
+"""The path of the module that is being called."""
+
+_NAMED = "_mpjax_named"
+
+
+@contextlib.contextmanager
+def equinox_scopes(tree) -> Iterator[None]:
+    """While open, calls of the Equinox modules in a tree are under `jax.named_scope` of their paths (`layers/0`)."""
+    if "equinox" not in sys.modules:
+        yield
+        return
+    paths = {}
+    for module in _modules_in(tree):
+        leaves = jax.tree_util.tree_leaves_with_path(module)
+        paths |= {id(leaf): path_name(path) for path, leaf in leaves if isinstance(leaf, jax.Array)}
+        for cls in _classes_in(module):
+            _look_for_paths(cls)
+    token = _PATHS.set(paths)
+    try:
+        yield
+    finally:
+        _PATHS.reset(token)
+
+
+def _look_for_paths(cls: type) -> None:
+    """Gives the class that defines the `__call__` of `cls`, once, one that opens a scope for modules with a path."""
+    owner: Any = owner_of_call(cls)
+    if owner is None or hasattr(owner.__call__, _NAMED):
+        return
+    call: Callable = owner.__call__
+
+    @functools.wraps(call)
+    def __call__(self, *args, **kwargs):
+        path, here = _path_of(self), _HERE.get()
+        if path is None:
+            return call(self, *args, **kwargs)
+        # Instead of the scope by class of an Equinox module that holds others.
+        inside = owner.__module__.startswith("equinox.nn.") and bool(_modules_in(vars(self)))
+        with _scope(path.removeprefix(f"{here}/") if path != here else ""):
+            token = _HERE.set(path)
+            try:
+                return (getattr(call, "__wrapped__", call) if inside else call)(self, *args, **kwargs)
+            finally:
+                _HERE.reset(token)
+
+    setattr(__call__, _NAMED, True)
+    owner.__call__ = __call__
+
+
+def _scope(name: str):
+    return jax.named_scope(name) if name else contextlib.nullcontext()
+
+
+def _path_of(module) -> str | None:
+    """What the paths of a module's arrays share; None if none of them has one."""
+    known = _PATHS.get()
+    paths = [known[id(leaf)] for leaf in jax.tree.leaves(module) if id(leaf) in known] if known else []
+    return os.path.commonpath([f"/{os.path.dirname(path)}" for path in paths])[1:] if paths else None
+
+
+def _classes_in(module) -> Iterator[type]:
+    yield type(module)
+    for inner in _modules_in(vars(module)):
+        yield from _classes_in(inner)
+
+
+def _modules_in(tree) -> list:
+    """Returns the outermost Equinox modules of a tree."""
+    import equinox
+
+    def is_module(node) -> bool:
+        return isinstance(node, equinox.Module)
+
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_module) if is_module(leaf)]

@@ -1,0 +1,133 @@
+"""The Flax NNX objects among a function's arguments: taken apart so that it can be traced, and brought up to date."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mpjax.precision.calls import modules_of, name_scopes
+
+
+class ModelArguments(NamedTuple):
+    """Arguments without NNX objects (modules, random streams, optimizers).
+
+    Attributes:
+      tree: `(state, rest)`: the state of all objects, and the arguments with None in their place.
+      join: such a tree to the arguments, with new objects in them whose scopes are named, and to a function that gives
+        the part of their state that has changed since.
+      write_back: sets such a part on the original objects.
+      originals: the objects, by where they stood among the arguments (a key path).
+    """
+
+    tree: tuple[Any, Any]
+    join: Callable[[tuple[Any, Any]], tuple[Any, Callable[[], Any]]]
+    write_back: Callable[[Any], None]
+    originals: dict[tuple, Any]
+
+    @property
+    def modules(self) -> dict[tuple, Any]:
+        """Those of the objects that are modules."""
+        if not self.originals:
+            return {}
+        from flax import nnx
+
+        return {place: one for place, one in self.originals.items() if isinstance(one, nnx.Module)}
+
+    def paths(self) -> set[str]:
+        """The paths of all submodules."""
+        return {path for module in self.modules.values() for path in modules_of(module)}
+
+
+def take_models_apart(arguments) -> ModelArguments:
+    """Arguments without their NNX objects; where Flax was never imported there can be none."""
+    if "flax" not in sys.modules:
+        return _no_models(arguments)
+    from flax import nnx
+
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=lambda n: isinstance(n, nnx.Pytree))
+    originals = {path: leaf for path, leaf in leaves if isinstance(leaf, nnx.Pytree)}
+    if not originals:
+        return _no_models(arguments)
+    # All at once: what two of them share is shared afterwards.
+    graph, state = nnx.split(tuple(originals.values()))
+    attributes: list[tuple[tuple, str, Any]] = []
+    others = [None if path in originals else leaf for path, leaf in leaves]
+
+    def join(tree):
+        state, rest = tree
+        before = {path: _value(leaf) for path, leaf in nnx.to_flat_state(state)}
+        objects = nnx.merge(graph, state)
+        for one in objects:
+            if isinstance(one, nnx.Module):
+                name_scopes(one)
+        turn = iter(objects)
+        filled = zip((path for path, _ in leaves), treedef.flatten_up_to(rest), strict=True)
+        joined = jax.tree.unflatten(treedef, [next(turn) if path in originals else x for path, x in filled])
+        plain = _plain_attributes(objects)
+
+        def changed():
+            attributes[:] = _set_since(plain, _plain_attributes(objects))
+            after = nnx.to_flat_state(nnx.state(objects))
+            return nnx.from_flat_state([(p, leaf) for p, leaf in after if _value(leaf) is not before.get(p)])
+
+        return joined, changed
+
+    def write_back(changed) -> None:
+        nnx.update(tuple(originals.values()), changed)
+        nodes = dict(_nodes(tuple(originals.values())))
+        for path, name, value in attributes:
+            setattr(nodes[path], name, value)
+
+    return ModelArguments((state, jax.tree.unflatten(treedef, others)), join, write_back, originals)
+
+
+def _nodes(objects) -> Iterator[tuple[tuple, Any]]:
+    """NNX objects and all that they hold, by path."""
+    from flax import nnx
+
+    return ((path, node) for path, node in nnx.iter_graph(objects) if isinstance(node, nnx.Pytree))
+
+
+def _plain_attributes(objects) -> dict[tuple, dict[str, Any]]:
+    """The attributes of objects, by path, that are no arrays and hold none: counters, flags, names."""
+    return {
+        path: {
+            name: value
+            for name, value in vars(node).items()
+            if not name.startswith("_pytree__") and not any(map(_is_state, jax.tree.leaves(value, is_leaf=_is_state)))
+        }
+        for path, node in _nodes(objects)
+    }
+
+
+def _is_state(leaf) -> bool:
+    from flax import nnx
+
+    return isinstance(leaf, nnx.Pytree | nnx.Variable | jax.Array | np.ndarray)
+
+
+def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tuple[tuple, str, Any]]:
+    """What a call has set: path of the object, name of the attribute, value."""
+    missing = object()
+    return [
+        (path, name, value)
+        for path, attributes in before.items()
+        for name, value in after.get(path, {}).items()
+        if value is not attributes.get(name, missing)
+    ]
+
+
+def _value(leaf):
+    """The array of a variable; a module may also hold one as it is."""
+    return leaf.get_value() if hasattr(leaf, "get_value") else leaf
+
+
+def _no_models(arguments) -> ModelArguments:
+    return ModelArguments(
+        tree=(None, arguments),
+        join=lambda tree: (tree[1], lambda: None),
+        write_back=lambda changed: None,
+        originals={},
+    )

@@ -1,0 +1,251 @@
+"""Which dtype every operation and every leaf of a function really has, by module path, from one trace."""
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from mpjax.errors import UsageError
+from mpjax.precision.calls import modules_of
+from mpjax.precision.casting.equations import Place, first_outside, places, source_of
+from mpjax.precision.casting.jaxprs import bodies, equations, holds_bodies, is_transposed, scope_of
+from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
+from mpjax.precision.casting.operations import OPERATIONS, Operations
+from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, WeakType
+from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
+from mpjax.precision.modules import class_names, rules_for_modules, stored_dtypes
+from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.rules import scope_lineage, winner
+
+
+def audit(
+    fn: Callable,
+    *args,
+    policy: "str | Policy | None" = None,
+    params: int | None = 0,
+    operations: Operations = OPERATIONS,
+) -> Audit:
+    """Traces `fn(*args)` once and says which dtype everything in it has; nothing is computed.
+
+    Args:
+      fn: a function of pytrees, or a Flax NNX module, which is called as it stands (in training or evaluation mode).
+      *args: its arguments; arrays may be abstract (`jax.ShapeDtypeStruct`), and NNX modules may be among them.
+      policy: what the products and the stored leaves are held against: a `Policy` or what `get_policy` takes. The
+        parameters of NNX modules are held against what `apply_policy` would make of them.
+      params: without an NNX module, which of `args` holds the parameters; None if none does.
+      operations: the lists of operations.
+
+    Returns:
+      An `Audit`: prints as a table, `assert_clean()` for a test, `to_json()` for a machine. Module paths are named
+      scopes: those of NNX modules are opened here, Flax linen, Haiku and Equinox open their own.
+
+    Raises:
+      UsageError: a rule of the policy that matches no module of an NNX model, or something that cannot be called.
+    """
+    if not callable(fn):
+        raise UsageError(f"audit takes a function or a Flax NNX module, got {type(fn).__name__}")
+    models = take_models_apart({"": fn, "args": args})
+    inputs, with_inputs = _inputs(models)
+
+    def of_inputs(*inputs):
+        called, _ = models.join(with_inputs(inputs))
+        return called[""](*called["args"])
+
+    jaxpr, result = jax.make_jaxpr(of_inputs, return_shape=True)(*inputs.values())
+    asked = None if policy is None else get_policy(policy)
+    rows = _operations(jaxpr, operations)
+    leaves = _leaves(inputs, {} if asked is None else _stored(inputs, models, asked, params))
+    wanted = _compute_dtypes(asked, models)
+    return Audit(
+        policy=None if asked is None else str(asked),
+        operations=rows,
+        leaves=leaves,
+        upcasts=tuple(_upcasts(jaxpr, operations, wanted)),
+        products=tuple(_disobeying(rows, wanted)),
+        disobeying=tuple(leaf for leaf in leaves if leaf.wanted not in (None, leaf.dtype)),
+        weak_types=tuple(_weak_types(inputs, result)),
+        narrow=tuple(row for row in rows if row.kind == "full" and row.dtype in HALF),
+    )
+
+
+def _inputs(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
+    """What is traced, by path: arrays, abstract ones and numbers; and what puts others in their place."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(models.tree)
+    places = tuple(models.originals)
+    traced = {_input_name(path, places): i for i, (path, leaf) in enumerate(leaves) if _is_traced(leaf)}
+
+    def with_inputs(inputs):
+        filled = [leaf for _, leaf in leaves]
+        for i, value in zip(traced.values(), inputs, strict=True):
+            filled[i] = value
+        return jax.tree.unflatten(treedef, filled)
+
+    return {name: leaves[i][1] for name, i in traced.items()}, with_inputs
+
+
+def _input_name(path: tuple, places: tuple) -> str:
+    """`blocks/0/conv1/kernel` of a model that is the function, `args/1/image` of what is in an argument."""
+    half, *inner = path
+    if half.idx == 0:  # the state of the models, which holds most arrays as `value` of a variable
+        number, *names = inner
+        inner = [*places[number.key], *names[: -1 if isinstance(names[-1], jax.tree_util.GetAttrKey) else None]]
+    return path_name(tuple(inner)).removeprefix("/")
+
+
+def _is_traced(leaf) -> bool:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind not in "OSUMm"  # objects, texts and times are none of JAX's
+    if isinstance(leaf, bool):
+        return False  # a switch, as `train=True`, which the function asks while it is traced
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | int | float | complex)
+
+
+def _operations(jaxpr, operations: Operations) -> tuple[Operation, ...]:
+    counts: collections.Counter = collections.Counter()
+    for path, eqn in equations(jaxpr):
+        if dtype := _dtype(eqn):
+            counts[path, eqn.primitive.name, dtype] += 1
+    return tuple(
+        Operation(path, name, "cast" if name == _CAST else operations.rule(name), dtype, count)
+        for (path, name, dtype), count in counts.items()
+    )
+
+
+def _dtype(eqn) -> np.dtype | None:
+    """What an equation computes in, or casts to; None if it is not about floating numbers."""
+    if eqn.primitive.name == _CAST:
+        return np.dtype(eqn.params["new_dtype"]) if is_floating(eqn.outvars[0].aval) else None
+    for atoms in (eqn.invars, eqn.outvars):
+        if floating := [atom.aval.dtype for atom in atoms if is_floating(atom.aval)]:
+            return widest(*floating)
+    return None
+
+
+def _leaves(inputs: dict[str, Any], stored: dict[str, np.dtype]) -> tuple[Leaf, ...]:
+    return tuple(
+        Leaf(name, np.dtype(value.dtype), stored.get(name)) for name, value in inputs.items() if is_floating(value)
+    )
+
+
+def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, params: int | None) -> dict[str, np.dtype]:
+    """What the policy stores each parameter and statistic in, by path."""
+    if modules := models.modules:
+        return {name: dtype for at, module in modules.items() for name, dtype in _stored_by(policy, at, module).items()}
+
+    def wanted(path: str) -> np.dtype:
+        pattern = winner(policy.rules, scope_lineage(path.rpartition("/")[0]))
+        if pattern is None:
+            return policy.param_dtype
+        rule = policy.rules[pattern]
+        return rule.param_dtype if isinstance(rule, Policy) else widest(policy.param_dtype, rule)
+
+    own = f"args/{params}"
+    return {name: wanted(name.removeprefix(f"{own}/")) for name in inputs if f"{name}/".startswith(f"{own}/")}
+
+
+def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
+    """What `apply_policy` would store the parameters and statistics of a module at `at` in."""
+    return {f"{path_name(at)}/{name}".removeprefix("/"): dtype for name, dtype in stored_dtypes(module, policy).items()}
+
+
+def _compute_dtypes(policy: Policy | None, models: ModelArguments) -> Callable[[str], np.dtype | None]:
+    """Module path to what the policy computes products in there; to None if no policy was given."""
+    types = {
+        path: frozenset(class_names(module))
+        for one in models.modules.values()
+        for path, module in modules_of(one).items()
+    }
+
+    rules = None if policy is None else rules_for_modules(policy)
+
+    def of(path: str) -> np.dtype | None:
+        if policy is None or rules is None:
+            return None
+        pattern = winner(rules, tuple((name, types.get(name, none)) for name, none in scope_lineage(path)))
+        rule = policy.compute_dtype if pattern is None else rules[pattern]
+        return rule.compute_dtype if isinstance(rule, Policy) else rule
+
+    return of
+
+
+def _disobeying(rows: tuple[Operation, ...], compute_dtype: Callable) -> Iterator[Operation]:
+    for row in rows:
+        if row.kind == "low" and compute_dtype(row.path) not in (None, row.dtype):
+            yield row
+
+
+def _upcasts(jaxpr, operations: Operations, compute_dtype: Callable) -> Iterator[Upcast]:
+    for body in bodies(jaxpr):
+        if any(is_transposed(caller) or _is_nowhere(caller) for caller in body.callers):
+            continue
+        casts = {eqn.outvars[0]: eqn for eqn in body.eqns if _is_silent_upcast(eqn)}
+        for eqn in body.eqns:
+            path, dtype = scope_of(eqn, body.scope), _dtype(eqn)
+            if dtype is None or dtype == compute_dtype(path):
+                continue
+            for value, where in _widened(eqn, casts, operations.rule(eqn.primitive.name) == "low"):
+                source = source_of((where, *body.callers))
+                yield Upcast(path, _name(eqn), np.dtype(value.dtype), dtype, value.shape, source)
+
+
+def _is_nowhere(caller) -> bool:
+    """Whether JAX lost the user's line of a call, as it does of derivative rules under `jax.checkpoint`.
+
+    What is in it then looks all like JAX's own, and nobody can tell a cast that was asked for from another.
+    """
+    lines = places(caller)
+    return bool(lines) and first_outside(lines, ("/jax/",)) == len(lines)
+
+
+def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:
+    """The half-precision operands that became wider to meet the others, and the equation that did it; each once."""
+    floating = [atom for atom in eqn.invars if is_floating(atom.aval)]
+    cast = [atom for atom in floating if not isinstance(atom, core.Literal) and atom in casts]
+    if len(cast) < len(floating):  # else there was none to meet: a sum that accumulates in float32, for one
+        for var in dict.fromkeys(cast):
+            where = casts.pop(var)
+            yield where.invars[0].aval, where
+    if is_product and not is_transposed(eqn):  # JAX leaves it to the product to widen its operands
+        yield from ((atom.aval, eqn) for atom in floating if atom.aval.dtype in HALF and atom.aval.dtype != _dtype(eqn))
+
+
+def _name(eqn) -> str:
+    return eqn.params["name"].strip("_") if holds_bodies(eqn) and "name" in eqn.params else eqn.primitive.name
+
+
+_CAST = "convert_element_type"
+_CASTS = frozenset({"astype", "array", "asarray", "convert_element_type"})
+_AUTOCAST = "/mpjax/precision/casting/transform.py"
+
+
+def _is_silent_upcast(eqn) -> bool:
+    """Whether a half-precision value is widened by JAX's promotion or a layer's, not by a cast in the program.
+
+    A norm widens its input on purpose. In a backward pass what is widened follows from the forward pass.
+    """
+    if eqn.primitive.name != _CAST or is_transposed(eqn):
+        return False
+    before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if before not in HALF or widest(before, after) != after or after in HALF:
+        return False
+    lines = places(eqn)
+    if any(place.file.endswith(_AUTOCAST) for place in lines):
+        return False  # it traces at the caller's dtypes, so that what is widened is what its lists ask for
+    inside = [place.function for place in lines[: first_outside(lines, ("/jax/",))]]
+    caller = lines[len(inside)] if len(inside) < len(lines) else Place("", 0, "")
+    if any(place.function == "promote_dtype" for place in lines):  # Flax's layers: input and parameters as one dtype
+        return True
+    return not _CASTS.intersection(inside) and "norm" not in caller.file.rpartition("/")[2]
+
+
+def _weak_types(inputs: dict[str, Any], result) -> Iterator[WeakType]:
+    for name, value in inputs.items():
+        if isinstance(value, int | float | complex) or getattr(value, "weak_type", False):
+            yield WeakType(name, "argument", jnp.result_type(value))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+        if getattr(leaf, "weak_type", False):
+            yield WeakType(path_name(path), "result", leaf.dtype)

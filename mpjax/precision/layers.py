@@ -1,0 +1,117 @@
+"""What Flax layers need besides dtypes: sums in float32, and carries that keep one dtype."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.precision.calls import unwrap, wrap
+from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+
+
+def keep_carried(module, dtype: np.dtype) -> None:
+    """Lets a layer that computes in `dtype` carry on what it can read again, in place."""
+    from flax import nnx
+
+    for kind in (KeepsCarry, CachesIn):
+        unwrap(module, kind)
+    if isinstance(module, nnx.RNNCellBase):
+        wrap(module, KeepsCarry())
+    if isinstance(module, nnx.MultiHeadAttention):
+        wrap(module, CachesIn(np.dtype(dtype)))
+        cast_cache(module, np.dtype(dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsCarry:
+    """A wrapper for a recurrent cell, `(carry, inputs) -> (carry, outputs)`: the new carry has the old one's dtypes."""
+
+    depth: ClassVar[int] = 2
+
+    def __call__(self, call, module, carry, *args, **kwargs):
+        """Calls a cell."""
+        new, outputs = call(module, carry, *args, **kwargs)
+        return jax.tree.map(lambda a, b: a.astype(b.dtype) if is_floating(a) else a, new, carry), outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class CachesIn:
+    """A wrapper for attention that decodes: keys and values of earlier tokens are in the dtype of the next ones.
+
+    `init_cache` makes them float32, whenever it is called.
+    """
+
+    dtype: np.dtype
+    depth: ClassVar[int] = 4
+
+    def __call__(self, call, module, *args, **kwargs):
+        """Calls attention."""
+        cast_cache(module, self.dtype)
+        return call(module, *args, **kwargs)
+
+
+def cast_cache(module, dtype: np.dtype) -> None:
+    """Casts the keys and values that attention has cached, if it has, in place."""
+    for name in ("cached_key", "cached_value"):
+        variable = getattr(module, name, None)
+        if variable is None or variable.get_value().dtype == dtype:
+            continue
+        value = variable.get_value()
+        abstract = isinstance(value, jax.ShapeDtypeStruct)
+        variable.set_value(jax.ShapeDtypeStruct(value.shape, dtype) if abstract else value.astype(dtype))
+
+
+def adds_up(module) -> bool:
+    """Whether `module` is one of Flax's own layers with such sums; what the user derived from them may do otherwise."""
+    from flax import nnx
+
+    return type(module) in (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.ConvTranspose, nnx.Embed)
+
+
+@dataclasses.dataclass(frozen=True)
+class SumsInFloat32:
+    """A wrapper for a layer that `adds_up`: results are those of Flax bit for bit, sums are in float32 (or wider)."""
+
+    depth: ClassVar[int] = 4
+
+    def __call__(self, call, module, *args, **kwargs):
+        """Calls a layer with its parameters cast after they are spread out."""
+        if hasattr(module, "embedding"):
+            return _with_cast_after(call, module, *args, **kwargs)
+        return call(module, *args, **kwargs) if module.bias is None else _with_bias_after(call, module, *args, **kwargs)
+
+
+def _with_bias_after(call, module, inputs, *args, **kwargs):
+    y = call(_changed(module, bias=None, use_bias=False), inputs, *args, **kwargs)
+    bias = module.bias[...]
+    bias = bias.astype(widest(bias.dtype, FLOAT32)).reshape(_bias_shape(module, inputs))
+    return y + jnp.broadcast_to(bias, y.shape).astype(module.dtype).astype(y.dtype)
+
+
+def _bias_shape(module, inputs) -> tuple[int, ...]:
+    """The shape in which a bias is added: along the last axes, and along the batch axes of a `LinearGeneral`."""
+    batch_axes = {axis % inputs.ndim for axis in getattr(module, "batch_axis", ())}
+    if not batch_axes:
+        return module.bias.shape
+    contracted = {axis % inputs.ndim for axis in _tuple(module.axis)}
+    kept = (axis for axis in range(inputs.ndim) if axis not in contracted)
+    return (*(inputs.shape[axis] if axis in batch_axes else 1 for axis in kept), *_tuple(module.out_features))
+
+
+def _tuple(value) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _with_cast_after(call, module, *args, **kwargs):
+    table = module.embedding[...]
+    found = call(_changed(module, dtype=widest(table.dtype, FLOAT32)), *args, **kwargs)
+    return found.astype(module.dtype)
+
+
+def _changed(module, **attributes):
+    """A module that is another but for some attributes, for the time of a call."""
+    changed = object.__new__(type(module))
+    vars(changed).update(vars(module), **attributes)
+    return changed

@@ -1,0 +1,188 @@
+"""What a run leaves as whole files: environment.json, summary.json and the table at the end."""
+
+import datetime
+import importlib.metadata
+import math
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpjax import strict_json
+from mpjax.config.choices import BEST
+from mpjax.report.files import write_atomically
+from mpjax.report.wording import count, duration, number, rate
+
+
+PACKAGES = (
+    "mpjax",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "jmp",
+    "numpy",
+    "orbax-checkpoint",
+    "tensorflow-datasets",
+    "grain",
+)
+
+
+def write_environment(path: Path, devices: list[str]) -> None:
+    """Writes versions, machine, devices, command, date, and the commit if mpjax runs from a git checkout.
+
+    Raises:
+      OSError: names the file.
+    """
+    content: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "devices": devices,
+        "packages": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+    write_atomically(path, strict_json.encode(content, indent=2).encode() + b"\n")
+
+
+def process_of(path: Path) -> str:
+    """The process that wrote an environment.json, in words; "another process" where that cannot be read."""
+    try:
+        content = strict_json.decode(path.read_text())
+        return f"process {content['process']} on {content['host']}"
+    except (OSError, ValueError, KeyError, RecursionError):
+        return "another process"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def summarise(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    steps: int,
+    attempts: int,
+    skipped: int,
+    seconds: float,
+    compile_seconds: float,
+    examples_per_second: float,
+    policy: str,
+    parameters: int,
+    score: str = "accuracy",
+    **more: str | float,
+) -> dict[str, Any]:
+    """What `summary.json` holds.
+
+    Args:
+      records: what `read_metrics` gives.
+      steps: steps that moved the parameters.
+      attempts: steps taken, skipped ones included.
+      skipped: steps whose gradients were not finite.
+      seconds: wall-clock time of the run, all included.
+      compile_seconds: the part of it before the first step had run.
+      examples_per_second: training throughput, compiling and evaluating left out.
+      policy: the precision policy, in words.
+      parameters: how many numbers the model learns.
+      score: the metric of the test set by which the best checkpoint is chosen.
+      **more: further entries, as they are.
+
+    Returns:
+      The last value of each metric of training and evaluation under its own name, the best of `score` as
+      `best/test/<score>` with `best/step` (the first step to reach it), and the arguments.
+    """
+    final = {
+        name: value
+        for record in records
+        for name, value in record.items()
+        if name.startswith(("train/", "test/", "ema/")) and name not in _NOT_FINAL
+    }
+    return {
+        **final,
+        **_best(records, score),
+        "steps": steps,
+        "attempts": attempts,
+        "skipped": skipped,
+        "seconds": seconds,
+        "compile_seconds": compile_seconds,
+        "examples_per_second": examples_per_second,
+        "policy": policy,
+        "parameters": parameters,
+        **more,
+    }
+
+
+# Said better by entries of the whole run.
+_NOT_FINAL = ("train/skipped", "train/examples_per_second")
+
+
+def throughput(records: Sequence[Mapping[str, Any]]) -> float:
+    """Training examples per second: the median over the intervals between reports; NaN if there is none."""
+    rates = [record["train/examples_per_second"] for record in records if "train/examples_per_second" in record]
+    return statistics.median(rates) if rates else math.nan
+
+
+def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
+    """Writes summary.json, whole or not at all.
+
+    Raises:
+      OSError: names the file.
+    """
+    write_atomically(Path(path), strict_json.encode(summary, indent=2).encode() + b"\n")
+
+
+def summary_table(summary: Mapping[str, Any]) -> str:
+    """The summary for people: aligned lines, the same at a terminal and in a log."""
+    rows = [
+        ("policy", summary["policy"]),
+        ("parameters", f"{summary['parameters']:,}"),
+        ("steps", f"{summary['steps']} of {summary['attempts']} applied, {summary['skipped']} skipped"),
+        ("time", f"{duration(summary['seconds'])}, of which {duration(summary['compile_seconds'])} compiling"),
+        ("throughput", f"{rate(summary['examples_per_second'])} examples/s"),
+    ]
+    if "train/loss_scale" in summary:
+        rows.append(("loss scale", count(summary["train/loss_scale"])))
+    rows += [
+        (name.replace("/", " "), _with_best(name, summary))
+        for group in ("train", "test", "ema")
+        for name in summary
+        if name.startswith(f"{group}/") and name.partition("/")[2] in BEST
+    ]
+    if "output_dir" in summary:
+        rows.append(("folder", str(summary["output_dir"])))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
+
+
+def _best(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
+    name = f"test/{metric}"
+    found = [(record[name], record["step"]) for record in records if math.isfinite(record.get(name, math.nan))]
+    if not found:
+        return {}
+    value = BEST[metric]([value for value, _ in found])
+    return {f"best/{name}": value, "best/step": next(step for other, step in found if other == value)}
+
+
+def _with_best(name: str, summary: Mapping[str, Any]) -> str:
+    best = summary.get(f"best/{name}")
+    aside = "" if best is None else f"  (best {number(best)} at step {summary['best/step']})"
+    return number(summary[name]) + aside

@@ -1,0 +1,217 @@
+"""Objectives: what each task trains and measures, as functions of (model, batch); all in float32 or wider."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mpjax.config import Config
+from mpjax.data import Fields, prepare
+from mpjax.data.fields import IGNORED
+from mpjax.errors import UsageError
+from mpjax.precision.casting import full_precision
+from mpjax.precision.policy import Policy
+from mpjax.training.losses import (
+    correct,
+    correct_in_top,
+    cross_entropy,
+    cross_entropy_over,
+    dice_loss,
+    intersection_and_union,
+    soft_cross_entropy,
+)
+
+
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+Sums = Mapping[str, np.ndarray]
+
+
+def means(sums: Sums) -> dict[str, float]:
+    """Each sum over the number of examples, `count`."""
+    return {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
+
+
+class Objective(NamedTuple):
+    """A task.
+
+    Attributes:
+      loss: `(model, batch, key) -> (loss, metrics)`: float32 scalars, means over the batch.
+      measure: `(model, batch) -> values`: one float32 [B, ...] array per quantity, to be summed over all examples.
+      conclude: from those sums over a whole set (float64, and `count`, the number of examples) to its metrics.
+    """
+
+    loss: Callable[[nnx.Module, Batch, jax.Array], tuple[jax.Array, Metrics]]
+    measure: Callable[[nnx.Module, Batch], Metrics]
+    conclude: Callable[[Sums], dict[str, float]] = means
+
+
+def classification(
+    prepare: Callable[[Batch, jax.Array | None], Batch], policy: Policy, *, label_smoothing: float = 0.0
+) -> Objective:
+    """Batches `{"image": [B, H, W, C], "label": integer [B]}`, a model that gives logits [B, num_classes].
+
+    Args:
+      prepare: `(batch, key) -> batch`, with float32 images, augmented if the key is not None; images that were mixed
+        come with a `target`, float32 [B, num_classes].
+      policy: casts the images to its compute dtype: the one place where they are cast.
+      label_smoothing: for training only.
+    """
+
+    def logits_and_batch(model, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, Batch]:
+        batch = prepare(batch, key)
+        return model(policy.cast_to_compute(batch["image"])), batch
+
+    def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        logits, batch = logits_and_batch(model, batch, key)
+        if "target" in batch:
+            target = batch["target"]
+            smooth = (1 - label_smoothing) * target + label_smoothing / target.shape[-1]
+            losses = soft_cross_entropy(logits, smooth)
+        else:
+            losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
+        return jnp.mean(losses), {"accuracy": jnp.mean(correct(logits, batch["label"]))}
+
+    def measure(model, batch: Batch) -> Metrics:
+        logits, batch = logits_and_batch(model, batch, None)
+        return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
+
+    return Objective(loss, measure)
+
+
+def scores(logits: jax.Array, labels: jax.Array) -> Metrics:
+    """float32 [B]: `accuracy`, and `top5` where there are more than ten classes."""
+    found = {"accuracy": correct(logits, labels)}
+    return found | ({"top5": correct_in_top(5, logits, labels)} if logits.shape[-1] > 10 else {})
+
+
+def text_classification(*, label_smoothing: float = 0.0) -> Objective:
+    """Batches of `tokens`, integer [B, T], `length`, integer [B], and `label`, integer [B].
+
+    The model takes tokens and lengths, and gives logits [B, num_classes].
+
+    Args:
+      label_smoothing: for training only.
+    """
+
+    def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        del key  # nothing is augmented
+        logits = model(batch["tokens"], batch["length"])
+        losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
+        return jnp.mean(losses), {"accuracy": jnp.mean(correct(logits, batch["label"]))}
+
+    def measure(model, batch: Batch) -> Metrics:
+        logits = model(batch["tokens"], batch["length"])
+        return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
+
+    return Objective(loss, measure)
+
+
+def language_modeling(*, label_smoothing: float = 0.0) -> Objective:
+    """Batches of `tokens`, integer [B, T + 1]; the model takes the first T and gives logits [B, T, vocabulary].
+
+    Args:
+      label_smoothing: for training only.
+    """
+
+    def losses_and_hits(model, batch: Batch, smoothing: float) -> tuple[jax.Array, jax.Array]:
+        tokens, following = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
+        logits = model(tokens)
+        losses = cross_entropy(logits, following, label_smoothing=smoothing)
+        return losses, (jnp.argmax(logits, axis=-1) == following).astype(jnp.float32)
+
+    def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        del key  # nothing is augmented
+        losses, hits = losses_and_hits(model, batch, label_smoothing)
+        return jnp.mean(losses), {"accuracy": jnp.mean(hits)}
+
+    def measure(model, batch: Batch) -> Metrics:
+        losses, hits = losses_and_hits(model, batch, 0.0)
+        return {"loss": jnp.mean(losses, axis=1), "accuracy": jnp.mean(hits, axis=1)}
+
+    return Objective(loss, measure, _conclude_text)
+
+
+def _conclude_text(sums: Sums) -> dict[str, float]:
+    """`loss` and `accuracy`, means over tokens (every example has as many), and `perplexity`, exp(loss)."""
+    loss, accuracy = (float(sums[name] / sums["count"]) for name in ("loss", "accuracy"))
+    with np.errstate(over="ignore"):
+        return {"loss": loss, "accuracy": accuracy, "perplexity": float(np.exp(np.float64(loss)))}
+
+
+def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Policy) -> Objective:
+    """Batches `{"image": [B, H, W, C], "mask": integer [B, H, W]}`, a model that gives logits [B, H, W, num_classes].
+
+    The sum of both losses as in Isensee et al., 2018, nnU-Net (arXiv:1809.10486).
+
+    Args:
+      prepare: `(batch, key) -> batch`, with float32 images, images and masks augmented alike if the key is not None.
+      policy: casts the images to its compute dtype: the one place where they are cast.
+    """
+
+    def logits_and_mask(model, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        batch = prepare(batch, key)
+        return model(policy.cast_to_compute(batch["image"])), batch["mask"]
+
+    def losses(logits: jax.Array, mask: jax.Array) -> jax.Array:
+        return cross_entropy_over(logits, mask, ignore=IGNORED) + dice_loss(logits, mask, ignore=IGNORED)
+
+    def counts(logits: jax.Array, mask: jax.Array) -> Metrics:
+        """float32 [B] or [B, num_classes] pixels of each example."""
+        intersection, union = intersection_and_union(logits, mask, ignore=IGNORED)
+        counted = jnp.sum(mask != IGNORED, axis=(1, 2)).astype(jnp.float32)
+        right = jnp.sum(intersection, axis=-1)
+        return {"right": right, "counted": counted, "intersection": intersection, "union": union}
+
+    def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        logits, mask = logits_and_mask(model, batch, key)
+        total = {name: jnp.sum(count, axis=0) for name, count in counts(logits, mask).items()}
+        iou = mean_iou(total["intersection"], total["union"], jnp)
+        accuracy = total["right"] / jnp.maximum(total["counted"], 1)
+        return jnp.mean(losses(logits, mask)), {"accuracy": accuracy, "iou": iou}
+
+    def measure(model, batch: Batch) -> Metrics:
+        logits, mask = logits_and_mask(model, batch, None)
+        return {"loss": losses(logits, mask), **counts(logits, mask)}
+
+    return Objective(loss, measure, _conclude_masks)
+
+
+def _conclude_masks(sums: Sums) -> dict[str, float]:
+    """`loss`, a mean over examples; `accuracy`, over pixels; `iou`, over the classes that occur.
+
+    Raises:
+      UsageError: no pixel counts.
+    """
+    if not sums["counted"]:
+        raise UsageError(f"mask: every pixel of the set is {IGNORED}, which does not count; wanted classes from 0")
+    return {
+        **means({"loss": sums["loss"], "count": sums["count"]}),
+        "accuracy": float(sums["right"] / sums["counted"]),
+        "iou": float(mean_iou(sums["intersection"], sums["union"], np)),
+    }
+
+
+def mean_iou(intersection, union, xp):
+    """The mean over the classes of `union` > 0 of intersection / union, both [num_classes], arrays of `xp`."""
+    occurs = union > 0
+    shares = xp.where(occurs, intersection / xp.where(occurs, union, 1), 0)
+    return xp.sum(shares) / xp.maximum(xp.sum(occurs.astype(union.dtype)), 1)
+
+
+def objective_of(config: Config, policy: Policy, fields: Fields) -> Objective:
+    """What `config.task` trains and measures on batches of these fields; `policy` casts the images."""
+    smoothing = config.training.label_smoothing
+    # Pixels are no activations: under autocast too, what augments them computes as it is written.
+    prepared = full_precision(functools.partial(prepare, config=config.data, fields=fields))
+    if config.task == "segmentation":
+        return segmentation(prepared, policy)
+    if config.task == "text_classification":
+        return text_classification(label_smoothing=smoothing)
+    if config.task == "language_modeling":
+        return language_modeling(label_smoothing=smoothing)
+    return classification(prepared, policy, label_smoothing=smoothing)

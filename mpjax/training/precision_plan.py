@@ -1,0 +1,140 @@
+"""Precision settings in, policy and loss scaling out; settings that contradict each other are refused."""
+
+import dataclasses
+from typing import NamedTuple
+
+from mpjax.config import schema
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import FLOAT16, FLOAT64, HALF, slow_half_reason
+from mpjax.precision.policy import Policy, Preset, find_preset, get_policy
+from mpjax.precision.rules import NORM
+
+
+class PrecisionPlan(NamedTuple):
+    """The precision decision of a run, made once.
+
+    Attributes:
+      policy: its dtypes and rules.
+      mode: "module" (dtypes set on the model's modules) or "autocast" (casts placed per operation).
+      loss_scale: "none", "dynamic", or a static scale.
+      master_weights: whether the optimizer keeps float32 copies of half-precision parameters.
+    """
+
+    policy: Policy
+    mode: str
+    loss_scale: str | float
+    master_weights: bool
+
+    @property
+    def float64(self) -> bool:
+        """Whether JAX has to make 64-bit arrays."""
+        return FLOAT64 in (self.policy.param_dtype, self.policy.compute_dtype, self.policy.output_dtype)
+
+
+def plan_precision(config: schema.Precision) -> PrecisionPlan:
+    """Reads the `precision` section.
+
+    Raises:
+      UsageError: an unknown policy, dtype or loss scale; settings that contradict each other.
+    """
+    policy = get_policy(config.policy)
+    rules = {**config.rules, **{p: v for p, v in policy.rules.items() if p not in config.rules}}
+    policy = dataclasses.replace(policy, rules=rules)
+    preset = find_preset(config.policy) or Preset("", policy)
+    halves = policy.param_dtype in HALF
+    if config.master_weights == "on" and not halves:
+        raise UsageError(
+            f"--precision.master_weights on contradicts --precision.policy {config.policy}: its parameters are "
+            f"{policy.param_dtype} already; write float16 or bfloat16 as the policy, or leave master_weights at auto"
+        )
+    masters = config.master_weights == "on" or (config.master_weights == "auto" and preset.master_weights)
+    if config.loss_scale.strip().lower() not in ("auto", "dynamic") and (unused := _dynamic_settings(config)):
+        raise UsageError(
+            f"--precision.loss_scale {config.loss_scale} contradicts {', '.join(unused)}, of a dynamic loss scale: "
+            "leave out one or the other"
+        )
+    if config.stochastic_rounding and not masters:
+        raise UsageError(
+            "--precision.stochastic_rounding rounds parameters from their float32 master weights, and this run has "
+            "none: write float16 or bfloat16 as the policy, and master_weights auto or on"
+        )
+    return PrecisionPlan(policy, _mode(config, preset, policy), _loss_scale(config, preset, policy), masters)
+
+
+def advice(plan: PrecisionPlan, device) -> list[str]:
+    """What the user should know of this plan on `device` (a `jax.Device`): not errors, but seldom what was meant."""
+    policy = plan.policy
+    notes = []
+    computes_in_float16 = FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy))
+    if plan.loss_scale != "none" and not computes_in_float16:
+        notes.append(
+            f"loss scaling is not needed: gradients do not underflow in {policy.compute_dtype} as they do in float16; "
+            "--precision.loss_scale none saves the check"
+        )
+    if plan.loss_scale == "none" and computes_in_float16:
+        notes.append(
+            "float16 without loss scaling: gradients below 6e-8 become zero; --precision.loss_scale dynamic keeps them"
+        )
+    if policy.param_dtype in HALF and not plan.master_weights:
+        notes.append(
+            f"{policy.param_dtype} parameters without master weights: updates below a parameter's rounding are lost; "
+            "--precision.master_weights on keeps them"
+        )
+    if reason := slow_half_reason(policy.compute_dtype, device):
+        notes.append(reason)
+    return notes
+
+
+def floor_of(plan: PrecisionPlan, config: schema.Precision) -> float | None:
+    """The smallest loss scale of the run; None if it has none."""
+    if plan.loss_scale == "none":
+        return None
+    return config.min_scale if plan.loss_scale == "dynamic" else float(plan.loss_scale)
+
+
+def _dynamic_settings(config: schema.Precision) -> list[str]:
+    """The settings of a dynamic loss scale that are not as they are by default."""
+    names = ("initial_scale", "growth_interval", "min_scale", "max_scale", "hysteresis", "tolerance")
+    usual = schema.Precision()
+    return [
+        f"--precision.{name} {getattr(config, name)}" for name in names if getattr(config, name) != getattr(usual, name)
+    ]
+
+
+def _mode(config: schema.Precision, preset: Preset, policy: Policy) -> str:
+    mode = preset.mode if config.mode == "auto" else config.mode
+    if mode == "module" and preset.mode == "autocast":
+        raise UsageError(
+            f"--precision.mode module contradicts --precision.policy {config.policy}, which is autocast; write O2 for "
+            "the same dtypes set on modules"
+        )
+    dtypes = zip(policy.rules, _rule_dtypes(policy), strict=True)
+    half_norms = [dtype for pattern, dtype in dtypes if pattern.lower() == NORM and dtype in HALF]
+    if mode == "autocast" and half_norms:
+        raise UsageError(
+            f"--precision.mode autocast contradicts --precision.policy {config.policy}: autocast computes norms in "
+            f"float32, and rule '{NORM}' asks for {half_norms[0]}; leave out one of the two"
+        )
+    return mode
+
+
+def _usual_scaling(policy: Policy) -> str:
+    return "dynamic" if FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy)) else "none"
+
+
+def _rule_dtypes(policy: Policy):
+    return [value.compute_dtype if isinstance(value, Policy) else value for value in policy.rules.values()]
+
+
+def _loss_scale(config: schema.Precision, preset: Preset, policy: Policy) -> str | float:
+    word = config.loss_scale.strip().lower()
+    if word == "auto":
+        return 1.0 if preset.loss_scale == "static" else _usual_scaling(policy)
+    if word in ("dynamic", "none"):
+        return word
+    try:
+        return float(word)
+    except ValueError:
+        raise UsageError(
+            f"--precision.loss_scale {config.loss_scale}: wanted auto, dynamic, none, or a power of two such as 1024"
+        ) from None

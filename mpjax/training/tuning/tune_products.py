@@ -1,0 +1,143 @@
+"""Tuning: times a model's products in both dtypes, proposes rules, keeps those that make the step faster."""
+
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from mpjax import strict_json
+from mpjax.training.setup import Task
+from mpjax.training.tuning.products import Product, Program, arrays_like
+from mpjax.training.tuning.timing import GAIN, Timed, Timing, rules_of, side_by_side
+
+
+class Tuning(NamedTuple):
+    """What was found.
+
+    Attributes:
+      timed: all modules that have products, those with equal programs together.
+      proposed: the rules that keep what is slower in half precision in float32.
+      step: the whole step, without these rules and with them; None if there are none.
+    """
+
+    timed: tuple[Timed, ...]
+    proposed: dict[str, str]
+    step: Timing | None
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """The rules to take: those proposed, if they make the step faster."""
+        return self.proposed if self.step is not None and self.step.faster_by(GAIN) else {}
+
+    def __str__(self) -> str:
+        slow = sum(one.slower_in_half for one in self.timed)
+        count = f"{slow} of {len(self.timed)} kinds of products are slower in half precision"
+        if self.step is None:
+            return f"{count}: no rules"
+        kept = ", ".join(f"'{pattern}'" for pattern in self.proposed)
+        before, after = (f"{1e3 * statistics.median(seconds):.4g} ms" for seconds in self.step)
+        if not self.rules:
+            return f"{count}, but with {kept} in float32 a step is no faster ({before} without, {after} with): no rules"
+        gain = f"a step is {self.step.gain:.2f} times as fast ({before} to {after})"
+        return f"{count}; rules keep {kept} in float32: {gain}"
+
+
+def tune(
+    task: Task,
+    products: list[Product],
+    time_step: Callable[[Mapping[str, str]], Timing],
+    side_by_side: Callable[[Callable, Callable], Timing] = side_by_side,
+) -> Tuning:
+    """Times each kind of product once, then the step without and with the rules that follow.
+
+    Args:
+      task: the model under its policy, for what its modules have now.
+      products: of the model.
+      time_step: rules to the timing of a step without and with them.
+      side_by_side: times two programs.
+    """
+    kinds = kinds_of(products)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        # Compiling takes the most of the time, and a processor each.
+        compiled = [[_compiled(pool, program) for program in (one.half, one.full)] for one, *_ in kinds]
+    timed = tuple(
+        Timed(one.type, (one.path, *(other.path for other in others)), side_by_side(*map(_ready, programs)))
+        for (one, *others), programs in zip(kinds, compiled, strict=True)
+    )
+    proposed = rules_of(timed, task.precision)
+    return Tuning(timed, proposed, time_step(proposed) if proposed else None)
+
+
+def kinds_of(products: list[Product]) -> list[list[Product]]:
+    """Products of equal programs together, without those whose code decides by itself what it computes in."""
+    kinds: dict[tuple[str, str], list[Product]] = {}
+    for product in products:
+        if product.half.text != product.full.text:
+            kinds.setdefault((product.half.text, product.full.text), []).append(product)
+    return list(kinds.values())
+
+
+class _Compiled(NamedTuple):
+    program: Program
+    executable: concurrent.futures.Future
+
+
+def _compiled(pool: concurrent.futures.Executor, program: Program) -> _Compiled:
+    return _Compiled(program, pool.submit(jax.jit(program.run).lower(*program.inputs).compile))
+
+
+def _ready(compiled: _Compiled) -> Callable[[], Any]:
+    """The program on arrays of its own, which are there only while it is timed."""
+    arrays = [arrays_like(shapes) for shapes in compiled.program.inputs]
+    executable = compiled.executable.result()
+    return lambda: executable(*arrays)
+
+
+def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
+    """What was found for `key`; None if nothing was, or the file is damaged."""
+    try:
+        found = json.loads(tuning_file(folder, key).read_text())
+        if found["key"] != _plain(key):
+            return None
+        timed = tuple(Timed(one["type"], tuple(one["modules"]), _timing(one)) for one in found["products"])
+        step = found["step"]
+        return Tuning(timed, {str(p): str(d) for p, d in found["rules"].items()}, step and _timing(step))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -> pathlib.Path:
+    """Keeps what was found for `key`; gives the file."""
+    file = tuning_file(folder, key)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found = {
+        "key": _plain(key),
+        "products": [{"type": one.type, "modules": one.modules, **one.timing._asdict()} for one in tuning.timed],
+        "rules": tuning.proposed,
+        "step": tuning.step and tuning.step._asdict(),
+    }
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(strict_json.encode(found, indent=2) + "\n")
+    unfinished.replace(file)  # at once: another run may read it
+    return file
+
+
+def tuning_file(folder: pathlib.Path, key: Mapping[str, Any]) -> pathlib.Path:
+    """Where it is: named for device and model, and by a digest of the whole key."""
+    digest = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()[:12]
+    words = "-".join(str(key[name]) for name in ("device", "model") if name in key)
+    return folder / ("".join(c if c.isalnum() else "_" for c in words) + f"-{digest}.json")
+
+
+def _plain(key: Mapping[str, Any]):
+    """The key as JSON gives it back."""
+    return json.loads(json.dumps(key))
+
+
+def _timing(found: Mapping[str, Any]) -> Timing:
+    return Timing(tuple(map(float, found["half"])), tuple(map(float, found["full"])))

@@ -1,0 +1,147 @@
+"""The diagnosis of a run's step: reached by running again, held against float32, left in the run's folder."""
+
+import json
+import shlex
+
+import jax
+import numpy as np
+import pytest
+
+from mpjax import cli
+from mpjax.commands.diagnose import diagnose_run, replay
+from mpjax.commands.parts import make_parts
+from mpjax.commands.train import run
+from mpjax.config import load
+from mpjax.config.commands import Inquiry
+from mpjax.errors import Diverged, UsageError
+from mpjax.loop.checkpoint import read_checkpoint, to_arrays
+
+
+FLAGS = shlex.split("""
+--model.name mlp --model.width 8 --data.name digits --data.eval_batch_size 100 --steps 12 --optimizer.name adamw
+--optimizer.learning_rate 0.01 --optimizer.warmup 2 --loop.save_every 5 --loop.eval_every 0 --loop.keep 9
+--report.no_plot --report.no_tensorboard
+""")
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "healthy"
+    run(load([*FLAGS, "--output_dir", str(folder)]))
+    return folder
+
+
+@pytest.mark.parametrize("position", [5, 10, 12])
+def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, position):
+    config = load(["--config", str(healthy / "config.toml")])
+    parts = make_parts(config)
+    state, batch = replay(config, parts, parts.train_call, healthy, position)
+    state, _ = parts.train_step(state, batch)
+    _, arrays, _ = read_checkpoint(healthy / "checkpoints", str(position))
+    replayed = jax.device_get(to_arrays(state))
+    assert replayed.keys() == arrays.keys()
+    assert all(np.asarray(replayed[name]).tobytes() == arrays[name].tobytes() for name in arrays)
+
+
+@pytest.mark.slow
+def test_a_healthy_step_is_healthy_and_its_page_is_in_the_folder(healthy, capsys):
+    found = diagnose_run(Inquiry(run=str(healthy), step=8))
+    assert (found.verdict, found.path, found.rules, found.policy) == (
+        "healthy",
+        None,
+        {},
+        "params=float32,compute=float16,output=float32",
+    )
+    assert found.loss_scale == 2**15
+    assert abs(found.loss[0] / found.loss[1] - 1) < 5e-3
+    assert capsys.readouterr().out.startswith(f"step 8 of {healthy}\nverdict: healthy\n")
+    assert json.loads((healthy / "diagnosis_8.json").read_text())["verdict"] == "healthy"
+    assert "<html" in (healthy / "diagnosis_8.html").read_text()
+
+
+@pytest.mark.slow
+def test_another_policy_and_another_scale_can_be_asked_about(healthy):
+    found = diagnose_run(Inquiry(run=str(healthy), policy="mixed_bfloat16", loss_scale=1.0))
+    assert (found.verdict, found.loss_scale) == ("healthy", 1.0)
+    assert found.policy.startswith("params=float32,compute=bfloat16")
+    assert (healthy / "diagnosis_13.json").exists()  # the step after the last
+
+
+@pytest.mark.slow
+def test_a_scale_too_high_is_named_with_one_that_is_not(healthy):
+    found = diagnose_run(Inquiry(run=str(healthy), step=3, loss_scale=2.0**24))
+    assert (found.verdict, found.direction, found.verified, found.rules) == ("loss_scale", "backward", True, {})
+    assert found.better_scale < 2.0**24
+
+
+@pytest.mark.slow
+def test_a32_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_problem(tmp_path):
+    flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--optimizer.name", "sgd", "--optimizer.learning_rate", "1e7"]
+    with pytest.raises(Diverged, match="first bad layer: layers/0"):
+        run(load([*flags, "--optimizer.warmup", "0", "--optimizer.schedule", "constant", "--precision.patience", "9"]))
+    found = diagnose_run(Inquiry(run=str(tmp_path / "a"), step=2))
+    assert (found.verdict, found.path, found.direction) == ("not_precision", "layers/0", "forward")
+    assert (found.rules, found.better_scale, found.verified) == ({}, None, False)
+    assert "the run does not recover in float32 either: 20 steps from here the loss is" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"run": "nowhere"}, r"no run in nowhere \(no config.toml\)"),
+        ({"step": -1}, "--step -1: wanted a step from 1 on"),
+        ({"policy": "mixed_flot16"}, "did you mean 'mixed_float16'"),
+    ],
+)
+def test_a27_what_cannot_be_asked_says_why(healthy, settings, says):
+    with pytest.raises(UsageError, match=says):
+        diagnose_run(Inquiry(**{"run": str(healthy), **settings}))
+
+
+@pytest.mark.slow
+def test_the_command_answers_with_json_and_refuses_with_code_2(healthy, capsys):
+    assert cli.diagnose(["--run", str(healthy), "--step", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "healthy"
+    assert cli.diagnose(["--run", "nowhere"]) == 2
+    assert "error: no run in nowhere" in capsys.readouterr().err
+
+
+def test_the_fastest_policy_of_a_step(healthy, capsys):
+    assert cli.diagnose(["--run", str(healthy), "--step", "8", "--search", "fastest"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [f"step 8 of {healthy}", "fastest policy within 0.05: --precision.policy bfloat16"]
+    assert [line.split()[:2] for line in printed[2:]] == [
+        ["yes", "bfloat16"],
+        ["yes", "float16"],
+        ["yes", "mixed_bfloat16"],
+        ["yes", "mixed_float16"],
+    ]
+
+
+@pytest.mark.slow
+def test_a24_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
+    flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--precision.policy", "bfloat16", "--optimizer.name", "sgd"]
+    stalling = ["--precision.master_weights", "off", "--optimizer.learning_rate", "1e-4", "--optimizer.warmup", "0"]
+    run(load([*flags, *stalling]))
+    found = diagnose_run(Inquiry(run=str(tmp_path / "a"), step=5))
+    assert (found.verdict, found.direction) == ("rounding", "update")
+    assert "--precision.master_weights on" in found.advice[0]
+
+
+@pytest.mark.slow
+def test_a_run_whose_gradients_are_finite_and_their_norm_is_not_is_no_precision_problem(tmp_path):
+    flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--optimizer.name", "sgd", "--optimizer.learning_rate", "1e4"]
+    flags += ["--precision.policy", "mixed_bfloat16", "--steps", "40", "--optimizer.warmup", "0"]
+    with pytest.raises(Diverged, match="verdict: not_precision"):
+        run(load(flags))
+
+
+@pytest.mark.slow
+def test_a_run_without_metrics_or_checkpoints_is_diagnosed_from_its_settings(healthy, tmp_path):
+    (tmp_path / "config.toml").write_text((healthy / "config.toml").read_text())
+    assert diagnose_run(Inquiry(run=str(tmp_path), step=1, search="none")).verdict == "healthy"
+
+
+def test_a_step_that_the_run_never_had_is_refused(healthy):
+    with pytest.raises(UsageError, match=r"--step 100: the run has 12 steps"):
+        diagnose_run(Inquiry(run=str(healthy), step=100))

@@ -1,0 +1,122 @@
+"""Checkpoints measured: by themselves as in the run, or under another policy, split or average."""
+
+import json
+
+import pytest
+
+from mpjax.commands.evaluate import evaluate_run
+from mpjax.commands.train import run
+from mpjax.config import load
+from mpjax.config.commands import Evaluation
+from mpjax.errors import UsageError
+from mpjax.report import read_metrics
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run whose best checkpoint is not its last: the rate is far too high at the end."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    run(
+        load(
+            f"--output_dir {folder} --model.name mlp --model.width 8 --data.name digits --steps 60 "
+            "--optimizer.name adamw --optimizer.learning_rate 0.02 --optimizer.warmup 2 --optimizer.schedule constant "
+            "--training.ema 0.9 --loop.eval_every 30 --loop.save_every 30 --report.no_plot "
+            "--report.no_tensorboard --data.eval_batch_size 100".split()
+        )
+    )
+    run(load(f"--resume --output_dir {folder} --optimizer.learning_rate 5 --steps 62".split()))
+    return folder
+
+
+def recorded(folder, step):
+    tested = [record for record in read_metrics(folder / "metrics.jsonl") if "test/loss" in record]
+    return {name: value for record in tested if record["step"] == step for name, value in record.items() if "/" in name}
+
+
+@pytest.mark.parametrize(("which", "step"), [("best", 60), ("latest", 62), ("60", 60)])
+def test_a_checkpoint_measures_as_it_did_in_the_run(trained, which, step):
+    metrics = evaluate_run(Evaluation(run=str(trained), checkpoint=which, ema=True))
+    assert metrics == recorded(trained, step)
+    assert set(metrics) == {"test/loss", "test/accuracy", "ema/loss", "ema/accuracy"}
+
+
+def test_the_moving_average_is_measured_if_asked_for(trained):
+    assert set(evaluate_run(Evaluation(run=str(trained)))) == {"test/loss", "test/accuracy"}
+
+
+@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
+def test_another_policy_measures_nearly_the_same(trained, policy):
+    metrics = evaluate_run(Evaluation(run=str(trained), policy=policy, checkpoint="60"))
+    own = recorded(trained, 60)
+    assert metrics["test/loss"] == pytest.approx(own["test/loss"], rel=0.02)
+    assert metrics["test/loss"] != own["test/loss"]
+    assert metrics["test/accuracy"] == pytest.approx(own["test/accuracy"], abs=0.02)
+
+
+def test_float16_stores_what_mixed_float16_computes_with(trained):
+    metrics = evaluate_run(Evaluation(run=str(trained), policy="float16", checkpoint="60"))
+    assert metrics["test/loss"] == pytest.approx(recorded(trained, 60)["test/loss"], rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def autocast(tmp_path_factory):
+    """A run with casts at each operation."""
+    folder = tmp_path_factory.mktemp("runs") / "autocast"
+    run(
+        load(
+            f"--output_dir {folder} --precision.policy O1 --model.name mlp --model.width 8 --data.name digits "
+            "--steps 20 --optimizer.name adamw --optimizer.warmup 2 --loop.eval_every 20 --report.no_plot "
+            "--report.no_tensorboard".split()
+        )
+    )
+    return folder
+
+
+def test_a25_a_run_under_autocast_is_measured_under_autocast_or_under_another_policy(autocast):
+    own = recorded(autocast, 20)
+    assert evaluate_run(Evaluation(run=str(autocast))) == own
+    assert evaluate_run(Evaluation(run=str(autocast), policy="O1")) == own
+    full = evaluate_run(Evaluation(run=str(autocast), policy="float32"))
+    assert full["test/loss"] == pytest.approx(own["test/loss"], rel=0.01)
+    assert full["test/loss"] != own["test/loss"]
+
+
+def test_another_split_is_other_examples(trained):
+    metrics = evaluate_run(Evaluation(run=str(trained), split="train[:100]", checkpoint="60"))
+    assert (metrics["test/accuracy"] * 100) % 1 == pytest.approx(0, abs=1e-4)
+
+
+def test_the_result_is_printed_for_people_or_for_programs(trained, capsys):
+    metrics = evaluate_run(Evaluation(run=str(trained), json=True, checkpoint="60"))
+    policy = "params=float32,compute=float16,output=float32"
+    assert json.loads(capsys.readouterr().out) == {"checkpoint": 60, "policy": policy, **metrics}
+    evaluate_run(Evaluation(run=str(trained), policy="float32", checkpoint="60"))
+    lines = capsys.readouterr().out.splitlines()
+    under = "evaluated under params=float32,compute=float32,output=float32"
+    assert lines[0] == f"checkpoint 60 of {trained}, trained under {policy}, {under}"
+    assert [line.split()[0] for line in lines[1:]] == ["test/accuracy", "test/loss"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"checkpoint": "5"}, "no checkpoint '5': wanted latest, best or one of "),
+        ({"split": "valid"}, "split 'valid' of 'digits/1.0.0'"),
+        ({"policy": "flot16"}, "unknown precision policy 'flot16'"),
+    ],
+)
+def test_what_is_not_there_is_refused(trained, settings, says):
+    with pytest.raises(UsageError, match=says):
+        evaluate_run(Evaluation(run=str(trained), **settings))
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=rf"no run in {tmp_path} \(no config.toml\); wanted the folder that train.py"):
+        evaluate_run(Evaluation(run=str(tmp_path)))
+
+
+def test_an_average_that_was_not_kept_is_refused(trained, tmp_path):
+    text = (trained / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(text.replace("ema = 0.9", "ema = 0.0"))
+    with pytest.raises(UsageError, match=r"--ema: the run in .* kept no moving average \(training.ema is 0\)"):
+        evaluate_run(Evaluation(run=str(tmp_path), ema=True))

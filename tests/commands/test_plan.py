@@ -1,0 +1,133 @@
+"""A plan from its settings to what is printed."""
+
+import dataclasses
+import json
+
+import pytest
+
+from mpjax import cli
+from mpjax.commands.plan import plan_run
+from mpjax.config.commands import Plan
+from mpjax.errors import UsageError
+from mpjax.plan import page
+from mpjax.plan.measure import Measured
+
+
+MEASURED = Measured(0.01, (0.009, 0.011), 46_000_000_000, "NVIDIA H100 80GB HBM3")
+
+
+@pytest.fixture
+def planned(monkeypatch, plan_of):
+    """Plans of round numbers instead of those of a compiler; gives what was asked for."""
+    asked = []
+
+    def estimates(gpus, runs, fields, **settings):
+        asked.append((gpus, [run.precision.policy for run in runs], sorted(fields), settings))
+        return [plan_of(run.precision.policy, gpu) for gpu in gpus for run in runs]
+
+    monkeypatch.setattr(page, "estimates", estimates)
+    return asked
+
+
+def test_the_run_s_own_policy_is_planned_unless_others_are_named(small, planned):
+    plan_run(Plan(gpu=("h100",)), small)
+    plan_run(Plan(gpu=("h100", "a100"), policies=("float32", "mixed_bfloat16"), devices=4, fit=False), small)
+    assert [(gpus, policies) for gpus, policies, _, _ in planned] == [
+        (("h100",), ["mixed_float16"]),
+        (("h100", "a100"), ["float32", "mixed_bfloat16"]),
+    ]
+    assert planned[1][2:] == (
+        ["image", "label"],
+        {"devices": 4, "attention": "auto", "memory_fraction": 0.75, "fit": False, "verify": False},
+    )
+
+
+def test_a_table_for_each_gpu_and_what_is_left_out_are_printed(small, planned, capsys):
+    plan_run(Plan(gpu=("h100", "a100"), policies=("float32", "mixed_bfloat16")), small)
+    said = capsys.readouterr().out
+    assert said.count("per step and GPU") == 2
+    assert "NVIDIA A100-SXM4-80GB: 100 examples a step" in said
+    assert "Traffic is an upper bound" in said
+
+
+def test_json_has_every_number(small, planned, capsys):
+    result = plan_run(Plan(gpu=("h100",), policies=("float32", "bfloat16"), json=True), small)
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(result))
+    first, second = result["plans"]
+    assert (result["model"], result["data"], first["device"]) == ("mlp", "synthetic:8x8x1:10", "NVIDIA H100 80GB HBM3")
+    assert (first["memory"]["total"], first["fits"], second["fits"]) == (43_500_000_000, False, True)
+    assert first["roofline"] == {
+        "compute": 0.002,
+        "traffic": 0.008,
+        "seconds": 0.008,
+        "serial": 0.01,
+        "bound": "traffic",
+    }
+    assert (first["items_per_second"], first["fit"]) == (12500, {"batch": 150, "compiled": False})
+    assert (first["traffic"]["collectives"], first["measured"]) == ({"all-reduce": {"f32": 1_000_000_000}}, None)
+
+
+def test_a_plot_is_drawn_where_it_is_asked_for(small, planned, tmp_path, capsys):
+    file = tmp_path / "plan.png"
+    plan_run(Plan(gpu=("h100",), plot=str(file)), small)
+    assert file.stat().st_size > 10_000
+    assert f"plot: {file}" in capsys.readouterr().out
+
+
+def test_where_the_gpu_is_present_steps_that_fit_are_measured(small, planned):
+    """The float32 run of the example does not fit."""
+    measured = []
+
+    def measure(run, fields):
+        measured.append(run.precision.policy)
+        return MEASURED
+
+    settings = Plan(gpu=("a100", "h100"), policies=("float32", "mixed_bfloat16"), devices=4)
+    result = plan_run(settings, small, present=lambda gpu, count: (gpu, count) == ("h100", 4), measure=measure)
+    assert measured == ["mixed_bfloat16"]
+    seconds = [plan["measured"] and plan["measured"]["seconds"] for plan in result["plans"]]
+    assert seconds == [None, None, None, 0.01]
+
+
+def test_what_takes_least_is_measured_first(small, planned, plan_of, monkeypatch):
+    """A device tells the most that was in use since the process began."""
+    measured = []
+    plans = [dataclasses.replace(plan_of(policy), limit=10**12) for policy in ("float32", "bfloat16")]
+    monkeypatch.setattr(page, "estimates", lambda *_, **__: plans)
+
+    def measure(run, fields):
+        measured.append(run.precision.policy)
+        return MEASURED
+
+    settings = Plan(gpu=("h100",), policies=("float32", "bfloat16"))
+    result = plan_run(settings, small, present=lambda *_: True, measure=measure)
+    assert measured == ["bfloat16", "float32"]
+    assert [plan["policy"] for plan in result["plans"]] == ["float32", "bfloat16"]
+
+
+def test_measuring_can_be_left_out(small, planned):
+    def measure(run, fields):
+        raise AssertionError("measured")
+
+    plan_run(
+        Plan(gpu=("h100",), policies=("bfloat16",), measure=False), small, present=lambda *_: True, measure=measure
+    )
+
+
+def test_settings_that_make_no_plan_are_refused(small):
+    with pytest.raises(UsageError, match="--gpu has h100 twice"):
+        plan_run(Plan(gpu=("h100", "h100")), small)
+
+
+def test_the_command_plans_a_configuration_without_its_data(plugin, capsys):
+    run = "--data.name imagenet2012 --data.image_size 32 --data.batch_size 16 --model.name mlp --model.width 8"
+    code = cli.plan([*run.split(), "--gpu", "a100", "--json", "--no_fit", "--precision.policy", "mixed_bfloat16"])
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    assert (code, plan["gpu"], plan["policy"], plan["batch"]) == (0, "a100", "mixed_bfloat16", 16)
+    parameters = (32 * 32 * 3 * 8 + 8) + (8 * 8 + 8) + (8 * 1000 + 1000)
+    assert plan["memory"]["parameters"] == 4 * parameters
+
+
+def test_the_command_refuses_a_gpu_that_is_in_no_table(capsys):
+    assert cli.plan(["--gpu", "h300"]) == 2
+    assert "invalid choice 'h300'" in capsys.readouterr().err

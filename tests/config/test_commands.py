@@ -1,0 +1,24 @@
+"""Which files a plot can be written to."""
+
+import pytest
+
+from mpjax.config.commands import check_image
+from mpjax.errors import UsageError
+
+
+def test_an_image_in_a_folder_that_is_there_is_taken_and_so_is_none(tmp_path):
+    for path in ("", "a.png", str(tmp_path / "a.SVG")):
+        check_image("--plot", path)
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("a.xyz", "--plot a.xyz ends in '.xyz': wanted .png, .pdf, .svg, .jpg, .jpeg, .webp"),
+        ("a", "--plot a ends in '': wanted .png"),
+        ("nowhere/a.png", "--plot nowhere/a.png: there is no folder nowhere"),
+    ],
+)
+def test_other_files_are_refused(path, says):
+    with pytest.raises(UsageError, match=says):
+        check_image("--plot", path)

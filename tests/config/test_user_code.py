@@ -1,0 +1,77 @@
+"""A run from elsewhere runs no code unless the user says so."""
+
+import shutil
+
+import pytest
+
+from mpjax.cli import diagnose, evaluate, export, train
+from mpjax.config import Config, load, to_toml
+from mpjax.config.schema import Data, Model
+from mpjax.config.user_code import code_of, require_trust
+from mpjax.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("model", "preprocess", "named"),
+    [
+        ("resnet18", "", {}),
+        ("evil.py:Net", "", {"model.name": "evil.py:Net"}),
+        ("os:system", "evil.py:f", {"model.name": "os:system", "data.preprocess": "evil.py:f"}),
+        ("mpjax.models.mlp:MLP", "", {}),
+        ("mpjaxevil:Net", "", {"model.name": "mpjaxevil:Net"}),
+        ("mpjax.py:Net", "", {"model.name": "mpjax.py:Net"}),
+        ("mpjax.evil.py:Net", "", {"model.name": "mpjax.evil.py:Net"}),
+    ],
+)
+def test_code_is_what_is_outside_of_mpjax(model, preprocess, named):
+    assert code_of(Config(model=Model(name=model), data=Data(preprocess=preprocess))) == named
+
+
+def test_what_the_command_line_names_itself_is_trusted(tmp_path):
+    stored = Config(model=Model(name="a.py:Net"))
+    require_trust(stored, tmp_path, trusted=True)
+    require_trust(stored, tmp_path, trusted=False, said=stored)
+    with pytest.raises(UsageError, match=r"names code outside mpjax, .* here: model.name a.py:Net; read it, and"):
+        require_trust(stored, tmp_path, trusted=False, said=Config(model=Model(name="b.py:Net")))
+
+
+@pytest.fixture
+def downloaded(tmp_path):
+    """A run's folder whose settings name a model that leaves a trace when its file is executed, and trust it."""
+    trace = str(tmp_path / "trace")
+    (tmp_path / "evil.py").write_text(f"import pathlib; pathlib.Path({trace!r}).touch()\nNet = None\n")
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    config = Config(model=Model(name=f"{tmp_path / 'evil.py'}:Net"), output_dir=str(run), trust_code=True)
+    (run / "config.toml").write_text(to_toml(config))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (evaluate, ["--run", "RUN"]),
+        (export, ["--run", "RUN", "--output", "RUN/w.safetensors"]),
+        (diagnose, ["--run", "RUN"]),
+        (train, ["--resume", "--output_dir", "RUN"]),
+        (train, ["--config", "RUN/config.toml", "--output_dir", "RUN/again"]),
+    ],
+)
+def test_a39_no_command_executes_what_a_stored_run_names(command, arguments, downloaded, capsys):
+    arguments = [argument.replace("RUN", str(downloaded)) for argument in arguments]
+    assert command(arguments) == 2
+    assert "evil.py:Net; read it, and if you trust it write --trust_code" in capsys.readouterr().err
+    assert not (downloaded.parent / "trace").exists()
+    assert command([*arguments, "--trust_code"]) == 2
+    assert "has no Net" in capsys.readouterr().err
+    assert (downloaded.parent / "trace").exists()
+
+
+def test_a39_a_file_that_somebody_wrote_may_name_code(downloaded, capsys):
+    shutil.copy(downloaded / "config.toml", downloaded.parent / "mine.toml")
+    assert train(["--config", str(downloaded.parent / "mine.toml"), "--output_dir", str(downloaded / "again")]) == 2
+    assert "has no Net" in capsys.readouterr().err
+
+
+def test_trust_is_not_stored(downloaded):
+    assert load(["--resume", "--output_dir", str(downloaded), "--trust_code"]).trust_code is False

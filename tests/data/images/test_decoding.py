@@ -1,0 +1,178 @@
+import contextlib
+import io
+import os
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mpjax.data.images.decoding import FileBytes, centre, decode, random_part, resize, size_of
+from mpjax.errors import DataWarning, UsageError
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def middle(stored, channels):
+    return centre()(*size_of(stored, channels), rng())
+
+
+def encoded(picture, form="PNG"):
+    buffer = io.BytesIO()
+    picture.save(buffer, form)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_jpegs_of_any_mode_become_rgb(mode):
+    assert decode(encoded(Image.new(mode, (7, 5)), "JPEG"), 3).shape == (5, 7, 3)
+
+
+def test_palettes_become_their_colours():
+    picture = Image.new("RGB", (2, 2), (255, 0, 0)).convert("P")
+    assert decode(encoded(picture), 3).tolist() == [[[255, 0, 0]] * 2] * 2
+
+
+def test_grayscale_keeps_one_channel_where_one_is_wanted():
+    assert decode(encoded(Image.new("L", (3, 2), 9)), 1).tolist() == [[[9]] * 3] * 2
+
+
+def test_arrays_are_taken_as_they_are():
+    image = np.zeros((2, 2, 5), np.float32)
+    assert decode(image, 5) is image
+
+
+def test_centre_is_the_middle_square():
+    assert centre()(30, 20, rng()) == (5.0, 0.0, 25.0, 20.0)
+    assert centre(224 / 256)(256, 512, rng()) == (16.0, 144.0, 240.0, 368.0)
+
+
+def test_random_parts_are_inside_with_8_to_100_percent_and_ratio_up_to_4_to_3():
+    generator = rng()
+    boxes = np.array([random_part(40, 30, generator) for _ in range(500)])
+    across, down = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    assert (boxes >= 0).all()
+    assert (boxes <= [40, 30, 40, 30]).all()
+    share, ratio = across * down / 1200, across / down
+    assert 0.08 <= share.min() < 0.12
+    assert 0.85 < share.max() <= 1
+    assert 0.749 < ratio.min() < 0.8
+    assert 1.25 < ratio.max() < 1.334
+
+
+def test_a_strip_that_no_part_fits_gives_its_middle():
+    assert random_part(1000, 10, rng()) == (495.0, 0.0, 505.0, 10.0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_resize_to_the_size_of_the_box_copies_it(channels):
+    image = rng().integers(256, size=(4, 8, channels), dtype=np.uint8)
+    np.testing.assert_array_equal(resize(image, channels, 4, middle(image, channels)), image[:, 2:6])
+
+
+def test_resize_averages():
+    image = np.zeros((64, 64, 1), np.uint8)
+    image[::2] = 200
+    np.testing.assert_allclose(resize(image, 1, 8, middle(image, 1)), 100, atol=5)  # without averaging: 0 or 200
+
+
+def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():
+    # Decoded at 1/4, 72 x 24; the square in the middle spans the middle third of the gray levels.
+    ramp = np.broadcast_to(np.linspace(0, 255, 288).astype(np.uint8)[None, :, None], (96, 288, 3))
+    stored = encoded(Image.fromarray(ramp), "JPEG")
+    cut = resize(stored, 3, 24, middle(stored, 3))
+    np.testing.assert_allclose(cut[:, 0].mean(), 85, atol=3)
+    np.testing.assert_allclose(cut[:, -1].mean(), 170, atol=3)
+
+
+@pytest.mark.parametrize(
+    ("stored", "channels", "says"),
+    [
+        (b"no image", 3, "image: cannot be decoded"),
+        (encoded(Image.new("RGB", (64, 64)), "JPEG")[:400], 3, "image: cannot be decoded"),
+        (np.zeros((4, 4, 3), np.float32), 3, r"image: float32 \(4, 4, 3\); only uint8"),
+        (np.zeros((4, 4, 2), np.uint8), 2, "image: 2 channels; only images of 1, 3 or 4"),
+    ],
+)
+def test_what_cannot_be_resized(stored, channels, says):
+    with pytest.raises(UsageError, match=says):
+        resize(stored, channels, 2, middle(stored, channels))
+
+
+def transparent(mode):
+    picture = Image.new("RGBA", (2, 2), (255, 0, 0, 128)).convert(mode)
+    if mode == "P":
+        picture.info["transparency"] = 0
+    return picture
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a38_transparent_pixels_are_told_of(mode, channels):
+    with pytest.warns(DataWarning, match="transparent pixels, which are taken in the colours stored under them"):
+        assert decode(encoded(transparent(mode)), channels).shape == (2, 2, channels)
+
+
+@pytest.mark.parametrize("picture", [Image.new("RGBA", (2, 2), (255, 0, 0, 255)), Image.new("RGB", (2, 2))])
+def test_what_is_opaque_everywhere_loses_nothing(picture):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode(encoded(picture), 3)
+        decode(encoded(transparent("RGBA")), 4)
+
+
+def png(width, height):
+    """A PNG whose header says so, with no pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    return b"\x89PNG\r\n\x1a\n" + chunk
+
+
+WHOLE = encoded(Image.new("RGB", (5, 7), (1, 2, 3)))
+DAMAGED = {
+    "a bomb": png(60_000, 60_000),
+    "no pixels": png(5, 7),
+    "a short header": WHOLE[:8] + struct.pack(">I", 4) + b"IHDR" + b"\0\0\0\5",
+    "a broken chunk": WHOLE[:50] + b"\xff" * 8 + WHOLE[58:],
+    "cut short": WHOLE[:-30],
+    "empty": b"",
+    "text": b"not an image",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_image_is_named(content, tmp_path):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(UsageError, match="a.png: cannot be decoded: .*; repair or remove the file"):
+        decode(FileBytes.read(str(tmp_path / "a.png")), 3)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="a.png: no regular file; wanted an image; remove it"):
+        FileBytes.read(str(tmp_path / "a.png"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP"]), st.data())
+def test_whatever_the_bytes_of_an_image_it_is_decoded_or_refused(form, data):
+    content = bytearray(encoded(Image.new("RGB", (5, 7), (1, 2, 3)), form))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = bytes(content[: data.draw(st.integers(0, len(content)))])
+    with warnings.catch_warnings(), contextlib.suppress(UsageError):
+        warnings.simplefilter("ignore")
+        assert decode(content, 3).shape[2:] == (3,)
+
+
+def test_an_image_in_a_format_that_starts_another_program_is_refused():
+    stored = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stored, "EPS")
+    with pytest.raises(UsageError, match="image: cannot be decoded"):
+        decode(stored.getvalue(), 3)

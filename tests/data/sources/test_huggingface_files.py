@@ -1,0 +1,156 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mpjax.data.sources.huggingface_files import load_splits
+from mpjax.errors import UsageError
+
+
+datasets = pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
+
+pytestmark = pytest.mark.extra
+
+ROWS = [{"text": "a", "label": 0}, {"text": "b", "label": 1}, {"text": "c", "label": 0}]
+
+
+def write(path, kind):
+    data = datasets.Dataset.from_list(ROWS)
+    if kind == "csv":
+        path.write_text("text,label\na,0\nb,1\nc,0\n")
+    elif kind == "tsv":
+        path.write_text("text\tlabel\na\t0\nb\t1\nc\t0\n")
+    elif kind == "json":
+        path.write_text(json.dumps(ROWS))
+    elif kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, ROWS)))
+    elif kind == "parquet":
+        data.to_parquet(path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet"])
+def test_one_file_is_one_split(tmp_path, kind):
+    write(tmp_path / f"all.{kind}", kind)
+    splits = load_splits(str(tmp_path / f"all.{kind}"))
+    assert list(splits) == ["train"]
+    assert splits["train"].to_list() == ROWS
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_files_of_a_folder_are_splits(tmp_path, kind):
+    write(tmp_path / f"train.{kind}", kind)
+    write(tmp_path / f"test.{kind}", kind)
+    assert {name: len(split) for name, split in load_splits(str(tmp_path)).items()} == {"train": 3, "test": 3}
+
+
+@pytest.mark.parametrize("where", ["all.csv", "csv:all.data", "folder"])
+def test_csv_texts_are_what_they_say_and_numbers_keep_their_gaps(tmp_path, where, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name in ("all.csv", "all.data", "folder/train.csv"):
+        (tmp_path / name).write_text('text,score,label\na,1.5,0\n,,1\n"",2,0\nNone,NA,1\n')
+    data = load_splits(where)["train"]
+    assert data["text"][:] == ["a", "", "", "None"]
+    assert data["score"][:] == [1.5, None, 2.0, None]
+    assert data["label"][:] == [0, 1, 0, 1]
+
+
+def test_a_format_may_be_named(tmp_path):
+    write(tmp_path / "all.data", "csv")
+    assert load_splits(f"csv:{tmp_path / 'all.data'}")["train"].to_list() == ROWS
+    with pytest.raises(UsageError, match=r".data says no format; wanted one of .csv, .*; or write hf:FORMAT:"):
+        load_splits(str(tmp_path / "all.data"))
+
+
+def test_saved_to_disk_with_splits_and_without(tmp_path):
+    data = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict(train=data, dev=data).save_to_disk(tmp_path / "both")
+    data.save_to_disk(tmp_path / "one")
+    assert list(load_splits(str(tmp_path / "both"))) == ["train", "dev"]
+    assert load_splits(str(tmp_path / "one"))["train"].to_list() == ROWS
+    (file,) = (tmp_path / "one").glob("*.arrow")
+    assert load_splits(str(file))["train"].to_list() == ROWS
+
+
+def test_nothing_is_printed(tmp_path, capfd):
+    write(tmp_path / "all.csv", "csv")
+    load_splits(str(tmp_path / "all.csv"))
+    assert capfd.readouterr() == ("", "")
+    assert not datasets.utils.are_progress_bars_disabled()
+
+
+@pytest.mark.parametrize("where", ["/no/such.csv", "csv:/no/such", "./no", "such.parquet"])
+def test_nothing_there(where):
+    with pytest.raises(UsageError, match=f"data set 'hf:{where}': nothing at .*; wanted a file or folder"):
+        load_splits(where)
+
+
+def test_a_file_that_is_none(tmp_path):
+    (tmp_path / "x.parquet").write_text("no")
+    with pytest.raises(UsageError, match="data set 'hf:.*x.parquet': "):
+        load_splits(str(tmp_path / "x.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("owner/set", '"owner/set"'), ("owner/set/part", '"owner/set", "part"'), ("set", '"set"')]
+)
+def test_no_network(name, arguments, monkeypatch):
+    def load_dataset(*_):
+        raise ConnectionError("Couldn't reach it")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(UsageError) as raised:
+        load_splits(name)
+    assert f"data set 'hf:{name}': Couldn't reach it; there is no file or folder of that name" in str(raised.value)
+    assert f'datasets.load_dataset({arguments}).save_to_disk("DIR")\'' in str(raised.value)
+
+
+def test_names_and_configurations(monkeypatch):
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *words: asked.append(words) or datasets.DatasetDict())
+    for name in ("set", "owner/set", "owner/set/part"):
+        load_splits(name)
+    assert asked == [("set",), ("owner/set",), ("owner/set", "part")]
+
+
+def test_old_names_have_no_owner(monkeypatch):
+    def load_dataset(name, config=None):
+        if name != "glue":
+            raise datasets.exceptions.DatasetNotFoundError(f"'{name}' doesn't exist on the Hub")
+        return datasets.DatasetDict({config: datasets.Dataset.from_list(ROWS)})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert list(load_splits("glue/sst2")) == ["sst2"]
+    with pytest.raises(UsageError, match=r"data set 'hf:gluu/sst2': 'gluu' doesn't exist.*hf:OWNER/NAME/CONFIG"):
+        load_splits("gluu/sst2")
+
+
+def test_without_the_package():
+    code = "import sys; sys.modules['datasets'] = None\nfrom mpjax.data.open import open_source\n"
+    code += "from mpjax.config import Config\nimport dataclasses\n"
+    code += "try: open_source(dataclasses.replace(Config().data, name='hf:x'), None)\n"
+    code += "except ValueError as error: print(error)"
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert "data set 'hf:x' needs the package datasets" in printed
+    assert "write: pip install 'mpjax[hf]'" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a fine film,1\na dull one,0\n", "'1' is a number"),
+        ("0.5,0.1,2\n0.3,0.2,1\n", "'0.5' is a number"),
+        ("a fine film,good\na dull one,bad\nbright,good\nwarm,good\n", "'good' is also a value in its column"),
+    ],
+)
+def test_a38_a_csv_whose_first_line_is_an_example_is_refused(tmp_path, text, reason):
+    (tmp_path / "all.csv").write_text(text)
+    with pytest.raises(UsageError, match=f"names of its columns, .*which looks like an example: {reason}; add a line"):
+        load_splits(str(tmp_path / "all.csv"))
+
+
+@pytest.mark.parametrize("text", ["0,1,2\n5,6,7\n", "text,label\ntext,1\nother,0\n"])
+def test_names_that_look_a_little_like_values_are_names(tmp_path, text):
+    (tmp_path / "all.csv").write_text(text)
+    assert ",".join(load_splits(str(tmp_path / "all.csv"))["train"].column_names) == text.splitlines()[0]

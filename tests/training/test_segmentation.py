@@ -1,0 +1,77 @@
+"""Segmentation: both losses, and the intersection over union of a whole set."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpjax.data.fields import IGNORED
+from mpjax.errors import UsageError
+from mpjax.precision import get_policy
+from mpjax.training.losses import cross_entropy_over, dice_loss
+from mpjax.training.objectives import conclude, segmentation
+
+
+def prepare(batch, key):
+    return batch
+
+
+class Fixed:
+    """A model whose logits are 10 for the class that each pixel names."""
+
+    def __call__(self, images):
+        self.seen = images
+        return 10 * jax.nn.one_hot(images[..., 0].astype(jnp.int32), 3, dtype=images.dtype)
+
+
+#                       right, 1 for 0; 1 for 2, ignored
+BATCH = {"image": jnp.array([[[0, 1], [1, 2]]], jnp.float32)[..., None], "mask": jnp.array([[[0, 0], [2, IGNORED]]])}
+
+
+@pytest.mark.parametrize(("policy", "dtype"), [("float32", "float32"), ("mixed_float16", "float16")])
+def test_a28_images_reach_the_model_in_the_compute_dtype(policy, dtype):
+    model = Fixed()
+    loss, _ = segmentation(prepare, get_policy(policy)).loss(model, BATCH, jax.random.key(0))
+    assert (model.seen.dtype, loss.dtype) == (dtype, "float32")
+
+
+def test_the_loss_is_cross_entropy_plus_dice_without_ignored_pixels():
+    objective = segmentation(prepare, get_policy("float32"))
+    loss, metrics = objective.loss(Fixed(), BATCH, jax.random.key(0))
+    # Two of three pixels are wrong by 10; classes 0 and 1 and 2 have IoU 1/2, 0 and 0.
+    cross = 2 / 3 * 10
+    dice = dice_loss(Fixed()(BATCH["image"]), BATCH["mask"], ignore=IGNORED)[0]
+    assert float(loss) == pytest.approx(cross + float(dice), abs=1e-3)
+    assert float(metrics["iou"]) == pytest.approx(1 / 6)
+    assert float(metrics["accuracy"]) == pytest.approx(1 / 3)
+
+
+def test_iou_is_of_the_whole_set_and_not_the_mean_over_images():
+    # Class 1 is half found in one image and wholly in another, ten times as large.
+    sums = {
+        "loss": np.float64(3.0),
+        "count": np.float64(2.0),
+        "right": np.float64(90.0),
+        "counted": np.float64(100.0),
+        "intersection": np.array([45.0, 21.0, 0.0]),
+        "union": np.array([50.0, 22.0, 0.0]),
+    }
+    found = conclude(sums)
+    assert found == {"loss": 1.5, "accuracy": 0.9, "iou": pytest.approx((0.9 + 21 / 22) / 2)}
+
+
+def test_measures_sum_to_the_metrics():
+    values = segmentation(prepare, get_policy("float32")).measure(Fixed(), BATCH)
+    assert values["loss"].shape == (1,)
+    assert values["intersection"].tolist() == [[1, 0, 0]]
+    assert values["union"].tolist() == [[2, 2, 1]]
+    assert (values["right"].tolist(), values["counted"].tolist()) == ([1], [3])
+    logits = Fixed()(BATCH["image"])
+    both = cross_entropy_over(logits, BATCH["mask"], ignore=IGNORED) + dice_loss(logits, BATCH["mask"], ignore=IGNORED)
+    np.testing.assert_allclose(values["loss"], both)
+
+
+def test_a_set_of_which_no_pixel_counts_is_refused():
+    nothing = {name: np.float64(0) for name in ("loss", "count", "right", "counted", "intersection", "union")}
+    with pytest.raises(UsageError, match="mask: every pixel of the set is 255, which does not count"):
+        conclude(nothing)

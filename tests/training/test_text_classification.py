@@ -1,0 +1,40 @@
+"""Text classification: tokens and their number to the class of a text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpjax.training.objectives import text_classification
+
+
+class Counting:
+    """A model of two classes: the logit of the first is the length, in float16."""
+
+    def __call__(self, tokens, lengths):
+        assert tokens.dtype == lengths.dtype == jnp.int32
+        return jnp.stack([lengths, jnp.zeros_like(lengths)], axis=-1).astype(jnp.float16)
+
+
+BATCH = {
+    "tokens": jnp.zeros((2, 5), jnp.int32),
+    "length": jnp.array([1, 3], jnp.int32),
+    "label": jnp.array([0, 1], jnp.int32),
+}
+
+
+def test_loss_and_accuracy_in_float32():
+    values = text_classification().measure(Counting(), BATCH)
+    np.testing.assert_allclose(values["loss"], [0.31326166, 3.0485873], rtol=1e-6)
+    assert values["accuracy"].tolist() == [1, 0]
+    loss, metrics = text_classification().loss(Counting(), BATCH, jax.random.key(0))
+    assert (loss.dtype, float(loss)) == (jnp.float32, pytest.approx((0.31326166 + 3.0485873) / 2))
+    assert float(metrics["accuracy"]) == 0.5
+
+
+def test_smoothing_is_for_training_only():
+    objective = text_classification(label_smoothing=1.0)
+    loss, _ = objective.loss(Counting(), BATCH, None)
+    # Half a target for either class: the mean of both negative log-likelihoods.
+    assert float(loss) == pytest.approx((0.31326166 + 1.3132617 + 3.0485873 + 0.0485873) / 4)
+    assert objective.measure(Counting(), BATCH)["loss"].tolist() == pytest.approx([0.31326166, 3.0485873])
