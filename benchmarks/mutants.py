@@ -49,22 +49,22 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 # The tests of each module by the names of their files, in the order in which they run: the mirrored ones first, then
 # others that call it, those that are fast or find much before the rest.
 SCALING = (
-    "precision/scaled_loss training/state precision/accumulation precision/attempt precision/loss_scale "
+    "precision/scaled_loss training/state precision/accumulation precision/skip_step precision/loss_scale "
     "precision/master precision/moments training/train_step"
 )
 RULES = (
-    "precision/rules precision/policy precision/scopes training/precision precision/presets precision/model_arguments "
-    "precision/modules precision/casting/autocast"
+    "precision/rules precision/policy precision/scopes training/precision_plan precision/presets precision/casting/model_arguments "
+    "precision/modules precision/casting/transform"
 )
 CASTING = (
-    "precision/casting/jaxprs precision/casting/operations precision/casting/interpreter precision/casting/autocast "
+    "precision/casting/jaxprs precision/casting/operations precision/casting/interpreter precision/casting/transform "
     "precision/casting/numbers precision/casting/explicit_dtypes precision/casting/control_flow "
-    "precision/casting/derivatives precision/casting/programs precision/audit precision/casting/libraries "
+    "precision/casting/derivatives precision/casting/programs precision/dtype_audit precision/casting/libraries "
     "precision/casting/models"
 )
 TARGETS = {
     "mpjax/precision/loss_scale.py": f"precision/loss_scale {SCALING}",
-    "mpjax/precision/skip_step.py": f"precision/attempt {SCALING}",
+    "mpjax/precision/skip_step.py": f"precision/skip_step {SCALING}",
     "mpjax/precision/policy.py": f"precision/policy {RULES}",
     "mpjax/precision/rules.py": RULES,
     "mpjax/training/train_step.py": "training/train_step training/state training/train_call training/structure "
@@ -73,7 +73,7 @@ TARGETS = {
 for _path in sorted((REPOSITORY / "mpjax/precision/casting").glob("[!_]*.py")):
     _mirrored = f"precision/casting/{_path.stem}"
     if not (REPOSITORY / f"tests/precision/casting/test_{_path.stem}.py").exists():
-        _mirrored = "precision/audit"  # which reads the lines that equations come from
+        _mirrored = "precision/dtype_audit"  # which reads the lines that equations come from
     TARGETS[f"mpjax/precision/casting/{_path.name}"] = f"{_mirrored} {CASTING}"
 
 # Of a comparison its opposite and its borders; of arithmetic one other, as a second would tell nothing more.

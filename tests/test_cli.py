@@ -166,7 +166,7 @@ def test_advice_is_one_line_and_other_warnings_keep_their_place(capsys):
 
 
 @pytest.mark.slow
-def test_a3_a_run_that_diverges_ends_with_code_3(tmp_path, capsys):
+def test_a_run_that_diverges_ends_with_code_3(tmp_path, capsys):
     flags = ["--steps", "40", "--precision.policy", "float32", "--optimizer.learning_rate", "1e30"]
     assert cli.train([*LONG, *flags, "--output_dir", str(tmp_path / "a")]) == 3
     err = capsys.readouterr().err
@@ -196,7 +196,7 @@ def metrics_of(folder, steps):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["KILL", "INT", "TERM"]
 )
-def test_a31_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_path, number, code):
+def test_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_path, number, code):
     """A31: after SIGKILL from the last complete checkpoint; after SIGINT and SIGTERM from the one they cause."""
     folder = tmp_path / "run"
     process = command("train.py", *LONG, "--output_dir", folder)

@@ -17,7 +17,7 @@ from mpjax.config.commands import Comparison
 from mpjax.errors import UsageError
 
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def make_run(folder, flags, losses):

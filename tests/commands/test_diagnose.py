@@ -75,7 +75,7 @@ def test_a_scale_too_high_is_named_with_one_that_is_not(healthy):
 
 
 @pytest.mark.slow
-def test_a32_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_problem(tmp_path):
+def test_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_problem(tmp_path):
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--optimizer.name", "sgd", "--optimizer.learning_rate", "1e7"]
     with pytest.raises(Diverged, match="first bad layer: layers/0"):
         run(load([*flags, "--optimizer.warmup", "0", "--optimizer.schedule", "constant", "--precision.patience", "9"]))
@@ -93,7 +93,7 @@ def test_a32_a_learning_rate_that_float32_does_not_survive_either_is_no_precisio
         ({"policy": "mixed_flot16"}, "did you mean 'mixed_float16'"),
     ],
 )
-def test_a27_what_cannot_be_asked_says_why(healthy, settings, says):
+def test_what_cannot_be_asked_says_why(healthy, settings, says):
     with pytest.raises(UsageError, match=says):
         diagnose_run(Inquiry(**{"run": str(healthy), **settings}))
 
@@ -119,7 +119,7 @@ def test_the_fastest_policy_of_a_step(healthy, capsys):
 
 
 @pytest.mark.slow
-def test_a24_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
+def test_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--precision.policy", "bfloat16", "--optimizer.name", "sgd"]
     stalling = ["--precision.master_weights", "off", "--optimizer.learning_rate", "1e-4", "--optimizer.warmup", "0"]
     run(load([*flags, *stalling]))

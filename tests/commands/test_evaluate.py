@@ -72,7 +72,7 @@ def autocast(tmp_path_factory):
     return folder
 
 
-def test_a25_a_run_under_autocast_is_measured_under_autocast_or_under_another_policy(autocast):
+def test_a_run_under_autocast_is_measured_under_autocast_or_under_another_policy(autocast):
     own = recorded(autocast, 20)
     assert evaluate_run(Evaluation(run=str(autocast))) == own
     assert evaluate_run(Evaluation(run=str(autocast), policy="O1")) == own

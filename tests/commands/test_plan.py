@@ -9,7 +9,7 @@ from mpjax import cli
 from mpjax.commands.plan import plan_run
 from mpjax.config.commands import Plan
 from mpjax.errors import UsageError
-from mpjax.plan import page
+from mpjax.commands import plan
 from mpjax.plan.measure import Measured
 
 
@@ -25,7 +25,7 @@ def planned(monkeypatch, plan_of):
         asked.append((gpus, [run.precision.policy for run in runs], sorted(fields), settings))
         return [plan_of(run.precision.policy, gpu) for gpu in gpus for run in runs]
 
-    monkeypatch.setattr(page, "estimates", estimates)
+    monkeypatch.setattr(plan, "estimates", estimates)
     return asked
 
 
@@ -93,7 +93,7 @@ def test_what_takes_least_is_measured_first(small, planned, plan_of, monkeypatch
     """A device tells the most that was in use since the process began."""
     measured = []
     plans = [dataclasses.replace(plan_of(policy), limit=10**12) for policy in ("float32", "bfloat16")]
-    monkeypatch.setattr(page, "estimates", lambda *_, **__: plans)
+    monkeypatch.setattr(plan, "estimates", lambda *_, **__: plans)
 
     def measure(run, fields):
         measured.append(run.precision.policy)

@@ -140,7 +140,7 @@ def test_another_seed_gives_another_run(undisturbed, tmp_path):
     assert metrics_of(tmp_path / "other")[0]["train/loss"] != metrics_of(undisturbed[0])[0]["train/loss"]
 
 
-def test_a30_a_resumed_run_ends_bit_identical(undisturbed, stopped):
+def test_a_resumed_run_ends_bit_identical(undisturbed, stopped):
     """A30: steps 8 to 20 with every array, the scale and its counters, and the metrics but for times."""
     summary = resume(stopped)
     # Time is that of all processes, up to the checkpoint from which it went on.
@@ -156,7 +156,7 @@ def test_a30_a_resumed_run_ends_bit_identical(undisturbed, stopped):
     }
 
 
-def test_a37_a_resumed_run_says_what_it_does_otherwise(stopped, capsys):
+def test_a_resumed_run_says_what_it_does_otherwise(stopped, capsys):
     resume(stopped, "--seed", "1", "--optimizer.learning_rate", "0.03", "--steps", "8")
     printed = capsys.readouterr().out
     assert "resumed with another seed: 1, before 0" in printed
@@ -164,7 +164,7 @@ def test_a37_a_resumed_run_says_what_it_does_otherwise(stopped, capsys):
     assert printed.count("resumed with another") == 2
 
 
-def test_a37_a_damaged_newest_checkpoint_is_set_aside_and_the_run_ends_as_undisturbed(undisturbed, stopped):
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_ends_as_undisturbed(undisturbed, stopped):
     damaged = stopped / "checkpoints" / "14"
     shutil.copytree(undisturbed[0] / "checkpoints" / "14", damaged)
     (about,) = (damaged / "about").glob("metadata*")
@@ -176,7 +176,7 @@ def test_a37_a_damaged_newest_checkpoint_is_set_aside_and_the_run_ends_as_undist
     assert (stopped / "checkpoints" / "14.damaged").is_dir()
 
 
-def test_a37_an_empty_config_is_refused(stopped):
+def test_an_empty_config_is_refused(stopped):
     (stopped / "config.toml").write_text("")
     with pytest.raises(UsageError, match="config.toml: it is empty; wanted settings"):
         resume(stopped)
@@ -184,7 +184,7 @@ def test_a37_an_empty_config_is_refused(stopped):
         evaluate_run(Evaluation(run=str(stopped)))
 
 
-def test_a37_a_checkpoint_of_another_run_is_told(undisturbed, tmp_path):
+def test_a_checkpoint_of_another_run_is_told(undisturbed, tmp_path):
     train(tmp_path / "other", "--seed", "1", "--steps", "3", "--optimizer.warmup", "1", "--loop.save_every", "3")
     folder = shutil.copytree(undisturbed[0], tmp_path / "mixed")
     shutil.copytree(tmp_path / "other" / "checkpoints" / "3", folder / "checkpoints" / "99")
@@ -208,7 +208,7 @@ def test_several_steps_in_a_call_are_the_same_run(undisturbed, tmp_path, memory)
     )
 
 
-def test_a30_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
+def test_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
     flags = ("--training.steps_per_call", "3")
     train(tmp_path / "whole", *flags)
     folder = shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
@@ -218,7 +218,7 @@ def test_a30_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
     assert_same_arrays(folder, tmp_path / "whole", 20)
 
 
-def test_a31_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stopped):
+def test_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stopped):
     """A31: what was being written when it was killed is no checkpoint."""
     (stopped / "checkpoints" / "7").rename(stopped / "checkpoints" / "7.orbax-checkpoint-tmp")
     resume(stopped)
@@ -241,7 +241,7 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a30_a_run_goes_on_under_other_policies(undisturbed, tmp_path):
+def test_a_run_goes_on_under_other_policies(undisturbed, tmp_path):
     folder = shutil.copytree(undisturbed[0], tmp_path / "policies")
     for steps, policy in enumerate(("float16", "mixed_bfloat16", "float32"), start=21):
         summary = resume(folder, "--steps", str(steps), "--precision.policy", policy, "--loop.eval_every", "0")
@@ -256,7 +256,7 @@ def test_a30_a_run_goes_on_under_other_policies(undisturbed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["--precision.stochastic_rounding", "--precision.no_stochastic_rounding"])
-def test_a24_a30_a_float16_run_keeps_float32_masters_in_its_checkpoints_and_goes_on_from_them(tmp_path, rounding):
+def test_a30_a_float16_run_keeps_float32_masters_in_its_checkpoints_and_goes_on_from_them(tmp_path, rounding):
     flags = ("--precision.policy", "float16", "--steps", "8", "--loop.save_every", "4", "--loop.eval_every", "0")
     flags += ("--precision.initial_scale", "1024")
     train(tmp_path / "a", *flags, rounding)
@@ -283,7 +283,7 @@ def test_a_run_under_autocast_keeps_float32_and_goes_on_under_another_mode(tmp_p
     assert resume(tmp_path / "a", "--precision.mode", "module", "--steps", "9")["attempts"] == 9
 
 
-def test_a30_a_checkpoint_without_scaler_state_loads_with_a_warning(stopped, monkeypatch):
+def test_a_checkpoint_without_scaler_state_loads_with_a_warning(stopped, monkeypatch):
     def without_scaler(*args):
         position, arrays, about = read_checkpoint(*args)
         return position, {name: value for name, value in arrays.items() if name != "opt_state/scale"}, about
@@ -294,7 +294,7 @@ def test_a30_a_checkpoint_without_scaler_state_loads_with_a_warning(stopped, mon
     assert float(read_checkpoint(stopped / "checkpoints")[1]["opt_state/scale"]) in (2.0**24, 2.0**23)
 
 
-def test_a30_another_model_is_refused_with_all_faults(stopped):
+def test_another_model_is_refused_with_all_faults(stopped):
     before = metrics_of(stopped), (stopped / "config.toml").read_text()
     with pytest.raises(UsageError) as raised:
         resume(stopped, "--model.depth", "1", "--model.width", "4")
@@ -387,7 +387,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed
         ),
     ],
 )
-def test_a3_a_run_that_stays_non_finite_ends_with_the_first_bad_layer(tmp_path, flags, reason, layer):
+def test_a_run_that_stays_non_finite_ends_with_the_first_bad_layer(tmp_path, flags, reason, layer):
     with pytest.raises(Diverged) as raised:
         train(tmp_path / "a", *flags, "--training.ema", "0")
     assert reason in str(raised.value)
@@ -412,7 +412,7 @@ def test_a3_a_run_that_stays_non_finite_ends_with_the_first_bad_layer(tmp_path, 
         (("--data.name", "synthetic:8x8"), "wanted synthetic:HEIGHTxWIDTHxCHANNELS:CLASSES, as in"),
     ],
 )
-def test_a27_settings_that_cannot_be_leave_no_folder(tmp_path, flags, says):
+def test_settings_that_cannot_be_leave_no_folder(tmp_path, flags, says):
     with pytest.raises(UsageError) as raised:
         train(tmp_path / "a", *flags)
     assert says in str(raised.value)
@@ -438,7 +438,7 @@ def test_accumulation_in_a_run_is_that_of_the_whole_batch(tmp_path):
 
 
 @pytest.mark.slow
-def test_a30_a_resnet_on_the_digits_resumes_bit_identical(tmp_path):
+def test_a_resnet_on_the_digits_resumes_bit_identical(tmp_path):
     """With batch statistics, augmentation and a set of several hundred steps an epoch."""
     flags = ("--model.name", "resnet18", "--model.width", "4", "--data.name", "digits", "--loop.eval_every", "0")
     train(tmp_path / "a", *flags)

@@ -35,7 +35,7 @@ def found(monkeypatch):
         asked.append([product.path for product in products])
         return Tuning((Timed("Linear", ("head",), HALF),), {"head": "float32"}, HALF)
 
-    monkeypatch.setattr(mpjax.tuning, "tune", tune)
+    monkeypatch.setattr(mpjax.commands.tune, "tune", tune)
     return asked
 
 

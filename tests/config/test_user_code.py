@@ -57,7 +57,7 @@ def downloaded(tmp_path):
         (train, ["--config", "RUN/config.toml", "--output_dir", "RUN/again"]),
     ],
 )
-def test_a39_no_command_executes_what_a_stored_run_names(command, arguments, downloaded, capsys):
+def test_no_command_executes_what_a_stored_run_names(command, arguments, downloaded, capsys):
     arguments = [argument.replace("RUN", str(downloaded)) for argument in arguments]
     assert command(arguments) == 2
     assert "evil.py:Net; read it, and if you trust it write --trust_code" in capsys.readouterr().err
@@ -67,7 +67,7 @@ def test_a39_no_command_executes_what_a_stored_run_names(command, arguments, dow
     assert (downloaded.parent / "trace").exists()
 
 
-def test_a39_a_file_that_somebody_wrote_may_name_code(downloaded, capsys):
+def test_a_file_that_somebody_wrote_may_name_code(downloaded, capsys):
     shutil.copy(downloaded / "config.toml", downloaded.parent / "mine.toml")
     assert train(["--config", str(downloaded.parent / "mine.toml"), "--output_dir", str(downloaded / "again")]) == 2
     assert "has no Net" in capsys.readouterr().err

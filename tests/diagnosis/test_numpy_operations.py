@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.diagnosis import compiled
-from mpjax.diagnosis.arithmetic import OPERATIONS, in_numpy, narrowed, round_to
+from mpjax.diagnosis import compile_ahead
+from mpjax.diagnosis.arithmetic import IN_NUMPY, in_numpy, narrowed, round_to
 from mpjax.diagnosis.measurements import measure
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16
 
@@ -21,9 +21,9 @@ PAIRS = np.stack([VALUES, GENERATOR.permutation(VALUES)])
 
 
 def _both(monkeypatch, function):
-    """What a function gives in NumPy and compiled."""
+    """What a function gives in NumPy and compile_ahead."""
     mine = jax.tree.map(np.asarray, function())
-    monkeypatch.setattr(compiled, "SMALL", -1)
+    monkeypatch.setattr(compile_ahead, "SMALL", -1)
     return mine, jax.tree.map(np.asarray, function())
 
 
@@ -64,7 +64,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", IN_NUMPY)
 def test_an_operation(name):
     function, *arrays = CALLS[name]
     eqn = jax.make_jaxpr(function)(*arrays).jaxpr.eqns[-1]

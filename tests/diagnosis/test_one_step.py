@@ -182,7 +182,7 @@ def overflowing_linen():
     return lambda params, x: jnp.mean(net.apply({"params": params}, x) ** 2), params, x
 
 
-def test_a33_of_a_model_in_a_scope_of_its_own_one_layer_is_enough():
+def test_of_a_model_in_a_scope_of_its_own_one_layer_is_enough():
     found = diagnose_function(*overflowing_linen(), policy="mixed_float16")
     assert (found.verdict, found.path) == ("overflow", "Deep/l2")
     assert found.rules == {"Deep/l2": "float32"}

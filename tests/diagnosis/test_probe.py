@@ -57,7 +57,7 @@ def test_what_rounding_makes_inf_zero_and_subnormal_is_counted():
     assert (smaller.underflow, smaller.subnormal) == (2 / 9, 1 / 9)
 
 
-def test_a34_gradients_of_1e8_are_flushed_without_scaling_and_not_with_it():
+def test_gradients_of_1e8_are_flushed_without_scaling_and_not_with_it():
     def loss_fn(params, batch):
         with jax.named_scope("head"):
             x = batch @ params["kernel"]

@@ -16,7 +16,7 @@ def mlp(networks):
 
 
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_a24_updates_too_small_for_half_stored_parameters_stall_and_the_report_says_so(mlp, policy):
+def test_updates_too_small_for_half_stored_parameters_stall_and_the_report_says_so(mlp, policy):
     found = diagnose(*mlp, policy=policy, tx=optax.sgd(1e-3))
     assert (found.verdict, found.direction, found.operation) == ("rounding", "update", "apply_updates")
     assert found.path.endswith("kernel")

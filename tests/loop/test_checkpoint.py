@@ -169,7 +169,7 @@ ORBAX = pytest.mark.filterwarnings("ignore:coroutine", "ignore::pytest.PytestUnr
 
 
 @ORBAX
-def test_a37_a_flipped_bit_of_the_newest_falls_back_to_the_one_before_with_a_warning_that_names_both(tmp_path):
+def test_a_flipped_bit_of_the_newest_falls_back_to_the_one_before_with_a_warning_that_names_both(tmp_path):
     saved(tmp_path, 1, 2)
     flipped(max((tmp_path / "2").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size), 300, 3)
     with pytest.warns(CheckpointWarning, match=r"checkpoint .*/2 is damaged \(.*\); .*; going on with .*/1$"):
@@ -179,7 +179,7 @@ def test_a37_a_flipped_bit_of_the_newest_falls_back_to_the_one_before_with_a_war
         read_checkpoint(tmp_path, "2")
 
 
-def test_a37_an_edited_description_is_refused(tmp_path):
+def test_an_edited_description_is_refused(tmp_path):
     saved(tmp_path, 1)
     (about,) = (tmp_path / "1" / "about").glob("metadata*")
     about.write_text(json.dumps({**json.loads(about.read_text()), "policy": "q"}))
@@ -187,7 +187,7 @@ def test_a37_an_edited_description_is_refused(tmp_path):
         read_checkpoint(tmp_path)
 
 
-def test_a37_a_folder_that_is_no_checkpoint_is_passed_over_and_can_be_set_aside(tmp_path):
+def test_a_folder_that_is_no_checkpoint_is_passed_over_and_can_be_set_aside(tmp_path):
     saved(tmp_path, 1)
     (tmp_path / "99999").mkdir()
     with pytest.warns(CheckpointWarning, match="99999 is damaged .* going on with .*/1"):
@@ -198,7 +198,7 @@ def test_a37_a_folder_that_is_no_checkpoint_is_passed_over_and_can_be_set_aside(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"score": null}', None])
-def test_a37_a_damaged_score_of_an_old_checkpoint_blocks_nothing(tmp_path, content):
+def test_a_damaged_score_of_an_old_checkpoint_blocks_nothing(tmp_path, content):
     saved(tmp_path, 1, 2, score=0.75)
     file = tmp_path / "1" / "metrics" / "metrics"
     file.unlink() if content is None else file.write_bytes(content)
@@ -218,7 +218,7 @@ def test_a_checkpoint_without_checksums_is_read_as_it_was(tmp_path):
 
 @pytest.mark.slow
 @ORBAX
-def test_a37_of_300_flipped_bits_and_every_file_cut_short_none_alters_what_is_read(tmp_path):
+def test_of_300_flipped_bits_and_every_file_cut_short_none_alters_what_is_read(tmp_path):
     saved(tmp_path / "whole", 1)
     _, wanted, _ = read_checkpoint(tmp_path / "whole")
     files = sorted(path for path in (tmp_path / "whole" / "1").rglob("*") if path.is_file())

@@ -55,7 +55,7 @@ def saved_of(state):
 
 @pytest.mark.parametrize("into", POLICIES)
 @pytest.mark.parametrize("written", POLICIES)
-def test_a30_any_policy_loads_under_any_other(written, into):
+def test_any_policy_loads_under_any_other(written, into):
     """A30: float32 values come from master weights where there are any, and go into them where there are."""
     saved, fresh = saved_of(state_of(written, FINE)), state_of(into)
     with warnings.catch_warnings():
@@ -73,7 +73,7 @@ def test_a30_any_policy_loads_under_any_other(written, into):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a30_the_same_policy_gives_every_bit(policy):
+def test_the_same_policy_gives_every_bit(policy):
     written = state_of(policy, FINE, ema=True)
     state = adopt(state_of(policy, ema=True), saved_of(written))
     for one, other in zip(jax.tree.leaves(written), jax.tree.leaves(state), strict=True):
@@ -81,13 +81,13 @@ def test_a30_the_same_policy_gives_every_bit(policy):
     assert float(state.opt_state.scale) == 4096
 
 
-def test_a30_another_kind_of_scaling_starts_afresh():
+def test_another_kind_of_scaling_starts_afresh():
     state = adopt(state_of("mixed_float16"), saved_of(state_of("float32", FINE)), same_scaling=False)
     assert (float(state.opt_state.scale), int(state.opt_state.good_steps)) == (32768, 0)
     assert int(state.opt_state.skipped) == 2
 
 
-def test_a30_moments_survive_a_change_of_policy():
+def test_moments_survive_a_change_of_policy():
     saved = saved_of(state_of("float32", FINE))
     plain = adopt(state_of("mixed_float16"), saved)
     masters = adopt(state_of("float16"), saved)
@@ -95,7 +95,7 @@ def test_a30_moments_survive_a_change_of_policy():
         assert (moments["head/kernel"] == jnp.float32(FINE / 4)).all()
 
 
-def test_a30_one_without_scaler_state_loads_with_a_warning():
+def test_one_without_scaler_state_loads_with_a_warning():
     scaler = ("scale", "good_steps", "consecutive_skips", "finite")
     saved = saved_of(state_of("mixed_float16", FINE))
     saved = {path: value for path, value in saved.items() if path not in {f"opt_state/{name}" for name in scaler}}
@@ -120,7 +120,7 @@ def test_a_moving_average_that_was_not_kept_starts_at_the_parameters(written):
     assert (state.ema["head/kernel"] == jnp.float32(FINE)).all()
 
 
-def test_a30_another_model_is_refused_with_all_faults():
+def test_another_model_is_refused_with_all_faults():
     saved = saved_of(state_of("float32", FINE))
     saved["params/head/kernel"] = np.zeros((2, 4), np.float32)
     saved["params/blocks/0/kernel"] = np.zeros(1, np.float32)
@@ -167,9 +167,7 @@ def moments_of(state):
 @pytest.mark.parametrize("into", ["float32", "float16"])
 @pytest.mark.parametrize("written", ["float32", "float16"])
 @pytest.mark.parametrize("half_first", [False, True])
-def test_a30_a_checkpoint_of_float32_moments_loads_with_bfloat16_moments_and_the_other_way_round(
-    written, into, half_first
-):
+def test_a_checkpoint_of_float32_moments_loads_with_bfloat16_moments_and_the_other_way_round(written, into, half_first):
     """float16 has master weights, whose state lies around that of the moments."""
     adam, half = optax.adam(0.1), half_moments(optax.adam(0.1))
     one, other = (half, adam) if half_first else (adam, half)
@@ -196,7 +194,7 @@ def _with_moments(opt_state, value):
     )
 
 
-def test_a30_bfloat16_moments_come_back_every_bit_and_their_draws_go_on():
+def test_bfloat16_moments_come_back_every_bit_and_their_draws_go_on():
     half = half_moments(optax.adam(0.1))
     written = state_of("float32", FINE, inner=half)
     opt_state = optax.tree.set(_with_moments(written.opt_state, 0.123), draws=jnp.int32(17))

@@ -50,7 +50,7 @@ def test_what_lies_behind_the_length_is_not_seen():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16", "mixed_bfloat16"])
-def test_a21_a_sequence_of_no_length_gives_finite_output_and_gradients(policy):
+def test_a_sequence_of_no_length_gives_finite_output_and_gradients(policy):
     model = module(policy)
     graph, params = nnx.split(model)
 

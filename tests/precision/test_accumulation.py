@@ -47,7 +47,7 @@ def test_windows_may_grow_by_a_schedule():
     assert [bool(closes_window(old, new)) for old, new in itertools.pairwise(found)] == [True, False, True, False, True]
 
 
-def test_a7_a_discarded_window_keeps_its_place_and_forgets_its_sum():
+def test_a_discarded_window_keeps_its_place_and_forgets_its_sum():
     found = states(optax.MultiSteps(optax.adam(0.1), 3), 2)
     kept = discard_window(found[1], found[2])
     assert (kept.mini_step, kept.gradient_step) == (2, 0)
@@ -55,7 +55,7 @@ def test_a7_a_discarded_window_keeps_its_place_and_forgets_its_sum():
     assert kept.inner_opt_state is found[1].inner_opt_state
 
 
-def test_a7_a_window_discarded_at_its_end_starts_anew_and_the_optimizer_has_not_stepped():
+def test_a_window_discarded_at_its_end_starts_anew_and_the_optimizer_has_not_stepped():
     found = states(optax.MultiSteps(optax.adam(0.1), 2), 2)
     kept = discard_window(found[1], found[2])
     assert (kept.mini_step, kept.gradient_step, kept.inner_opt_state[0].count) == (0, 0, 0)

@@ -59,7 +59,7 @@ def test_scores_may_be_larger_than_float16_can_hold():
 
 
 @HALF
-def test_a21_a_query_that_may_attend_to_nothing_gets_the_mean_and_finite_gradients(dtype):
+def test_a_query_that_may_attend_to_nothing_gets_the_mean_and_finite_gradients(dtype):
     qkv = inputs(dtype)
     mask = jnp.zeros((2, 1, 5, 5), bool)
 

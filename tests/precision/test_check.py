@@ -10,7 +10,7 @@ from mpjax.errors import DtypeError, UsageError
 from mpjax.precision import check_dtypes
 
 
-def test_a16_every_offender_is_named_by_path_with_what_it_has_and_what_was_wanted():
+def test_every_offender_is_named_by_path_with_what_it_has_and_what_was_wanted():
     tree = {
         "conv": [{"w": jnp.zeros(2, jnp.float16)}, {"w": jnp.zeros(2, jnp.float32)}],
         "head": jnp.zeros(2, jnp.bfloat16),

@@ -136,7 +136,7 @@ def test_the_backward_pass_is_counted_in_the_module_it_belongs_to():
 def test_a_half_value_that_meets_a_float32_one_is_named_with_its_line(fn, operation):
     (upcast,) = audit(fn, HALF, WIDE).upcasts
     assert (upcast.operation, upcast.from_dtype, upcast.to_dtype) == (operation, F16, F32)
-    assert re.search(r"test_audit\.py:\d+$", upcast.source)
+    assert re.search(r"test_dtype_audit\.py:\d+$", upcast.source)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_rules_by_path_and_type_decide_what_a_product_should_run_in():
     assert [row.path for row in audit(model, IMAGES, policy="mixed_float16").products] == ["conv", "head"]
 
 
-def test_a16_parameters_and_statistics_that_disobey_are_named_by_path():
+def test_parameters_and_statistics_that_disobey_are_named_by_path():
     model = net("mixed_float16")
     model.head.kernel[...] = model.head.kernel[...].astype(jnp.float32)
     model.conv.kernel.set_value(model.conv.kernel[...].astype(jnp.float16))
@@ -285,7 +285,7 @@ def test_operations_of_the_float32_list_in_half_are_shown_but_no_fault():
     assert "(outside modules): 1 exp in float16" in str(report)
 
 
-def test_a24_half_stored_parameters_are_told_under_a_mixed_policy():
+def test_half_stored_parameters_are_told_under_a_mixed_policy():
     def update(params, grads):
         return jax.tree.map(lambda p, g: p - g, params, grads)
 
@@ -383,7 +383,7 @@ def test_what_cannot_be_called_is_refused():
         audit({"w": 1}, HALF)
 
 
-def test_a27_a_rule_that_matches_no_module_is_an_error():
+def test_a_rule_that_matches_no_module_is_an_error():
     with pytest.raises(UsageError, match="rule 'haed' matches nothing; nearest: head"):
         audit(net("mixed_float16"), IMAGES, policy="mixed_float16;haed=float32")
 

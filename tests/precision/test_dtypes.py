@@ -48,7 +48,7 @@ def test_a_dtype_is_read_from_any_spelling(spec, name):
         (object(), "not a dtype"),
     ],
 )
-def test_a27_an_unknown_dtype_is_an_error_that_says_what_to_write(spec, message):
+def test_an_unknown_dtype_is_an_error_that_says_what_to_write(spec, message):
     with pytest.raises(UsageError, match=message):
         as_dtype(spec)
 
@@ -125,7 +125,7 @@ def test_ranges(name, largest, smallest_normal, smallest_subnormal, epsilon):
         ("float16", types.SimpleNamespace(platform="METAL"), None),
     ],
 )
-def test_a26_a_device_that_is_slow_in_half_precision_says_so(dtype, where, reason):
+def test_a_device_that_is_slow_in_half_precision_says_so(dtype, where, reason):
     said = slow_half_reason(dtype, where)
     if reason is None:
         assert said is None

@@ -74,7 +74,7 @@ def scales(tx, sequence):
 
 
 @pytest.mark.parametrize(("bad", "leaf"), [(INF, "w"), (-INF, "b"), (NAN, "b")])
-def test_a1_an_overflow_at_step_3_leaves_params_moments_and_schedule_bit_identical(bad, leaf):
+def test_an_overflow_at_step_3_leaves_params_moments_and_schedule_bit_identical(bad, leaf):
     schedule = optax.linear_schedule(0.5, 0.0, 10)
     tx = dynamic_loss_scaling(optax.adamw(schedule, weight_decay=0.1), initial_scale=1024.0)
     step, params = feeder(tx), start()
@@ -98,7 +98,7 @@ def test_a1_an_overflow_at_step_3_leaves_params_moments_and_schedule_bit_identic
     assert not np.array_equal(later_params["w"], new_params["w"])
 
 
-def test_a12_adamw_moves_nothing_on_a_skipped_step_weight_decay_included():
+def test_adamw_moves_nothing_on_a_skipped_step_weight_decay_included():
     tx = dynamic_loss_scaling(optax.adamw(1.0, weight_decay=0.5))
     params = start()
     updates, _ = tx.update(gradient(INF, params), tx.init(params), params)
@@ -154,17 +154,17 @@ def test_gradients_of_integers_and_missing_ones_pass_through(bad):
     assert kept["i"].dtype == jax.dtypes.float0
 
 
-def test_a2_scale_doubles_after_exactly_n_good_steps():
+def test_scale_doubles_after_exactly_n_good_steps():
     tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=8.0, growth_interval=3)
     assert scales(tx, [True] * 7) == [8, 8, 16, 16, 16, 32, 32]
 
 
-def test_a2_a_bad_step_in_between_restarts_the_count():
+def test_a_bad_step_in_between_restarts_the_count():
     tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=8.0, growth_interval=3)
     assert scales(tx, [True, True, False, True, True, True, True]) == [8, 8, 4, 4, 4, 8, 8]
 
 
-def test_a2_the_default_grows_at_step_2000():
+def test_the_default_grows_at_step_2000():
     tx = dynamic_loss_scaling(optax.sgd(1.0))
     state = tx.init(GOOD)._replace(good_steps=jnp.array(1998, jnp.int32))
     state = tx.update(GOOD, state)[1]
@@ -173,28 +173,28 @@ def test_a2_the_default_grows_at_step_2000():
     assert (state.scale, state.good_steps) == (2.0**16, 0)
 
 
-def test_a2_the_gradient_applied_on_a_growth_step_is_the_true_one():
+def test_the_gradient_applied_on_a_growth_step_is_the_true_one():
     tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=8.0, growth_interval=1, growth_factor=4.0)
     params = {"w": jnp.array(0.0, jnp.float32)}
     updates, state = tx.update({"w": jnp.array(48.0, jnp.float32)}, tx.init(params), params)
     assert (updates["w"], state.scale) == (-6.0, 32.0)
 
 
-def test_a3_the_scale_never_becomes_inf():
+def test_the_scale_never_becomes_inf():
     tx = dynamic_loss_scaling(
         optax.sgd(1.0), initial_scale=2.0**124, growth_interval=1, growth_factor=16.0, max_scale=2.0**127
     )
     assert scales(tx, [True, True, True, False, True]) == [2.0**127] * 3 + [2.0**126, 2.0**127]
 
 
-def test_a3_the_default_ceiling_and_floor_hold():
+def test_the_default_ceiling_and_floor_hold():
     tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=2.0**23, growth_interval=1)
     assert scales(tx, [True, True, True]) == [2.0**24] * 3
     tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=4.0)
     assert scales(tx, [False] * 4) == [2.0, 1.0, 1.0, 1.0]
 
 
-def test_a3_a_large_step_is_cut_to_the_bounds_themselves():
+def test_a_large_step_is_cut_to_the_bounds_themselves():
     tx = dynamic_loss_scaling(
         optax.sgd(1.0), initial_scale=4.0, growth_interval=1, growth_factor=16.0, backoff_factor=2.0**-5,
         min_scale=2.0, max_scale=32.0,
@@ -202,12 +202,12 @@ def test_a3_a_large_step_is_cut_to_the_bounds_themselves():
     assert scales(tx, [True, False, True, False]) == [32.0, 2.0, 32.0, 2.0]
 
 
-def test_a3_the_scale_can_reach_the_smallest_normal_number():
+def test_the_scale_can_reach_the_smallest_normal_number():
     tx = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=2.0**-125, min_scale=2.0**-126)
     assert scales(tx, [False, False]) == [2.0**-126, 2.0**-126]
 
 
-def test_a3_forty_overflows_in_a_row_apply_nothing():
+def test_forty_overflows_in_a_row_apply_nothing():
     tx = dynamic_loss_scaling(optax.adamw(0.1))
     step, params = feeder(tx), start()
     state = tx.init(params)
@@ -257,7 +257,7 @@ def test_hysteresis_waits_for_consecutive_overflows_then_backs_off_at_each():
         ({"tolerance": NAN}, "tolerance from 0"),
     ],
 )
-def test_a3_settings_that_cannot_keep_a_power_of_two_in_bounds_are_errors(setting, message):
+def test_settings_that_cannot_keep_a_power_of_two_in_bounds_are_errors(setting, message):
     with pytest.raises(UsageError, match=message):
         dynamic_loss_scaling(optax.sgd(1.0), **setting)
 
@@ -424,7 +424,7 @@ INNERS = {
 
 
 @pytest.mark.parametrize("name", INNERS)
-def test_a4_a6_with_any_power_of_two_ten_steps_are_the_same_bit_for_bit(name):
+def test_a6_with_any_power_of_two_ten_steps_are_the_same_bit_for_bit(name):
     inner = INNERS[name]
     unscaled = bits(ten_steps(static_loss_scaling(inner, 1.0), jit=True))
     for scale in (2.0**-10, 2.0**15, 2.0**20):
@@ -432,7 +432,7 @@ def test_a4_a6_with_any_power_of_two_ten_steps_are_the_same_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", INNERS)
-def test_a4_a6_ten_steps_equal_those_of_the_bare_optimizer_bit_for_bit(name):
+def test_a6_ten_steps_equal_those_of_the_bare_optimizer_bit_for_bit(name):
     # Operation by operation: in a compiled step XLA may round a product and a sum once or twice, as it fuses them.
     inner = INNERS[name]
     assert bits(ten_steps(dynamic_loss_scaling(inner, growth_interval=3), jit=False)) == bits(
@@ -440,7 +440,7 @@ def test_a4_a6_ten_steps_equal_those_of_the_bare_optimizer_bit_for_bit(name):
     )
 
 
-def test_a4_at_the_largest_scale_the_unscaled_gradient_is_exact():
+def test_at_the_largest_scale_the_unscaled_gradient_is_exact():
     seen = optax.trace(0.0)
     tx = static_loss_scaling(seen, 2.0**127)
     params = {"w": jnp.zeros(3, jnp.float32)}
@@ -449,7 +449,7 @@ def test_a4_at_the_largest_scale_the_unscaled_gradient_is_exact():
     np.testing.assert_array_equal(updates["w"], true)
 
 
-def test_a5_a_twin_run_without_the_overflowed_step_is_the_same():
+def test_a_twin_run_without_the_overflowed_step_is_the_same():
     tx = dynamic_loss_scaling(optax.adam(0.1), initial_scale=128.0, growth_interval=1)
     step, params, twin = feeder(tx), start(), start()
     state, plain = tx.init(params), no_loss_scaling(optax.adam(0.1))
@@ -467,7 +467,7 @@ def test_a5_a_twin_run_without_the_overflowed_step_is_the_same():
 @pytest.mark.parametrize(
     "hider", [optax.clip(1.0), optax.clip_by_global_norm(1.0), optax.zero_nans(), optax.adaptive_grad_clip(0.1)]
 )
-def test_a6_no_transform_in_the_chain_can_hide_an_overflow(hider):
+def test_no_transform_in_the_chain_can_hide_an_overflow(hider):
     tx = dynamic_loss_scaling(optax.chain(hider, optax.sgd(1.0)))
     params = start()
     step = feeder(tx)
@@ -518,20 +518,20 @@ def trajectories(name):
 @pytest.mark.parametrize("name", INNERS)
 @settings(max_examples=15, deadline=None)
 @given(bad=st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH))
-def test_a5_wherever_overflows_fall_the_run_equals_a_float32_run_without_those_steps(name, bad):
+def test_wherever_overflows_fall_the_run_equals_a_float32_run_without_those_steps(name, bad):
     scaled, plain, skipped = trajectories(name)(jnp.array(bad))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6), scaled, plain)
     assert skipped == sum(bad)
 
 
-def test_a6_clipping_sees_the_unscaled_norm():
+def test_clipping_sees_the_unscaled_norm():
     tx = dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0)))
     params = {"w": jnp.zeros(3, jnp.float32)}
     new, _ = feeder(tx)(params, tx.init(params), {"w": jnp.array([1.0, 1.0, 0.5], jnp.float32)})
     np.testing.assert_allclose(new["w"], [-2 / 3, -2 / 3, -1 / 3], rtol=1e-6)
 
 
-def test_a11_float16_gradients_are_unscaled_in_float32():
+def test_float16_gradients_are_unscaled_in_float32():
     tx = static_loss_scaling(optax.trace(0.0), 65536.0)
     params = {"w": jnp.zeros(1, jnp.float16)}
     updates, _ = tx.update({"w": jnp.array([1e-3], jnp.float16)}, tx.init(params), params)
@@ -539,7 +539,7 @@ def test_a11_float16_gradients_are_unscaled_in_float32():
     np.testing.assert_allclose(updates["w"], [1e-3 / 65536], rtol=1e-3)
 
 
-def test_a11_ten_float16_gradients_of_300_have_norm_948_7():
+def test_ten_float16_gradients_of_300_have_norm_948_7():
     norms = []
 
     def record(updates, state, params=None):
@@ -565,7 +565,7 @@ def test_a11_ten_float16_gradients_of_300_have_norm_948_7():
     ],
     ids=["adam", "momentum", "accumulated", "masters", "chained masters", "accumulated masters", "masters accumulated"],
 )
-def test_a16_with_half_precision_parameters_moments_are_float32_from_the_start_and_stay_so(inner):
+def test_with_half_precision_parameters_moments_are_float32_from_the_start_and_stay_so(inner):
     tx = dynamic_loss_scaling(inner)
     params = {"w": jnp.ones(2, jnp.float16), "v": jnp.ones(2, jnp.bfloat16)}
     state, update = tx.init(params), jax.jit(tx.update)
@@ -593,7 +593,7 @@ def test_an_inner_transform_that_tells_dtypes_apart_is_left_alone():
 @pytest.mark.parametrize(
     "inner", [optax.adam(0.1), optax.adamw(0.1, weight_decay=0.0), optax.rmsprop(0.1), optax.adagrad(0.1)]
 )
-def test_a22_zero_gradients_give_zero_updates(inner):
+def test_zero_gradients_give_zero_updates(inner):
     tx = dynamic_loss_scaling(inner)
     params = {"w": jnp.ones(3, jnp.float16)}
     state = tx.init(params)
@@ -626,7 +626,7 @@ def test_extra_arguments_reach_the_inner_transform():
 # No loss scaling
 
 
-def test_a19_no_loss_scaling_adds_no_operation():
+def test_no_loss_scaling_adds_no_operation():
     inner = optax.adamw(optax.cosine_decay_schedule(0.1, 100), weight_decay=0.1)
     tx, params = no_loss_scaling(inner), start()
     with jax.numpy_dtype_promotion("standard"):
@@ -658,7 +658,7 @@ def accumulate(tx, params, micro_batches):
     return params, states[1:]
 
 
-def test_a7_four_micro_batches_equal_one_large_batch():
+def test_four_micro_batches_equal_one_large_batch():
     inner = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(0.1))
     many, _ = accumulate(dynamic_loss_scaling(optax.MultiSteps(inner, 4)), start(), [0.5, 1.5, -0.5, 0.5] * 2)
     one, _ = accumulate(dynamic_loss_scaling(inner), start(), [0.5, 0.5])
@@ -668,7 +668,7 @@ def test_a7_four_micro_batches_equal_one_large_batch():
 
 
 @pytest.mark.parametrize(("position", "bad"), [(0, NAN), (1, INF), (2, NAN), (2, INF)])
-def test_a7_an_overflow_in_any_micro_batch_discards_the_window_once_and_poisons_nothing(position, bad):
+def test_an_overflow_in_any_micro_batch_discards_the_window_once_and_poisons_nothing(position, bad):
     tx = dynamic_loss_scaling(optax.MultiSteps(optax.adam(0.1), 3), initial_scale=64.0)
     window = [0.5, 0.25, 1.5]
     window[position] = bad
@@ -682,7 +682,7 @@ def test_a7_an_overflow_in_any_micro_batch_discards_the_window_once_and_poisons_
     assert [bool(state.finite) for state in states[3:6]] == [i < position for i in range(3)]
 
 
-def test_a7_every_micro_batch_of_a_window_can_overflow():
+def test_every_micro_batch_of_a_window_can_overflow():
     tx = dynamic_loss_scaling(optax.MultiSteps(optax.adam(0.1), 2), initial_scale=64.0)
     params, states = accumulate(tx, start(), [INF, NAN, INF, INF])
     assert bits(params) == bits(start())
@@ -690,20 +690,20 @@ def test_a7_every_micro_batch_of_a_window_can_overflow():
     assert int(states[-1].inner_state.gradient_step) == 0
 
 
-def test_a7_an_accumulator_that_skips_overflows_by_itself_does_not_hold_the_scale_up():
+def test_an_accumulator_that_skips_overflows_by_itself_does_not_hold_the_scale_up():
     inner = optax.MultiSteps(optax.sgd(0.5), 2, should_skip_update_fn=optax.skip_not_finite)
     params, states = accumulate(dynamic_loss_scaling(inner, initial_scale=64.0), start(), [INF] * 4 + [1.0] * 2)
     assert [float(state.scale) for state in states] == [64.0, 32.0, 32.0, 16.0, 16.0, 16.0]
     assert params["w"].tolist() == [0.0, -0.75]
 
 
-def test_a7_the_scale_grows_between_windows_only():
+def test_the_scale_grows_between_windows_only():
     tx = dynamic_loss_scaling(optax.MultiSteps(optax.sgd(0.1), 2), initial_scale=4.0, growth_interval=2)
     _, states = accumulate(tx, start(), [1.0] * 6)
     assert [float(state.scale) for state in states] == [4.0, 4.0, 4.0, 8.0, 8.0, 8.0]
 
 
-def test_a7_two_accumulators_are_an_error():
+def test_two_accumulators_are_an_error():
     inner = optax.chain(optax.MultiSteps(optax.sgd(1.0), 2).gradient_transformation(),
                         optax.MultiSteps(optax.sgd(1.0), 2).gradient_transformation())  # fmt: skip
     tx = dynamic_loss_scaling(inner)
@@ -765,7 +765,7 @@ def assert_same(restored, state):
     assert bits(restored) == bits(state)
 
 
-def test_a14_the_state_survives_tree_map_with_none_and_strings():
+def test_the_state_survives_tree_map_with_none_and_strings():
     state, _ = unusual_state()
     assert jax.tree.map(lambda _: None, state).scale is None
     words = jax.tree.map(lambda _: "replicated", state)
@@ -773,20 +773,20 @@ def test_a14_the_state_survives_tree_map_with_none_and_strings():
     assert_same(jax.tree.map(lambda leaf: leaf, state), state)
 
 
-def test_a14_the_state_survives_jit_and_eval_shape():
+def test_the_state_survives_jit_and_eval_shape():
     state, _ = unusual_state()
     assert_same(jax.jit(lambda s: s)(state), state)
     shapes = jax.eval_shape(lambda s: s, state)
     assert (shapes.scale.dtype, shapes.good_steps.dtype, shapes.finite.dtype) == (jnp.float32, jnp.int32, jnp.bool_)
 
 
-def test_a14_the_state_survives_flax_serialization():
+def test_the_state_survives_flax_serialization():
     state, fresh = unusual_state()
     assert_same(flax.serialization.from_bytes(fresh, flax.serialization.to_bytes(state)), state)
     assert flax.serialization.to_state_dict(state).keys() == set(LossScaleState._fields)
 
 
-def test_a14_the_state_survives_orbax(tmp_path):
+def test_the_state_survives_orbax(tmp_path):
     state, fresh = unusual_state()
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
@@ -795,7 +795,7 @@ def test_a14_the_state_survives_orbax(tmp_path):
     assert_same(restored, state)
 
 
-def test_a14_a_restored_state_goes_on_as_the_saved_one():
+def test_a_restored_state_goes_on_as_the_saved_one():
     state, fresh = unusual_state()
     restored = flax.serialization.from_bytes(fresh, flax.serialization.to_bytes(state))
     tx = dynamic_loss_scaling(optax.adam(0.1), initial_scale=2.0**-9, min_scale=2.0**-10, hysteresis=3)
@@ -807,7 +807,7 @@ def test_a14_a_restored_state_goes_on_as_the_saved_one():
 # At run time
 
 
-def test_a13_a_hundred_steps_dispatch_without_a_host_read():
+def test_a_hundred_steps_dispatch_without_a_host_read():
     tx = dynamic_loss_scaling(optax.MultiSteps(optax.adam(0.1), 2), growth_interval=3)
     step, params = feeder(tx), start()
     state = tx.init(params)
@@ -819,7 +819,7 @@ def test_a13_a_hundred_steps_dispatch_without_a_host_read():
     assert state.skipped == 10
 
 
-def test_a10_one_trace_serves_growth_backoff_and_skips():
+def test_one_trace_serves_growth_backoff_and_skips():
     tx = dynamic_loss_scaling(optax.adam(0.1), growth_interval=2)
     step, params = feeder(tx), start()
     state = tx.init(params)
@@ -845,7 +845,7 @@ def test_an_update_outside_jit_equals_one_inside():
 
 
 @pytest.mark.parametrize("bad_device", [0, 1])
-def test_a15_under_shard_map_an_overflow_on_one_device_makes_both_skip(bad_device):
+def test_under_shard_map_an_overflow_on_one_device_makes_both_skip(bad_device):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     tx = dynamic_loss_scaling(optax.sgd(1.0), axis_name="data")
     state = tx.init({"w": jnp.zeros(1, jnp.float32)})
@@ -864,7 +864,7 @@ def test_a15_under_shard_map_an_overflow_on_one_device_makes_both_skip(bad_devic
     assert (updates.tolist(), finite.tolist(), float(scale)) == ([-1.0, -2.0], [True, True], 2.0**15)
 
 
-def test_a15_under_jit_a_bad_shard_of_a_gradient_skips_the_whole_step():
+def test_under_jit_a_bad_shard_of_a_gradient_skips_the_whole_step():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, P("data"))
     tx = dynamic_loss_scaling(optax.sgd(1.0))
@@ -874,7 +874,7 @@ def test_a15_under_jit_a_bad_shard_of_a_gradient_skips_the_whole_step():
     assert (updates["w"].tolist(), bool(state.finite)) == ([0.0] * 4, False)
 
 
-def test_a9_with_a_scale_each_an_overflow_of_one_optimizer_leaves_the_other_alone():
+def test_with_a_scale_each_an_overflow_of_one_optimizer_leaves_the_other_alone():
     tx = optax.partition({"a": dynamic_loss_scaling(optax.sgd(1.0)), "b": dynamic_loss_scaling(optax.sgd(1.0))},
                          {"w": "a", "b": "b"})  # fmt: skip
     params = start()

@@ -34,7 +34,7 @@ def run(tx, params, grads, steps):
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_a24_a_relative_update_of_1e_4_moves_masters_and_stalls_without(half):
+def test_a_relative_update_of_1e_4_moves_masters_and_stalls_without(half):
     params, grads = {"w": jnp.ones(4, half)}, {"w": jnp.ones(4, half)}
     stalled, _ = run(optax.sgd(1e-4), params, grads, 100)
     moved, state = run(master_weights(optax.sgd(1e-4)), params, grads, 100)
@@ -55,7 +55,7 @@ def test_masters_take_the_path_of_float32_training(half):
     np.testing.assert_array_equal(params["w"], state.masters["w"].astype(half))
 
 
-def test_a16_masters_moments_and_what_the_inner_optimizer_sees_are_float32():
+def test_masters_moments_and_what_the_inner_optimizer_sees_are_float32():
     seen = []
 
     def record(updates, state, params=None):
@@ -82,7 +82,7 @@ def test_parameters_that_are_not_half_have_no_copy_and_move_as_without():
     np.testing.assert_array_equal(moved["full"], alone["full"])
 
 
-def test_a1_on_a_skipped_step_the_masters_keep_every_bit():
+def test_on_a_skipped_step_the_masters_keep_every_bit():
     tx = dynamic_loss_scaling(master_weights(optax.adamw(0.1)))
     params = {"w": jnp.array([1.0, -0.0], jnp.float16)}
     state = tx.init(params)
@@ -103,7 +103,7 @@ def test_the_parameters_are_required():
 
 
 @pytest.mark.parametrize(("wrap", "kernel"), [(master_weights, 0.98828125), (lambda inner: inner, 1.0)])
-def test_a24_under_the_bfloat16_preset_an_nnx_model_learns_from_small_updates_with_masters_only(wrap, kernel):
+def test_under_the_bfloat16_preset_an_nnx_model_learns_from_small_updates_with_masters_only(wrap, kernel):
     model = nnx.Linear(2, 2, use_bias=False, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0))
     apply_policy(model, "bfloat16")
     graph, params = nnx.split(model)
@@ -136,7 +136,7 @@ def bits(tree):
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_a24_rounded_by_chance_parameters_equal_their_masters_in_the_mean(half):
+def test_rounded_by_chance_parameters_equal_their_masters_in_the_mean(half):
     """Twenty updates of a hundredth of a step each: the nearest is one for all, by chance a fifth have moved on."""
     step = float(jnp.finfo(half).eps)
     params, grads = {"w": jnp.ones(20_000, half)}, {"w": jnp.ones(20_000, half)}
@@ -194,7 +194,7 @@ def test_a_parameter_whose_copy_did_not_move_keeps_every_bit():
     assert after.roundings == 5
 
 
-def test_a1_on_a_skipped_step_the_count_of_roundings_stays_and_the_next_draws_are_the_same():
+def test_on_a_skipped_step_the_count_of_roundings_stays_and_the_next_draws_are_the_same():
     tx = dynamic_loss_scaling(master_weights(optax.adam(0.01), **STOCHASTIC), initial_scale=1.0)
     params = {"w": jnp.ones(50, jnp.bfloat16), "full": jnp.ones(2, jnp.float32)}
     good = {"w": jnp.ones(50, jnp.bfloat16), "full": jnp.ones(2, jnp.float32)}
@@ -230,7 +230,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("wrap", WINDOWS.values(), ids=WINDOWS)
-def test_a7_with_accumulation_parameters_move_between_windows_only_and_a_bad_window_is_lost(wrap):
+def test_with_accumulation_parameters_move_between_windows_only_and_a_bad_window_is_lost(wrap):
     tx = dynamic_loss_scaling(wrap(optax.sgd(0.0025)), initial_scale=2.0)
     step, params = jax.jit(tx.update), {"w": jnp.ones(50, jnp.bfloat16)}
     state, seen = tx.init(params), []

@@ -286,7 +286,7 @@ def test_shared_submodules_are_set_once():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NORMS)
-def test_a20_every_norm_computes_in_float32_and_rounds_its_output_only(name, training):
+def test_every_norm_computes_in_float32_and_rounds_its_output_only(name, training):
     x = jnp.linspace(-3.0, 6.0, 128, dtype=jnp.float32).reshape(2, 4, 4, 4).astype(jnp.float16)
     outputs = []
     for policy in (None, "mixed_float16", "float16"):
@@ -315,7 +315,7 @@ def test_a20_every_norm_computes_in_float32_and_rounds_its_output_only(name, tra
         ([1e-4, 2e-4, 3e-4, 4e-4], 1e-8, 1.25e-8, [-1.0, -0.333, 0.333, 1.0]),
     ],
 )
-def test_a20_batch_norm_evaluates_right_with_variances_float16_cannot_hold(cls, features, epsilon, variance, expected):
+def test_batch_norm_evaluates_right_with_variances_float16_cannot_hold(cls, features, epsilon, variance, expected):
     model = nnx.Sequential(cls(1, momentum=0.0, epsilon=epsilon, rngs=nnx.Rngs(0)))
     apply_policy(model, "mixed_float16")
     x = jnp.array(features, jnp.float32)[:, None].astype(jnp.float16)
@@ -328,7 +328,7 @@ def test_a20_batch_norm_evaluates_right_with_variances_float16_cannot_hold(cls, 
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16", "mixed_bfloat16"])
-def test_a20_features_of_200_over_224x224_keep_their_statistics(policy):
+def test_features_of_200_over_224x224_keep_their_statistics(policy):
     model = nnx.BatchNorm(2, momentum=0.0, use_fast_variance=False, rngs=nnx.Rngs(0))
     apply_policy(model, policy)
     half = jnp.tile(jnp.array([[199.0, 200.0], [201.0, 200.0]], jnp.float16), (112, 224, 1)).reshape(1, 224, 224, 2)
@@ -338,7 +338,7 @@ def test_a20_features_of_200_over_224x224_keep_their_statistics(policy):
     check_dtypes(nnx.state(model), "float32")
 
 
-def test_a22_norms_of_zeros_give_zeros_and_move_no_scale():
+def test_norms_of_zeros_give_zeros_and_move_no_scale():
     for make in NORMS.values():
         norm = make()
         apply_policy(norm, "mixed_float16")
@@ -360,7 +360,7 @@ def test_o3_takes_norms_to_half_too_but_keeps_statistics_in_float32():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_a21_a_fully_masked_row_gives_finite_output_and_gradients(policy):
+def test_a_fully_masked_row_gives_finite_output_and_gradients(policy):
     model = Attention(nnx.Rngs(0))
     apply_policy(model, policy)
     call, state = functional(model)
@@ -434,7 +434,7 @@ def test_the_rule_for_norms_can_be_overridden():
     assert report["layers/1/bn"][3:] == (BF16, "type:norm")
 
 
-def test_a27_a_rule_that_matches_nothing_changes_nothing_and_names_the_nearest_paths():
+def test_a_rule_that_matches_nothing_changes_nothing_and_names_the_nearest_paths():
     model = net()
     with pytest.raises(UsageError, match="rule 'layers/2/conv' matches nothing; nearest: layers/1/conv, layers/0/conv"):
         apply_policy(model, "float16;layers/2/conv=float32")
@@ -442,7 +442,7 @@ def test_a27_a_rule_that_matches_nothing_changes_nothing_and_names_the_nearest_p
     assert type(model) is Net
 
 
-def test_a27_a_rule_behind_one_that_covers_it_is_an_error():
+def test_a_rule_behind_one_that_covers_it_is_an_error():
     with pytest.raises(UsageError, match=r"'layers/0' decides nothing: .* 'layers/\*' before it; put it first"):
         apply_policy(net(), "mixed_float16;layers/*=float32;layers/0=float16")
 
@@ -475,7 +475,7 @@ def test_something_that_is_no_nnx_module_is_an_error(thing):
 
 
 @pytest.mark.parametrize("name", ["net", *LAYERS, *NORMS])
-def test_a19_float32_gives_the_same_program_as_the_plain_model(name):
+def test_float32_gives_the_same_program_as_the_plain_model(name):
     kinds = {
         "net": (Net, (2, 4, 4, 3)),
         **{kind: LAYERS[kind][:2] for kind in LAYERS},

@@ -134,7 +134,7 @@ def test_gradients_of_1e_6_have_second_moments_that_float16_would_not_hold():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
-def test_a1_a_skipped_step_leaves_every_bit_and_the_next_draws_are_the_same(name):
+def test_a_skipped_step_leaves_every_bit_and_the_next_draws_are_the_same(name):
     tx = dynamic_loss_scaling(half_moments(OPTIMIZERS[name][0]), initial_scale=1.0)
     update = jax.jit(tx.update)
     _, state = update(GRADS, tx.init(PARAMS), PARAMS)
@@ -146,7 +146,7 @@ def test_a1_a_skipped_step_leaves_every_bit_and_the_next_draws_are_the_same(name
 
 
 @pytest.mark.parametrize("scale", [2.0, 2.0**15])
-def test_a4_the_loss_scale_makes_no_difference(scale):
+def test_the_loss_scale_makes_no_difference(scale):
     def run(tx, factor):
         state, params = tx.init(PARAMS), PARAMS
         for _ in range(10):
@@ -171,7 +171,7 @@ def test_master_weights_stay_float32_on_either_side(wrap):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(optax.tree.get(state, "nu"))} == {"bfloat16"}
 
 
-def test_a7_sums_of_micro_batches_stay_float32():
+def test_sums_of_micro_batches_stay_float32():
     tx = half_moments(optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation())
     _, state = after(tx, 3)
     multi = state.inner_state

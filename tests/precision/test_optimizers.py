@@ -66,7 +66,7 @@ def test_there_are_forty():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a5_an_overflow_leaves_no_trace_in_any_optimizer(name):
+def test_an_overflow_leaves_no_trace_in_any_optimizer(name):
     first, *others = GRADIENTS
     bad = {"w": first["w"].at[1, 2].set(jnp.inf), "b": first["b"]}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), jax.disable_jit():

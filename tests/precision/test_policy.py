@@ -53,7 +53,7 @@ def test_missing_dtypes_follow_the_ones_before(given_dtypes, settled):
     assert names(Policy(**given_dtypes)) == settled
 
 
-def test_a28_casting_a_batch_casts_floats_once_and_nothing_else():
+def test_casting_a_batch_casts_floats_once_and_nothing_else():
     before, after = batch(), HALF.cast_to_compute(batch())
     assert after["image"].dtype == jnp.float16
     assert after["nested"][0][0].dtype == jnp.float16
@@ -144,7 +144,7 @@ def test_case_and_spaces_are_forgiven():
         ("params=float32;stem=f32;stem=f16", "rule given twice: stem"),
     ],
 )
-def test_a27_a_contradictory_or_unknown_policy_string_is_an_error(text, message):
+def test_a_contradictory_or_unknown_policy_string_is_an_error(text, message):
     with pytest.raises(UsageError, match=message):
         get_policy(text)
 
@@ -173,7 +173,7 @@ def test_a_rule_takes_a_dtype_or_a_policy(value, settled):
 
 
 @pytest.mark.parametrize("value", [None, "float17", np.int32, Policy(rules={"inner": "float32"})])
-def test_a27_a_bad_rule_value_is_an_error(value):
+def test_a_bad_rule_value_is_an_error(value):
     with pytest.raises(UsageError):
         Policy(rules={"stem": value})
 

@@ -94,7 +94,7 @@ def test_a_policy_goes_through_unchanged():
         ("float32;stem", "bad rule 'stem'"),
     ],
 )
-def test_a27_an_unknown_policy_lists_the_presets_and_the_nearest(spec, message):
+def test_an_unknown_policy_lists_the_presets_and_the_nearest(spec, message):
     with pytest.raises(UsageError, match=message):
         get_policy(spec)
 

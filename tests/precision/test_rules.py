@@ -50,17 +50,17 @@ def test_the_first_matching_rule_decides():
     }
 
 
-def test_a27_a_rule_that_matches_nothing_names_the_nearest_paths():
+def test_a_rule_that_matches_nothing_names_the_nearest_paths():
     with pytest.raises(UsageError, match=r"^rule 'stem/conv2' matches nothing; nearest: stem/conv1"):
         decide(Rules({"stem/conv2": "float32"}), LINEAGES)
 
 
-def test_a27_a_type_that_matches_nothing_names_the_nearest_types():
+def test_a_type_that_matches_nothing_names_the_nearest_types():
     with pytest.raises(UsageError, match=r"^rule 'type:linaer' matches nothing; nearest: type:Linear"):
         decide(Rules({"type:linaer": "float32"}), LINEAGES)
 
 
-def test_a27_no_more_than_three_are_named():
+def test_no_more_than_three_are_named():
     lineages = [(MODEL, (f"conv{i}", frozenset({"Conv"}))) for i in range(5)]
     with pytest.raises(UsageError, match=r"^rule 'conv' matches nothing; nearest: conv4, conv3, conv2$"):
         decide(Rules({"conv": "float32"}), lineages)
@@ -69,13 +69,13 @@ def test_a27_no_more_than_three_are_named():
         decide(Rules({"xyz": "float32"}), lineages)
 
 
-def test_a27_all_idle_rules_are_named_at_once():
+def test_all_idle_rules_are_named_at_once():
     with pytest.raises(UsageError) as caught:
         decide(Rules({"hade": "float32", "stme": "float32", "head": "float32"}), LINEAGES)
     assert [line.split("'")[1] for line in str(caught.value).splitlines()] == ["hade", "stme"]
 
 
-def test_a27_a_rule_shadowed_by_an_earlier_one_is_an_error_that_names_it():
+def test_a_rule_shadowed_by_an_earlier_one_is_an_error_that_names_it():
     with pytest.raises(UsageError, match=r"'stem/bn' decides nothing: .* decided by 'stem/\*' before it; put it first"):
         decide(Rules({"stem/*": "float32", "stem/bn": "float16"}), LINEAGES)
 

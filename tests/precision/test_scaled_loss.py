@@ -22,14 +22,14 @@ GOOD = {"w": jnp.array([1.0, -2.0], jnp.float32)}
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
-def test_a10_the_scaled_loss_is_formed_in_float32(dtype):
+def test_the_scaled_loss_is_formed_in_float32(dtype):
     state = dynamic_loss_scaling(optax.sgd(1.0)).init(GOOD)
     scaled = scale_loss(jnp.array(4.0, dtype), {"nested": (state,)})
     assert scaled.dtype == jnp.float32
     assert scaled == 131072.0
 
 
-def test_a10_a_float16_loss_is_warned_about_once_its_scale_can_overflow():
+def test_a_float16_loss_is_warned_about_once_its_scale_can_overflow():
     state = dynamic_loss_scaling(optax.sgd(1.0), initial_scale=2.0**16).init(GOOD)
     with pytest.warns(PrecisionWarning, match="loss is float16.*Compute the loss in float32"):
         scale_loss(jnp.array(1.0, jnp.float16), state)
@@ -39,7 +39,7 @@ def test_a10_a_float16_loss_is_warned_about_once_its_scale_can_overflow():
         scale_loss(jnp.array(1.0, jnp.float16), state._replace(scale=jnp.float32(2.0**15)))
 
 
-def test_a10_the_first_step_with_a_float16_loss_is_kept_and_the_run_compiles_once():
+def test_the_first_step_with_a_float16_loss_is_kept_and_the_run_compiles_once():
     tx = dynamic_loss_scaling(optax.sgd(0.5), initial_scale=2.0**15)
     traces = []
 
@@ -80,7 +80,7 @@ def test_the_value_and_gradient_with_and_without_auxiliary_output():
     assert grads["w"].tolist() == [16.0, -32.0]
 
 
-def test_a8_a_gradient_penalty_trains_the_same_parameters_with_scaling_on_and_off():
+def test_a_gradient_penalty_trains_the_same_parameters_with_scaling_on_and_off():
     x = jnp.linspace(-1.0, 1.0, 12, dtype=jnp.float32).reshape(4, 3)
 
     def critic(params, x):
@@ -122,7 +122,7 @@ def test_an_integer_loss_is_an_error_and_not_a_zero_gradient():
         scaled_value_and_grad(lambda p: jnp.argmax(p["w"]))(state, GOOD)
 
 
-def test_a23_a_summed_loss_of_81920_survives_the_default_scale():
+def test_a_summed_loss_of_81920_survives_the_default_scale():
     state = dynamic_loss_scaling(optax.sgd(1.0)).init(GOOD)
     params = {"w": jnp.ones(4096, jnp.float32)}
     value, grads = scaled_value_and_grad(lambda p: jnp.sum(p["w"] * 20.0))(state, params)

@@ -84,7 +84,7 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.parametrize("bad", [INF, -INF, float("nan")])
-def test_a9_an_overflow_of_one_optimizer_skips_that_one_alone_and_halves_the_scale_once(bad):
+def test_an_overflow_of_one_optimizer_skips_that_one_alone_and_halves_the_scale_once(bad):
     tx = dynamic_loss_scaling(INNERS, initial_scale=1024.0)
     before, states = run(tx, [(0.25, 0.5), (0.25, 0.5)])
     after, (*_, old, new) = run(tx, [(0.25, 0.5), (0.25, 0.5), (0.25, bad)])
@@ -99,13 +99,13 @@ def test_a9_an_overflow_of_one_optimizer_skips_that_one_alone_and_halves_the_sca
     ]  # fmt: skip
 
 
-def test_a9_where_both_overflow_nothing_moves_and_the_scale_halves_once():
+def test_where_both_overflow_nothing_moves_and_the_scale_halves_once():
     params, (state,) = run(dynamic_loss_scaling(INNERS), [(INF, INF)])
     assert bits(params) == bits(start())
     assert (state.scale, state.skipped, state.consecutive_skips) == (2.0**14, 1, 1)
 
 
-def test_a9_after_the_skip_each_goes_on_as_if_its_own_bad_step_had_not_been():
+def test_after_the_skip_each_goes_on_as_if_its_own_bad_step_had_not_been():
     sequence = [(0.25, 0.5), (INF, 0.5), (0.25, INF), (0.25, 0.5)]
     params, states = run(dynamic_loss_scaling(INNERS, initial_scale=1024.0), sequence)
     assert_close(params["a"], alone(INNERS["a"], [0.25] * 3, "a")[0])
@@ -115,7 +115,7 @@ def test_a9_after_the_skip_each_goes_on_as_if_its_own_bad_step_had_not_been():
     assert [int(state.consecutive_skips) for state in states] == [0, 1, 2, 0]
 
 
-def test_a9_with_a_scale_each_only_the_scale_of_the_bad_one_changes():
+def test_with_a_scale_each_only_the_scale_of_the_bad_one_changes():
     txs = {name: dynamic_loss_scaling(inner) for name, inner in INNERS.items()}
     states = {name: tx.init(start()[name]) for name, tx in txs.items()}
     grads = gradients(1.0, INF)
@@ -123,14 +123,14 @@ def test_a9_with_a_scale_each_only_the_scale_of_the_bad_one_changes():
     assert {name: float(state.scale) for name, state in after.items()} == {"a": 2.0**15, "b": 2.0**14}
 
 
-def test_a2_the_scale_grows_after_exactly_n_steps_in_which_all_were_good():
+def test_the_scale_grows_after_exactly_n_steps_in_which_all_were_good():
     tx = dynamic_loss_scaling(INNERS, initial_scale=8.0, growth_interval=3)
     good, bad = (1.0, 1.0), (1.0, INF)
     _, states = run(tx, [good, good, good, good, good, bad, good, good, good])
     assert [float(state.scale) for state in states] == [8, 8, 16, 16, 16, 8, 8, 8, 16]
 
 
-def test_a11_each_optimizer_sees_unscaled_float32_gradients():
+def test_each_optimizer_sees_unscaled_float32_gradients():
     seen = []
 
     def record(updates, state, params=None):
@@ -170,7 +170,7 @@ def test_where_finite_finds_the_group_under_a_tolerance():
     ],
 )
 @pytest.mark.parametrize("tolerance", [0.0, 0.5])
-def test_a27_a_group_that_is_not_there_is_an_error_that_lists_those_that_are(inner, says, tolerance):
+def test_a_group_that_is_not_there_is_an_error_that_lists_those_that_are(inner, says, tolerance):
     state = dynamic_loss_scaling(inner, tolerance=tolerance).init(start())
     with pytest.raises(UsageError, match=says):
         where_finite(state, 1, 0, group="critic")
@@ -182,7 +182,7 @@ def test_a27_a_group_that_is_not_there_is_an_error_that_lists_those_that_are(inn
 @pytest.mark.parametrize(
     "scaling", [dynamic_loss_scaling, no_loss_scaling, lambda inner: static_loss_scaling(inner, 2)]
 )
-def test_a27_missing_and_unknown_names_are_errors(scaling):
+def test_missing_and_unknown_names_are_errors(scaling):
     tx = scaling(INNERS)
     state = tx.init(start())
     wanted = "several optimizers with one scale: wanted"
@@ -196,7 +196,7 @@ def test_a27_missing_and_unknown_names_are_errors(scaling):
         tx.update(start(), state, {"b": start()["b"]})
 
 
-def test_a27_no_optimizer_at_all_is_an_error():
+def test_no_optimizer_at_all_is_an_error():
     with pytest.raises(UsageError, match="wanted an optimizer, or several by name, got none"):
         dynamic_loss_scaling({})
 
@@ -223,7 +223,7 @@ def test_updates_come_in_the_kind_of_mapping_that_the_gradients_are(kind, scalin
         assert bits(moved["b"]) == bits(params["b"])
 
 
-def test_a9_an_nnx_optimizer_of_two_networks():
+def test_an_nnx_optimizer_of_two_networks():
     class Pair(nnx.Module):
         def __init__(self):
             self.a, self.b = (nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for seed in (0, 1))
@@ -250,7 +250,7 @@ def test_a9_an_nnx_optimizer_of_two_networks():
 # Accumulation
 
 
-def test_a7_a9_a_bad_micro_batch_discards_the_window_of_its_optimizer_alone():
+def test_a9_a_bad_micro_batch_discards_the_window_of_its_optimizer_alone():
     inner = {name: optax.MultiSteps(optax.sgd(1.0), 2) for name in "ab"}
     tx = dynamic_loss_scaling(inner, initial_scale=64.0)
     params, states = run(tx, [(1.0, 1.0), (1.0, 1.0), (0.5, INF), (1.5, 0.5), (1.0, 0.25), (1.0, 0.75)])
@@ -263,7 +263,7 @@ def test_a7_a9_a_bad_micro_batch_discards_the_window_of_its_optimizer_alone():
     assert [int(state.inner_state[name].inner_state.gradient_step) for state in states[3:4] for name in "ab"] == [2, 1]
 
 
-def test_a7_a9_with_windows_of_two_and_three_the_scale_goes_by_each_as_it_closes():
+def test_a9_with_windows_of_two_and_three_the_scale_goes_by_each_as_it_closes():
     inner = {"a": optax.MultiSteps(optax.sgd(1.0), 2), "b": optax.MultiSteps(optax.sgd(1.0), 3)}
     tx = dynamic_loss_scaling(inner, initial_scale=64.0)
     params, states = run(tx, [(1.0, 1.0), (1.0, INF)] + [(1.0, 1.0)] * 10)
@@ -273,7 +273,7 @@ def test_a7_a9_with_windows_of_two_and_three_the_scale_goes_by_each_as_it_closes
     assert params["b"]["w"].tolist() == [0.5 - 3, -3.0]  # the first of its four windows is lost
 
 
-def test_a7_one_that_accumulates_beside_one_that_does_not():
+def test_one_that_accumulates_beside_one_that_does_not():
     tx = dynamic_loss_scaling({"a": optax.sgd(1.0), "b": optax.MultiSteps(optax.sgd(1.0), 2)}, initial_scale=64.0)
     params, states = run(tx, [(1.0, INF), (1.0, 1.0), (INF, 1.0), (1.0, 1.0)])
     assert [float(state.scale) for state in states] == [64, 32, 16, 16]
@@ -281,7 +281,7 @@ def test_a7_one_that_accumulates_beside_one_that_does_not():
     assert (params["a"]["w"].tolist(), params["b"]["w"].tolist()) == ([-2.0, -5.0], [-0.5, -1.0])
 
 
-def test_a9_windows_that_never_close_together_still_shrink_the_scale():
+def test_windows_that_never_close_together_still_shrink_the_scale():
     def later(step):
         return jnp.where(step == 0, 1, 2)
 
@@ -313,7 +313,7 @@ def test_without_scaling_nothing_is_checked_and_nothing_skipped():
 # The state
 
 
-def test_a9_one_compilation_and_a_donated_state():
+def test_one_compilation_and_a_donated_state():
     tx = dynamic_loss_scaling(INNERS, growth_interval=2, tolerance=0.25)
     step, state = jax.jit(tx.update, donate_argnums=1), tx.init(start())
     for pair in [(1.0, 1.0), (1.0, 1.0), (INF, 1.0), (1.0, INF), (INF, INF), (1.0, 1.0)]:
@@ -342,14 +342,14 @@ def assert_same(restored, state):
     assert bits(restored) == bits(state)
 
 
-def test_a14_the_state_of_a_group_survives_tree_map_jit_and_flax_serialization():
+def test_the_state_of_a_group_survives_tree_map_jit_and_flax_serialization():
     state, fresh = unusual_state()
     assert_same(jax.tree.map(lambda leaf: leaf, state), state)
     assert_same(jax.jit(lambda state: state)(state), state)
     assert_same(flax.serialization.from_bytes(fresh, flax.serialization.to_bytes(state)), state)
 
 
-def test_a14_the_state_of_a_group_survives_orbax(tmp_path):
+def test_the_state_of_a_group_survives_orbax(tmp_path):
     state, fresh = unusual_state()
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
@@ -392,7 +392,7 @@ SHARDED = {
 
 
 @pytest.mark.parametrize("inner", SHARDED.values(), ids=SHARDED)
-def test_a15_under_shard_map_two_devices_with_half_of_the_parameters_each_take_the_steps_of_one(inner):
+def test_under_shard_map_two_devices_with_half_of_the_parameters_each_take_the_steps_of_one(inner):
     tx = dynamic_loss_scaling(inner, initial_scale=256.0, growth_interval=2, axis_name="data")
     params, state = FULL, tx.init(FULL)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -412,7 +412,7 @@ def test_a15_under_shard_map_two_devices_with_half_of_the_parameters_each_take_t
 
 
 @pytest.mark.parametrize("inner", SHARDED.values(), ids=SHARDED)
-def test_a15_under_pmap_two_devices_with_half_of_the_parameters_each_take_the_steps_of_one(inner):
+def test_under_pmap_two_devices_with_half_of_the_parameters_each_take_the_steps_of_one(inner):
     tx = dynamic_loss_scaling(inner, initial_scale=256.0, growth_interval=2, axis_name="data")
 
     def halves(tree):
@@ -429,7 +429,7 @@ def test_a15_under_pmap_two_devices_with_half_of_the_parameters_each_take_the_st
 
 
 @pytest.mark.parametrize("bad_example", [0, 7])
-def test_a15_two_devices_with_half_of_the_batch_each_take_the_steps_of_one_with_all_of_it(bad_example):
+def test_two_devices_with_half_of_the_batch_each_take_the_steps_of_one_with_all_of_it(bad_example):
     x = jnp.sin(jnp.arange(24.0, dtype=jnp.float32)).reshape(8, 3)
     batches = [x, x.at[bad_example].set(INF), -x, x + 0.5]
     params = {name: {"w": jnp.array([0.5, -1.0, 2.0], jnp.float32)} for name in "ab"}

@@ -31,7 +31,7 @@ BATCH = {
 @pytest.mark.parametrize(
     ("policy", "dtype"), [("float32", "float32"), ("mixed_bfloat16", "bfloat16"), ("mixed_float16", "float16")]
 )
-def test_a28_images_reach_the_model_in_the_compute_dtype(policy, dtype):
+def test_images_reach_the_model_in_the_compute_dtype(policy, dtype):
     objective, model = classification(prepare, get_policy(policy)), Recording()
     objective.loss(model, BATCH, jax.random.key(0))
     assert model.seen.dtype == dtype
@@ -41,7 +41,7 @@ def test_a28_images_reach_the_model_in_the_compute_dtype(policy, dtype):
     np.testing.assert_allclose(seen, [[1, 0], [0, 0.2]], rtol=float(jnp.finfo(dtype).eps))
 
 
-def test_a28_images_are_cast_once():
+def test_images_are_cast_once():
     """A28: whatever prepares them, one conversion to the compute dtype is in the program."""
     objective, images = classification(lambda batch, key: batch, get_policy("mixed_float16")), jnp.zeros((2, 1, 2, 1))
     jaxpr = jax.make_jaxpr(lambda x: objective.measure(lambda x: x[:, 0, :, 0], {**BATCH, "image": x}))(images)

@@ -39,26 +39,26 @@ def in_batches(values, size, fill=0.0):
 
 
 @pytest.mark.parametrize("size", [64, 300, 4096])
-def test_a25_the_mean_over_50000_examples_is_exact(parts, size):
+def test_the_mean_over_50000_examples_is_exact(parts, size):
     """A25: to 1e-6, also where the last batch is short."""
     values = (1000 + np.random.default_rng(0).normal(size=50_000)).astype(np.float32)
     found = evaluate(*parts, in_batches(values, size))["value"]
     assert found == pytest.approx(float(np.mean(values.astype(np.float64))), rel=1e-6)
 
 
-def test_a25_a_short_batch_counts_its_true_size(parts):
+def test_a_short_batch_counts_its_true_size(parts):
     """A25: 1, 2, 3 and 10 in batches of three have mean 4, not the mean of 2 and 10 or of 2 and 10 / 3."""
     assert evaluate(*parts, in_batches(np.array([1, 2, 3, 10], np.float32), 3))["value"] == 4.0
 
 
 @pytest.mark.parametrize("fill", [np.nan, np.inf, 1e30])
-def test_a25_padding_cannot_leak(parts, fill):
+def test_padding_cannot_leak(parts, fill):
     found = evaluate(*parts, in_batches(np.array([1, 2, 3, 10], np.float32), 3, fill=fill))
     assert found["value"] == 4.0
     assert found["out"] == pytest.approx(4.0, rel=1e-4)
 
 
-def test_a25_nan_of_a_real_example_is_not_hidden(parts):
+def test_nan_of_a_real_example_is_not_hidden(parts):
     assert np.isnan(evaluate(*parts, in_batches(np.array([1, np.nan, 3], np.float32), 3))["value"])
 
 
@@ -67,7 +67,7 @@ def test_without_weights_every_example_counts(parts):
     assert evaluate(*parts, batches)["value"] == 1.5
 
 
-def test_a25_evaluation_uses_the_running_statistics_and_touches_nothing(trainer, batch):
+def test_evaluation_uses_the_running_statistics_and_touches_nothing(trainer, batch):
     made = trainer(policy="mixed_float16")
     made.run([batch(1)])
     before = jax.device_get(made.state)
@@ -78,7 +78,7 @@ def test_a25_evaluation_uses_the_running_statistics_and_touches_nothing(trainer,
 
 
 @pytest.mark.parametrize(("policy", "dtype"), [("float32", "float32"), ("mixed_bfloat16", "bfloat16")])
-def test_a25_evaluation_runs_under_the_policy_of_the_model(policy, dtype):
+def test_evaluation_runs_under_the_policy_of_the_model(policy, dtype):
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     apply_policy(model, policy)
     structure, params, stats = take_apart(model)

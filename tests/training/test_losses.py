@@ -47,7 +47,7 @@ def test_the_loss_is_float32_and_computed_there(dtype, label_smoothing):
     assert float(loss[0]) == pytest.approx(exact * (1 - label_smoothing / 2), rel=1e-6)
 
 
-def test_a23_a_sum_over_4096_examples_is_finite():
+def test_a_sum_over_4096_examples_is_finite():
     logits = jnp.tile(jnp.array([20.0, 0.0], jnp.float16), (4096, 1))
     total = jnp.sum(cross_entropy(logits, jnp.ones(4096, jnp.int32)))
     assert float(total) == pytest.approx(4096 * 20, rel=1e-4)
@@ -204,7 +204,7 @@ def test_token_cross_entropy_sums_and_counts_what_the_mask_keeps():
     assert count.tolist() == [2]
 
 
-def test_a23_a_sum_over_4096_tokens_is_finite_and_float32():
+def test_a_sum_over_4096_tokens_is_finite_and_float32():
     logits = jnp.tile(jnp.array([20.0, 0.0], jnp.float16), (2, 4096, 1))
     total, count = masked_cross_entropy(logits, jnp.ones((2, 4096), jnp.int32), jnp.ones((2, 4096)))
     assert total.dtype == jnp.float32

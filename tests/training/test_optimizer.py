@@ -141,7 +141,7 @@ def test_decay_comes_after_clipping():
 
 
 @pytest.mark.parametrize("scale", ["none", "dynamic", 1024.0])
-def test_a6_clipping_gives_the_same_update_whatever_the_loss_scale(scale):
+def test_clipping_gives_the_same_update_whatever_the_loss_scale(scale):
     config = Optimizer(name="sgd", momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=0.13)
     tx = with_precision(update_rule(config, lambda count: 0.1), Precision(), loss_scale=scale, masters=False)
     state = tx.init(PARAMS)

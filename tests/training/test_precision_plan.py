@@ -114,7 +114,7 @@ def test_float16_by_a_rule_alone_is_scaled():
         ({"rules": {"stem": "flot32"}}, "unknown dtype 'flot32'.*did you mean 'float32'"),
     ],
 )
-def test_a27_contradictions_say_what_to_write(settings, says):
+def test_contradictions_say_what_to_write(settings, says):
     with pytest.raises(UsageError, match=says):
         plan_precision(Precision(**settings))
 
@@ -136,7 +136,7 @@ def test_a27_contradictions_say_what_to_write(settings, says):
         ({"policy": "float32;head=float16", "loss_scale": "auto"}, H200, []),
     ],
 )
-def test_a26_advice(settings, device, says):
+def test_advice(settings, device, says):
     notes = advice(plan_precision(Precision(**settings)), device)
     assert len(notes) == len(says)
     assert all(part in note for part, note in zip(says, notes, strict=True))

@@ -9,7 +9,7 @@ from mpjax.data.fields import IGNORED
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
 from mpjax.training.losses import cross_entropy_over, dice_loss
-from mpjax.training.objectives import conclude, segmentation
+from mpjax.training.objectives import _conclude_masks, segmentation
 
 
 def prepare(batch, key):
@@ -29,7 +29,7 @@ BATCH = {"image": jnp.array([[[0, 1], [1, 2]]], jnp.float32)[..., None], "mask":
 
 
 @pytest.mark.parametrize(("policy", "dtype"), [("float32", "float32"), ("mixed_float16", "float16")])
-def test_a28_images_reach_the_model_in_the_compute_dtype(policy, dtype):
+def test_images_reach_the_model_in_the_compute_dtype(policy, dtype):
     model = Fixed()
     loss, _ = segmentation(prepare, get_policy(policy)).loss(model, BATCH, jax.random.key(0))
     assert (model.seen.dtype, loss.dtype) == (dtype, "float32")
@@ -56,7 +56,7 @@ def test_iou_is_of_the_whole_set_and_not_the_mean_over_images():
         "intersection": np.array([45.0, 21.0, 0.0]),
         "union": np.array([50.0, 22.0, 0.0]),
     }
-    found = conclude(sums)
+    found = _conclude_masks(sums)
     assert found == {"loss": 1.5, "accuracy": 0.9, "iou": pytest.approx((0.9 + 21 / 22) / 2)}
 
 
@@ -74,4 +74,4 @@ def test_measures_sum_to_the_metrics():
 def test_a_set_of_which_no_pixel_counts_is_refused():
     nothing = {name: np.float64(0) for name in ("loss", "count", "right", "counted", "intersection", "union")}
     with pytest.raises(UsageError, match="mask: every pixel of the set is 255, which does not count"):
-        conclude(nothing)
+        _conclude_masks(nothing)

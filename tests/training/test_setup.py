@@ -57,7 +57,7 @@ def test_every_submodule_has_its_row_in_the_report():
     assert (str(rows["head"].compute_dtype), rows["head"].rule) == ("float32", "head")
 
 
-def test_a27_a_rule_that_matches_nothing_is_refused_with_the_nearest():
+def test_a_rule_that_matches_nothing_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match="rule 'layer/0' matches nothing; nearest: layers/0"):
         task_of(policy="mixed_float16", rules={"layer/0": "float32"})
 
@@ -103,7 +103,7 @@ def products(*args, **precision):
     return {(scope, dtype) for scope, name, dtype in resnet(*args, **precision) if name in PRODUCTS}
 
 
-def test_a17_a_training_step_under_autocast_has_products_in_half_and_norms_in_float32():
+def test_a_training_step_under_autocast_has_products_in_half_and_norms_in_float32():
     step = resnet("train", policy="O1")
     found = [(scope, dtype) for scope, name, dtype in step if name in PRODUCTS]
     # 17 convolutions, 3 shortcuts and the head, forward and for both gradients; the images need none.
@@ -116,7 +116,7 @@ def test_a17_a_training_step_under_autocast_has_products_in_half_and_norms_in_fl
     assert {name for name, dtype in norms if dtype != "float32"} <= {"convert_element_type", "add_any"}
 
 
-def test_a25_evaluation_under_autocast_is_in_half_too():
+def test_evaluation_under_autocast_is_in_half_too():
     assert {dtype for _, dtype in products("eval", policy="O1")} == {"float16"}
     assert {dtype for scope, name, dtype in resnet("eval", policy="O1") if name == "rsqrt"} == {"float32"}
 
@@ -151,7 +151,7 @@ def test_a_half_rule_under_autocast():
     assert set(dtypes.values()) == {"bfloat16"}
 
 
-def test_a27_under_autocast_too_a_rule_that_matches_nothing_is_refused_with_the_nearest():
+def test_under_autocast_too_a_rule_that_matches_nothing_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match="rule 'layer/0' matches nothing; nearest: layers/0"):
         task_of(policy="O1", rules={"layer/0": "float32"})
 

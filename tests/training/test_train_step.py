@@ -32,7 +32,7 @@ def overflow(trainer, batch):
 
 
 @pytest.mark.parametrize("part", ["step", "params", "stats", "ema", "opt_state.inner_state"])
-def test_a1_a_skipped_step_leaves_every_bit(overflow, part):
+def test_a_skipped_step_leaves_every_bit(overflow, part):
     """A1: parameters, moments, schedule count, batch statistics, moving average and `step`."""
     _, states, _ = overflow
 
@@ -46,7 +46,7 @@ def test_a1_a_skipped_step_leaves_every_bit(overflow, part):
         assert all(a.tobytes() != b.tobytes() for a, b in leaves)
 
 
-def test_a1_a_skipped_step_halves_the_scale_and_restarts_the_count(overflow):
+def test_a_skipped_step_halves_the_scale_and_restarts_the_count(overflow):
     _, states, metrics = overflow
     scaling = [state.opt_state for state in states]
     assert [float(s.scale) for s in scaling] == [32768, 32768, 32768, 16384, 16384, 16384, 16384]
@@ -58,13 +58,13 @@ def test_a1_a_skipped_step_halves_the_scale_and_restarts_the_count(overflow):
     assert [m["loss_scale"] for m in metrics] == [32768, 32768, 32768, 16384, 16384, 16384]
 
 
-def test_a1_steps_count_what_was_applied_and_attempts_everything(overflow):
+def test_steps_count_what_was_applied_and_attempts_everything(overflow):
     _, states, _ = overflow
     assert [int(state.step) for state in states] == [0, 1, 2, 2, 3, 4, 5]
     assert [int(state.attempts) for state in states] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_a1_the_logged_learning_rate_does_not_advance_on_a_skipped_step(overflow):
+def test_the_logged_learning_rate_does_not_advance_on_a_skipped_step(overflow):
     _, _, metrics = overflow
     rates = [0.1, 0.1 / 2, 0.1 / 3, 0.1 / 3, 0.1 / 4, 0.1 / 5]
     assert [m["learning_rate"] for m in metrics] == pytest.approx(rates, rel=1e-6)
@@ -89,7 +89,7 @@ def test_the_random_key_advances_on_every_attempt(overflow):
     assert len(keys) == 14
 
 
-def test_a5_a_skipped_step_might_as_well_not_have_been(trainer, batch):
+def test_a_skipped_step_might_as_well_not_have_been(trainer, batch):
     """A5: but for the scale, the run equals one without the bad batch, bit for bit."""
     with_bad, _ = trainer(optax.adamw(schedule), ema=0.5).run([batch(1), batch(2, poisoned=(0, 7)), batch(3), batch(4)])
     without, _ = trainer(optax.adamw(schedule), ema=0.5).run([batch(1), batch(3), batch(4)])
@@ -99,7 +99,7 @@ def test_a5_a_skipped_step_might_as_well_not_have_been(trainer, batch):
     assert (float(with_bad[-1].opt_state.scale), float(without[-1].opt_state.scale)) == (16384, 32768)
 
 
-def test_a3_forty_overflows_in_a_row_apply_nothing(trainer, batch):
+def test_forty_overflows_in_a_row_apply_nothing(trainer, batch):
     made = trainer(policy="mixed_float16")
     states, metrics = made.run([batch(i, poisoned=(0,)) for i in range(40)])
     assert_identical(states[0].params, states[-1].params)
@@ -108,7 +108,7 @@ def test_a3_forty_overflows_in_a_row_apply_nothing(trainer, batch):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0, 2.0**30])
-def test_a6_the_gradient_norm_is_that_of_the_unscaled_gradient(trainer, batch, scale):
+def test_the_gradient_norm_is_that_of_the_unscaled_gradient(trainer, batch, scale):
     made = trainer(optax.sgd(0.1), scaling=lambda inner: static_loss_scaling(inner, scale))
     state, data = made.state, batch(1)
 
@@ -125,7 +125,7 @@ def test_a6_the_gradient_norm_is_that_of_the_unscaled_gradient(trainer, batch, s
     assert metrics["loss"] == pytest.approx(float(value), rel=1e-6)
 
 
-def test_a11_the_norm_of_half_precision_gradients_is_summed_in_float32(trainer, batch):
+def test_the_norm_of_half_precision_gradients_is_summed_in_float32(trainer, batch):
     """A11: eight float16 values of 300 have norm 848.5, not inf."""
 
     def linear(model, batch, key):
@@ -136,7 +136,7 @@ def test_a11_the_norm_of_half_precision_gradients_is_summed_in_float32(trainer, 
 
 
 @pytest.mark.parametrize("scaling", [dynamic_loss_scaling, no_loss_scaling])
-def test_a7_accumulation_equals_one_large_batch(trainer, batch, scaling):
+def test_accumulation_equals_one_large_batch(trainer, batch, scaling):
     settings = {"scaling": scaling, "net": {"norm": False}}
     whole, of_whole = trainer(**settings).run([batch(i, size=16) for i in range(3)])
     parts, of_parts = trainer(accumulate=4, **settings).run([batch(i, size=16) for i in range(3)])
@@ -148,7 +148,7 @@ def test_a7_accumulation_equals_one_large_batch(trainer, batch, scaling):
 
 
 @pytest.mark.parametrize("poisoned", [(0,), (6,), (15,), (0, 1, 2, 3)])
-def test_a7_an_overflow_in_one_micro_batch_discards_all_and_backs_off_once(trainer, batch, poisoned):
+def test_an_overflow_in_one_micro_batch_discards_all_and_backs_off_once(trainer, batch, poisoned):
     states, metrics = trainer(accumulate=4, ema=0.9).run([batch(1, size=16), batch(2, size=16, poisoned=poisoned)])
     for part in ("step", "params", "stats", "ema"):
         assert_identical(getattr(states[1], part), getattr(states[2], part))
@@ -157,7 +157,7 @@ def test_a7_an_overflow_in_one_micro_batch_discards_all_and_backs_off_once(train
     assert metrics[1]["skipped"] == 1
 
 
-def test_a7_an_overflow_poisons_nothing_later(trainer, batch):
+def test_an_overflow_poisons_nothing_later(trainer, batch):
     good, bad = batch(1, size=16), batch(2, size=16, poisoned=(6,))
     once, _ = trainer(accumulate=4).run([good])
     later, _ = trainer(accumulate=4).run([bad, good])
@@ -210,7 +210,7 @@ def test_the_moving_average_by_hand(trainer, batch):
         )
 
 
-def test_a10_one_compilation_over_an_overflow_and_a_loss_that_stays_finite(trainer, batch):
+def test_one_compilation_over_an_overflow_and_a_loss_that_stays_finite(trainer, batch):
     """A10: the gradients overflow in float16 under a scale of 2^24, the loss that is reported does not."""
     made = trainer(policy="mixed_float16", scaling=lambda inner: dynamic_loss_scaling(inner, initial_scale=2.0**24))
     _, metrics = made.run([batch(i) for i in range(20)])
@@ -221,7 +221,7 @@ def test_a10_one_compilation_over_an_overflow_and_a_loss_that_stays_finite(train
     assert all(np.asarray(m["loss"]).dtype == np.float32 for m in metrics)
 
 
-def test_a13_a_hundred_steps_without_a_word_from_the_host(trainer, batch):
+def test_a_hundred_steps_without_a_word_from_the_host(trainer, batch):
     made = trainer(policy="mixed_float16", ema=0.9, learning_rate=schedule)
     batches = jax.device_put([batch(i % 7, poisoned=(0,) if i % 10 == 9 else ()) for i in range(101)])
     state, metrics = made.step(made.state, batches[0])
@@ -233,13 +233,13 @@ def test_a13_a_hundred_steps_without_a_word_from_the_host(trainer, batch):
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_a16_everything_that_is_kept_is_float32(trainer, batch, policy):
+def test_everything_that_is_kept_is_float32(trainer, batch, policy):
     states, _ = trainer(policy=policy, ema=0.9).run([batch(1), batch(2, poisoned=(0,)), batch(3)])
     for state in states:
         check_dtypes(state, "float32", name="state")
 
 
-def test_a16_the_optimizer_sees_float32_gradients(trainer, batch):
+def test_the_optimizer_sees_float32_gradients(trainer, batch):
     """A16: also of parameters that are stored in half precision."""
     seen = []
 
@@ -287,7 +287,7 @@ CASTS = {policy: functools.partial(autocast, policy=policy) for policy in ("mixe
 
 
 @pytest.mark.parametrize("part", ["step", "params", "stats", "ema", "opt_state.inner_state"])
-def test_a1_under_autocast_a_skipped_step_leaves_every_bit(autocast_overflow, part):
+def test_under_autocast_a_skipped_step_leaves_every_bit(autocast_overflow, part):
     states, _ = autocast_overflow
 
     def get(state):
@@ -305,7 +305,7 @@ def autocast_overflow(trainer, batch):
     return made.run([batch(i, poisoned=(5,) if i == 3 else ()) for i in range(1, 5)])
 
 
-def test_a1_under_autocast_a_skipped_step_halves_the_scale(autocast_overflow):
+def test_under_autocast_a_skipped_step_halves_the_scale(autocast_overflow):
     states, metrics = autocast_overflow
     assert [float(state.opt_state.scale) for state in states] == [32768, 32768, 32768, 16384, 16384]
     assert [m["finite"] for m in metrics] == [1, 1, 0, 1]
@@ -313,14 +313,14 @@ def test_a1_under_autocast_a_skipped_step_halves_the_scale(autocast_overflow):
 
 
 @pytest.mark.parametrize("policy", CASTS)
-def test_a16_under_autocast_everything_that_is_kept_is_float32(trainer, batch, policy):
+def test_under_autocast_everything_that_is_kept_is_float32(trainer, batch, policy):
     states, metrics = trainer(cast=CASTS[policy], ema=0.9).run([batch(1), batch(2, poisoned=(0,)), batch(3)])
     for state in states:
         check_dtypes(state, "float32", name="state")
     assert all(np.asarray(m["loss"]).dtype == np.float32 for m in metrics)
 
 
-def test_a10_under_autocast_gradients_overflow_in_half_the_loss_does_not_and_one_compilation_serves(trainer, batch):
+def test_under_autocast_gradients_overflow_in_half_the_loss_does_not_and_one_compilation_serves(trainer, batch):
     made = trainer(
         cast=CASTS["mixed_float16"], scaling=lambda inner: dynamic_loss_scaling(inner, initial_scale=2.0**24)
     )
@@ -340,7 +340,7 @@ def test_under_autocast_a_step_is_near_that_in_float32_but_not_equal(trainer, ba
         np.testing.assert_allclose(cast[-1].stats[name], value, rtol=1e-3, atol=1e-3)
 
 
-def test_a7_under_autocast_accumulation_equals_one_large_batch(trainer, batch):
+def test_under_autocast_accumulation_equals_one_large_batch(trainer, batch):
     settings = {"cast": CASTS["mixed_float16"], "net": {"norm": False}}
     whole, _ = trainer(optax.sgd(0.1), **settings).run([batch(1, size=16)])
     parts, _ = trainer(optax.sgd(0.1), accumulate=4, **settings).run([batch(1, size=16)])

@@ -114,7 +114,7 @@ def transparent(mode):
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a38_transparent_pixels_are_told_of(mode, channels):
+def test_transparent_pixels_are_told_of(mode, channels):
     with pytest.warns(DataWarning, match="transparent pixels, which are taken in the colours stored under them"):
         assert decode(encoded(transparent(mode)), channels).shape == (2, 2, channels)
 

@@ -38,14 +38,14 @@ def test_class_numbers_mean_themselves():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint16])
-def test_a38_masks_of_0_and_255_are_two_classes_and_that_is_told(dtype):
+def test_masks_of_0_and_255_are_two_classes_and_that_is_told(dtype):
     values, told = found([np.array([[0, 255], [255, 255]], dtype)], 2)
     assert told == ["mask: the stored values 0, 255 are taken as classes 0 to 1: as many in 1 of 1 masks of 'cells'"]
     numbers = values.class_numbers(np.array([[0, 255]], dtype))
     assert (numbers.tolist(), numbers.dtype) == ([[0, 1]], np.uint8)
 
 
-def test_a38_what_does_not_count_is_asked_for():
+def test_what_does_not_count_is_asked_for():
     masks = [[[0, 1, 255, 2]]]
     with pytest.raises(UsageError) as raised:
         found(masks, 3)

@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mpjax.data import arrow
+from mpjax.data.sources import arrow
 from mpjax.errors import UsageError
 
 

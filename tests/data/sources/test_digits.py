@@ -119,10 +119,10 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch, error):
 
 def test_a_process_killed_halfway_leaves_nothing_that_counts(tmp_path):
     halfway = PREPARE.replace(
-        "; prepare_digits(",
-        "; import os, signal, tensorflow_datasets as tfds; write = tfds.core.DatasetInfo.write_to_directory\n"
+        "\nprepare_digits(",
+        "\nimport os, signal, tensorflow_datasets as tfds; write = tfds.core.DatasetInfo.write_to_directory\n"
         "def die(*a, **k): write(*a, **k); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "tfds.core.DatasetInfo.write_to_directory = die; prepare_digits(",
+        "tfds.core.DatasetInfo.write_to_directory = die\nprepare_digits(",
     )
     killed = subprocess.run([sys.executable, "-c", halfway, tmp_path], check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL

@@ -289,7 +289,7 @@ def test_many_threads_read_the_same_as_one(tmp_path):
             assert [int(e["image"][0, 0, 0]) for e in examples] == [i % 256 for i in chunk]
 
 
-def test_a38_floating_labels_that_are_whole_become_classes_by_what_the_message_says(tmp_path):
+def test_floating_labels_that_are_whole_become_classes_by_what_the_message_says(tmp_path):
     name = saved(tmp_path, text=["x", "y"], score=[1.0, 0.0])
     (tmp_path / "own.py").write_text("def f(example): return {**example, 'label': int(example['label'])}")
     settings = {"columns": {"label": "score"}, "num_classes": 2, "preprocess": f"{tmp_path / 'own.py'}:f"}

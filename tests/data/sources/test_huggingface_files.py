@@ -144,7 +144,7 @@ def test_without_the_package():
         ("a fine film,good\na dull one,bad\nbright,good\nwarm,good\n", "'good' is also a value in its column"),
     ],
 )
-def test_a38_a_csv_whose_first_line_is_an_example_is_refused(tmp_path, text, reason):
+def test_a_csv_whose_first_line_is_an_example_is_refused(tmp_path, text, reason):
     (tmp_path / "all.csv").write_text(text)
     with pytest.raises(UsageError, match=f"names of its columns, .*which looks like an example: {reason}; add a line"):
         load_splits(str(tmp_path / "all.csv"))

@@ -80,7 +80,7 @@ def test_the_line_that_converts_a_pickle_does_so(tmp_path):
 @pytest.mark.parametrize(
     "name", ["$(touch pwned).bin", "a b.bin", "it's.pt", '`touch pwned`".pth', "a;touch pwned.ckpt"]
 )
-def test_a39_a_shell_that_is_given_the_line_runs_nothing_of_a_file_s_name(tmp_path, name):
+def test_a_shell_that_is_given_the_line_runs_nothing_of_a_file_s_name(tmp_path, name):
     (tmp_path / name).touch()
     with pytest.raises(UsageError) as raised:
         find_files(tmp_path / name)

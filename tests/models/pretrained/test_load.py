@@ -23,7 +23,7 @@ def assert_untouched(model):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("policy", ["float32", "float16", "bfloat16"])
-def test_a29_weights_of_any_dtype_become_the_policys_storage_dtype(small, weights, saved, dtype, policy):
+def test_weights_of_any_dtype_become_the_policys_storage_dtype(small, weights, saved, dtype, policy):
     path = saved({name: array.astype(dtype) for name, array in weights.items()})
     report = mpjax.load_pretrained(small, path, policy=policy)
     got = arrays_of(small)
@@ -61,7 +61,7 @@ def test_a_model_that_was_only_shaped_gets_its_arrays_from_the_file(small, weigh
     assert abstract.head.kernel.get_value().dtype == jnp.bfloat16
 
 
-def test_a29_the_report_counts_what_overflows_what_flushes_and_how_far_the_rest_is_rounded(small, weights, saved):
+def test_the_report_counts_what_overflows_what_flushes_and_how_far_the_rest_is_rounded(small, weights, saved):
     weights["stem.kernel"] = np.array([[70000, -1e6], [1e-9, 1], [1.0003, 0]], np.float32)
     report = mpjax.load_pretrained(small, saved(weights), policy="float16", allow_lossy=True)
     row = next(row for row in report if row.path == "stem/kernel")
@@ -71,7 +71,7 @@ def test_a29_the_report_counts_what_overflows_what_flushes_and_how_far_the_rest_
     assert small.stem.kernel.get_value().tolist() == [[np.inf, -np.inf], [0, 1], [1, 0]]
 
 
-def test_a29_a_lossy_conversion_is_refused_by_name_with_what_to_write(small, weights, saved):
+def test_a_lossy_conversion_is_refused_by_name_with_what_to_write(small, weights, saved):
     weights["stem.kernel"][:2] = [[70000, -1e6], [1e-9, 1]]
     weights["head.kernel"][0, 0] = 1e-9
     with pytest.raises(UsageError) as raised:
@@ -107,7 +107,7 @@ def test_what_is_not_finite_in_the_file_is_refused_by_name(small, weights, saved
     assert_untouched(small)
 
 
-def test_a29_missing_unexpected_and_misshaped_keys_are_listed_together(small, weights, saved):
+def test_missing_unexpected_and_misshaped_keys_are_listed_together(small, weights, saved):
     weights["head.kernal"] = weights.pop("head.kernel")
     weights["stem.bias"] = np.zeros(5, np.float32)
     weights["norm.var"] = weights["norm.var"].astype(np.int8)

@@ -111,13 +111,13 @@ def hand_placed(flow, half):
 
 @HALF
 @pytest.mark.parametrize("flow", FLOWS)
-def test_a18_values_are_those_of_hand_placed_casts(flow, half):
+def test_values_are_those_of_hand_placed_casts(flow, half):
     cast = mpjax.autocast(lambda x, w: flow(x, w, plain), half)
     assert_same(jax.jit(cast)(X, W), jax.jit(hand_placed(flow, half))(X, W))
 
 
 @pytest.mark.parametrize("flow", [flow for flow in FLOWS if flow is not while_looped])
-def test_a18_gradients_are_those_of_hand_placed_casts(flow):
+def test_gradients_are_those_of_hand_placed_casts(flow):
     def total(fn):
         return lambda x, w: sum(leaf.sum() for leaf in jax.tree.leaves(fn(x, w)))
 
@@ -127,7 +127,7 @@ def test_a18_gradients_are_those_of_hand_placed_casts(flow):
 
 
 @pytest.mark.parametrize("flow", [scanned_backwards, switched, rematerialized])
-def test_a18_a_gradient_inside_is_near_the_gradient_in_float32(flow):
+def test_a_gradient_inside_is_near_the_gradient_in_float32(flow):
     def grad(x, w):
         return jax.grad(lambda w: flow(x, w, plain).sum())(w)
 
@@ -136,7 +136,7 @@ def test_a18_a_gradient_inside_is_near_the_gradient_in_float32(flow):
 
 
 @pytest.mark.parametrize("flow", [scanned, conditional, jitted])
-def test_a18_vmap_and_jvp_outside(flow):
+def test_vmap_and_jvp_outside(flow):
     batch = jnp.stack([X, -X])
     cast, hand = mpjax.autocast(lambda x, w: flow(x, w, plain), "float16"), hand_placed(flow, "float16")
     assert_same(jax.jit(jax.vmap(cast, (0, None)))(batch, W), jax.jit(jax.vmap(hand, (0, None)))(batch, W))
@@ -192,7 +192,7 @@ def test_a_number_that_comes_out_of_an_inner_jit_does_not_widen():
     assert mpjax.autocast(lambda x: (x @ W) / root(64.0), "float16")(X).dtype == jnp.float16
 
 
-def test_a18_shard_map_over_two_devices():
+def test_shard_map_over_two_devices():
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
 
     def local(dot):

@@ -52,7 +52,7 @@ reversed_gradient.defvjp(_forward, _backward)
 
 
 @HALF
-def test_a18_a_custom_jvp_rule_runs_with_casts(half):
+def test_a_custom_jvp_rule_runs_with_casts(half):
     cast = mpjax.autocast(tripled, half)
     x, w = X.astype(half), W.astype(half)
     assert_same(cast(X, W), x @ w)
@@ -65,7 +65,7 @@ def test_a18_a_custom_jvp_rule_runs_with_casts(half):
 
 
 @HALF
-def test_a18_a_custom_vjp_rule_runs_with_casts_on_its_residuals(half):
+def test_a_custom_vjp_rule_runs_with_casts_on_its_residuals(half):
     cast = mpjax.autocast(reversed_gradient, half)
     x, w = X.astype(half), W.astype(half)
     y = jnp.exp((x @ w).astype(F32))
@@ -87,7 +87,7 @@ def test_a18_a_custom_vjp_rule_runs_with_casts_on_its_residuals(half):
     ],
     ids=["jit", "checkpoint", "vmap", "scan"],
 )
-def test_a18_rules_stay_in_force_inside_other_constructs(fn, wrap):
+def test_rules_stay_in_force_inside_other_constructs(fn, wrap):
     batch = jnp.stack([X, 0.5 * X])
 
     def loss(w, cast):
@@ -124,7 +124,7 @@ def _powered_backward(name, residuals, cotangents):
 powered.defvjp(_powered_forward, _powered_backward)
 
 
-def test_a18_a_custom_vjp_with_static_integer_and_key_arguments_and_an_integer_result():
+def test_a_custom_vjp_with_static_integer_and_key_arguments_and_an_integer_result():
     index = jnp.array([2, 0])
 
     def loss(x):

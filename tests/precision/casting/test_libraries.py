@@ -126,7 +126,7 @@ def equinox_net():
 
 
 @EACH
-def test_a18_an_equinox_model_computes_as_with_casts_by_hand(half):
+def test_an_equinox_model_computes_as_with_casts_by_hand(half):
     model, state = equinox_net()
     net = mpjax.autocast(lambda model, images: batched(model, state, images)[0], half)
     by_hand = equinox_by_hand(np.dtype(half))
@@ -140,7 +140,7 @@ def test_a18_an_equinox_model_computes_as_with_casts_by_hand(half):
 
 
 @HALF
-def test_a18_an_equinox_model_has_products_in_half_and_norms_in_float32(half):
+def test_an_equinox_model_has_products_in_half_and_norms_in_float32(half):
     model, state = equinox_net()
     params, static = eqx.partition(model, eqx.is_array)
 
@@ -151,7 +151,7 @@ def test_a18_an_equinox_model_has_products_in_half_and_norms_in_float32(half):
 
 
 @HALF
-def test_a18_an_equinox_model_learns_with_float32_parameters_and_statistics(half):
+def test_an_equinox_model_learns_with_float32_parameters_and_statistics(half):
     model, state = equinox_net()
     tx = mpjax.precision.dynamic_loss_scaling(optax.adam(0.05), initial_scale=2.0**10)
     opt_state = tx.init(eqx.filter(model, eqx.is_array))
@@ -210,7 +210,7 @@ def haiku_variables():
 
 
 @EACH
-def test_a18_a_haiku_function_computes_as_with_casts_by_hand(half):
+def test_a_haiku_function_computes_as_with_casts_by_hand(half):
     apply, params, state = haiku_variables()
     net = mpjax.autocast(lambda params, images: apply(params, state, None, images)[0], half)
     by_hand = haiku_by_hand(np.dtype(half))
@@ -224,14 +224,14 @@ def test_a18_a_haiku_function_computes_as_with_casts_by_hand(half):
 
 
 @HALF
-def test_a18_a_haiku_function_has_products_in_half_and_norms_in_float32(half):
+def test_a_haiku_function_has_products_in_half_and_norms_in_float32(half):
     apply, params, state = haiku_variables()
     net = mpjax.autocast(lambda params, images: apply(params, state, None, images), half)
     of_nothing_else(half, jax.make_jaxpr(net)(params, IMAGES))
 
 
 @HALF
-def test_a18_a_haiku_function_learns_with_float32_parameters_and_statistics(half):
+def test_a_haiku_function_learns_with_float32_parameters_and_statistics(half):
     apply, params, state = haiku_variables()
     tx = mpjax.precision.dynamic_loss_scaling(optax.adam(0.05), initial_scale=2.0**10)
     opt_state = tx.init(params)

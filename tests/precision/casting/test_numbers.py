@@ -94,7 +94,7 @@ def test_an_array_and_a_truth_value_are_no_numbers(constant):
         (lambda: jnp.float32(7) ** 6, 235.394),
     ],
 )
-def test_a35_a_number_computed_from_numbers_is_not_rounded_to_a_dtype_that_cannot_hold_it(number, product):
+def test_a_number_computed_from_numbers_is_not_rounded_to_a_dtype_that_cannot_hold_it(number, product):
     scaled = mpjax.autocast(lambda x: (x @ W) * number(), "mixed_float16")
     for call in (scaled, jax.jit(scaled)):
         out = call(X)
@@ -102,14 +102,14 @@ def test_a35_a_number_computed_from_numbers_is_not_rounded_to_a_dtype_that_canno
         np.testing.assert_allclose(out, product, rtol=1e-4)
 
 
-def test_a35_an_epsilon_computed_from_numbers_keeps_zero_over_zero_finite():
+def test_an_epsilon_computed_from_numbers_keeps_zero_over_zero_finite():
     normed = mpjax.autocast(lambda x: (x @ W) / (x @ W + F32(1e-4) * 1e-5), "mixed_float16")
     assert np.array_equal(normed(jnp.zeros((2, 2))), np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize("s", [1e5, 1e-8, 0.5])
 @pytest.mark.parametrize("operation", [jnp.multiply, jnp.divide, jnp.add])
-def test_a35_an_argument_is_as_in_eager_execution_and_under_jit(operation, s):
+def test_an_argument_is_as_in_eager_execution_and_under_jit(operation, s):
     fn = mpjax.autocast(lambda x, s: operation(x @ W, s), "mixed_float16")
     product = (X.astype(jnp.float16) @ W.astype(jnp.float16)).astype(F32)
     for out in (fn(X, s), fn(X, F32(s)), jax.jit(fn)(X, s), jax.jit(fn)(X, F32(s))):
@@ -176,7 +176,7 @@ def evaluated(tree, arguments):
 @example(("divide", ("python", 1.0), ("array", 1e-5)), "multiply", "float16")
 @example(("argument", 1e-8), "divide", "bfloat16")
 @given(expressions, st.sampled_from(["multiply", "divide", "add", "maximum"]), st.sampled_from(["float16", "bfloat16"]))
-def test_a35_any_scalar_is_what_float32_makes_of_it_in_eager_execution_jit_and_scan(tree, operation, half):
+def test_any_scalar_is_what_float32_makes_of_it_in_eager_execution_jit_and_scan(tree, operation, half):
     """The result is that of float32, rounded once to the dtype it has; where that is half, the number was held."""
     arguments = [F32(value) for value in arguments_of(tree)]
     operation = getattr(jnp, operation)

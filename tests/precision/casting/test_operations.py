@@ -59,7 +59,7 @@ def test_a_primitive_of_ones_own_is_given_as_it_is():
         ({"low": ["jit"]}, "control flow and calls have no dtype of their own: jit"),
     ],
 )
-def test_a27_what_is_no_primitive_is_an_error(lists, says):
+def test_what_is_no_primitive_is_an_error(lists, says):
     with pytest.raises(UsageError, match=says):
         OPERATIONS.adding(**lists)
 

@@ -62,7 +62,7 @@ PRODUCTS = {
 
 @HALF
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a17_products_run_in_half(name, half):
+def test_products_run_in_half(name, half):
     fn, x, w = PRODUCTS[name]
     actual = jax.jit(mpjax.autocast(fn, half))(x, w)
     assert actual.dtype == half
@@ -96,14 +96,14 @@ COMPOSED = ("softmax", "log_softmax", "logsumexp", "standardize", "softplus", "m
 
 @HALF
 @pytest.mark.parametrize("name", [name for name in FULL if name not in COMPOSED])
-def test_a17_what_loses_range_or_precision_widens_the_result_of_a_product_to_float32(name, half):
+def test_what_loses_range_or_precision_widens_the_result_of_a_product_to_float32(name, half):
     actual = mpjax.autocast(lambda x, w: FULL[name](jnp.abs(x @ w)), half)(X, W)
     assert_same(actual, FULL[name](jnp.abs(X.astype(half) @ W.astype(half)).astype(F32)))
 
 
 @HALF
 @pytest.mark.parametrize("name", FULL)
-def test_a17_what_loses_range_or_precision_leaves_float32_as_it_is(name, half):
+def test_what_loses_range_or_precision_leaves_float32_as_it_is(name, half):
     assert_same(jax.jit(mpjax.autocast(FULL[name], half))(X), jax.jit(FULL[name])(X))
 
 
@@ -117,7 +117,7 @@ def test_a_difference_of_what_was_only_moved_stays_in_half(half):
 
 
 @HALF
-def test_a17_softmax_of_half_logits_is_float32(half):
+def test_softmax_of_half_logits_is_float32(half):
     logits = (X.astype(half) @ W.astype(half)).astype(F32)
     for function in (jax.nn.softmax, jax.nn.log_softmax, jax.nn.logsumexp):
         assert_same(mpjax.autocast(lambda x, w, f=function: f(x @ w), half)(X, W), function(logits))
@@ -154,7 +154,7 @@ WIDEST = {
 
 @HALF
 @pytest.mark.parametrize("name", WIDEST)
-def test_a17_half_and_float32_meet_in_float32(name, half):
+def test_half_and_float32_meet_in_float32(name, half):
     other = jnp.full((4, 5), 0.3, F32)
     product = X.astype(half) @ W.astype(half)
     actual = mpjax.autocast(lambda x, w, b: WIDEST[name](x @ w, b), half)(X, W, other)
@@ -164,7 +164,7 @@ def test_a17_half_and_float32_meet_in_float32(name, half):
 
 
 @HALF
-def test_a17_python_scalars_do_not_widen(half):
+def test_python_scalars_do_not_widen(half):
     product = X.astype(half) @ W.astype(half)
     plain = mpjax.autocast(lambda x, w, s, n: jnp.where(x @ w > 0, x @ w * 2.0 + s, 0.0) / n, half)
     expected = jnp.where(product > 0, product * 2.0 + 3.0, 0.0) / jnp.asarray(4, half)
@@ -172,7 +172,7 @@ def test_a17_python_scalars_do_not_widen(half):
     assert_same(jax.jit(lambda x, w: plain(x, w, 3.0, 4))(X, W), expected)
 
 
-def test_a21_a_scalar_that_half_cannot_hold_widens_instead_of_becoming_infinite_or_zero():
+def test_a_scalar_that_half_cannot_hold_widens_instead_of_becoming_infinite_or_zero():
     masked = mpjax.autocast(lambda x, w, m: jnp.where(m, x @ w, m_value), "float16")
     for m_value in (-1e9, float(jnp.finfo(F32).min)):
         out = masked(X, W, jnp.zeros((4, 5), bool))
@@ -183,7 +183,7 @@ def test_a21_a_scalar_that_half_cannot_hold_widens_instead_of_becoming_infinite_
     assert mpjax.autocast(lambda x, w: x @ w - 1e9, "bfloat16")(X, W).dtype == jnp.bfloat16
 
 
-def test_a21_a_fully_masked_attention_row_has_finite_output_and_gradients():
+def test_a_fully_masked_attention_row_has_finite_output_and_gradients():
     def attend(q, k):
         weights = jax.nn.softmax(jnp.where(jnp.zeros((4, 4), bool), q @ k.T, -1e9))
         return weights @ k
@@ -194,7 +194,7 @@ def test_a21_a_fully_masked_attention_row_has_finite_output_and_gradients():
     assert np.isfinite(grad).all()
 
 
-def test_a23_a_sum_of_large_losses_and_bce_on_logits_stay_finite_and_right():
+def test_a_sum_of_large_losses_and_bce_on_logits_stay_finite_and_right():
     loss = mpjax.autocast(lambda x, w: ((x @ w) ** 2).sum(), "float16")
     assert loss(jnp.ones((4096, 20)), jnp.ones((20, 1))) == 4096 * 400.0
     logits = jnp.linspace(-50.0, 50.0, 101, dtype=F32)[:, None]
@@ -204,7 +204,7 @@ def test_a23_a_sum_of_large_losses_and_bce_on_logits_stay_finite_and_right():
     np.testing.assert_allclose(bce(logits), optax.sigmoid_binary_cross_entropy(logits, jnp.ones((101, 1))), rtol=1e-3)
 
 
-def test_a17_integers_bools_keys_and_complex_numbers_are_untouched():
+def test_integers_bools_keys_and_complex_numbers_are_untouched():
     ones = jnp.ones((3, 3), jnp.int32)
     cast = mpjax.autocast(lambda i, b, k, z: (i @ i + 3, ~b, jax.random.split(k, 2), z @ z), "float16")
     i, b, k, z = cast(ones, jnp.array([True]), jax.random.key(3), jnp.ones((2, 2), jnp.complex64))
@@ -215,7 +215,7 @@ def test_a17_integers_bools_keys_and_complex_numbers_are_untouched():
     assert_same(wide, jnp.full((2, 2), 20000, jnp.int32))
 
 
-def test_a17_float64_is_untouched():
+def test_float64_is_untouched():
     code = (
         "import jax, jax.numpy as jnp, mpjax\n"
         "x = jnp.full((2, 2), 1 + 1e-12); w = jnp.ones((2, 2), jnp.float32)\n"
@@ -228,7 +228,7 @@ def test_a17_float64_is_untouched():
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
-def test_a17_an_explicit_dtype_wins():
+def test_an_explicit_dtype_wins():
     def fn(x, w):
         return (
             lax.dot(x, w, preferred_element_type=jnp.bfloat16),
@@ -246,7 +246,7 @@ def test_a17_an_explicit_dtype_wins():
 
 
 @pytest.mark.parametrize("policy", ["float32", "float64"])
-def test_a19_a_full_policy_returns_the_function_itself(policy):
+def test_a_full_policy_returns_the_function_itself(policy):
     fn = jnp.sin
     assert mpjax.autocast(fn, policy) is fn
 
@@ -266,7 +266,7 @@ def test_pytrees_keyword_arguments_and_other_leaves_pass():
 
 
 @HALF
-def test_a18_closures_over_arrays_and_tracers(half):
+def test_closures_over_arrays_and_tracers(half):
     def outer(x, w):
         return mpjax.autocast(lambda x: (x @ w) @ jnp.ones((5, 2), F32), half)(x)
 
@@ -438,7 +438,7 @@ class Net(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x).mean(1))
 
 
-def test_a18_a_linen_model_with_statistics_and_dropout():
+def test_a_linen_model_with_statistics_and_dropout():
     model = Net()
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         variables = jax.jit(model.init, static_argnums=2)(jax.random.key(0), IMAGE, False)
@@ -460,7 +460,7 @@ def test_a18_a_linen_model_with_statistics_and_dropout():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.02), stats, plain_stats)
 
 
-def test_a18_an_nnx_resnet_split_and_merged_keeps_float32_statistics():
+def test_an_nnx_resnet_split_and_merged_keeps_float32_statistics():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         model = ResNet((1,), BasicBlock, SmallStem, channels=3, width=4, num_classes=4, rngs=nnx.Rngs(0))
         model.train()
@@ -582,7 +582,7 @@ BODIES = {
 
 @pytest.mark.parametrize("pattern", ["net/layer/conv", "net/layer", "net/*/conv", "*/conv"])
 @pytest.mark.parametrize("name", BODIES)
-def test_a18_scopes_inside_control_flow_are_joined_to_those_around_it(name, pattern):
+def test_scopes_inside_control_flow_are_joined_to_those_around_it(name, pattern):
     def fn(x, w):
         return scoped("net", BODIES[name])(x, w), x @ w
 
@@ -593,7 +593,7 @@ def test_a18_scopes_inside_control_flow_are_joined_to_those_around_it(name, patt
 
 
 @pytest.mark.parametrize("name", [name for name in BODIES if name != "while"])
-def test_a18_rules_hold_under_grad_jvp_and_vmap(name):
+def test_rules_hold_under_grad_jvp_and_vmap(name):
     def loss(x, w):
         return jnp.square(scoped("net", BODIES[name])(x, w)).sum()
 
@@ -611,7 +611,7 @@ def test_a18_rules_hold_under_grad_jvp_and_vmap(name):
 
 
 @pytest.mark.parametrize("name", ["plain", "scan", "jit", "cond"])
-def test_a18_rules_hold_where_the_derivative_is_inside(name):
+def test_rules_hold_where_the_derivative_is_inside(name):
     def loss(x, w):
         return jnp.square(scoped("net", BODIES[name])(x, w)).sum()
 
@@ -635,7 +635,7 @@ def test_a_policy_as_a_rule_counts_by_its_compute_dtype():
     assert_same(cast(X, W), half_product(X, W, "bfloat16"))
 
 
-def test_a27_a_rule_for_no_scope_is_an_error_at_the_call_that_lists_the_nearest():
+def test_a_rule_for_no_scope_is_an_error_at_the_call_that_lists_the_nearest():
     def fn(x, w):
         return scoped("encoder", scoped("attention", lambda x, w: x @ w))(x, w)
 
@@ -660,7 +660,7 @@ def test_a27_a_rule_for_no_scope_is_an_error_at_the_call_that_lists_the_nearest(
         ("stem=float64", "rule 'stem': autocast computes in float16, bfloat16 or float32, not in float64"),
     ],
 )
-def test_a27_rules_that_no_scope_can_have_are_errors_before_any_call(rule, says):
+def test_rules_that_no_scope_can_have_are_errors_before_any_call(rule, says):
     with pytest.raises(UsageError, match=says):
         mpjax.autocast(jnp.matmul, f"mixed_float16;{rule}")
 
@@ -761,7 +761,7 @@ def test_modules_of_an_nnx_model_with_named_scopes_are_scopes():
 
 
 @HALF
-def test_a17_a_norm_of_half_values_squares_them_in_float32(half):
+def test_a_norm_of_half_values_squares_them_in_float32(half):
     a, b = jnp.full((2, 4), 10.0), jnp.full((4, 3), 8.0)
     norm = mpjax.autocast(lambda a, b: jnp.linalg.norm(a @ b), half)(a, b)
     assert norm.dtype == F32
@@ -769,7 +769,7 @@ def test_a17_a_norm_of_half_values_squares_them_in_float32(half):
 
 
 @HALF
-def test_a17_a_float32_array_made_inside_is_float32(half):
+def test_a_float32_array_made_inside_is_float32(half):
     one = jnp.ones((1, 1))
 
     def accumulate(w):
