@@ -53,8 +53,8 @@ SCALING = (
     "precision/master precision/moments training/train_step"
 )
 RULES = (
-    "precision/rules precision/policy precision/scopes training/precision_plan precision/presets precision/casting/model_arguments "
-    "precision/modules precision/casting/transform"
+    "precision/rules precision/policy precision/scopes training/precision_plan precision/presets "
+    "precision/casting/model_arguments precision/modules precision/casting/transform"
 )
 CASTING = (
     "precision/casting/jaxprs precision/casting/operations precision/casting/interpreter precision/casting/transform "

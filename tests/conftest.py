@@ -114,9 +114,8 @@ def plugin() -> None:
 @pytest.fixture
 def small():
     """An MLP that compiles in a second."""
-    return load(
-        "--data.name synthetic:8x8x1:10 --data.batch_size 24 --model.name mlp --model.width 16 --steps 100".split()
-    )
+    data = ["--data.name", "synthetic:8x8x1:10", "--data.batch_size", "24"]
+    return load([*data, "--model.name", "mlp", "--model.width", "16", "--steps", "100"])
 
 
 @pytest.fixture

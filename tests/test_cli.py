@@ -197,7 +197,7 @@ def metrics_of(folder, steps):
     ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["KILL", "INT", "TERM"]
 )
 def test_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_path, number, code):
-    """A31: after SIGKILL from the last complete checkpoint; after SIGINT and SIGTERM from the one they cause."""
+    """After SIGKILL from the last complete checkpoint; after SIGINT and SIGTERM from the one they cause."""
     folder = tmp_path / "run"
     process = command("train.py", *LONG, "--output_dir", folder)
     while not (folder / "checkpoints" / "600").exists():

@@ -22,8 +22,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mpjax
-from mpjax.config.commands import Export
 from mpjax.commands.export import export_run
+from mpjax.config.commands import Export
 from mpjax.models.pretrained import PretrainedReport
 from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
 

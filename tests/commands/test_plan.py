@@ -6,10 +6,10 @@ import json
 import pytest
 
 from mpjax import cli
+from mpjax.commands import plan
 from mpjax.commands.plan import plan_run
 from mpjax.config.commands import Plan
 from mpjax.errors import UsageError
-from mpjax.commands import plan
 from mpjax.plan.measure import Measured
 
 

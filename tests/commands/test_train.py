@@ -141,7 +141,7 @@ def test_another_seed_gives_another_run(undisturbed, tmp_path):
 
 
 def test_a_resumed_run_ends_bit_identical(undisturbed, stopped):
-    """A30: steps 8 to 20 with every array, the scale and its counters, and the metrics but for times."""
+    """Steps 8 to 20 with every array, the scale and its counters, and the metrics but for times."""
     summary = resume(stopped)
     # Time is that of all processes, up to the checkpoint from which it went on.
     before = read_checkpoint(undisturbed[0] / "checkpoints", "7")[2]
@@ -219,7 +219,7 @@ def test_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stopped):
-    """A31: what was being written when it was killed is no checkpoint."""
+    """What was being written when it was killed is no checkpoint."""
     (stopped / "checkpoints" / "7").rename(stopped / "checkpoints" / "7.orbax-checkpoint-tmp")
     resume(stopped)
     assert_same_arrays(stopped, undisturbed[0], 20)
@@ -420,7 +420,7 @@ def test_settings_that_cannot_be_leave_no_folder(tmp_path, flags, says):
 
 
 def test_advice_is_given_at_the_start(tmp_path, capsys):
-    """A26: a scaler that bfloat16 does not need; a CPU without fast halves."""
+    """A scaler that bfloat16 does not need; a CPU without fast halves."""
     flags = ("--precision.policy", "mixed_bfloat16", "--precision.loss_scale", "dynamic", "--steps", "3")
     train(tmp_path / "a", *flags, "--optimizer.warmup", "1")
     out = capsys.readouterr().out

@@ -56,7 +56,7 @@ def saved_of(state):
 @pytest.mark.parametrize("into", POLICIES)
 @pytest.mark.parametrize("written", POLICIES)
 def test_any_policy_loads_under_any_other(written, into):
-    """A30: float32 values come from master weights where there are any, and go into them where there are."""
+    """Float32 values come from master weights where there are any, and go into them where there are."""
     saved, fresh = saved_of(state_of(written, FINE)), state_of(into)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

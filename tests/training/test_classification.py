@@ -42,7 +42,7 @@ def test_images_reach_the_model_in_the_compute_dtype(policy, dtype):
 
 
 def test_images_are_cast_once():
-    """A28: whatever prepares them, one conversion to the compute dtype is in the program."""
+    """Whatever prepares them, one conversion to the compute dtype is in the program."""
     objective, images = classification(lambda batch, key: batch, get_policy("mixed_float16")), jnp.zeros((2, 1, 2, 1))
     jaxpr = jax.make_jaxpr(lambda x: objective.measure(lambda x: x[:, 0, :, 0], {**BATCH, "image": x}))(images)
     casts = [

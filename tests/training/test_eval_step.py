@@ -40,14 +40,14 @@ def in_batches(values, size, fill=0.0):
 
 @pytest.mark.parametrize("size", [64, 300, 4096])
 def test_the_mean_over_50000_examples_is_exact(parts, size):
-    """A25: to 1e-6, also where the last batch is short."""
+    """To 1e-6, also where the last batch is short."""
     values = (1000 + np.random.default_rng(0).normal(size=50_000)).astype(np.float32)
     found = evaluate(*parts, in_batches(values, size))["value"]
     assert found == pytest.approx(float(np.mean(values.astype(np.float64))), rel=1e-6)
 
 
 def test_a_short_batch_counts_its_true_size(parts):
-    """A25: 1, 2, 3 and 10 in batches of three have mean 4, not the mean of 2 and 10 or of 2 and 10 / 3."""
+    """1, 2, 3 and 10 in batches of three have mean 4, not the mean of 2 and 10 or of 2 and 10 / 3."""
     assert evaluate(*parts, in_batches(np.array([1, 2, 3, 10], np.float32), 3))["value"] == 4.0
 
 

@@ -33,7 +33,7 @@ def overflow(trainer, batch):
 
 @pytest.mark.parametrize("part", ["step", "params", "stats", "ema", "opt_state.inner_state"])
 def test_a_skipped_step_leaves_every_bit(overflow, part):
-    """A1: parameters, moments, schedule count, batch statistics, moving average and `step`."""
+    """Parameters, moments, schedule count, batch statistics, moving average and `step`."""
     _, states, _ = overflow
 
     def get(state):
@@ -83,14 +83,14 @@ def test_the_logged_learning_rate_is_the_applied_one(trainer, batch):
 
 
 def test_the_random_key_advances_on_every_attempt(overflow):
-    """A1: the key is a function of the seed and of the attempts."""
+    """The key is a function of the seed and of the attempts."""
     _, states, _ = overflow
     keys = {jax.random.key_data(step_key(seed, state)).tobytes() for seed in (0, 1) for state in states}
     assert len(keys) == 14
 
 
 def test_a_skipped_step_might_as_well_not_have_been(trainer, batch):
-    """A5: but for the scale, the run equals one without the bad batch, bit for bit."""
+    """But for the scale, the run equals one without the bad batch, bit for bit."""
     with_bad, _ = trainer(optax.adamw(schedule), ema=0.5).run([batch(1), batch(2, poisoned=(0, 7)), batch(3), batch(4)])
     without, _ = trainer(optax.adamw(schedule), ema=0.5).run([batch(1), batch(3), batch(4)])
     for part in ("step", "params", "stats", "ema"):
@@ -126,7 +126,7 @@ def test_the_gradient_norm_is_that_of_the_unscaled_gradient(trainer, batch, scal
 
 
 def test_the_norm_of_half_precision_gradients_is_summed_in_float32(trainer, batch):
-    """A11: eight float16 values of 300 have norm 848.5, not inf."""
+    """Eight float16 values of 300 have norm 848.5, not inf."""
 
     def linear(model, batch, key):
         return jnp.sum(model.first.bias[...] * jnp.float16(300)).astype(jnp.float32), {}
@@ -211,7 +211,7 @@ def test_the_moving_average_by_hand(trainer, batch):
 
 
 def test_one_compilation_over_an_overflow_and_a_loss_that_stays_finite(trainer, batch):
-    """A10: the gradients overflow in float16 under a scale of 2^24, the loss that is reported does not."""
+    """The gradients overflow in float16 under a scale of 2^24, the loss that is reported does not."""
     made = trainer(policy="mixed_float16", scaling=lambda inner: dynamic_loss_scaling(inner, initial_scale=2.0**24))
     _, metrics = made.run([batch(i) for i in range(20)])
     assert made.step._cache_size() == 1
@@ -240,7 +240,7 @@ def test_everything_that_is_kept_is_float32(trainer, batch, policy):
 
 
 def test_the_optimizer_sees_float32_gradients(trainer, batch):
-    """A16: also of parameters that are stored in half precision."""
+    """Also of parameters that are stored in half precision."""
     seen = []
 
     def watch(updates, state, params=None):
@@ -253,7 +253,7 @@ def test_the_optimizer_sees_float32_gradients(trainer, batch):
 
 
 def test_clipping_sees_the_unscaled_gradient(trainer, batch):
-    """A6: a gradient clipped to norm 0.01 under a learning rate of 1 moves parameters by 0.01."""
+    """A gradient clipped to norm 0.01 under a learning rate of 1 moves parameters by 0.01."""
     made = trainer(optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(1.0)))
     states, (metrics,) = made.run([batch(1)])
     moved = jax.tree.map(lambda a, b: (a - b).astype(np.float64), *(state.params for state in states))

@@ -1,4 +1,4 @@
-"""A29: pretrained weights in the storage dtype, a row for each variable, and refusals that leave the model alone."""
+"""Pretrained weights in the storage dtype, a row for each variable, and refusals that leave the model alone."""
 
 import jax
 import jax.numpy as jnp
