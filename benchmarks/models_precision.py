@@ -25,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from machine import describe
 
 import mpjax
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.config.choices import TASKS
 
 
@@ -51,7 +51,7 @@ FLAGS = {
 def train(flags: str, policy: str, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         own = ["--precision.policy", policy, "--seed", str(seed), "--output_dir", f"{folder}/run"]
-        config = load([*flags.split(), *own, "--report.no_plot", "--report.no_tensorboard"])
+        config = load_config([*flags.split(), *own, "--report.no_plot", "--report.no_tensorboard"])
         with contextlib.redirect_stdout(io.StringIO()):
             summary = mpjax.run(config)
     metric = TASKS[config.task].score

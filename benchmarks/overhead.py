@@ -131,7 +131,7 @@ def scaled(batch, key):
 
 
 def with_mpjax(config: Model, image_shape, tx) -> tuple[Callable, mpjax.TrainState]:
-    model = models.build(config, fields=labelled_images(10, image_shape), rngs=nnx.Rngs(0))
+    model = models.build_model(config, fields=labelled_images(10, image_shape), rngs=nnx.Rngs(0))
     mpjax.apply_policy(model, "float32")
     structure, params, stats = take_apart(model)
     tx = mpjax.no_loss_scaling(tx)

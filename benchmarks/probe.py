@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from machine import describe
 
 from mpjax.commands.parts import fresh_state, make_parts
-from mpjax.config import Config, load
+from mpjax.config import Config, load_config
 
 
 TASKS = {
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
-    found = {name: measure(load(flags), arguments.repeats) for name, flags in TASKS.items()}
+    found = {name: measure(load_config(flags), arguments.repeats) for name, flags in TASKS.items()}
     text = json.dumps({"machine": describe(), "tasks": found}, indent=2)
     print(text)
     if arguments.output:

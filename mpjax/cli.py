@@ -12,9 +12,9 @@ def train(argv: Sequence[str]) -> int:
     """`scripts/train.py`."""
 
     def command() -> None:
-        from mpjax.config import load
+        from mpjax.config import load_config
 
-        config = load(argv, prog="train.py")
+        config = load_config(argv, prog="train.py")
         # Only now: flags are checked, and --help has answered, before JAX is imported.
         from mpjax.commands.train import run
 

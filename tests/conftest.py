@@ -28,7 +28,7 @@ import jax
 import pytest
 
 import mpjax
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.errors import UsageError
 
 
@@ -115,7 +115,7 @@ def plugin() -> None:
 def small():
     """An MLP that compiles in a second."""
     data = ["--data.name", "synthetic:8x8x1:10", "--data.batch_size", "24"]
-    return load([*data, "--model.name", "mlp", "--model.width", "16", "--steps", "100"])
+    return load_config([*data, "--model.name", "mlp", "--model.width", "16", "--steps", "100"])
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from flax import nnx
 
 from mpjax.commands.train import run
-from mpjax.config import Config, from_toml, load, to_toml
+from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.data import labelled_images
-from mpjax.models.build import build
+from mpjax.models.build import build_model
 
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -51,7 +51,7 @@ def test_a_header_says_what_how_long_and_how(file):
 
 
 def train_two_steps(folder, *arguments):
-    summary = run(load([*arguments, *SMALL, *QUIET, "--output_dir", str(folder)]))
+    summary = run(load_config([*arguments, *SMALL, *QUIET, "--output_dir", str(folder)]))
     assert (summary["attempts"], (folder / "checkpoints" / "2").is_dir()) == (2, True)
     return summary
 
@@ -83,7 +83,7 @@ IMAGES = {
 def test_a_task_file_names_a_model_of_that_size(name):
     side, classes, parameters, _ = IMAGES[name]
     fields, settings = labelled_images(classes, (side, side, 1 if side == 8 else 3)), from_toml(CONFIGS / name).model
-    model = nnx.eval_shape(lambda: build(settings, fields=fields, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: build_model(settings, fields=fields, rngs=nnx.Rngs(0)))
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == parameters
 
 

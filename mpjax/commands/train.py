@@ -22,7 +22,7 @@ from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkp
 from mpjax.loop.process import locked, stop_on_signals
 from mpjax.loop.profile import profiled
 from mpjax.loop.restore import adopt
-from mpjax.loop.train import Limits, train
+from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.training import TrainState, evaluate
 from mpjax.training.mesh import evaluation_sharding, place
@@ -102,7 +102,7 @@ def run(config: Config) -> dict:
 
         # The loop
         started = time.perf_counter()
-        state = train(
+        state = train_loop(
             state,
             train_call,
             itertools.chain([first], feed),

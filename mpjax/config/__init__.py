@@ -1,9 +1,9 @@
 """Settings: files and command line in, one frozen `Config` out. Imports no JAX."""
 
 from mpjax.config.durations import Duration
-from mpjax.config.load import from_toml, load
-from mpjax.config.save import save, to_toml
+from mpjax.config.load import from_toml, load_config
+from mpjax.config.save import save_config, to_toml
 from mpjax.config.schema import Config
 
 
-__all__ = ["Config", "Duration", "from_toml", "load", "save", "to_toml"]
+__all__ = ["Config", "Duration", "from_toml", "load_config", "save_config", "to_toml"]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mpjax.config.load import load
+from mpjax.config.load import load_config
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
@@ -221,9 +221,9 @@ def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:
     """The settings of a command line: those of the plan, and those of the run that is planned.
 
     Raises:
-      UsageError: as `check_plan` and `load`.
+      UsageError: as `check_plan` and `load_config`.
       SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
     """
     settings, rest = tyro.cli(Plan, args=list(argv), prog=prog, use_underscores=True, return_unknown_args=True)
     check_plan(settings)
-    return settings, load(rest, prog=prog)
+    return settings, load_config(rest, prog=prog)

@@ -26,7 +26,7 @@ CONFIG_FILE = "config.toml"
 """The resolved settings inside a run's folder."""
 
 
-def load(argv: Sequence[str], *, prog: str = "train.py") -> Config:
+def load_config(argv: Sequence[str], *, prog: str = "train.py") -> Config:
     """The settings of a command line.
 
     Args:
@@ -191,6 +191,6 @@ def from_toml(file: str | pathlib.Path) -> Config:
     """The settings of one TOML file, over the defaults.
 
     Raises:
-      UsageError: as `load`.
+      UsageError: as `load_config`.
     """
     return _parse(_checked_flags(pathlib.Path(file), "train.py"), "train.py")

@@ -17,7 +17,7 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(_tables(config))
 
 
-def save(config: Config, file: pathlib.Path) -> None:
+def save_config(config: Config, file: pathlib.Path) -> None:
     """Writes `to_toml(config)`."""
     file.write_text(to_toml(config))
 

@@ -79,7 +79,7 @@ AHEAD = 8
 Metrics = Mapping[str, float]
 
 
-def train(
+def train_loop(
     state,
     train_call: Callable,
     feed: Iterator[Any],

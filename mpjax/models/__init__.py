@@ -1,6 +1,6 @@
 """Networks in Flax NNX, plain enough to read as a tutorial: settings in, module out."""
 
-from mpjax.models.build import build
+from mpjax.models.build import build_model
 
 
-__all__ = ["build"]
+__all__ = ["build_model"]

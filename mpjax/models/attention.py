@@ -55,11 +55,11 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
         """Features [B, T, D] to as many; of sequence b the positions from `lengths[b]` on are not attended to."""
         query, key, value = self.query(x), self.key(x), self.value(x)
-        attend = functools.partial(attention, is_causal=self.is_causal, implementation=self.implementation)
-        return self.out(attend(query, key, value, lengths=lengths))
+        attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
+        return self.out(attention(query, key, value, lengths=lengths))
 
 
-def attention(
+def attend(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,

@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     settings: tuple[str, ...] = ()
 
 
-def build(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     """The network that `config` names, in float32, its operations named by module path.
 
     Args:

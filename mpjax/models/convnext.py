@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.gelu import gelu
+from mpjax.models.activations import gelu
 from mpjax.models.resnet import identity
 from mpjax.precision.dtypes import FLOAT32, widest
 

@@ -11,8 +11,8 @@ import functools
 import jax
 from flax import nnx
 
+from mpjax.models.activations import tanh_gelu
 from mpjax.models.attention import Implementation
-from mpjax.models.gelu import tanh_gelu
 from mpjax.models.transformer import Block, check_length, dropping, with_positions
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.activations import gelu
 from mpjax.models.attention import Attention, Implementation
-from mpjax.models.gelu import gelu
 from mpjax.precision.dtypes import FLOAT32, widest
 
 

@@ -122,7 +122,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
     policy = storage_policy(plan.policy) if autocasting else plan.policy
 
     def make_model(key: jax.Array) -> nnx.Module:
-        model = models.build(config.model, fields=fields, rngs=nnx.Rngs(key))
+        model = models.build_model(config.model, fields=fields, rngs=nnx.Rngs(key))
         apply_policy(model, policy)
         apply_remat(model, config.training.remat)
         return model

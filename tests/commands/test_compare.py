@@ -12,7 +12,7 @@ import pytest
 import mpjax
 from mpjax import cli
 from mpjax.commands.compare import IRRELEVANT, compare_runs
-from mpjax.config import Config, load, save
+from mpjax.config import Config, load_config, save_config
 from mpjax.config.commands import Comparison
 from mpjax.errors import UsageError
 
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def make_run(folder, flags, losses):
     """A run's folder as the trainer leaves it: its settings, and a report of each tenth step."""
     folder.mkdir()
-    save(load(["--output_dir", str(folder), *flags.split()]), folder / "config.toml")
+    save_config(load_config(["--output_dir", str(folder), *flags.split()]), folder / "config.toml")
     lines = [{"step": 10 * i, "time": 1.0, "train/loss": loss} for i, loss in enumerate(losses, start=1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(folder)
@@ -175,7 +175,7 @@ def test_real_runs_of_two_policies_and_two_seeds_agree_within_their_seeds(tmp_pa
         for seed in (0, 1):
             folders.append(str(tmp_path / f"{policy}{seed}"))
             given = f"{flags} --precision.policy {policy} --seed {seed} --output_dir {folders[-1]}"
-            mpjax.run(load([*given.split(), "--report.no_plot", "--report.no_tensorboard"]))
+            mpjax.run(load_config([*given.split(), "--report.no_plot", "--report.no_tensorboard"]))
     capsys.readouterr()
     result = compare_runs(Comparison(runs=tuple(folders), plot=str(tmp_path / "a.png"), json=True))
     assert json.loads(capsys.readouterr().out) == result

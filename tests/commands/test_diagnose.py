@@ -11,7 +11,7 @@ from mpjax import cli
 from mpjax.commands.diagnose import diagnose_run, replay
 from mpjax.commands.parts import make_parts
 from mpjax.commands.train import run
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.config.commands import Inquiry
 from mpjax.errors import Diverged, UsageError
 from mpjax.loop.checkpoint import read_checkpoint, to_arrays
@@ -27,13 +27,13 @@ FLAGS = shlex.split("""
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "healthy"
-    run(load([*FLAGS, "--output_dir", str(folder)]))
+    run(load_config([*FLAGS, "--output_dir", str(folder)]))
     return folder
 
 
 @pytest.mark.parametrize("position", [5, 10, 12])
 def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, position):
-    config = load(["--config", str(healthy / "config.toml")])
+    config = load_config(["--config", str(healthy / "config.toml")])
     parts = make_parts(config)
     state, batch = replay(config, parts, parts.train_call, healthy, position)
     state, _ = parts.train_step(state, batch)
@@ -78,7 +78,11 @@ def test_a_scale_too_high_is_named_with_one_that_is_not(healthy):
 def test_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_problem(tmp_path):
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--optimizer.name", "sgd", "--optimizer.learning_rate", "1e7"]
     with pytest.raises(Diverged, match="first bad layer: layers/0"):
-        run(load([*flags, "--optimizer.warmup", "0", "--optimizer.schedule", "constant", "--precision.patience", "9"]))
+        run(
+            load_config(
+                [*flags, "--optimizer.warmup", "0", "--optimizer.schedule", "constant", "--precision.patience", "9"]
+            )
+        )
     found = diagnose_run(Inquiry(run=str(tmp_path / "a"), step=2))
     assert (found.verdict, found.path, found.direction) == ("not_precision", "layers/0", "forward")
     assert (found.rules, found.better_scale, found.verified) == ({}, None, False)
@@ -122,7 +126,7 @@ def test_the_fastest_policy_of_a_step(healthy, capsys):
 def test_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--precision.policy", "bfloat16", "--optimizer.name", "sgd"]
     stalling = ["--precision.master_weights", "off", "--optimizer.learning_rate", "1e-4", "--optimizer.warmup", "0"]
-    run(load([*flags, *stalling]))
+    run(load_config([*flags, *stalling]))
     found = diagnose_run(Inquiry(run=str(tmp_path / "a"), step=5))
     assert (found.verdict, found.direction) == ("rounding", "update")
     assert "--precision.master_weights on" in found.advice[0]
@@ -133,7 +137,7 @@ def test_a_run_whose_gradients_are_finite_and_their_norm_is_not_is_no_precision_
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--optimizer.name", "sgd", "--optimizer.learning_rate", "1e4"]
     flags += ["--precision.policy", "mixed_bfloat16", "--steps", "40", "--optimizer.warmup", "0"]
     with pytest.raises(Diverged, match="verdict: not_precision"):
-        run(load(flags))
+        run(load_config(flags))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.train import run
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.config.commands import Evaluation
 from mpjax.errors import UsageError
 from mpjax.report import read_metrics
@@ -17,14 +17,14 @@ def trained(tmp_path_factory):
     """A run whose best checkpoint is not its last: the rate is far too high at the end."""
     folder = tmp_path_factory.mktemp("runs") / "a"
     run(
-        load(
+        load_config(
             f"--output_dir {folder} --model.name mlp --model.width 8 --data.name digits --steps 60 "
             "--optimizer.name adamw --optimizer.learning_rate 0.02 --optimizer.warmup 2 --optimizer.schedule constant "
             "--training.ema 0.9 --loop.eval_every 30 --loop.save_every 30 --report.no_plot "
             "--report.no_tensorboard --data.eval_batch_size 100".split()
         )
     )
-    run(load(f"--resume --output_dir {folder} --optimizer.learning_rate 5 --steps 62".split()))
+    run(load_config(f"--resume --output_dir {folder} --optimizer.learning_rate 5 --steps 62".split()))
     return folder
 
 
@@ -63,7 +63,7 @@ def autocast(tmp_path_factory):
     """A run with casts at each operation."""
     folder = tmp_path_factory.mktemp("runs") / "autocast"
     run(
-        load(
+        load_config(
             f"--output_dir {folder} --precision.policy O1 --model.name mlp --model.width 8 --data.name digits "
             "--steps 20 --optimizer.name adamw --optimizer.warmup 2 --loop.eval_every 20 --report.no_plot "
             "--report.no_tensorboard".split()

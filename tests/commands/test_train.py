@@ -12,7 +12,7 @@ import pytest
 
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.train import run
-from mpjax.config import load, to_toml
+from mpjax.config import load_config, to_toml
 from mpjax.config.commands import Evaluation
 from mpjax.errors import CheckpointWarning, Diverged, Interrupted, PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
@@ -31,11 +31,11 @@ TIMES = ("time", "train/examples_per_second")
 
 
 def train(folder, *flags):
-    return run(load([*SMALL, "--output_dir", str(folder), *flags]))
+    return run(load_config([*SMALL, "--output_dir", str(folder), *flags]))
 
 
 def resume(folder, *flags):
-    return run(load(["--resume", "--output_dir", str(folder), *flags]))
+    return run(load_config(["--resume", "--output_dir", str(folder), *flags]))
 
 
 def metrics_of(folder):
@@ -94,7 +94,7 @@ def test_a_run_leaves_settings_environment_metrics_summary_and_checkpoints(undis
     files = {"config.toml", "environment.json", "metrics.jsonl", "summary.json", "checkpoints"}
     assert {path.name for path in folder.iterdir()} == files
     assert json.loads((folder / "summary.json").read_text()) == summary
-    assert (folder / "config.toml").read_text() == to_toml(load([*SMALL, "--output_dir", str(folder)]))
+    assert (folder / "config.toml").read_text() == to_toml(load_config([*SMALL, "--output_dir", str(folder)]))
     assert complete_checkpoints(folder / "checkpoints") == [7, 14, 20]
     assert [record["step"] for record in metrics_of(folder) if "train/loss" in record] == [
         3,
@@ -130,7 +130,7 @@ def test_a_run_without_a_report_draws_and_writes_no_events_and_with_one_does(tmp
 
 def test_rerunning_the_config_reproduces_the_metrics(undisturbed, tmp_path):
     folder, _ = undisturbed
-    run(load(["--config", str(folder / "config.toml"), "--output_dir", str(tmp_path / "again")]))
+    run(load_config(["--config", str(folder / "config.toml"), "--output_dir", str(tmp_path / "again")]))
     assert metrics_of(tmp_path / "again") == metrics_of(folder)
     assert_same_arrays(tmp_path / "again", folder, 20)
 
@@ -229,7 +229,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stop
 def test_resuming_takes_the_runs_own_settings_and_flags_override(stopped):
     summary = resume(stopped, "--steps", "9", "--training.label_smoothing", "0")
     assert summary["attempts"] == 9
-    config = load(["--config", str(stopped / "config.toml")])
+    config = load_config(["--config", str(stopped / "config.toml")])
     assert (config.model.name, config.training.label_smoothing, str(config.steps)) == ("mlp", 0.0, "9")
     assert not config.resume
 

@@ -7,7 +7,7 @@ import pytest
 
 import mpjax.commands.tune
 from mpjax.commands.train import run
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.training.tuning.timing import Timed, Timing
 from mpjax.training.tuning.tune_products import Tuning
@@ -21,7 +21,7 @@ HALF = Timing((2.0,) * 4, (1.0,) * 4)
 
 
 def settings(folder, *flags):
-    return load(
+    return load_config(
         [*SMALL, "--precision.tune", "--output_dir", str(folder), "--cache_dir", str(folder) + "_cache", *flags]
     )
 
@@ -58,7 +58,7 @@ def test_rules_that_are_found_are_in_the_settings_of_the_run_which_repeat_it_wit
 @pytest.mark.slow
 def test_a_run_that_goes_on_keeps_its_rules_and_times_nothing(found, tmp_path, capsys):
     run(settings(tmp_path / "run"))
-    run(load(["--resume", "--precision.tune", "--output_dir", str(tmp_path / "run"), "--steps", "6"]))
+    run(load_config(["--resume", "--precision.tune", "--output_dir", str(tmp_path / "run"), "--steps", "6"]))
     assert len(found) == 1
     assert saved(tmp_path / "run")["rules"] == {"head": "float32"}
     assert "--precision.tune does nothing: a run that goes on keeps the rules that it has" in capsys.readouterr().out
@@ -98,7 +98,7 @@ def test_float32_has_nothing_to_tune(found, tmp_path):
 
 
 def test_without_tune_nothing_happens(found, tmp_path):
-    config = load([*SMALL, "--output_dir", str(tmp_path / "a")])
+    config = load_config([*SMALL, "--output_dir", str(tmp_path / "a")])
     assert mpjax.commands.tune.tuned(config) == (config, "")
 
 

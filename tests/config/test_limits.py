@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpjax.config import Config, load
+from mpjax.config import Config, load_config
 from mpjax.config.limits import check
 from mpjax.config.schema import Data
 from mpjax.errors import UsageError
@@ -39,7 +39,7 @@ def test_the_default_settings_pass():
 )
 def test_a_number_out_of_range_is_named(flag, value, says):
     with pytest.raises(UsageError, match=says):
-        check(load([f"--{flag}={value}"]))
+        check(load_config([f"--{flag}={value}"]))
 
 
 def test_all_faults_are_named_at_once():

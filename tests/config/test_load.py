@@ -9,7 +9,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.config import Config, from_toml, load, to_toml
+from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.config.durations import Duration
 from mpjax.errors import UsageError
 
@@ -27,13 +27,13 @@ def file(tmp_path):
 
 
 def test_nothing_gives_the_default_task():
-    assert load([]) == Config()
+    assert load_config([]) == Config()
 
 
 def test_flags_win_over_later_files_over_earlier_files(file):
     first = file("seed = 1\nsteps = '3 epochs'\n[optimizer]\nname = 'adamw'\nlearning_rate = 0.5\n", "first.toml")
     second = file("seed = 2\n[optimizer]\nlearning_rate = 0.25\n", "second.toml")
-    config = load(["--seed", "3", "--config", first, f"--config={second}"])
+    config = load_config(["--seed", "3", "--config", first, f"--config={second}"])
     assert config.seed == 3
     assert config.optimizer.learning_rate == 0.25
     assert config.optimizer.name == "adamw"
@@ -56,7 +56,7 @@ def test_every_kind_of_value_is_read_from_a_file(file):
 
 def test_rules_as_flags_replace_those_of_a_file(file):
     path = file("[precision.rules]\n'stem/*' = 'float32'\n")
-    config = load(["--config", path, "--precision.rules", "head", "float32", "stem/*", "bfloat16"])
+    config = load_config(["--config", path, "--precision.rules", "head", "float32", "stem/*", "bfloat16"])
     assert config.precision.rules == {"head": "float32", "stem/*": "bfloat16"}
 
 
@@ -82,7 +82,7 @@ def test_rules_as_flags_replace_those_of_a_file(file):
 def test_a_mistake_in_a_file_is_reported_under_its_name(file, text, says):
     path = file(text, "mistaken.toml")
     with pytest.raises(UsageError) as raised:
-        load(["--config", file("seed = 1", "good.toml"), "--config", path])
+        load_config(["--config", file("seed = 1", "good.toml"), "--config", path])
     message = " ".join(str(raised.value).split())
     assert "mistaken.toml" in message
     assert "good.toml" not in message
@@ -94,22 +94,22 @@ def test_ten_thousand_unknown_settings_take_no_two_seconds(file, head):
     path = file(head + "\n".join(f"unknown_{number} = {number}" for number in range(10_000)), "many.toml")
     start = time.process_time()
     with pytest.raises(UsageError, match=r"in .*many\.toml"):
-        load(["--config", path])
+        load_config(["--config", path])
     assert time.process_time() - start < 2
 
 
 def test_a_missing_file_is_named_with_the_nearest(file, tmp_path):
     file("", "digits.toml")
     with pytest.raises(UsageError, match=rf"no config file {tmp_path}/digit.toml; did you mean {tmp_path}/digits.toml"):
-        load(["--config", str(tmp_path / "digit.toml")])
+        load_config(["--config", str(tmp_path / "digit.toml")])
     with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
-        load(["--config", str(tmp_path)])
+        load_config(["--config", str(tmp_path)])
 
 
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed", "1"]])
 def test_config_needs_a_file(argv):
     with pytest.raises(UsageError, match="--config needs a file, as in --config configs/digits.toml"):
-        load(argv)
+        load_config(argv)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_config_needs_a_file(argv):
 )
 def test_a_wrong_flag_ends_with_code_2_and_is_named(argv, says, capsys):
     with pytest.raises(SystemExit) as raised:
-        load(argv)
+        load_config(argv)
     assert raised.value.code == 2
     assert says in " ".join(capsys.readouterr().err.split())
 
@@ -134,7 +134,7 @@ def test_a_wrong_flag_ends_with_code_2_and_is_named(argv, says, capsys):
 def test_resuming_starts_from_the_runs_own_settings(file, tmp_path):
     file("seed = 5\nsteps = 100\noutput_dir = 'elsewhere'\n[optimizer]\nlearning_rate = 0.5\n", "config.toml")
     other = file("[optimizer]\nname = 'adamw'\n", "other.toml")
-    config = load(["--config", other, "--resume", "--output_dir", str(tmp_path), "--steps", "200"])
+    config = load_config(["--config", other, "--resume", "--output_dir", str(tmp_path), "--steps", "200"])
     assert (config.seed, config.steps, config.optimizer.learning_rate) == (5, Duration(200), 0.5)
     assert (config.optimizer.name, config.output_dir, config.resume) == ("adamw", str(tmp_path), True)
 
@@ -142,12 +142,12 @@ def test_resuming_starts_from_the_runs_own_settings(file, tmp_path):
 def test_a_damaged_config_of_the_run_is_named(file, tmp_path):
     path = file("sed = 5", "config.toml")
     with pytest.raises(UsageError, match=path):
-        load(["--resume", "--output_dir", str(tmp_path)])
+        load_config(["--resume", "--output_dir", str(tmp_path)])
 
 
 def test_resuming_needs_to_know_the_run():
     with pytest.raises(UsageError, match="--resume needs --output_dir: the folder of the run to go on with"):
-        load(["--resume"])
+        load_config(["--resume"])
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_resuming_needs_to_know_the_run():
 def test_files_that_hold_no_settings_are_refused(tmp_path, text, says):
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(UsageError, match=says):
-        load(["--config", str(tmp_path / "a.toml")])
+        load_config(["--config", str(tmp_path / "a.toml")])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_file_of_settings_writes_no_file(file, tmp_path, name):
 
 def test_a_home_folder_of_nobody_is_named():
     with pytest.raises(UsageError, match="^~nobody_here/x: ~nobody_here has no home folder; write the folder itself"):
-        load(["--resume", "--output_dir", "~nobody_here/x"])
+        load_config(["--resume", "--output_dir", "~nobody_here/x"])
 
 
 ENTRIES = [
@@ -261,7 +261,7 @@ ARGUMENTS = st.lists(
 @given(ARGUMENTS)
 def test_whatever_the_arguments_they_are_settings_or_one_message(arguments):
     try:
-        found = load(arguments)
+        found = load_config(arguments)
     except UsageError as error:
         found = str(error)
     except SystemExit as stopped:

@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-from mpjax.config import Config, from_toml, save, to_toml
+from mpjax.config import Config, from_toml, save_config, to_toml
 from mpjax.config.durations import Duration
 
 
@@ -50,7 +50,7 @@ def test_a_field_round_trips(path, tmp_path):
     other = special.get(path) or _other(*FIELDS[path])
     changed = _replaced(Config(), path, other)
     assert changed != Config()
-    save(changed, tmp_path / "config.toml")
+    save_config(changed, tmp_path / "config.toml")
     assert from_toml(tmp_path / "config.toml") == changed
 
 
@@ -62,5 +62,5 @@ def test_durations_are_written_as_they_are_typed():
 
 def test_the_order_of_rules_is_kept(tmp_path):
     config = _replaced(Config(), "precision.rules", {"b": "float32", "a": "float32"})
-    save(config, tmp_path / "config.toml")
+    save_config(config, tmp_path / "config.toml")
     assert list(from_toml(tmp_path / "config.toml").precision.rules) == ["b", "a"]

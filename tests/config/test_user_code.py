@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from mpjax.cli import diagnose, evaluate, export, train
-from mpjax.config import Config, load, to_toml
+from mpjax.config import Config, load_config, to_toml
 from mpjax.config.schema import Data, Model
 from mpjax.config.user_code import code_of, require_trust
 from mpjax.errors import UsageError
@@ -74,4 +74,4 @@ def test_a_file_that_somebody_wrote_may_name_code(downloaded, capsys):
 
 
 def test_trust_is_not_stored(downloaded):
-    assert load(["--resume", "--output_dir", str(downloaded), "--trust_code"]).trust_code is False
+    assert load_config(["--resume", "--output_dir", str(downloaded), "--trust_code"]).trust_code is False

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mpjax.config.load import load
+from mpjax.config.load import load_config
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.readings import EXPONENTS
 from mpjax.diagnosis.render.text import percent, row_texts
@@ -129,7 +129,7 @@ def test_an_error_of_what_is_not_finite_is_infinite():
 def test_pasted_lines_and_flags_set_the_rules(path):
     found = diagnosis(rules={path: "float32", "b": "float32"})
     assert tomllib.loads(found.toml) == {"precision": {"rules": {path: "float32", "b": "float32"}}}
-    assert load(shlex.split(found.flags)).precision.rules == {path: "float32", "b": "float32"}
+    assert load_config(shlex.split(found.flags)).precision.rules == {path: "float32", "b": "float32"}
     assert diagnosis().flags == '--precision.rules "layers/1" float32'
 
 
@@ -145,7 +145,7 @@ def test_the_repaired_policy_has_the_rules_before_its_own():
 def test_pasted_lines_and_flags_set_the_scale():
     found = diagnosis(rules={}, better_scale=2.0**24)
     assert found.toml == '[precision]\nloss_scale = "16777216"'
-    assert load(found.flags.split()).precision.loss_scale == "16777216"
+    assert load_config(found.flags.split()).precision.loss_scale == "16777216"
 
 
 def test_nothing_is_pasted_where_nothing_helps():

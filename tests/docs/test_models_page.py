@@ -10,10 +10,10 @@ from flax import nnx
 
 from mpjax.config import schema
 from mpjax.config.choices import MODELS, TASKS
-from mpjax.config.load import load
+from mpjax.config.load import load_config
 from mpjax.config.schema import Data, Model
 from mpjax.data import Image, Label, Length, Mask, Tokens
-from mpjax.models.build import ENTRIES, build
+from mpjax.models.build import ENTRIES, build_model
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_the_settings_of_a_model_are_those_it_takes(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_configurations_of_a_model_are_of_it_and_of_its_task(name):
     for file in re.findall(r"\(\.\./(configs/\w+\.toml)\)", TABLE[name][4]):
-        config = load(["--config", str(ROOT / file)])
+        config = load_config(["--config", str(ROOT / file)])
         assert (config.model.name, config.task.replace("_", " ")) == (name, TABLE[name][1].replace("ll", "l"))
 
 
@@ -75,7 +75,7 @@ def test_the_parameters_are_those_of_the_model_as_settings_build_it(name):
     if name.startswith("wrn"):
         fields = {**fields, "label": Label(10)}
     config = Model(name=name, stem="imagenet", pool="cls")
-    model = nnx.eval_shape(lambda: build(config, fields=fields, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: build_model(config, fields=fields, rngs=nnx.Rngs(0)))
     if name == "bert":
         del model.head
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -10,7 +10,7 @@ import pytest
 
 from mpjax.errors import Diverged, Interrupted
 from mpjax.loop.process import StopRequest
-from mpjax.loop.train import Limits, train
+from mpjax.loop.train import Limits, train_loop
 from mpjax.loop.when import When
 
 
@@ -63,7 +63,7 @@ class Recorder:
         self.events.append(f"save {position} {state} {score}")
 
     def train(self, steps=10, log=0, evaluate=0, save=0, layers=0, start=0, limits=PATIENT):
-        return train(
+        return train_loop(
             start,
             self.step,
             itertools.count(start + 1),
@@ -117,7 +117,7 @@ def test_several_steps_in_a_call_are_as_many_rows_of_metrics():
 
     when = When(steps=8, log=2, evaluate=5, save=0, per_call=3)
     feed = iter([[1, 2, 3], [4], [5], [6, 7, 8]])
-    final = train(
+    final = train_loop(
         0,
         call,
         feed,
@@ -147,7 +147,7 @@ def test_a_divergence_within_a_call_is_named_by_its_step():
 
     when = When(steps=3, log=0, evaluate=0, save=0, per_call=3)
     with pytest.raises(Diverged, match="step 2"):
-        train(
+        train_loop(
             0,
             call,
             iter([[1, 2, 3]]),

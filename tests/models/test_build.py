@@ -18,7 +18,7 @@ from mpjax.models.build import ENTRIES
 
 def build(**settings):
     config = dataclasses.replace(Model(width=4), **settings)
-    return models.build(config, fields=labelled_images(7, (8, 8, 3)), rngs=nnx.Rngs(0))
+    return models.build_model(config, fields=labelled_images(7, (8, 8, 3)), rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_every_model_gives_logits_for_the_fields_of_its_task(name):
         inputs.append(jnp.array([9, 3], jnp.int32))
 
     def logits():
-        return models.build(Model(name=name, **settings), fields=fields, rngs=nnx.Rngs(0))(*inputs)
+        return models.build_model(Model(name=name, **settings), fields=fields, rngs=nnx.Rngs(0))(*inputs)
 
     wanted = {"gpt2": (2, 8, 50), "unet": (2, 32, 32, 7)}.get(name, (2, 7))
     assert nnx.eval_shape(logits).shape == wanted
@@ -119,7 +119,7 @@ def test_every_model_gives_logits_for_the_fields_of_its_task(name):
 )
 def test_a_model_for_other_data_is_refused(name, fields, says):
     with pytest.raises(UsageError, match=says):
-        models.build(Model(name=name), fields=fields, rngs=nnx.Rngs(0))
+        models.build_model(Model(name=name), fields=fields, rngs=nnx.Rngs(0))
 
 
 def test_a_setting_that_the_model_does_not_have_is_refused():

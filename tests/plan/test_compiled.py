@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.plan.compiled import Compiled, start
@@ -28,7 +28,7 @@ RESNET50 = "--data.name imagenet2012 --data.image_size 224 --model.name resnet50
 
 @functools.cache
 def compiled(flags: str, gpu="h200", devices: int = 1) -> Compiled:
-    config = load(flags.split())
+    config = load_config(flags.split())
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return start(pool, planned_step(config, planned_fields(config)), gpu, devices=devices).result()
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.plan.estimate import estimates
 from mpjax.plan.shapes import planned_fields
 
@@ -17,7 +17,7 @@ VIT = (
 
 
 def runs_of(flags: str, *policies: str):
-    configs = [load([*flags.split(), "--precision.policy", policy]) for policy in policies]
+    configs = [load_config([*flags.split(), "--precision.policy", policy]) for policy in policies]
     return configs, planned_fields(configs[0])
 
 

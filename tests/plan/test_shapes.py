@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from mpjax import data
-from mpjax.config import from_toml, load
+from mpjax.config import from_toml, load_config
 from mpjax.config.folders import data_folder
 from mpjax.data import Image, Label, Length, Mask, Tokens
 from mpjax.errors import UsageError
@@ -12,7 +12,7 @@ from mpjax.plan.shapes import KNOWN, batch_shapes, planned_fields
 
 
 def fields_of(flags: str, **settings):
-    return planned_fields(load(flags.split()), **settings)
+    return planned_fields(load_config(flags.split()), **settings)
 
 
 def test_imagenet_is_known_and_has_the_size_that_is_asked_for():
@@ -68,7 +68,7 @@ def test_a_task_of_other_fields_is_refused():
 @pytest.mark.parametrize("name", ["digits", "digits_canvas"])
 def test_the_table_says_what_the_set_itself_says(name):
     task = "segmentation" if name == "digits_canvas" else "classification"
-    config = load(["--data.name", name, "--task", task])
+    config = load_config(["--data.name", name, "--task", task])
     source = data.open_source(config.data, data_folder(config), config.task)
     assert planned_fields(config) == data.batch_fields(source, config.data)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from mpjax.commands.parts import fresh_state, make_parts
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.plan.shapes import planned_fields
 from mpjax.plan.step import planned_step
@@ -16,7 +16,7 @@ FLAGS = "--data.name synthetic:8x8x1:10 --data.batch_size 24 --model.width 8 --s
 
 
 def step_of(flags: str):
-    config = load(flags.split())
+    config = load_config(flags.split())
     return planned_step(config, planned_fields(config))
 
 
@@ -29,7 +29,7 @@ def step_of(flags: str):
     ],
 )
 def test_it_lowers_to_the_text_of_the_run_s_own_step(more):
-    config = load(f"{FLAGS} {more}".split())
+    config = load_config(f"{FLAGS} {more}".split())
     parts = make_parts(config)
     state = jax.eval_shape(lambda: fresh_state(config, parts))
     step = planned_step(config, planned_fields(config))

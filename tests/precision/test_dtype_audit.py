@@ -418,7 +418,7 @@ def test_every_product_of_a_shipped_model_is_counted_and_clean(name, preset):
 
 def shipped(name: str, policy: Policy) -> nnx.Module:
     settings = schema.Model(name=name, stem="small" if name == "mlp" else "imagenet", width=8)
-    model = models.build(settings, fields=labelled_images(10, (32, 32, 3)), rngs=nnx.Rngs(0))
+    model = models.build_model(settings, fields=labelled_images(10, (32, 32, 3)), rngs=nnx.Rngs(0))
     apply_policy(model, policy)
     return model
 

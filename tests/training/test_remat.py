@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from mpjax.commands.train import run
-from mpjax.config import Config, load
+from mpjax.config import Config, load_config
 from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError
@@ -287,9 +287,9 @@ def test_a_run_trains_and_goes_on_bit_for_bit(tmp_path, remat):
         ),
         *("--training.remat", remat, "--report.no_tensorboard", "--report.no_plot"),
     ]
-    run(load([*flags, "--steps", "6", "--output_dir", str(tmp_path / "whole")]))
-    run(load([*flags, "--steps", "3", "--output_dir", str(tmp_path / "half")]))
-    run(load(["--resume", "--steps", "6", "--output_dir", str(tmp_path / "half")]))
+    run(load_config([*flags, "--steps", "6", "--output_dir", str(tmp_path / "whole")]))
+    run(load_config([*flags, "--steps", "3", "--output_dir", str(tmp_path / "half")]))
+    run(load_config(["--resume", "--steps", "6", "--output_dir", str(tmp_path / "half")]))
     (_, whole, _), (_, half, _) = (read_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "half"))
     assert whole.keys() == half.keys()
     for name, value in whole.items():

@@ -11,7 +11,7 @@ from flax import nnx
 
 import mpjax
 from mpjax.commands.train import run
-from mpjax.config import load
+from mpjax.config import load_config
 from mpjax.errors import Diverged
 from mpjax.training import create_state, take_apart
 from peers.promises.loop import WEIGHT, Kind, Seen
@@ -123,7 +123,7 @@ def stopped_at_floor() -> str | None:
     }
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         try:
-            run(load([word for flag in flags.items() for word in flag] + ["--output_dir", f"{folder}/run"]))
+            run(load_config([word for flag in flags.items() for word in flag] + ["--output_dir", f"{folder}/run"]))
         except Diverged as error:
             lines = str(error).splitlines()
             return "; ".join(line for line in lines if "at step" in line or "first bad layer" in line)

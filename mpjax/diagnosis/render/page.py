@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from mpjax.diagnosis.facts import Facts, ScaleStep
 from mpjax.diagnosis.render.curves import DENSE, by_path, errors, name_of, scales_of
-from mpjax.diagnosis.render.ranges import ranges
+from mpjax.diagnosis.render.ranges import range_strips
 from mpjax.diagnosis.render.text import COLUMNS, percent, row_texts
 from mpjax.diagnosis.trace import Row
 
@@ -37,7 +37,7 @@ def page_of(diagnosis: Facts, scales: Sequence[ScaleStep] = ()) -> str:
     """
     sections = [_verdict(diagnosis), _advice(diagnosis)]
     if diagnosis.table:
-        sections += [ranges(diagnosis), errors(diagnosis)]
+        sections += [range_strips(diagnosis), errors(diagnosis)]
     sections += [_flushed(diagnosis), scales_of(scales), _table(diagnosis)]
     title = html.escape(f"{_VERDICTS[diagnosis.verdict][1]}: mpjax diagnosis")
     template = string.Template(_TEMPLATE.read_text(encoding="utf-8"))

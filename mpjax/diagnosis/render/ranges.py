@@ -16,7 +16,7 @@ from mpjax.diagnosis.trace import Row
 from mpjax.precision.dtypes import HALF, float_range
 
 
-def ranges(d: Facts) -> str:
+def range_strips(d: Facts) -> str:
     """A strip for each module and direction: how many values have which exponent."""
     paths, rows = by_path(d)
     low, high = _window(d.table)

@@ -11,7 +11,7 @@ import numpy as np
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.files import find_files
 from mpjax.models.pretrained.layouts.entry import Entry
-from mpjax.models.pretrained.match import Match, match
+from mpjax.models.pretrained.match import Match, match_arrays
 from mpjax.models.pretrained.report import PretrainedReport, Row
 from mpjax.models.pretrained.tensors import Tensor, open_tensors, variables_of
 from mpjax.precision.modules import stored_dtypes
@@ -116,7 +116,7 @@ def load_pretrained(
         dtypes |= {name: dtype for name, dtype in stored_dtypes(model, policy).items() if name in dtypes}
     files = find_files(path)
     with open_tensors(files) as tensors:
-        fit = match(model, tensors, layout=layout, skip=skip)
+        fit = match_arrays(model, tensors, layout=layout, skip=skip)
         rows = tuple(_checked(fit, variables, dtypes, allow_lossy=allow_lossy))
         for name, array in _read(fit):
             variables[name].set_value(_like(variables[name].get_value(), cast(array, dtypes[name])))

@@ -43,7 +43,7 @@ class Match:
     tied: tuple[tuple[Tensor, Tensor], ...]
 
 
-def match(
+def match_arrays(
     model: "nnx.Module", tensors: Mapping[str, Tensor], *, layout: str | None = None, skip: Sequence[str] = ()
 ) -> Match:
     """Finds the tensor of each variable.

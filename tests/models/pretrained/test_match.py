@@ -7,7 +7,7 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import LINEAR, Entry, Part, reshaped
-from mpjax.models.pretrained.match import foreign_shape, match
+from mpjax.models.pretrained.match import foreign_shape, match_arrays
 from mpjax.models.pretrained.tensors import Tensor, variables_of
 from mpjax.models.resnet import BasicBlock, ImageNetStem, ResNet
 
@@ -28,7 +28,7 @@ def resnet():
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "module.model."])
 def test_what_a_wrapper_put_before_all_keys_is_taken_off(small, weights, prefix):
-    found = match(small, tensors(weights, lambda key: prefix + key)).tensors
+    found = match_arrays(small, tensors(weights, lambda key: prefix + key)).tensors
     assert found["stem/kernel"].key == f"{prefix}stem.kernel"
 
 
@@ -37,12 +37,12 @@ def test_a_model_whose_own_names_start_as_a_wrappers_is_read_too(small, weights)
         def __init__(self, model):
             self.model = model
 
-    found = match(Wrapped(small), tensors(weights, lambda key: f"model.{key}")).tensors
+    found = match_arrays(Wrapped(small), tensors(weights, lambda key: f"model.{key}")).tensors
     assert found["model/stem/kernel"].key == "model.stem.kernel"
 
 
 def test_slashes_in_place_of_dots_are_our_own_layout_too(small, weights):
-    assert len(match(small, tensors(weights, lambda key: key.replace(".", "/"))).tensors) == 7
+    assert len(match_arrays(small, tensors(weights, lambda key: key.replace(".", "/"))).tensors) == 7
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_slashes_in_place_of_dots_are_our_own_layout_too(small, weights):
 )
 def test_the_layout_is_recognised_by_the_keys(key, name):
     with pytest.raises(UsageError, match=f"read in the {name} layout"):
-        match(resnet(), tensors({key: np.zeros((4, 3, 7, 7))}))
+        match_arrays(resnet(), tensors({key: np.zeros((4, 3, 7, 7))}))
 
 
 def test_a_layout_can_be_named(weights):
     with pytest.raises(UsageError, match="read in the timm layout"):
-        match(resnet(), tensors(weights), layout="timm")
+        match_arrays(resnet(), tensors(weights), layout="timm")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_layout_can_be_named(weights):
 )
 def test_a_layout_that_is_not_known_is_refused(layout, says):
     with pytest.raises(UsageError, match=says):
-        match(resnet(), tensors({"a.b": np.zeros(1)}), layout=layout)
+        match_arrays(resnet(), tensors({"a.b": np.zeros(1)}), layout=layout)
 
 
 def test_a_variable_that_a_library_does_not_have_is_missing():
@@ -77,8 +77,8 @@ def test_a_variable_that_a_library_does_not_have_is_missing():
     entries = layouts_of(model)["timm"](model).entries
     file = tensors({entry.key: np.zeros(foreign_shape(shapes[name], entry)) for name, entry in entries.items()})
     with pytest.raises(UsageError, match="missing: extra/kernel, for which the timm layout has no key"):
-        match(model, file)
-    assert len(match(model, file, skip=("extra/*",)).tensors) == len(shapes) - 1
+        match_arrays(model, file)
+    assert len(match_arrays(model, file, skip=("extra/*",)).tensors) == len(shapes) - 1
 
 
 @pytest.mark.parametrize("skip", [("haed/*",), ("head/*", "haed/*")])
@@ -86,24 +86,24 @@ def test_a_pattern_to_skip_that_matches_nothing_is_refused(small, weights, skip)
     with pytest.raises(
         UsageError, match=r"skip \(.* --model.pretrained_skip\) matches no variable .* 'haed/\*' \(nearest: head"
     ):
-        match(small, tensors(weights), skip=skip)
+        match_arrays(small, tensors(weights), skip=skip)
 
 
 def test_one_pattern_without_its_tuple_is_refused(small, weights):
     with pytest.raises(UsageError, match=r"skip is 'head/\*': wanted patterns in a tuple, \('head/\*',\)"):
-        match(small, tensors(weights), skip="head/*")
+        match_arrays(small, tensors(weights), skip="head/*")
 
 
 def test_two_keys_for_one_variable_are_refused(small, weights):
     both = tensors(weights) | tensors({"stem/bias": weights["stem.bias"]})
     with pytest.raises(UsageError, match="keys that name the same variable in the mpjax layout: stem.bias, stem/bias"):
-        match(small, both)
+        match_arrays(small, both)
 
 
 def test_of_many_faults_twenty_of_a_kind_are_shown(small, weights):
     strangers = {f"other.{number}": np.zeros(1) for number in range(30)}
     with pytest.raises(UsageError) as raised:
-        match(small, tensors(weights | strangers))
+        match_arrays(small, tensors(weights | strangers))
     lines = str(raised.value).splitlines()
     assert sum(line.startswith("  unexpected: other.") for line in lines) == 20
     assert lines[-2] == "  unexpected: 10 more"
@@ -111,9 +111,9 @@ def test_of_many_faults_twenty_of_a_kind_are_shown(small, weights):
 
 def test_an_integer_of_the_model_wants_the_same_integer(small, weights):
     small.count = nnx.BatchStat(np.zeros((), np.int32))
-    assert "count" in match(small, tensors(weights | {"count": np.zeros((), np.int32)})).tensors
+    assert "count" in match_arrays(small, tensors(weights | {"count": np.zeros((), np.int32)})).tensors
     with pytest.raises(UsageError, match=r"dtype: count is int64, wanted int32 \(count\)"):
-        match(small, tensors(weights | {"count": np.zeros((), np.int64)}))
+        match_arrays(small, tensors(weights | {"count": np.zeros((), np.int64)}))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_shape_in_the_file_follows_from_the_transform(shape, entry, wanted):
 
 def refused(model, file):
     with pytest.raises(UsageError) as raised:
-        match(model, file)
+        match_arrays(model, file)
     return str(raised.value)
 
 
@@ -141,7 +141,7 @@ def test_where_a_module_does_not_fit_the_advice_says_what_to_write_and_is_enough
         "to leave these at their initial values, or unread where they are only in the file, write "
         "--model.pretrained_skip 'head.*' 'head/*' 'stem/*', in Python skip=('head.*', 'head/*', 'stem/*',)"
     )
-    assert len(match(small, tensors(weights), skip=("head.*", "head/*", "stem/*")).tensors) == 4
+    assert len(match_arrays(small, tensors(weights), skip=("head.*", "head/*", "stem/*")).tensors) == 4
 
 
 @pytest.mark.parametrize(

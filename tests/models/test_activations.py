@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.models.gelu import gelu, tanh_gelu
+from mpjax.models.activations import gelu, tanh_gelu
 
 
 # From tables of the normal distribution: x times its share below x.
