@@ -169,7 +169,7 @@ def test_cudnn_gets_lengths_of_one_at_the_least(monkeypatch, dtype, expected):
 def test_cudnn_where_it_cannot_run_is_an_error_with_the_reason(monkeypatch, device, query, reason):
     monkeypatch.setattr(attention, "_default_device", lambda: device)
     with pytest.raises(UsageError, match=reason):
-        attention.attention(query, query, query, implementation="cudnn")
+        attention.attend(query, query, query, implementation="cudnn")
 
 
 def test_an_unknown_implementation_is_an_error():
