@@ -13,9 +13,9 @@ SAVED = {
     "block": "vit.encoder.layer",
     "up": "intermediate.dense",
     "down": "output.dense",
-    "query": "attention.attend.query",
-    "key": "attention.attend.key",
-    "value": "attention.attend.value",
+    "query": "attention.attention.query",
+    "key": "attention.attention.key",
+    "value": "attention.attention.value",
     "out": "attention.output.dense",
 }
 """What `save_pretrained` calls the parts of a block."""
