@@ -11,6 +11,7 @@ from mpjax.diagnosis.compile_ahead import compiled
 from mpjax.precision.casting.equations import bind
 from mpjax.precision.casting.jaxprs import as_function
 from mpjax.precision.casting.operations import OPERATIONS
+from mpjax.precision.casting.primitives import ELEMENTWISE, plain
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, HALF, is_floating
 
 
@@ -50,29 +51,18 @@ def _selected(params, which: np.ndarray, *cases: np.ndarray):
     return np.where(which, cases[1], cases[0]) if len(cases) == 2 and which.dtype == bool else None
 
 
-def _plain(function: Callable) -> Callable:
-    return lambda params, *arrays: function(*arrays)
-
-
 IN_NUMPY: Mapping[str, Callable] = {
-    **{name: _plain(getattr(np, name)) for name in ("sign", "floor", "ceil", "square")},
-    "add": _plain(np.add),
-    "add_any": _plain(np.add),
-    "sub": _plain(np.subtract),
-    "mul": _plain(np.multiply),
+    **ELEMENTWISE,
+    "add_any": ELEMENTWISE["add"],
     "div": _divided,
-    "neg": _plain(np.negative),
-    "abs": _plain(np.abs),
-    "max": _plain(np.maximum),
-    "min": _plain(np.minimum),
-    "eq": _plain(np.equal),
-    "ne": _plain(np.not_equal),
-    "lt": _plain(np.less),
-    "le": _plain(np.less_equal),
-    "gt": _plain(np.greater),
-    "ge": _plain(np.greater_equal),
-    "is_finite": _plain(np.isfinite),
-    "copy": _plain(np.copy),
+    "eq": plain(np.equal),
+    "ne": plain(np.not_equal),
+    "lt": plain(np.less),
+    "le": plain(np.less_equal),
+    "gt": plain(np.greater),
+    "ge": plain(np.greater_equal),
+    "is_finite": plain(np.isfinite),
+    "copy": plain(np.copy),
     "select_n": _selected,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshaped,
@@ -136,15 +126,6 @@ def _to_bfloat16(values: jax.Array) -> jax.Array:
     halves = jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isnan(values), jnp.bfloat16(jnp.nan), halves)
 
-
-SUMS = frozenset({"reduce_sum", "reduce_window_sum", "cumsum", "scatter-add", "scatter-sub"})
-PRODUCTS = frozenset({"reduce_prod", "cumprod", "integer_pow", "scatter-mul"}) | frozenset(
-    {"logistic", "exp2", "expm1", "asin", "acos", "asinh", "atanh", "atan2"}
-)
-"""They round after each of many additions or multiplications, which only the device itself does as it does.
-
-The functions are made of several operations by XLA, of which each rounds: in bfloat16 the logistic of 6 is 1.
-"""
 
 _BITS = frozenset({"nextafter", "bitcast_convert_type"})
 

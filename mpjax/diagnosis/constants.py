@@ -13,7 +13,8 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.diagnosis.arithmetic import is_half
-from mpjax.precision.casting.jaxprs import equations, held_by, opened
+from mpjax.precision.casting.jaxprs import opened
+from mpjax.precision.casting.walk import equations, held_by
 from mpjax.precision.dtypes import is_floating
 
 

@@ -44,16 +44,6 @@ class Runner(Protocol):
         ...
 
 
-def call(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """A call: its body, in place."""
-    return emulator.run_body(called(eqn), pairs, place)
-
-
-def called(eqn):
-    """The jaxpr of a call."""
-    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-
-
 def cond(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """`lax.cond` and `lax.switch`: one branch for both runs. Compiled, it takes no readings of its own."""
     index, *operands = pairs
@@ -193,11 +183,4 @@ def _held(emulator: Runner, pairs: list[Pair], eqn) -> list[Pair]:
     return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
 
 
-CALLS = dict.fromkeys(
-    (
-        *("jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"),
-        *("custom_jvp_call", "custom_vjp_call"),
-    ),
-    call,
-)
 HANDLERS = {"cond": cond, "while": while_loop, "scan": scan}

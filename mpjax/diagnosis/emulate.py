@@ -6,16 +6,15 @@ reference: the program in float32. Operations run one by one: no compiler may th
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
 
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
 from mpjax.diagnosis.arithmetic import (
-    PRODUCTS,
-    SUMS,
     casts_down,
     is_half,
     is_opaque,
@@ -26,14 +25,16 @@ from mpjax.diagnosis.arithmetic import (
     widened,
 )
 from mpjax.diagnosis.compile_ahead import give_back
-from mpjax.diagnosis.control_flow import CALLS, HANDLERS, called
+from mpjax.diagnosis.control_flow import HANDLERS
 from mpjax.diagnosis.layers import LayerRecorder
 from mpjax.diagnosis.measurements import Marks
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder, Site
 from mpjax.precision.casting.equations import source_of
-from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scope_of
+from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
+from mpjax.precision.casting.primitives import CALLS, PRODUCTS, SUMS
+from mpjax.precision.casting.walk import called, evaluated
 from mpjax.precision.dtypes import BFLOAT16, HALF, is_floating
 
 
@@ -152,43 +153,32 @@ class Emulator:
           inputs: taken out of the list, so that nothing holds one that is used no more.
           place: of its equations.
         """
-        body, consts = opened(jaxpr)
-        constants = [self.constant(var, c, place.path) for var, c in zip(body.constvars, consts, strict=True)]
-        env: dict[Any, Pair] = dict(zip(body.constvars, constants, strict=True))
-        env.update(zip(body.invars, inputs, strict=True))
-        inputs.clear()
-        last = _last_uses(body)
+        count = itertools.count(1)
 
-        def read(atom) -> Pair:
+        def constant(atom, array) -> Pair:
             if isinstance(atom, core.Literal):
-                value = widened(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
+                value = widened(np.asarray(array, getattr(atom.aval, "dtype", None)))
                 return Pair(value, value)
-            return env[atom]
+            return self.constant(atom, array, place.path)
 
-        def forget(variables) -> None:
-            for var in variables:
-                env.pop(var, None)
-
-        forget(last.get(None, ()))
-        for index, eqn in enumerate(body.eqns):
-            if index % _GIVE_BACK_EVERY == _GIVE_BACK_EVERY - 1:
+        def apply(eqn, path: str, pairs: list[Pair], debug_info) -> list[Pair]:
+            if next(count) % _GIVE_BACK_EVERY == 0:
                 give_back()
             backward = (place.backward or is_transposed(eqn)) and not is_recomputed(eqn)
-            here = place._replace(path=scope_of(eqn, place.path), backward=backward)
-            pairs = self.with_exact([read(atom) for atom in eqn.invars], eqn.invars, here, eqn)
-            forget(last.get(index, ()))
+            here = place._replace(path=path, backward=backward)
+            pairs[:] = self.with_exact(pairs, eqn.invars, here, eqn)
             name, within = eqn.primitive.name, here._replace(callers=(eqn, *place.callers))
             if name in CALLS:
-                outputs = CALLS[name](self, eqn, pairs, within)
-            elif name in HANDLERS:
+                return self.run_body(called(eqn), pairs, within)
+            if name in HANDLERS:
                 outputs = HANDLERS[name](dataclasses.replace(self, done=lambda: None), eqn, pairs, within)
-                self.done()
             else:
-                outputs = self.applied(eqn, pairs, here, body.debug_info)
-                self.done()
-            env.update(zip(eqn.outvars, outputs, strict=True))
-            forget(last.get(index, ()))
-        return self.with_exact([read(atom) for atom in body.outvars], body.outvars, place)
+                outputs = self.applied(eqn, pairs, here, debug_info)
+            self.done()
+            return outputs
+
+        outputs = evaluated(jaxpr, _taken_out(inputs), constant, apply, place.path)
+        return self.with_exact(outputs, opened(jaxpr)[0].outvars, place)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
         """The results of an operation, its operands taken out of the list."""
@@ -251,16 +241,7 @@ def _count(jaxpr) -> int:
     return sum(_count(called(eqn)) if eqn.primitive.name in CALLS else 1 for eqn in body.eqns)
 
 
-def _last_uses(body) -> dict[int | None, list]:
-    """After which equation each variable can be forgotten; None for those that no equation uses."""
-    kept = {var for var in body.outvars if not isinstance(var, core.Literal)}
-    last: dict[Any, int | None] = dict.fromkeys((*body.constvars, *body.invars))
-    for index, eqn in enumerate(body.eqns):
-        for var in (*eqn.invars, *eqn.outvars):
-            if not isinstance(var, core.Literal):
-                last[var] = index
-    after: dict[int | None, list] = {}
-    for var, index in last.items():
-        if var not in kept:
-            after.setdefault(index, []).append(var)
-    return after
+def _taken_out(values: list) -> Iterator:
+    """Yields the values of a list, which holds them no longer."""
+    while values:
+        yield values.pop(0)

@@ -14,8 +14,6 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.diagnosis.arithmetic import (
-    PRODUCTS,
-    SUMS,
     casts_down,
     is_half,
     is_opaque,
@@ -29,8 +27,10 @@ from mpjax.diagnosis.layers import LayerRecorder, Layers
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.readings import Site
-from mpjax.precision.casting.jaxprs import as_function, bodies, holds_bodies, scope_of
+from mpjax.precision.casting.jaxprs import as_function, scope_of
+from mpjax.precision.casting.primitives import PRODUCTS, SUMS
 from mpjax.precision.casting.values import cast_like
+from mpjax.precision.casting.walk import bodies, holds_bodies
 from mpjax.precision.dtypes import HALF, is_floating
 from mpjax.precision.policy import Policy, get_policy
 

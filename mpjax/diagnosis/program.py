@@ -12,8 +12,8 @@ from mpjax.diagnosis.constants import Constants, constants_of
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.casting import autocast
-from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.values import is_array, split_arrays
+from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, path_name, widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy

@@ -27,7 +27,7 @@ from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
 from mpjax.diagnosis.trace import Trace, run
-from mpjax.precision.casting.jaxprs import equations
+from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import is_floating
 
 

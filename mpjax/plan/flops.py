@@ -1,7 +1,7 @@
-"""Operations of a program by the dtype they are done in: its matrix products, convolutions and fused attention.
+"""Counts the floating-point operations of a jaxpr by dtype.
 
-Elementwise work is left out: traffic bounds it, on every GPU that a plan knows. A multiplication and an addition count
-as two.
+Matrix products, convolutions and fused attention are counted. Elementwise operations are not, because memory traffic
+bounds them on every GPU that a plan supports. A multiplication and an addition count as two operations.
 """
 
 import collections
@@ -12,22 +12,28 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpjax.precision.casting.jaxprs import bodies
+from mpjax.precision.casting.walk import bodies
 from mpjax.precision.dtypes import is_floating
 
 
 TENSORFLOAT32 = "tensorfloat32"
 _PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
-"""cuDNN's attention: products of [T, H] by [H, S], of which the backward pass makes one again (arXiv:2205.14135)."""
+"""Matrix products of [T, H] by [H, S] in cuDNN's attention. The backward pass recomputes one (arXiv:2205.14135)."""
 _COUNTED = {"dot_general", "conv_general_dilated", *_PRODUCTS}
 
 
 def flops_of(jaxpr: Any) -> Mapping[str, int]:
-    """Operations by the dtype of the operands, as {"bfloat16": 2048}; loops as often as they are known to run.
+    """Counts the operations of a jaxpr by the dtype of the operands.
+
+    The body of a scan counts once per iteration. The body of a while loop counts once. float32 operands count as
+    "tensorfloat32" unless the operation requests `HIGH` or `HIGHEST` precision.
+
+    >>> import jax.numpy as jnp
+    >>> flops_of(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4), jnp.bfloat16)))
+    {'bfloat16': 48}
 
     Args:
-      jaxpr: of the whole step, as `train_step.trace(state, batch).jaxpr`; float32 operands count as "tensorfloat32"
-        unless their precision is asked to be higher.
+      jaxpr: the jaxpr of the whole step, such as `train_step.trace(state, batch).jaxpr`.
     """
     total: collections.Counter = collections.Counter()
     for body in bodies(jaxpr):
@@ -48,12 +54,12 @@ def _operations(eqn) -> int:
         return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(first[axis] for axis in contracted)
     if name == "conv_general_dilated":
         return _convolution(eqn, first, second)
-    batch, length, heads, features = first  # BTNH, as mpjax and jax.nn have it
+    batch, length, heads, features = first  # BTNH, the layout of jax.nn
     return _PRODUCTS[name] * 2 * batch * heads * length * second[1] * features
 
 
 def _convolution(eqn, image: tuple[int, ...], kernel: tuple[int, ...]) -> int:
-    """Products with a pixel that is there: none with padding, nor with the zeros that dilation puts between pixels."""
+    """Counts the operations on real pixels, without padding and without the zeros that dilation inserts."""
     params, result = eqn.params, eqn.outvars[0].aval.shape
     numbers = params["dimension_numbers"]
     batch, _, *_ = (result[axis] for axis in numbers.out_spec[:2])
@@ -67,7 +73,7 @@ def _convolution(eqn, image: tuple[int, ...], kernel: tuple[int, ...]) -> int:
         at = np.arange(out)[:, None] * params["window_strides"][place] - low
         at = at + np.arange(taps)[None, :] * params["rhs_dilation"][place]
         pairs *= int(np.count_nonzero((at >= 0) & (at % spread == 0) & (at // spread < pixels)))
-    # Of a gradient by groups of the batch, each group of outputs sees its own part of the batch.
+    # The batch size is the result's: with batch groups (gradients), each group of outputs sees its part of the batch.
     return 2 * batch * out_features * in_features * pairs
 
 

@@ -12,9 +12,10 @@ from jax.extend import core
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.equations import Place, first_outside, places, source_of
-from mpjax.precision.casting.jaxprs import bodies, equations, holds_bodies, is_transposed, scope_of
+from mpjax.precision.casting.jaxprs import is_transposed, scope_of
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
+from mpjax.precision.casting.walk import bodies, equations, holds_bodies
 from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, WeakType
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
 from mpjax.precision.modules import class_names, rules_for_modules, stored_dtypes

@@ -10,7 +10,7 @@ from flax import nnx
 
 from mpjax.precision import apply_policy
 from mpjax.precision.attention import dot_product_attention, flax_attention
-from mpjax.precision.casting.jaxprs import equations
+from mpjax.precision.casting.walk import equations
 
 
 F32 = jnp.dtype("float32")

@@ -16,7 +16,7 @@ from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import read_checkpoint
 from mpjax.precision import apply_policy
-from mpjax.precision.casting.jaxprs import equations
+from mpjax.precision.casting.walk import equations
 from mpjax.training import take_apart
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.remat import apply_remat, blocks_of

@@ -14,7 +14,7 @@ from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import labelled_images
 from mpjax.errors import UsageError
 from mpjax.precision import check_dtypes, dynamic_loss_scaling
-from mpjax.precision.casting.jaxprs import equations
+from mpjax.precision.casting.walk import equations
 from mpjax.training import make_eval_step, make_train_step, take_apart
 from mpjax.training.mesh import data_mesh, replicated
 from mpjax.training.precision_plan import plan_precision

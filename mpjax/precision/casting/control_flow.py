@@ -11,6 +11,7 @@ import jax
 
 from mpjax.precision.casting.jaxprs import manual_axes, open_shardings, opened, scan_counts
 from mpjax.precision.casting.values import UNKNOWN, Value, arrays_of, avals_of, cast_like, values_of
+from mpjax.precision.casting.walk import called
 from mpjax.precision.dtypes import is_floating, widest
 
 
@@ -121,7 +122,7 @@ def remat(run, eqn, inputs, debug_info) -> list:
 
 def call(run, eqn, inputs, debug_info) -> list:
     """A call that means nothing more than its body."""
-    return run(eqn.params.get("call_jaxpr", eqn.params.get("jaxpr")), inputs)
+    return run(called(eqn), inputs)
 
 
 def shard_map(run, eqn, inputs, debug_info) -> list:

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend import core
 
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.equations import bind, standing_at
-from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened, scope_of
+from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened
 from mpjax.precision.casting.numbers import computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, values_of
+from mpjax.precision.casting.walk import evaluated
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
 
 
@@ -36,31 +36,19 @@ class Interpreter(NamedTuple):
     scope: str = ""
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
-        """The outputs of a jaxpr, open or closed, for inputs of whatever floating dtypes."""
-        body, consts = opened(jaxpr)
-        constants = (_constant(const) for const in consts)
-        env: dict[Any, Value] = dict(zip(body.constvars, constants, strict=True))
-        env.update(zip(body.invars, inputs, strict=True))
-
-        def read(atom) -> Value:
-            return _constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
-
+        """Returns the outputs of a jaxpr, open or closed, for inputs of whatever floating dtypes."""
         once = _CastOnce()
-        narrowed = {eqn.outvars[0] for eqn in body.eqns if _narrows(eqn)}
-        for eqn in body.eqns:
-            scope = scope_of(eqn, self.scope)
-            compute_dtype = self.dtype_of(scope)
-            inputs = [read(atom) for atom in eqn.invars]
+        narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
+
+        def apply(eqn, scope: str, inputs: list[Value], debug_info) -> list[Value]:
             with standing_at(eqn):
                 if eqn.primitive.name in HANDLERS and not _is_full_precision(eqn):
-                    within = self._replace(scope=scope).run
-                    outputs = HANDLERS[eqn.primitive.name](within, eqn, inputs, body.debug_info)
-                elif self._keeps_its_dtypes(eqn, inputs, narrowed):
-                    outputs = _as_traced(eqn, inputs, body.debug_info)
-                else:
-                    outputs = self._apply(eqn, inputs, compute_dtype, once)
-            env.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(atom) for atom in body.outvars]
+                    return HANDLERS[eqn.primitive.name](self._replace(scope=scope).run, eqn, inputs, debug_info)
+                if self._keeps_its_dtypes(eqn, inputs, narrowed):
+                    return _as_traced(eqn, inputs, debug_info)
+                return self._apply(eqn, inputs, self.dtype_of(scope), once)
+
+        return evaluated(jaxpr, inputs, lambda atom, array: _constant(array), apply, self.scope)
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
         """Whether an equation runs in the dtypes of the original program, as nothing casts it or it asks for them."""

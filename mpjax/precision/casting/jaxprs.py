@@ -7,8 +7,8 @@ where there were an open one and a closed one, which carries the values of the c
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax.extend import core
@@ -49,64 +49,6 @@ def as_function(eqn, debug_info) -> Callable:
 def open_shardings(shardings) -> tuple:
     """The shardings of an inner `jit`, None where it left them to the compiler."""
     return tuple(s if isinstance(s, jax.sharding.Sharding) else None for s in shardings)
-
-
-class Body(NamedTuple):
-    """A jaxpr, opened, and where it stands.
-
-    Attributes:
-      scope: the named scopes it stands in.
-      eqns: its equations.
-      outvars: what it gives.
-      callers: the equations that hold it, innermost first.
-    """
-
-    scope: str
-    eqns: Sequence
-    outvars: Sequence
-    callers: tuple = ()
-
-
-def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
-    """A jaxpr, and all that its control flow and calls hold."""
-    body = opened(jaxpr)[0]
-    yield Body(scope, body.eqns, body.outvars, callers)
-    for eqn in body.eqns:
-        for held in held_by(eqn):
-            yield from bodies(held, scope_of(eqn, scope), (eqn, *callers))
-
-
-def equations(jaxpr) -> Iterator[tuple[str, Any]]:
-    """The equations of a jaxpr with their named scopes; of control flow and calls, those they hold."""
-    for body in bodies(jaxpr):
-        for eqn in body.eqns:
-            if not holds_bodies(eqn):
-                yield scope_of(eqn, body.scope), eqn
-
-
-def holds_bodies(eqn) -> bool:
-    """Whether an equation is control flow or a call, which means what the jaxprs in it mean."""
-    return eqn.primitive.name in ENTERED
-
-
-def held_by(eqn) -> list:
-    """The jaxprs that control flow or a call holds; none for other equations."""
-    if not holds_bodies(eqn):
-        return []
-    return [node for node in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr) if _is_jaxpr(node)]
-
-
-def _is_jaxpr(node) -> bool:
-    return isinstance(node, core.Jaxpr | core.ClosedJaxpr)
-
-
-# Not kernels, whose bodies mean something else, and not the functions in a scatter or a reduction.
-ENTERED = frozenset(
-    {
-        *("jit", "scan", "while", "cond", "remat2", "checkpoint", "shard_map", "custom_jvp_call", "custom_vjp_call"),
-        *("closed_call", "core_call", "eval_jaxpr", "call"),
-    }
-)
 
 
 def scope_of(eqn, outer: str = "") -> str:

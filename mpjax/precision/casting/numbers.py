@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax.core
 import numpy as np
 
+from mpjax.precision.casting.primitives import ELEMENTWISE, plain
 from mpjax.precision.dtypes import float_range, is_floating
 
 
@@ -54,29 +55,19 @@ def _checked(array: np.ndarray) -> float:
     return math.inf if math.isnan(number) else number
 
 
-def _plain(function: Callable) -> Callable:
-    return lambda params, *arrays: function(*arrays)
-
-
 _FUNCTIONS: Mapping[str, Callable] = {
-    **{name: _plain(getattr(np, name)) for name in ("sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log1p")},
-    **{name: _plain(getattr(np, name)) for name in ("sin", "cos", "tan", "tanh", "sign", "floor", "ceil", "square")},
-    "neg": _plain(np.negative),
-    "abs": _plain(np.abs),
-    "rsqrt": _plain(lambda x: 1 / np.sqrt(x)),
-    "logistic": _plain(lambda x: 1 / (1 + np.exp(-x))),
-    "add": _plain(np.add),
-    "sub": _plain(np.subtract),
-    "mul": _plain(np.multiply),
-    "max": _plain(np.maximum),
-    "min": _plain(np.minimum),
-    "pow": _plain(np.power),
-    "div": _plain(lambda x, y: x / y if is_floating(x) else np.trunc(x / y)),
+    **{name: plain(getattr(np, name)) for name in ("sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log1p")},
+    **{name: plain(getattr(np, name)) for name in ("sin", "cos", "tan", "tanh")},
+    **ELEMENTWISE,
+    "rsqrt": plain(lambda x: 1 / np.sqrt(x)),
+    "logistic": plain(lambda x: 1 / (1 + np.exp(-x))),
+    "pow": plain(np.power),
+    "div": plain(lambda x, y: x / y if is_floating(x) else np.trunc(x / y)),
     "integer_pow": lambda params, x: np.power(x, params["y"]),
     # What changes a dtype or a shape leaves the number.
     **dict.fromkeys(
         ("convert_element_type", "stop_gradient", "copy", "broadcast_in_dim", "reshape", "squeeze", "transpose"),
-        _plain(lambda x: x),
+        plain(lambda x: x),
     ),
 }
 """Of primitives that compute element by element, and of those that move elements: NumPy's function of the same."""

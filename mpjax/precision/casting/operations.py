@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from jax.extend.core import primitives
 
 from mpjax.errors import UsageError
-from mpjax.precision.casting.jaxprs import ENTERED
+from mpjax.precision.casting.primitives import ENTERED, MATRIX_PRODUCTS
 
 
-LOW = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
+LOW = MATRIX_PRODUCTS
 
 FULL = frozenset(
     {

@@ -13,10 +13,10 @@ import numpy as np
 from mpjax.errors import UsageError
 from mpjax.precision.casting.equinox_paths import equinox_scopes
 from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
-from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.values import arrays_of, cast_like, split_arrays, values_of
+from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
 from mpjax.precision.policy import Policy, get_policy
 from mpjax.precision.rules import NORM, Rules, decide, scope_lineage, winner

@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 
 from mpjax.precision.calls import modules_of, wrap
-from mpjax.precision.casting.jaxprs import equations
 from mpjax.precision.casting.values import is_array
+from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.modules import PolicyReport, apply_policy
 from mpjax.precision.policy import Policy

@@ -8,7 +8,7 @@ import pytest
 import mpjax
 from mpjax.diagnosis import diagnose_function
 from mpjax.errors import UsageError
-from mpjax.precision.casting.jaxprs import equations
+from mpjax.precision.casting.walk import equations
 
 
 KEYS = jax.random.split(jax.random.key(0), 5)

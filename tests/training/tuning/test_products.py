@@ -10,7 +10,7 @@ import pytest
 from mpjax.config import Config
 from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import labelled_images
-from mpjax.precision.casting.jaxprs import equations
+from mpjax.precision.casting.walk import equations
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import make_task
 from mpjax.training.tuning.products import PRODUCTS, arrays_like, products_of

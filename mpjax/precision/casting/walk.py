@@ -1,0 +1,124 @@
+"""The one walk through a jaxpr: to run it with values of any kind, or to see every equation with where it stands.
+
+Autocast runs a program with arrays of other dtypes; a diagnosis runs it with pairs of values. Both say what an equation
+comes to, and what a constant is; the walk reads operands, keeps results, and drops what is no longer used. An audit, a
+plan and the rules only look at the equations.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax.extend import core
+
+from mpjax.precision.casting.jaxprs import opened, scope_of
+from mpjax.precision.casting.primitives import ENTERED
+
+
+T = TypeVar("T")
+
+
+def evaluated(
+    jaxpr, inputs: Iterable[T], constant: Callable[[Any, Any], T], apply: Callable[..., Sequence[T]], scope: str = ""
+) -> list[T]:
+    """Runs a jaxpr, equation by equation, with values of any kind.
+
+    Args:
+      jaxpr: open or closed.
+      inputs: one value for each input variable; an iterator may let go of them as they are taken.
+      constant: makes a value of `(variable or literal, array)`.
+      apply: `(equation, scope, operands, debug_info) -> results`. The list of operands is its own; a value that no
+        later equation uses is held by that list alone.
+      scope: the named scopes that the jaxpr stands in.
+
+    Returns:
+      The values of the output variables.
+    """
+    body, consts = opened(jaxpr)
+    values: dict[Any, T] = {var: constant(var, const) for var, const in zip(body.constvars, consts, strict=True)}
+    values.update(zip(body.invars, inputs, strict=True))
+    last = _last_uses(body)
+
+    def read(atom) -> T:
+        return constant(atom, atom.val) if isinstance(atom, core.Literal) else values[atom]
+
+    def forget(index: int | None) -> None:
+        for var in last.get(index, ()):
+            values.pop(var, None)
+
+    forget(None)
+    for index, eqn in enumerate(body.eqns):
+        operands = [read(atom) for atom in eqn.invars]
+        forget(index)  # before the equation runs, so that it may free what it has read
+        values.update(zip(eqn.outvars, apply(eqn, scope_of(eqn, scope), operands, body.debug_info), strict=True))
+        forget(index)  # results that nothing uses
+    return [read(atom) for atom in body.outvars]
+
+
+def _last_uses(body) -> dict[int | None, list]:
+    """Returns the variables by the equation after which each can be forgotten; by None those that no equation uses."""
+    kept = {var for var in body.outvars if not isinstance(var, core.Literal)}
+    last: dict[Any, int | None] = dict.fromkeys((*body.constvars, *body.invars))
+    for index, eqn in enumerate(body.eqns):
+        for var in (*eqn.invars, *eqn.outvars):
+            if not isinstance(var, core.Literal):
+                last[var] = index
+    after: dict[int | None, list] = {}
+    for var, index in last.items():
+        if var not in kept:
+            after.setdefault(index, []).append(var)
+    return after
+
+
+class Body(NamedTuple):
+    """A jaxpr, opened, and where it stands.
+
+    Attributes:
+      scope: the named scopes it stands in.
+      eqns: its equations.
+      outvars: what it gives.
+      callers: the equations that hold it, innermost first.
+    """
+
+    scope: str
+    eqns: Sequence
+    outvars: Sequence
+    callers: tuple = ()
+
+
+def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
+    """Yields a jaxpr, and all that its control flow and calls hold."""
+    body = opened(jaxpr)[0]
+    yield Body(scope, body.eqns, body.outvars, callers)
+    for eqn in body.eqns:
+        for held in held_by(eqn):
+            yield from bodies(held, scope_of(eqn, scope), (eqn, *callers))
+
+
+def equations(jaxpr) -> Iterator[tuple[str, Any]]:
+    """Yields the equations of a jaxpr with their named scopes; of control flow and calls, those they hold."""
+    for body in bodies(jaxpr):
+        for eqn in body.eqns:
+            if not holds_bodies(eqn):
+                yield scope_of(eqn, body.scope), eqn
+
+
+def holds_bodies(eqn) -> bool:
+    """Returns True for control flow and calls, which mean what the jaxprs in them mean."""
+    return eqn.primitive.name in ENTERED
+
+
+def held_by(eqn) -> list:
+    """Returns the jaxprs that control flow or a call holds; none for other equations."""
+    if not holds_bodies(eqn):
+        return []
+    return [node for node in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr) if _is_jaxpr(node)]
+
+
+def called(eqn):
+    """Returns the jaxpr of a call."""
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+
+
+def _is_jaxpr(node) -> bool:
+    return isinstance(node, core.Jaxpr | core.ClosedJaxpr)
