@@ -1,6 +1,6 @@
 """mpjax: mixed-precision training for JAX and Flax.
 
-Public names are resolved on first use, so that importing mpjax imports neither Flax nor a data library.
+Public names are imported on first use. `import mpjax` alone imports neither Flax nor a data library.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Commands: arguments in, exit code out, and a message instead of a traceback for what the user can mend."""
+"""Entry points of the scripts: each takes arguments, returns an exit code, and prints user errors without traceback."""
 
 import logging
 import sys
@@ -9,13 +9,13 @@ from mpjax.errors import CheckpointWarning, DataWarning, Diverged, Interrupted, 
 
 
 def train(argv: Sequence[str]) -> int:
-    """`scripts/train.py`."""
+    """Runs `scripts/train.py` and returns its exit code."""
 
     def command() -> None:
         from mpjax.config import load_config
 
         config = load_config(argv, prog="train.py")
-        # Only now: flags are checked, and --help has answered, before JAX is imported.
+        # Imported late: --help and wrong flags answer before JAX is imported.
         from mpjax.commands.train import run
 
         run(config)
@@ -24,7 +24,7 @@ def train(argv: Sequence[str]) -> int:
 
 
 def evaluate(argv: Sequence[str]) -> int:
-    """`scripts/evaluate.py`."""
+    """Runs `scripts/evaluate.py` and returns its exit code."""
 
     def command() -> None:
         from mpjax.config.commands import load_evaluation
@@ -38,7 +38,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def diagnose(argv: Sequence[str]) -> int:
-    """`scripts/diagnose.py`."""
+    """Runs `scripts/diagnose.py` and returns its exit code."""
 
     def command() -> None:
         from mpjax.config.commands import load_inquiry
@@ -52,7 +52,7 @@ def diagnose(argv: Sequence[str]) -> int:
 
 
 def compare(argv: Sequence[str]) -> int:
-    """`scripts/compare.py`."""
+    """Runs `scripts/compare.py` and returns its exit code."""
 
     def command() -> None:
         from mpjax.config.commands import load_comparison
@@ -66,7 +66,7 @@ def compare(argv: Sequence[str]) -> int:
 
 
 def export(argv: Sequence[str]) -> int:
-    """`scripts/export.py`."""
+    """Runs `scripts/export.py` and returns its exit code."""
 
     def command() -> None:
         from mpjax.config.commands import load_export
@@ -80,7 +80,7 @@ def export(argv: Sequence[str]) -> int:
 
 
 def plan(argv: Sequence[str]) -> int:
-    """`scripts/plan.py`."""
+    """Runs `scripts/plan.py` and returns its exit code."""
 
     def command() -> None:
         from mpjax.config.commands import load_plan
@@ -94,12 +94,16 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def exit_code(command: Callable[[], None]) -> int:
-    """Runs a command. 0: done; 1: a system error; 2: bad usage; 3: diverged; 128 + signal: interrupted."""
+    """Runs a command and returns its exit code.
+
+    Returns:
+      0: done; 1: system error; 2: usage error; 3: diverged; 128 + signal number: interrupted.
+    """
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.showwarning = _show_warning
     try:
         command()
-    except SystemExit as error:  # tyro has printed what is wrong
+    except SystemExit as error:  # tyro has printed the message
         return error.code if isinstance(error.code, int) else 2
     except UsageError as error:
         return _fail(error, 2)
@@ -109,7 +113,7 @@ def exit_code(command: Callable[[], None]) -> int:
         return _fail(error, 128 + error.signal_number)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the reader of stdout has closed it
         sys.stdout = None
         return 1
     except OSError as error:
@@ -123,7 +127,7 @@ def _fail(error: object, code: int) -> int:
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Advice of mpjax in one line; other warnings as Python shows them."""
+    """Prints warnings of mpjax on one line, and other warnings as Python does."""
     if issubclass(category, PrecisionWarning | DataWarning | CheckpointWarning):
         print(f"warning: {message}", file=sys.stderr)
     else:

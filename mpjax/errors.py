@@ -1,16 +1,16 @@
-"""What can go wrong in a run, as the exit codes of the command line name it."""
+"""Exceptions and warnings of mpjax, with the exit code of each exception."""
 
 
 class UsageError(ValueError):
-    """The user's input is at fault: the message says what it got, what it wanted and what to write. Exit code 2."""
+    """The input is wrong; the message says what was given, what is wanted and what to write instead. Exit code 2."""
 
 
 class DtypeError(UsageError, TypeError):
-    """Arrays have other dtypes than promised; the message names each by path."""
+    """Arrays have unexpected dtypes; the message names each by its path."""
 
 
 class Diverged(RuntimeError):
-    """Training cannot go on: values stay non-finite at the smallest loss scale. Exit code 3."""
+    """Training diverged: values stay non-finite at the smallest loss scale. Exit code 3."""
 
 
 class Interrupted(RuntimeError):
@@ -22,12 +22,12 @@ class Interrupted(RuntimeError):
 
 
 class PrecisionWarning(UserWarning):
-    """Advice about precision: the program goes on, but not as well as it could."""
+    """Precision is worse than it could be; the program goes on."""
 
 
 class DataWarning(UserWarning):
-    """What a data set holds is taken in a way, or left out, that the user would want to know of."""
+    """Data are interpreted or left out in a way that the user may not expect."""
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint is not what it should be, and another is used, or it is used in another way."""
+    """A checkpoint is damaged or does not match; another one is used, or this one is used differently."""

@@ -1,4 +1,4 @@
-"""Strict JSON for numbers that strict JSON does not have: NaN and the infinities are written as strings."""
+"""Strict JSON that represents NaN and the infinities as strings."""
 
 import json
 import math
@@ -10,21 +10,27 @@ _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Callable | None = None) -> str:
-    """The JSON object of `values`, on one line unless indented, without a newline at its end.
+    """Returns `values` as a JSON object, on one line unless `indent` is given, without a trailing newline.
+
+    >>> encode({"loss": float("nan"), "step": 3})
+    '{"loss": "NaN", "step": 3}'
 
     Args:
-      values: of numbers, texts, lists and mappings.
-      indent: spaces for each level.
-      default: makes one of these of anything else.
+      values: numbers, strings, lists and mappings.
+      indent: spaces per level.
+      default: converts any other value to one of these.
     """
     return json.dumps(spelled(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
 
 
 def decode(text: str) -> dict[str, Any]:
-    """The values of a JSON object that `encode` wrote.
+    """Returns the values of a JSON object that `encode` wrote.
+
+    >>> decode('{"loss": "NaN", "step": 3}')
+    {'loss': nan, 'step': 3}
 
     Raises:
-      ValueError: not a JSON object.
+      ValueError: `text` is not a JSON object.
     """
     values = json.loads(text)
     if not isinstance(values, dict):
@@ -41,7 +47,7 @@ def _read(value):
 
 
 def spelled(value) -> Any:
-    """Returns `value` with NaN and the infinities in it as strings, mappings as dicts and tuples as lists."""
+    """Converts NaN and the infinities in `value` to strings, mappings to dicts and tuples to lists."""
     if isinstance(value, Mapping):
         return {name: spelled(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

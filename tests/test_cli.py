@@ -93,7 +93,7 @@ def test_help_tells_defaults_and_meanings(capsys):
         (["--data.name", "mnst"], "data set 'mnst' is not prepared"),
         (["--data.train_split", "trian"], "split 'trian' of 'digits/1.0.0'"),
         (["--resume"], "--resume needs --output_dir"),
-        (["--output_dir", str(ROOT)], "exists: --resume goes on with the run in it, another --output_dir starts"),
+        (["--output_dir", str(ROOT)], "exists: write --resume to resume the run in it, or another --output_dir"),
         (["--data.name", "synthetic:8x8x1:10", "--cache_dir", f"{__file__}/x"], "cannot make folder"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_folder_of_results_is_not_written_over(tmp_path, capsys):
     (tmp_path / "config.toml").write_text("seed = 1")
     arguments = ["--model.name", "mlp", "--data.name", "synthetic:8x8x1:10", "--output_dir", str(tmp_path)]
     assert cli.train(arguments) == 2
-    assert f"error: {tmp_path} exists: --resume goes on with the run in it" in capsys.readouterr().err
+    assert f"error: {tmp_path} exists: write --resume to resume the run in it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 

@@ -1,4 +1,4 @@
-"""Settings: files and command line in, one frozen `Config` out. Imports no JAX."""
+"""Settings: parses TOML files and the command line into one frozen `Config`. Imports no JAX."""
 
 from mpjax.config.durations import Duration
 from mpjax.config.load import from_toml, load_config

@@ -1,4 +1,4 @@
-"""What settings choose from: models by name, and tasks with their fields and scores."""
+"""The values that settings choose from: model names, tasks, and which value of a metric is best."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +29,17 @@ MODELS: Mapping[str, str] = {
 
 
 def parse_model_name(text: str) -> str:
-    """The name of a model: one of `MODELS`, or `FILE.py:NAME` or `package.module:NAME` of one's own.
+    """Returns `text` if it names a model: one of `MODELS`, or the user's `FILE.py:NAME` or `package.module:NAME`.
 
     Raises:
-      UsageError: there is no such model; the message names the nearest.
+      UsageError: there is no such model; the message suggests the closest name.
     """
     if text in MODELS or ":" in text:
         return text
     near = difflib.get_close_matches(text, MODELS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(
-        f"no model {text!r}; {hint}there are {', '.join(MODELS)}, and FILE.py:NAME or package.module:NAME for your own"
+        f"no model {text!r}; {hint}wanted {', '.join(MODELS)}, or FILE.py:NAME or package.module:NAME for your own"
     )
 
 
@@ -47,11 +47,11 @@ TaskName = Literal["classification", "segmentation", "text_classification", "lan
 
 
 class TaskKind(NamedTuple):
-    """What sets one task apart.
+    """The properties of a task.
 
     Attributes:
-      fields: names of the fields of an example.
-      score: the metric by which the best checkpoint is chosen.
+      fields: the names of the fields of an example.
+      score: the metric that chooses the best checkpoint.
     """
 
     fields: tuple[str, ...]
@@ -72,4 +72,4 @@ BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "top5": max,
     "iou": max,
 }
-"""Of several values of a metric, the best."""
+"""For each metric, the function that returns the best of several values."""

@@ -1,4 +1,4 @@
-"""The settings of the commands other than train, and how they are read."""
+"""The settings of the commands other than train, and their parsers."""
 
 import dataclasses
 import math
@@ -15,11 +15,11 @@ from mpjax.errors import UsageError
 
 
 ENDINGS = ("png", "pdf", "svg", "jpg", "jpeg", "webp")
-"""Of those that Matplotlib writes."""
+"""Image formats that plots are written in."""
 
 
 def check_image(flag: str, path: str) -> None:
-    """Raises UsageError for a path that no plot can be written to; an empty one is none."""
+    """Raises UsageError if a plot cannot be written to a path; an empty path means no plot."""
     ending = pathlib.PurePath(path).suffix
     if path and ending.lower().removeprefix(".") not in ENDINGS:
         raise UsageError(f"{flag} {path} ends in '{ending}': wanted .{', .'.join(ENDINGS)}")
@@ -30,29 +30,29 @@ def check_image(flag: str, path: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Where do the curves of runs part? Runs that differ only in the seed count as one group, whose spread is the
-    band; the group of the first run is what the others are compared with."""
+    """Find where the training curves of runs diverge. Runs that differ only in the seed form a group, and their spread
+    is its band. Every group is compared with the group of the first run."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN RUN ...")]
-    """Folders of the runs, two or more."""
+    """Folders of two or more runs."""
     seeds: tuple[int, ...] = ()
-    """Seeds to compare, of each group; none: all."""
+    """Seeds of each group to compare; empty: all."""
     metrics: tuple[str, ...] = ("train/loss", "test/accuracy", "train/loss_scale", "train/grad_norm")
-    """What to compare, as metrics.jsonl names it."""
+    """Metrics to compare, as named in metrics.jsonl."""
     band: Literal["range", "std"] = "range"
-    """Band of a group: from the lowest to the highest seed, or two standard deviations about their mean."""
+    """Band of a group: from the lowest to the highest seed, or two standard deviations around the mean."""
     tolerance: float = 0.05
-    """Where both groups have one seed each: relative difference that counts as none."""
+    """Relative difference up to which two groups of one seed each count as equal."""
     smoothing: int = 5
-    """Reports of training over which its curves are averaged before they are compared; 1: none."""
+    """Number of logged values over which training curves (not the loss scale) are averaged; 1: no smoothing."""
     plot: str = "comparison.png"
-    """Image of the curves; empty: none."""
+    """Image file of the curves; empty: none."""
     json: bool = False
     """Print one JSON object instead of tables."""
 
 
 def check_comparison(settings: Comparison) -> None:
-    """Raises UsageError where settings make no comparison."""
+    """Raises UsageError if the settings of a comparison are out of range or incomplete."""
     if len(settings.runs) < 2:
         raise UsageError(f"{len(settings.runs)} run(s) to compare: wanted the folders of two or more")
     if not settings.metrics:
@@ -65,7 +65,7 @@ def check_comparison(settings: Comparison) -> None:
 
 
 def load_comparison(argv: Sequence[str], *, prog: str) -> Comparison:
-    """The settings of a command line.
+    """Parses a command line of compare.py.
 
     Raises:
       UsageError: as `check_comparison`.
@@ -78,26 +78,26 @@ def load_comparison(argv: Sequence[str], *, prog: str) -> Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Measure a checkpoint on its run's test set, under its own or another precision policy."""
+    """Evaluate a checkpoint on the test set of its run, with the run's precision policy or another."""
 
     run: str
     """Folder of the run."""
     checkpoint: str = "best"
-    """`best`, `latest`, or a position (attempted steps)."""
+    """`best`, `latest`, or a number of attempted steps."""
     policy: str = ""
-    """Precision policy; empty: the run's own."""
+    """Precision policy; empty: the policy of the run."""
     split: str = ""
-    """Split to evaluate on; empty: the run's own test split."""
+    """Split to evaluate on; empty: the test split of the run."""
     ema: bool = False
-    """Evaluate the moving average of the parameters."""
+    """Evaluate the exponential moving average of the parameters."""
     trust_code: bool = False
-    """Execute code outside mpjax that the run names: a model, a function for its data."""
+    """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     json: bool = False
     """Print one JSON object instead of lines."""
 
 
 def load_evaluation(argv: Sequence[str], *, prog: str) -> Evaluation:
-    """The settings of a command line.
+    """Parses a command line of evaluate.py.
 
     Raises:
       SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
@@ -107,26 +107,26 @@ def load_evaluation(argv: Sequence[str], *, prog: str) -> Evaluation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write the weights of a run's checkpoint to a safetensors file, for mpjax or for another library."""
+    """Export the weights of a checkpoint to a safetensors file, for mpjax or another library."""
 
     run: str
     """Folder of the run."""
     output: str
-    """The file to write, `.safetensors`."""
+    """File to write, `.safetensors`."""
     checkpoint: str = "best"
-    """`best`, `latest`, or a position (attempted steps)."""
+    """`best`, `latest`, or a number of attempted steps."""
     ema: bool = False
-    """Write the moving average of the parameters."""
+    """Write the exponential moving average of the parameters."""
     layout: Literal["mpjax", "huggingface", "timm"] = "mpjax"
-    """Whose names and arrangement the file has; the other libraries' for the models that they have too."""
+    """Library whose names and layouts the file uses; huggingface and timm only for models that they have too."""
     trust_code: bool = False
-    """Execute code outside mpjax that the run names: a model, a function for its data."""
+    """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
-    """Of the parameters in the file; empty: as the run stores them."""
+    """Dtype of the parameters in the file; empty: the dtype in the checkpoint."""
 
 
 def load_export(argv: Sequence[str], *, prog: str) -> Export:
-    """The settings of a command line.
+    """Parses a command line of export.py.
 
     Raises:
       SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
@@ -136,30 +136,31 @@ def load_export(argv: Sequence[str], *, prog: str) -> Export:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inquiry:
-    """Is precision to blame? One step of a run under its policy and in float32: where they part, what repairs it."""
+    """Diagnose whether precision is at fault: run one step of a run under its policy and in float32, find where they
+    diverge, and find what repairs it."""
 
     run: str
     """Folder of the run."""
     step: int = 0
-    """Which step (attempted), reached by running again from the checkpoint before it; 0: the one after the last
-    checkpoint."""
+    """Attempted step to diagnose, replayed from the checkpoint before it; 0: the step after the last checkpoint."""
     policy: str = ""
-    """Precision policy in question; empty: the run's own."""
+    """Precision policy to diagnose; empty: the policy of the run."""
     loss_scale: float = 0.0
-    """Loss scale of the step; 0: the run's own there."""
+    """Loss scale of the step; 0: the loss scale of the run at that step."""
     tolerance: float = 0.05
-    """Largest relative error of the loss, and share of a gradient's norm lost to zero, that counts as healthy."""
+    """Largest relative error of the loss, and largest share of a gradient's norm lost to underflow, that is healthy."""
     search: Literal["repair", "fastest", "none"] = "repair"
-    """`repair`: look for the smallest set of modules to keep in float32 that repairs the step, and verify it;
-    `fastest`: instead of a diagnosis, the policy that leaves most to half precision within the tolerance."""
+    """`repair`: find and verify the smallest set of modules that repairs the step when kept in float32.
+    `fastest`: instead of a diagnosis, find the policy with the most half precision within the tolerance.
+    `none`: no search."""
     trust_code: bool = False
-    """Execute code outside mpjax that the run names: a model, a function for its data."""
+    """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     json: bool = False
     """Print one JSON object instead of text."""
 
 
 def load_inquiry(argv: Sequence[str], *, prog: str) -> Inquiry:
-    """The settings of a command line.
+    """Parses a command line of diagnose.py.
 
     Raises:
       SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
@@ -172,36 +173,36 @@ GpuName = Literal["v100", "a100", "l4", "h100", "h200", "b200"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Will a run fit, and how fast can it be? Its training step is compiled for a GPU, which need not be there.
+    """Predict whether a run fits on a GPU and how fast it is, by compiling its training step. No GPU is needed.
 
-    --config FILE (repeatable) and every flag of train.py say which run, as `train.py --help` lists them."""
+    --config FILE (repeatable) and all flags of train.py, listed by `train.py --help`, define the run."""
 
     gpu: tuple[GpuName, ...] = ()
-    """GPUs to plan for: one or several; none is an error."""
+    """GPUs to plan for, one or more."""
     policies: tuple[str, ...] = ()
-    """Precision policies to set side by side; none: the run's own."""
+    """Precision policies to compare; empty: the policy of the run."""
     devices: int = 1
-    """GPUs that share a batch; numbers are those of one of them."""
+    """GPUs that a batch is sharded over; memory and time are per GPU."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
-    """How attention is computed: auto takes what a run on that GPU takes, cuDNN's fused kernel where it can."""
+    """Attention kernel; auto: the same as a run on that GPU, cuDNN's fused kernel where possible."""
     memory_fraction: float = 0.75
-    """Share of the GPU's memory that a run may use: XLA_PYTHON_CLIENT_MEM_FRACTION, of which this is JAX's default."""
+    """Share of GPU memory that a run may use, as XLA_PYTHON_CLIENT_MEM_FRACTION; the default is that of JAX."""
     vocabulary: int = 0
-    """Tokens that the tokenizer knows, where it cannot be asked because it is not on this machine; 0: ask it."""
+    """Vocabulary size, for a tokenizer that is not on this machine; 0: ask the tokenizer."""
     fit: bool = True
-    """Look for the largest batch that fits, by one more compilation for each policy and GPU."""
+    """Estimate the largest batch that fits; needs at most one more compilation per policy and GPU."""
     verify: bool = False
-    """Compile that batch too, and mend it until it fits and fills the memory: by up to five more compilations."""
+    """Verify the largest batch by compiling it, with corrections if needed: up to five more compilations."""
     measure: bool = True
-    """Where such a GPU is present, time the step on it too, and set the measurement beside the prediction."""
+    """Also time the step if such a GPU is present, and report the measurement beside the prediction."""
     plot: str = ""
-    """Image of memory and time; empty: none."""
+    """Image file of memory and time; empty: none."""
     json: bool = False
     """Print one JSON object instead of tables."""
 
 
 def check_plan(settings: Plan) -> None:
-    """Raises UsageError where settings make no plan."""
+    """Raises UsageError if the settings of a plan are out of range or incomplete."""
     if not settings.gpu:
         raise UsageError("--gpu is empty: wanted one or more, such as h100")
     for name in ("gpu", "policies"):
@@ -218,7 +219,7 @@ def check_plan(settings: Plan) -> None:
 
 
 def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:
-    """The settings of a command line: those of the plan, and those of the run that is planned.
+    """Parses a command line of plan.py into the settings of the plan and those of the planned run.
 
     Raises:
       UsageError: as `check_plan` and `load_config`.

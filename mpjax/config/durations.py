@@ -1,4 +1,4 @@
-"""Durations: a number of steps, examples or epochs, turned into steps in one place."""
+"""Durations in steps, examples or epochs, and their conversion to steps."""
 
 import dataclasses
 import math
@@ -26,25 +26,33 @@ _MOST_STEPS = 2**31 - 1  # steps are counted in int32
 
 @dataclasses.dataclass(frozen=True)
 class Duration:
-    """A length of training: `500` or `500 steps`, `1e6 examples`, `30 epochs`."""
+    """A length of training: `500` or `500 steps`, `1e6 examples`, `30 epochs`.
+
+    Attributes:
+      amount: the number of units.
+      unit: "steps", "examples" or "epochs".
+    """
 
     amount: float
     unit: Unit = "steps"
 
     def __str__(self) -> str:
         short = f"{self.amount:.15g}"
-        amount = short if float(short) == self.amount else repr(self.amount)  # what is read back is the same
+        amount = short if float(short) == self.amount else repr(self.amount)  # the text must parse to the same number
         return amount if self.unit == "steps" else f"{amount} {self.unit}"
 
     def in_steps(self, batch_size: int, steps_per_epoch: int) -> int:
-        """The duration in steps, rounded to the nearest (at least 1 where it is not 0).
+        """Returns the duration in steps, rounded to the nearest; a duration above 0 is at least 1 step.
+
+        >>> Duration(2, "epochs").in_steps(batch_size=64, steps_per_epoch=22)
+        44
 
         Args:
           batch_size: examples per step.
           steps_per_epoch: steps per pass over the training set.
 
         Raises:
-          UsageError: it is more steps than a run can count.
+          UsageError: the duration has more steps than int32 can count.
         """
         per_unit = {"steps": 1.0, "examples": 1.0 / batch_size, "epochs": float(steps_per_epoch)}
         steps = self.amount * per_unit[self.unit]
@@ -54,7 +62,7 @@ class Duration:
 
 
 def as_duration(value: "Duration | int | str") -> Duration:
-    """A `Duration` from itself, a number of steps, or text such as `"30 epochs"`.
+    """Converts a number of steps, or text such as `"30 epochs"`, to a `Duration`; returns a `Duration` unchanged.
 
     Raises:
       UsageError: as `parse_duration`.
@@ -63,10 +71,13 @@ def as_duration(value: "Duration | int | str") -> Duration:
 
 
 def parse_duration(text: str) -> Duration:
-    """Reads `"500"`, `"30 epochs"`, `"1e6examples"`.
+    """Parses text such as `"500"`, `"30 epochs"` or `"1e6examples"`.
+
+    >>> parse_duration("30 epochs")
+    Duration(amount=30.0, unit='epochs')
 
     Raises:
-      UsageError: no such unit, not a number, negative or infinite, or part of a step.
+      UsageError: the unit is unknown, the amount is no number, negative or infinite, or the steps are fractional.
     """
     match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:

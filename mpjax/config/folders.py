@@ -1,4 +1,4 @@
-"""Where things are kept: the cache of a user, the folder of a run, and the settings in it."""
+"""Finds and creates the cache, data and run folders, and reads the settings that a run stored."""
 
 import dataclasses
 import datetime
@@ -15,9 +15,9 @@ from mpjax.errors import UsageError
 
 
 def cache_folder(config: Config) -> pathlib.Path:
-    """The folder for compiled programs and prepared data, made if absent.
+    """Returns the folder for compiled programs and prepared data, and creates it if absent.
 
-    `cache_dir` if set, else `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`.
+    It is `cache_dir` if set, else `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`.
     """
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = config.cache_dir or os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax")
@@ -25,15 +25,15 @@ def cache_folder(config: Config) -> pathlib.Path:
 
 
 def data_folder(config: Config) -> pathlib.Path:
-    """The folder of prepared data sets: `data_dir` if set, else `data` in the cache."""
+    """Returns the folder of prepared data sets: `data_dir` if set, else `data` in the cache folder."""
     return expanded(config.data.data_dir) if config.data.data_dir else cache_folder(config) / "data"
 
 
 def run_folder(config: Config) -> pathlib.Path:
-    """The folder of the run: a new one, claimed by its config.toml, or with `resume` the one that is there.
+    """Creates the folder of a new run and writes its config.toml; with `resume` returns the existing folder.
 
     Raises:
-      UsageError: as `check_run_folder`.
+      UsageError: as `check_run_folder`, or the folder cannot be created or written.
     """
     folder = check_run_folder(config)
     if config.resume:
@@ -48,10 +48,10 @@ def run_folder(config: Config) -> pathlib.Path:
 
 
 def _claim(file: pathlib.Path, text: str) -> None:
-    """Writes a file that is not there yet, whole or not at all: of two runs that start at once, one gets it.
+    """Writes a new file atomically; if two runs start at once, only one succeeds.
 
     Raises:
-      FileExistsError: it is there.
+      FileExistsError: the file exists.
     """
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -65,17 +65,17 @@ def _claim(file: pathlib.Path, text: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
-        with file.open("x") as opened:  # a file system without links
+        with file.open("x") as opened:  # the file system has no hard links
             opened.write(text)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def check_run_folder(config: Config) -> pathlib.Path:
-    """Where the folder of the run is or can be; nothing is made yet.
+    """Returns the path of the run's folder, without creating it.
 
     Raises:
-      UsageError: it is there although the run is new, or it is not although the run is to go on.
+      UsageError: the run is new and the folder is a file or not empty, or the run is resumed and the folder holds none.
     """
     if config.resume:
         folder = expanded(config.output_dir)
@@ -91,13 +91,13 @@ def check_run_folder(config: Config) -> pathlib.Path:
 
 
 def _taken(folder: pathlib.Path) -> str:
-    return f"{folder} exists: --resume goes on with the run in it, another --output_dir starts a new one"
+    return f"{folder} exists: write --resume to resume the run in it, or another --output_dir to start a new run"
 
 
 def run_settings(config: Config, folder: pathlib.Path) -> str:
-    """What the run's config.toml says: these settings, so that running them again elsewhere repeats the run.
+    """Returns the text of the run's config.toml, which repeats the run when it is used elsewhere.
 
-    Not that it was traced: that was asked for once.
+    `resume` and `profile` are left off because they are for one command only.
     """
     return to_toml(dataclasses.replace(config, output_dir=str(folder), resume=False, profile=False))
 
@@ -118,14 +118,14 @@ def _made(folder: pathlib.Path) -> pathlib.Path:
 
 
 def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
-    """The settings that a run left in its folder.
+    """Reads the settings that a run stored in its folder.
 
     Args:
-      folder: of the run.
-      trust_code: whether code that it names may be executed.
+      folder: the folder of the run.
+      trust_code: whether code that the run names may be executed.
 
     Raises:
-      UsageError: there is no run, or it names code outside mpjax that is not trusted.
+      UsageError: the folder holds no run, or the run names code outside mpjax and `trust_code` is False.
     """
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
@@ -135,12 +135,14 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
 
 
 def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:
-    """These settings under another policy; what went with the one they had is as the new one has it.
+    """Returns the settings with another policy; settings that follow from a policy return to their defaults.
+
+    These are `mode`, `loss_scale`, `master_weights` and `stochastic_rounding` of the `precision` section.
 
     Args:
-      config: settings.
-      policy: a policy's name.
-      rules: exceptions; by default those that there are.
+      config: the settings.
+      policy: the name of the new policy.
+      rules: the new precision rules; None keeps those of `config`.
     """
     precision = dataclasses.replace(
         config.precision,

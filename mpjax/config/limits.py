@@ -1,4 +1,4 @@
-"""Settings that no run can have: numbers out of range, all of them named at once."""
+"""Checks that the settings of a run are in range, and reports all faults at once."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from mpjax.errors import UsageError
 
 
 def check(config: Config) -> None:
-    """Raises UsageError naming every setting that is out of range, with what it is and what is wanted."""
+    """Raises UsageError that lists every setting out of range, with its value and the valid values."""
     if faults := list(_faults(config)):
         raise UsageError("\n".join(faults))
 
@@ -60,7 +60,7 @@ def _faults(config: Config) -> Iterator[str]:
         if not 0 <= value < math.inf:
             yield f"--{name} is {value}: wanted 0 or more"
     for name, value in (at_least_one | not_negative).items():
-        if isinstance(value, int) and value >= 2**31 and name != "seed":  # the seed's own range is checked by the data
+        if isinstance(value, int) and value >= 2**31 and name != "seed":  # the data pipeline checks the seed
             yield f"--{name} is {value}: wanted at most 2,147,483,647"
     for name, value in below_one.items():
         if not 0 <= value < 1:

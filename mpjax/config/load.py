@@ -1,4 +1,4 @@
-"""Files and command line -> Config: files are read as flags, so one strict parser checks them all."""
+"""Reads files and the command line into a `Config`. Files become flags, so that one strict parser checks both."""
 
 import contextlib
 import dataclasses
@@ -18,26 +18,30 @@ from mpjax.config.user_code import is_of_a_run, require_trust
 from mpjax.errors import UsageError
 
 
-DESCRIPTION = """Train an image classifier in mixed precision.
+DESCRIPTION = """Train a model in mixed precision.
 
---config FILE (repeatable) reads settings from a TOML file; later files win over earlier ones, flags over files."""
+--config FILE (repeatable) reads settings from a TOML file. Later files override earlier ones; flags override files."""
 
 CONFIG_FILE = "config.toml"
-"""The resolved settings inside a run's folder."""
+"""The file in a run's folder that holds its resolved settings."""
 
 
 def load_config(argv: Sequence[str], *, prog: str = "train.py") -> Config:
-    """The settings of a command line.
+    """Parses a command line of train.py.
+
+    >>> load_config(["--steps", "100", "--model.name", "mlp"]).model.name
+    'mlp'
 
     Args:
       argv: the arguments, without the program's name: `--config FILE` (repeatable) and flags of `Config`.
       prog: the program's name, for messages.
 
     Returns:
-      The parsed settings. With `--resume` those of the run's own config.toml come before all others.
+      The settings. With `--resume`, files and flags override the settings in the run's own config.toml.
 
     Raises:
-      UsageError: a file that is missing, unreadable or wrong; the message names it.
+      UsageError: a file is missing, unreadable or wrong (the message names it), `--resume` has no `--output_dir`, or a
+        stored run names code that is not trusted.
       SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
     """
     files, flags = split_config_files(argv)
@@ -47,7 +51,7 @@ def load_config(argv: Sequence[str], *, prog: str = "train.py") -> Config:
     runs = [path for path in paths if is_of_a_run(path)]
     if config.resume:
         if not config.output_dir:
-            raise UsageError("--resume needs --output_dir: the folder of the run to go on with")
+            raise UsageError("--resume needs --output_dir: the folder of the run to resume")
         own = expanded(config.output_dir) / CONFIG_FILE
         if own.exists():
             config = _parse([*_checked_flags(own, prog), *from_files, *flags], prog)
@@ -56,14 +60,14 @@ def load_config(argv: Sequence[str], *, prog: str = "train.py") -> Config:
         written = [flag for path in paths if path not in runs for flag in _checked_flags(path, prog)]
         said = _parse([*written, *flags], prog)
         require_trust(config, runs[-1].parent, trusted=said.trust_code, said=said)
-    return dataclasses.replace(config, trust_code=False)  # said once, for this command
+    return dataclasses.replace(config, trust_code=False)  # trust is for this command only
 
 
 def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`--config` values, and the other arguments.
+    """Returns the values of `--config`, and the other arguments.
 
     Raises:
-      UsageError: `--config` without a file.
+      UsageError: `--config` has no file.
     """
     files, flags = [], []
     rest = iter(argv)
@@ -81,21 +85,21 @@ def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def read_flags(file: pathlib.Path) -> list[str]:
-    """The settings of a TOML file as flags.
+    """Converts the settings of a TOML file to flags.
 
     Raises:
-      UsageError: no such file, it is not TOML, or a setting is of another kind; the message names the file.
+      UsageError: the file is missing or not TOML, or a setting has the wrong type; the message names the file.
     """
     try:
         content = file.read_bytes()
         if not content.strip():
-            raise UsageError("it is empty; wanted settings, as the config.toml of a run has them")
+            raise UsageError("the file is empty; wanted settings, as in the config.toml of a run")
         table = tomllib.loads(content.decode())
         unknown = list(_unknown(table, Config(), ""))
-        if len(unknown) > _MOST_UNKNOWN:  # the parser looks for one that is meant, which takes time for each
+        if len(unknown) > _MOST_UNKNOWN:  # the parser is slow: it looks for a similar name for each
             first = ", ".join(unknown[:3])
             raise UsageError(
-                f"{first} and {len(unknown) - 3:,} more are no settings: train.py --help lists those there are"
+                f"{first} and {len(unknown) - 3:,} more are not settings; train.py --help lists all settings"
             )
         return list(_flatten(table, Config(), ""))
     except FileNotFoundError:
@@ -104,14 +108,14 @@ def read_flags(file: pathlib.Path) -> list[str]:
         raise UsageError(f"no config file {file}{hint}") from None
     except UsageError as error:
         raise UsageError(f"in {file}: {error}") from None
-    except (ValueError, RecursionError) as error:  # a ValueError too: a number of thousands of digits, NUL in the path
+    except (ValueError, RecursionError) as error:  # ValueError: also a too long number, NUL in the path
         raise UsageError(f"{file} is not TOML: {str(error) or 'nested too deep'}") from None
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
-    """The flags of a file that is right by itself, so that a mistake in it is reported under its name."""
+    """Converts a file to flags and parses them alone, so that the message for a mistake names the file."""
     flags = read_flags(file)
     printed = io.StringIO()
     try:
@@ -126,7 +130,7 @@ _MOST_UNKNOWN = 20
 
 
 def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
-    """The keys of a table that are no settings of a section; all of them where there is none, which is None."""
+    """Yields the keys of a table that are not settings of a section; all keys if `section` is None."""
     names = {field.name for field in dataclasses.fields(section)} if section is not None else set()
     for key, value in table.items():
         inner = getattr(section, key) if key in names else None
@@ -137,13 +141,13 @@ def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
 
 
 def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[str]:
-    """The flags of a table; `section` is the part of the default config that it is about, None if there is none."""
+    """Yields the flags of a table; `section` is its part of the default config, None if there is none."""
     for key, value in table.items():
         name = f"--{prefix}{key}"
         default = getattr(section, key, None)
         if "=" in key or key.replace("_", "-").startswith("tyro-"):
-            # The parser would read another setting, or write a file: a file of settings may come from elsewhere.
-            raise UsageError(f"{prefix}{key} is no setting: wanted a name that train.py --help lists")
+            # The parser would set another setting or write a file, and settings files may come from untrusted sources.
+            raise UsageError(f"{prefix}{key} is not a setting; train.py --help lists all settings")
         if flags := [word for word in _words(value) if word.startswith("--")]:
             raise UsageError(f"{prefix}{key} has {flags[0]!r}, which would be read as a flag: wanted a value")
         if "\0" in str(value):
@@ -153,7 +157,7 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
         if isinstance(default, dict):
             yield from [name, *(str(word) for rule in value.items() for word in rule)] if value else []
         elif value == {} and default is None:
-            yield name  # an empty table, misspelt: for the parser to report
+            yield name  # an empty table with an unknown name: the parser reports it
         elif isinstance(value, dict):
             yield from _flatten(value, default, f"{prefix}{key}.")
         elif isinstance(value, list):
@@ -165,17 +169,17 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
 
 
 def _words(value: object) -> list[str]:
-    """What would stand by itself on a command line."""
+    """Returns the words of a value that become separate arguments on a command line."""
     if isinstance(value, dict):
         return [str(word) for pair in value.items() for word in pair if not isinstance(word, dict | list)]
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
 def _other_kind(value: object, default: object) -> str | None:
-    """What is wanted instead of `value`, where a flag would not show that it is of another kind than the default."""
+    """Returns the type that is wanted if `value` has the wrong type and a flag would hide that, else None."""
     is_table = isinstance(default, dict) or (dataclasses.is_dataclass(default) and not isinstance(default, Duration))
     if default is None:
-        return None  # no such setting, which the parser reports
+        return None  # an unknown setting: the parser reports it
     if is_table != isinstance(value, dict):
         return "a table" if is_table else "one value, not a table"
     if isinstance(default, bool) != isinstance(value, bool):
@@ -188,9 +192,9 @@ def _parse(flags: list[str], prog: str) -> Config:
 
 
 def from_toml(file: str | pathlib.Path) -> Config:
-    """The settings of one TOML file, over the defaults.
+    """Reads the settings of one TOML file; a setting that is not in the file has its default.
 
     Raises:
-      UsageError: as `load_config`.
+      UsageError: the file is missing, unreadable or wrong; the message names it.
     """
     return _parse(_checked_flags(pathlib.Path(file), "train.py"), "train.py")

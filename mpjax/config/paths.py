@@ -1,4 +1,4 @@
-"""What a user writes as a path."""
+"""Paths as the user writes them."""
 
 import os
 import pathlib
@@ -7,10 +7,10 @@ from mpjax.errors import UsageError
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path with `~` and `~USER` as folders.
+    """Returns the path with `~` and `~USER` replaced by home folders.
 
     Raises:
-      UsageError: there is no such user, or a text that no file can have as its name.
+      UsageError: there is no such user, or the text cannot be a file name.
     """
     try:
         os.fsencode(path)
@@ -19,4 +19,4 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
         user = pathlib.Path(path).parts[0]
         raise UsageError(f"{path}: {user} has no home folder; write the folder itself, or ./{path}") from None
     except UnicodeEncodeError:
-        raise UsageError(f"{os.fspath(path)!r} is no path: wanted text without surrogates") from None
+        raise UsageError(f"{os.fspath(path)!r} is not a path: wanted text without surrogates") from None

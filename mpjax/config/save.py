@@ -1,4 +1,4 @@
-"""Config -> TOML, every field resolved; and in which settings two runs differ."""
+"""Writes a `Config` as TOML with every field, and lists the settings in which two runs differ."""
 
 import dataclasses
 import pathlib
@@ -13,12 +13,12 @@ from mpjax.config.schema import Config
 
 
 def to_toml(config: Config) -> str:
-    """The settings as a TOML document that `load` reads back to an equal `Config`."""
+    """Returns the settings as TOML; `from_toml` of a file with this text returns an equal `Config`."""
     return tomli_w.dumps(_tables(config))
 
 
 def save_config(config: Config, file: pathlib.Path) -> None:
-    """Writes `to_toml(config)`."""
+    """Writes `to_toml(config)` to a file."""
     file.write_text(to_toml(config))
 
 
@@ -43,13 +43,13 @@ _ELSEWHERE = (
     "loop.",
     "report.",
 )
-"""What a run may go on with without being another: where things are, how long, how often."""
+"""Settings that may change between a run and its resumption: paths, length and frequencies."""
 
 
 def changes(before: str, now: str) -> Iterator[tuple[str, str, str]]:
-    """Name, old and new value, in words, of each setting in which two texts of `to_toml` differ.
+    """Yields the name, old value and new value, as text, of each setting in which two texts of `to_toml` differ.
 
-    What one of them lacks has its default.
+    A setting missing from one text has its default there. Settings in `_ELSEWHERE` are left out.
     """
     defaults = dict(_flat(tomllib.loads(to_toml(Config()))))
     old, new = (defaults | dict(_flat(tomllib.loads(text))) for text in (before, now))

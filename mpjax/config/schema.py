@@ -1,6 +1,6 @@
-"""Every setting of a run, with its default and meaning; the defaults are the default task.
+"""Every setting of a run, with its default and its help text; the defaults train ResNet-18 on digits.
 
-No JAX here: `--help` and a mistyped flag must answer at once.
+This file imports no JAX, so that `--help` and a mistyped flag answer at once.
 """
 
 import dataclasses
@@ -39,177 +39,180 @@ ModelName = Annotated[
 
 
 def _settle_durations(section, *names: str) -> None:
-    """From Python, a duration may also be given as a number of steps or as text."""
+    """Converts fields that Python code gives as a number of steps or as text to `Duration`."""
     for name in names:
         object.__setattr__(section, name, as_duration(getattr(section, name)))
 
 
 def epochs(amount: float) -> Duration:
-    """A `Duration` in epochs."""
+    """Returns a `Duration` in epochs."""
     return Duration(amount, "epochs")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which examples, and how they reach the device."""
+    """Data set, preprocessing, batching and augmentation."""
 
     name: str = "digits"
-    """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any set of tensorflow-datasets that is
-    prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (csv, json,
-    parquet, arrow and image folders included); `synthetic:32x32x3:100` generates images of that shape and number of
+    """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
+    prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (also csv, json,
+    parquet, arrow and image folders), or `synthetic:32x32x3:100` for generated images of that shape and number of
     classes."""
     data_dir: str = ""
-    """Folder of prepared data sets; empty: `$MPJAX_CACHE/data`, by default `~/.cache/mpjax/data`."""
+    """Folder of prepared data sets; empty: the folder `data` in cache_dir."""
     train_split: str = "train"
-    """Split to train on, in tensorflow-datasets' notation (`train[:90%]`)."""
+    """Split to train on, in the notation of tensorflow-datasets (`train[:90%]`)."""
     test_split: str = "test"
     """Split to evaluate on."""
     columns: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Which column serves as which field (image, label, mask, text), where names do not say it:
-    `--data.columns image img label fine_label`."""
+    """Column for each field (image, label, mask, text), if their names differ: `--data.columns image img label
+    fine_label`."""
     num_classes: int = 0
-    """Classes, where the data set does not say how many; 0: as it says."""
+    """Number of classes, if the data set does not state it; 0: as the data set states."""
     mask_values: tuple[int, ...] = ()
-    """Segmentation: the stored value of each class, from class 0 (`--data.mask_values 0 255`); empty: as stored, or,
-    where the stored values are others and exactly as many as classes, those in ascending order."""
+    """Segmentation: stored value of each class, from class 0 (`--data.mask_values 0 255`); empty: stored values are
+    class numbers; other values, if exactly as many as classes, are numbered in ascending order."""
     ignore_index: tuple[int, ...] = ()
-    """Segmentation: the stored value (or values) of pixels that do not count (`--data.ignore_index 255`); empty: all
-    count."""
+    """Segmentation: stored values of pixels to ignore (`--data.ignore_index 255`); empty: none."""
     preprocess: str = ""
-    """Your own function from a stored example to one, dicts of fields: `FILE.py:NAME` or `package.module:NAME`."""
+    """Your function from a stored example to an example, both dicts of fields: `FILE.py:NAME` or
+    `package.module:NAME`."""
     tokenizer: str = "bytes"
-    """Text to tokens: `bytes`, `words` (hashed), or a tokenizer of Hugging Face: a folder, a tokenizer.json, a name."""
+    """Tokenizer: `bytes`, `words` (hashed), or a Hugging Face tokenizer as a folder, a tokenizer.json or a name."""
     length: int = 128
-    """Tokens per example; longer texts are cut, shorter ones padded."""
+    """Tokens per example; longer texts are truncated, shorter ones padded."""
     batch_size: int = 64
     """Examples per training step, over all devices."""
     eval_batch_size: int = 360
     """Examples per evaluation step."""
     image_size: int = 0
-    """Side of the square image in pixels, by resizing and cropping on the host; 0: as stored."""
+    """Side of the square image in pixels, resized and cropped on the host; 0: as stored."""
     in_memory_mb: int = 2048
-    """Sets that decode to at most this many MB are held in memory; larger ones are streamed."""
+    """Data sets of at most this many MB decoded are held in memory; larger ones are streamed."""
     on_device_mb: int = 1024
-    """With training.steps_per_call: sets in memory of at most this many MB are put on the device as a whole."""
+    """With training.steps_per_call above 1: in-memory data sets of at most this many MiB are kept on the device."""
     workers: int = 2
-    """Threads that read and decode a streamed set."""
+    """Threads that read and decode a streamed data set."""
     mean: tuple[float, ...] = (0.0,)
-    """Per-channel mean subtracted from images scaled to [0, 1]; one value serves all channels."""
+    """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels."""
     std: tuple[float, ...] = (1.0,)
-    """Per-channel standard deviation divided by after the mean."""
+    """Standard deviation per channel; images are divided by it after the mean is subtracted."""
     crop_padding: int = 1
     """Augmentation: pixels of zero padding before a random crop back to size; 0: none."""
     flip: bool = False
-    """Augmentation: mirror images left to right with probability one half."""
+    """Augmentation: flip images horizontally with probability 0.5."""
     random_resized_crop: float = 0.0
-    """Augmentation on the device: cut out a random part of at least this share of the area (0.08 is usual) and stretch
-    it back to size; 0: none. Images that vary in size are cut so on the host already."""
+    """Augmentation on the device: crop a random part of at least this share of the area (0.08 is usual) and resize it;
+    0: none. Images of varying size already get a random crop on the host."""
     randaugment_ops: int = 0
-    """Augmentation: RandAugment's random operations per image (2 is usual); 0: none."""
+    """Augmentation: RandAugment operations per image (2 is usual); 0: none."""
     randaugment_magnitude: float = 9.0
-    """Augmentation: their strength, 0 to 10."""
+    """Augmentation: strength of RandAugment, 0 to 10."""
     random_erasing: float = 0.0
-    """Augmentation: share of images with a rectangle of noise in them (0.25 is usual)."""
+    """Augmentation: share of images in which a rectangle is replaced by noise (0.25 is usual)."""
     mixup: float = 0.0
-    """Augmentation: average pairs of images, Beta(mixup, mixup) distributed (0.2, with cutmix 0.8); 0: none."""
+    """Augmentation: Mixup of pairs of images, with weights from Beta(mixup, mixup) (0.2 is usual, 0.8 with cutmix);
+    0: none."""
     cutmix: float = 0.0
-    """Augmentation: paste a part of one image into another, Beta(cutmix, cutmix) distributed (1 is usual); 0: none."""
+    """Augmentation: CutMix of pairs of images, with areas from Beta(cutmix, cutmix) (1 is usual); 0: none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which network."""
+    """The model and its sizes."""
 
     name: ModelName = "resnet18"
     """Architecture, or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields
     of a batch and `rngs`."""
     width: int = 0
-    """Channels of the first stage, units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with the
-    small one; MLP: 16)."""
+    """Channels of the first stage, or units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with
+    the small one; MLP: 16)."""
     depth: int = 0
-    """Transformers: blocks. U-Net: halvings. Xception: middle blocks. MLP: hidden layers. 0: as published (MLP: 2)."""
+    """Number of blocks (Transformers), halvings (U-Net), middle blocks (Xception) or hidden layers (MLP); 0: as
+    published (MLP: 2)."""
     heads: int = 0
     """Transformers: attention heads; 0: as published."""
     patch: int = 0
-    """ViT: side of a patch in pixels; ConvNeXt: of the stem. 0: as published."""
+    """ViT: side of a patch in pixels. ConvNeXt: the same in the stem. 0: as published."""
     pool: Literal["gap", "cls"] = "gap"
-    """ViT: the mean of all patches goes to the classifier, or a class token, as pretrained weights want."""
+    """ViT: input of the classifier: mean of all patches (gap) or class token (cls, as pretrained weights have it)."""
     dropout: float = 0.0
-    """Transformers: share of values dropped."""
+    """Dropout rate of Transformers and Wide-ResNets."""
     stem: Literal["imagenet", "small"] = "small"
-    """ResNet: 7x7 stride 2 and max-pooling, or one 3x3 convolution for small images."""
+    """Stem of ResNet: 7x7 convolution of stride 2 and max-pooling (imagenet), or one 3x3 convolution (small). Xception
+    has two 3x3 convolutions, at full resolution if small."""
     pretrained: str = ""
-    """Weights to start from: a safetensors file or folder, or a name on the Hugging Face hub."""
+    """Initial weights: a safetensors file or folder, or a name on the Hugging Face Hub."""
     pretrained_skip: tuple[str, ...] = ()
-    """Patterns of parameters that start anew all the same: `"head/*"` for another number of classes."""
+    """Patterns of parameters to initialise randomly all the same: `"head/*"` for another number of classes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Precision:
-    """In which dtypes the run computes, and how gradients are kept in range."""
+    """Precision policy and loss scaling."""
 
     policy: str = "mixed_float16"
-    """Preset (float32, mixed_bfloat16, mixed_float16, bfloat16, float16, O0-O3, float64), alias, or a policy such as
-    `params=float32,compute=float16,output=float32`."""
+    """Preset (float32, mixed_bfloat16, mixed_float16, bfloat16, float16, O0-O3, float64), an alias of
+    one, or a policy such as `params=float32,compute=float16,output=float32`."""
     mode: Literal["auto", "module", "autocast"] = "auto"
-    """Where casts are: at the modules' boundaries (module), or at each operation (autocast), as torch.amp has it; auto:
-    module, and autocast for O1."""
+    """Where casts happen: at module boundaries (module), or at each operation as in torch.amp (autocast); auto:
+    autocast for O1, else module."""
     rules: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Exceptions: module pattern to dtype or policy, first match wins, as `--precision.rules "stem/*" float32`."""
+    """Exceptions: module pattern to dtype or policy, the first match wins: `--precision.rules "stem/*" float32`."""
     loss_scale: str = "auto"
-    """`auto` (what the policy asks for), `dynamic`, `none`, or a number: a static scale."""
+    """`dynamic`, `none`, a number (static scale), or `auto` (chosen by the policy)."""
     master_weights: Literal["auto", "on", "off"] = "auto"
-    """Float32 copies of half-precision parameters in the optimizer; auto: what the policy asks for."""
+    """Float32 copies of half-precision parameters in the optimizer; auto: chosen by the policy."""
     stochastic_rounding: bool = False
-    """Round half-precision parameters from their float32 copies by chance, right in the mean, not to the nearest."""
+    """Round master weights to half-precision parameters stochastically (unbiased) instead of to nearest."""
     initial_scale: float = 2.0**15
-    """Dynamic loss scale: first scale."""
+    """Dynamic loss scale: initial scale."""
     growth_interval: int = 2000
-    """Dynamic loss scale: good steps in a row until it doubles."""
+    """Dynamic loss scale: consecutive finite steps after which it doubles."""
     min_scale: float = 1.0
-    """Dynamic loss scale: smallest. Training stops when gradients stay non-finite there."""
+    """Dynamic loss scale: smallest scale; training stops if gradients stay non-finite there."""
     max_scale: float = 2.0**24
-    """Dynamic loss scale: largest."""
+    """Dynamic loss scale: largest scale."""
     hysteresis: int = 1
-    """Dynamic loss scale: overflows in a row until it halves."""
+    """Dynamic loss scale: consecutive overflows after which it halves."""
     tolerance: float = 0.0
-    """Dynamic loss scale: it halves only when at least this share of the steps since it last changed overflowed."""
+    """Dynamic loss scale: share of steps since its last change that must overflow before it halves."""
     tune: bool = False
-    """Before training, time the model's products in both dtypes on this device and add rules that keep in float32 what
-    is slower in half precision, if that makes the step faster; kept in the cache for the next run."""
+    """Before training, time the model's matrix products and convolutions in both dtypes on this device; add rules that
+    keep in float32 what is slower in half precision, if that makes the step faster. The result is cached."""
     patience: int = 10
-    """Training stops when so many steps in a row were skipped, the last at the smallest scale (or a static one)."""
+    """Training stops after this many consecutive skipped steps, if the last was at the smallest (or static) scale."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How parameters move."""
+    """Optimizer and learning rate."""
 
     name: Literal["sgd", "adamw", "lamb"] = "sgd"
     """Update rule."""
     learning_rate: float = 0.1
     """Peak learning rate."""
     schedule: Literal["cosine", "one_cycle", "linear", "constant"] = "cosine"
-    """How the learning rate falls from its peak."""
+    """Learning rate after the warm-up; one_cycle includes the warm-up."""
     warmup: Steps = epochs(2)
-    """Linear warm-up from 0 to the peak (one_cycle: the rising part), at most a fifth of training."""
+    """Linear warm-up from 0 to the peak (one_cycle: its rising part); at most a fifth of training."""
     momentum: float = 0.9
-    """sgd: momentum."""
+    """sgd: momentum coefficient."""
     nesterov: bool = True
-    """sgd: Nesterov momentum."""
+    """sgd: use Nesterov momentum."""
     b1: float = 0.9
-    """adamw, lamb: decay of the first moment."""
+    """adamw, lamb: decay rate of the first moment."""
     b2: float = 0.999
-    """adamw, lamb: decay of the second moment."""
+    """adamw, lamb: decay rate of the second moment."""
     eps: float = 1e-8
-    """adamw, lamb: added to the root of the second moment."""
+    """adamw, lamb: constant added to the root of the second moment."""
     weight_decay: float = 5e-4
-    """Weight decay of kernels; norms and biases are spared. sgd: added to the gradient; adamw, lamb: decoupled."""
+    """Weight decay of kernels, not of norms and biases. sgd: added to the gradient; adamw, lamb: decoupled."""
     clip_norm: float = 0.0
-    """Largest global norm of the unscaled gradient; 0: no clipping."""
+    """Clip the unscaled gradient to this global norm; 0: no clipping."""
     moments: Literal["float32", "bfloat16"] = "float32"
-    """What moments are stored in. bfloat16: half their memory, rounded by chance, so that they are right in the mean.
-    Not float16: squares of gradients below 2e-4 are zero in it."""
+    """Dtype of the optimizer moments. bfloat16: half the memory, rounded stochastically (unbiased). Not float16:
+    squares of gradients below 2e-4 underflow in it."""
 
     def __post_init__(self):
         _settle_durations(self, "warmup")
@@ -217,34 +220,35 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """What one step does besides."""
+    """Options of the training step."""
 
     label_smoothing: float = 0.1
-    """Share of the target spread evenly over all classes."""
+    """Share of the target probability spread evenly over all classes."""
     accumulate: int = 1
-    """Micro-batches per step; their gradients are averaged."""
+    """Gradient accumulation: micro-batches per step, whose gradients are averaged."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass computes again, to save memory. none: nothing. dots: all but products of matrices and
-    convolutions. full: all of a block (module in a list) but its input, at about a third more computing."""
+    """Rematerialisation in the backward pass, to save memory. none: nothing. dots: everything but matrix products and
+    convolutions. full: everything in a block (a module in a list) except its input, at about a third more
+    computation."""
     steps_per_call: int = 1
-    """Steps in one compiled call, for steps so short that the host cannot keep up; a set that fits into
-    data.on_device_mb stays on the device and is read there."""
+    """Steps per compiled call, for steps so short that the host cannot keep up. A data set that fits into
+    data.on_device_mb is kept and read on the device."""
     ema: float = 0.0
-    """Decay of a moving average of the parameters, which is then evaluated too; 0: none."""
+    """Decay rate of an exponential moving average of the parameters, which is also evaluated; 0: none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """How often something happens besides training."""
+    """Frequency of logging, evaluations and checkpoints."""
 
     log_every: Steps = Duration(20)
-    """Between lines of metrics."""
+    """Interval between logged metrics."""
     eval_every: Steps = epochs(5)
-    """Between evaluations; there is always one at the end."""
+    """Interval between evaluations; there is always one at the end."""
     save_every: Steps = epochs(5)
-    """Between checkpoints; there is always one at the end and on interruption."""
+    """Interval between checkpoints; there is always one at the end and on interruption."""
     keep: int = 2
-    """Newest checkpoints to keep, besides the best."""
+    """Number of newest checkpoints to keep, besides the best."""
 
     def __post_init__(self):
         _settle_durations(self, "log_every", "eval_every", "save_every")
@@ -252,23 +256,23 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a run leaves behind besides metrics.jsonl."""
+    """Outputs of a run besides metrics.jsonl."""
 
     tensorboard: bool = True
     """Write TensorBoard events."""
     plot: bool = True
-    """Draw curves.png at the end."""
+    """Plot curves.png at the end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What to find out while training goes on, and when it diverges."""
+    """Statistics during training, and the search on divergence."""
 
     every: Steps = Duration(0)
-    """Between statistics of every layer (range, overflow, underflow, histogram) in metrics.jsonl and TensorBoard; 0:
-    none, at no cost."""
+    """Interval between statistics of every layer (range, overflow, underflow, histogram) in metrics.jsonl and
+    TensorBoard; 0: none, at no cost."""
     search: bool = True
-    """On divergence, look for the smallest set of modules to keep in float32 that repairs the step, and verify it."""
+    """On divergence, find and verify the smallest set of modules that repairs the step when kept in float32."""
 
     def __post_init__(self):
         _settle_durations(self, "every")
@@ -279,20 +283,20 @@ class Config:
     """Train a model in mixed precision."""
 
     steps: Steps = epochs(30)
-    """Length of training: steps (attempted: skipped ones count), `1e6 examples` or `30 epochs`."""
+    """Length of training: attempted steps (skipped ones count), `1e6 examples` or `30 epochs`."""
     seed: int = 0
-    """Seed of initialisation, shuffling and augmentation."""
+    """Random seed of initialisation, shuffling and augmentation."""
     task: TaskName = "classification"
-    """What is learnt: the class of an image, of each of its pixels, or of a text, or the next token of a text."""
+    """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text."""
     output_dir: str = ""
-    """Folder of the run, new or with --resume; empty: runs/<data>-<model>-<policy>-<time>."""
+    """Folder of the run: a new one, or with --resume an existing one; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False
-    """Go on from the last checkpoint in output_dir, with its settings where no others are given."""
+    """Resume from the last checkpoint in output_dir, with the settings of that run unless others are given."""
     trust_code: bool = False
-    """Execute code outside mpjax that the settings of a stored run name (--resume, or --config of a run's file): a
-    model, a function for its data. What this command line names itself needs it not."""
+    """Allow execution of code outside mpjax that the settings of a stored run name (--resume, or --config of a run's
+    file): a model, or a function for its data. Code that this command line names does not need it."""
     profile: bool = False
-    """Trace calls 6 to 10 into the run's tensorboard folder, for TensorBoard's profile plugin and XProf."""
+    """Trace calls 6 to 10 into the run's tensorboard folder, for the TensorBoard profile plugin and XProf."""
     cache_dir: str = ""
     """Folder of compiled programs and prepared data; empty: `$MPJAX_CACHE`, by default `~/.cache/mpjax`."""
     data: Data = Data()

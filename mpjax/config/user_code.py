@@ -1,4 +1,4 @@
-"""A user's own function or class, named in a setting; code that a stored run names runs only if the user says so."""
+"""Loads functions and classes that settings name, and refuses the code of a stored run unless the user trusts it."""
 
 import difflib
 import importlib
@@ -14,19 +14,19 @@ from mpjax.errors import UsageError
 
 
 def code_of(config: Config) -> dict[str, str]:
-    """The settings that name code outside mpjax, by name."""
+    """Returns the settings that name code outside mpjax, as a dict from setting to value."""
     named = {"model.name": config.model.name, "data.preprocess": config.data.preprocess}
     return {name: value for name, value in named.items() if ":" in value and not _is_own(value)}
 
 
 def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: Config | None = None) -> None:
-    """Raises UsageError where a stored run names code that the user neither trusts nor named.
+    """Raises UsageError if a stored run names code that the user neither trusts nor named on the command line.
 
     Args:
-      stored: its settings.
-      where: its folder.
+      stored: the settings of the run.
+      where: the folder of the run, for the message.
       trusted: whether `--trust_code` was given.
-      said: the settings of this command line alone.
+      said: the settings that the user gave, without those of stored runs.
     """
     said_code = code_of(said) if said else {}
     untrusted = [f"{name} {value}" for name, value in code_of(stored).items() if said_code.get(name) != value]
@@ -43,19 +43,20 @@ def _is_own(value: str) -> bool:
 
 
 def is_of_a_run(file: pathlib.Path) -> bool:
-    """Whether a settings file is that of a run's folder, and not one that somebody wrote."""
+    """Returns True if a settings file lies in a run's folder."""
     return any((file.parent / name).exists() for name in ("checkpoints", "environment.json", "metrics.jsonl"))
 
 
 def load_function(spec: str, *, flag: str) -> Callable:
-    """The function or class that `FILE.py:NAME` or `package.module:NAME` names.
+    """Loads the function or class that `FILE.py:NAME` or `package.module:NAME` names.
 
     Args:
-      spec: where it is.
-      flag: the setting, for messages.
+      spec: the file or module, and the name in it.
+      flag: the name of the setting, for messages.
 
     Raises:
-      UsageError: no such file, module or function, or the file is no Python; the message says what is there.
+      UsageError: there is no such file, module, function or class, or the file is not valid Python. For a missing
+        name the message lists the functions and classes of the module.
     """
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):
@@ -66,7 +67,7 @@ def load_function(spec: str, *, flag: str) -> Callable:
         there = [n for n, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
         near = difflib.get_close_matches(name, there, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"{flag} {spec}: {where} has no {name}; {hint}it has {', '.join(there) or 'none'}")
+        raise UsageError(f"{flag} {spec}: {where} has no {name}; {hint}it has {', '.join(there) or 'no functions'}")
     return found
 
 
@@ -78,14 +79,14 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
         if not path.exists():
             raise UsageError(f"{flag} {spec}: no file {path}")
         loading = importlib.util.spec_from_file_location(path.stem, path)
-        assert loading is not None  # only where the ending is not one of Python's
+        assert loading is not None  # None only for a suffix that is not Python's
         assert loading.loader is not None
         module = importlib.util.module_from_spec(loading)
         loading.loader.exec_module(module)
     except ImportError as error:
         raise UsageError(f"{flag} {spec}: cannot import {where}: {error}") from error
     except SyntaxError as error:
-        # Its own name and line: the mistake may be in a file that this one imports.
+        # The file and line of the error itself: it may be in a file that this one imports.
         place = f"{error.filename or where}, line {error.lineno}"
         line = f": {error.text.strip()}" if error.text else ""
         raise UsageError(f"{flag} {spec}: {place}: {type(error).__name__}: {error.msg}{line}") from error

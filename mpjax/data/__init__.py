@@ -1,4 +1,4 @@
-"""From the name of a data set to host batches at any position, and from those, on the device, to what models take."""
+"""Opens data sets by name, reads host batches from any position, and prepares batches on the device."""
 
 from mpjax.data.augment.on_device import prepare
 from mpjax.data.examples import Source, conform, labelled_images

@@ -1,4 +1,4 @@
-"""What a data set is to mpjax, and what its examples must be before a step sees them."""
+"""Defines `Source`, an opened data set, and checks its examples against its fields."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,21 @@ from mpjax.errors import UsageError
 
 
 def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]:
-    """Checks one example, or a batch of any nesting, and settles its dtypes.
+    """Checks an example, or a batch with any leading axes, and casts it to the batch dtypes.
 
     Args:
-      example: a value for each of `fields`, [..., shape of the field]; others are left out.
-      fields: what each must be.
+      example: a value [..., shape of the field] for each of `fields`; other keys are dropped.
+      fields: the expected fields.
 
     Returns:
-      The fields in the dtypes of the contract: images uint8 as they were or float32, everything else int32 of the same
-      value.
+      The fields in the batch dtypes: images stay uint8 or become float32; all others become int32 with the same values.
 
     Raises:
-      UsageError: a field is missing or is not what it must be; the message names it, says what it is and what is
-        wanted.
+      UsageError: a field is missing or does not match; the message names the field, what it is and what is expected.
+
+    >>> example = conform({"image": np.zeros((2, 2, 1)), "label": 3}, labelled_images(10, (2, 2, 1)))
+    >>> example["image"].dtype, example["label"].dtype
+    (dtype('float32'), dtype('int32'))
     """
     if missing := [name for name in fields if name not in example]:
         raise UsageError(
@@ -36,7 +38,7 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
     for name, shape in others:
         if shape != batch:
             raise UsageError(
-                f"{called(name, fields[name])}: shape {settled[name].shape} does not go with "
+                f"{called(name, fields[name])}: shape {settled[name].shape} does not match "
                 f"{first} shape {settled[first].shape}; "
                 f"wanted one {name} per {first}: {batch}"
             )
@@ -44,21 +46,21 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
 
 
 def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
-    """`value` as an array; lists of unequal length are refused.
+    """Returns `value` as an array.
 
     Args:
-      name: of the field, for messages.
+      name: the name of the field, for messages.
       value: numbers, in lists or an array.
-      field: which it is, where that is known: says where the value comes from.
+      field: the field, if known; messages name its origin.
 
     Raises:
-      UsageError: it is not an array of numbers.
+      UsageError: the value is not an array of numbers, or its lists have unequal lengths.
     """
     name = called(name, field)
     try:
         found = np.asarray(value)
     except ValueError as error:
-        raise UsageError(f"{name}: {error}; wanted lists of one length; pad or cut them to one") from error
+        raise UsageError(f"{name}: {error}; wanted lists of one length; pad or cut them") from error
     if found.dtype.kind in "OUS":
         raise UsageError(
             f"{name}: got {type(value).__name__} {str(value)[:40]!r}; wanted an array of numbers; "
@@ -68,38 +70,38 @@ def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
 
 
 def require_examples(split: str, count: int) -> None:
-    """Raises UsageError when a split is empty."""
+    """Raises UsageError if a split is empty."""
     if count == 0:
         raise UsageError(f"split '{split}' is empty: wanted at least one example; write a larger part, as in 'train'")
 
 
 Example = dict[str, Any]
-"""By field: an array, or the bytes of an encoded image."""
+"""Maps each field to an array, or to the bytes of an encoded image."""
 
 
 class Examples(Protocol):
-    """One split; safe to read from several threads."""
+    """The examples of one split; safe to read from several threads."""
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """Returns the number of examples."""
         ...
 
     def __getitem__(self, index: int, /) -> Example:
-        """One example."""
+        """Returns one example."""
         ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Example]:
-        """Several at once, which is far cheaper than one by one."""
+        """Returns several examples, which is far cheaper than reading them one by one."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set, opened.
+    """An opened data set.
 
     Args:
-      name: what error messages call it.
-      fields: what each stored example holds.
+      name: the name in error messages.
+      fields: the fields of each stored example.
       train: the examples to train on.
       test: the examples to evaluate on.
     """
@@ -111,10 +113,10 @@ class Source:
 
     @property
     def varies(self) -> bool:
-        """Whether images differ in size."""
+        """Returns True if images differ in size."""
         return any(isinstance(field, Image) and None in field.shape for field in self.fields.values())
 
 
 def labelled_images(num_classes: int, image_shape: tuple[int | None, int | None, int]) -> Fields:
-    """The fields of image classification: `image` [H, W, C] and `label` in [0, num_classes)."""
+    """Returns the fields of image classification: `image` [H, W, C] and `label` in [0, num_classes)."""
     return {"image": Image(image_shape), "label": Label(num_classes)}

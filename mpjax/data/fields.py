@@ -1,7 +1,7 @@
-"""The fields of an example: what each holds, in which shape, and in which dtype it reaches the device.
+"""The fields of an example: contents, shape and dtype of each when it reaches the device.
 
-This is the one contract between data and model: images arrive as uint8 or float32, everything else as int32; the step
-casts images to the compute dtype of the policy, once, and nothing else.
+The fields are the contract between data and model. Images arrive as uint8 or float32, everything else as int32. The
+step casts images to the compute dtype of the policy once, and casts nothing else.
 """
 
 import dataclasses
@@ -15,42 +15,42 @@ from mpjax.precision.dtypes import is_floating
 
 
 class Field(Protocol):
-    """One field."""
+    """A field of an example."""
 
     @property
     def rank(self) -> int:
-        """How many axes one example has."""
+        """Returns the number of axes of one example."""
         ...
 
     @property
     def origin(self) -> str:
-        """Where its values come from, for messages."""
+        """Returns the origin of the values, for messages."""
         ...
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """`value` [..., axes of one example] in the dtype of the contract.
+        """Checks `value` [..., axes of one example] and casts it to the batch dtype of the field.
 
         Raises:
-          UsageError: it cannot be that; the message says what `name` is, what is wanted, and what to write.
+          UsageError: the value does not match; the message says what `name` is, what is expected and what to write.
         """
         ...
 
 
 Fields = Mapping[str, Field]
-"""By name: `image`, `label`, `mask`, `tokens`, `length`."""
+"""Maps names to fields: `image`, `label`, `mask`, `tokens`, `length`."""
 
 IGNORED = 255
-"""In a batch, the class number of pixels that count neither in the loss nor in the metrics."""
+"""The class number in a batch of pixels that the loss and the metrics ignore."""
 
 _LINE = "in the function of --data.preprocess"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _FromColumn:
-    """What every field knows besides.
+    """The origin of a field's values.
 
     Args:
-      origin: where its values come from, in the user's words, as `column 'img'`; empty where its name says that.
+      origin: the origin for messages, such as `column 'img'`; empty if the field's name says it already.
     """
 
     origin: str = dataclasses.field(default="", compare=False, repr=False)
@@ -58,21 +58,21 @@ class _FromColumn:
 
 @dataclasses.dataclass(frozen=True)
 class Image(_FromColumn):
-    """Pixels: uint8 in 0..255 as they are, floating point as float32.
+    """An image: uint8 in 0..255 stays uint8, floating point becomes float32.
 
     Args:
-      shape: (H, W, C); H and W are None where they vary.
+      shape: (H, W, C); H and W are None if they vary.
     """
 
     shape: tuple[int | None, int | None, int]
 
     @property
     def rank(self) -> int:
-        """Height, width, channels."""
+        """Returns 3: height, width, channels."""
         return 3
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """uint8 or float32 [..., H, W, C]."""
+        """Checks pixels and returns them as uint8 or float32 [..., H, W, C]."""
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted "
@@ -87,7 +87,7 @@ class Image(_FromColumn):
                 f"{called(name, self)}: dtype {value.dtype}; wanted uint8 in 0..255, or floating point scaled as the "
                 f"model wants it; write {name}.astype(np.uint8) or {name}.astype(np.float32) / largest_value {_LINE}"
             )
-        with np.errstate(over="ignore"):  # a float64 beyond float32's range becomes inf, which is refused below
+        with np.errstate(over="ignore"):  # a float64 that overflows float32 becomes inf, which is refused below
             value = value.astype(np.float32, copy=False)
         finite = np.isfinite(value)
         if not finite.all():
@@ -105,29 +105,29 @@ class Label(_FromColumn):
     """A class number.
 
     Args:
-      num_classes: it is in [0, num_classes).
+      num_classes: the number of classes; labels are in [0, num_classes).
     """
 
     num_classes: int
 
     @property
     def rank(self) -> int:
-        """A scalar."""
+        """Returns 0: a scalar."""
         return 0
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """int32 [...]."""
+        """Checks class numbers and returns them as int32 [...]."""
         return _class_numbers(self, name, value, self.num_classes, f"write {name}.argmax(-1) for one-hot labels")
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask(_FromColumn):
-    """A class number for every pixel.
+    """A class number for each pixel.
 
     Args:
       shape: (H, W); None where they vary.
-      num_classes: they are in [0, num_classes); 0: not known, for a column of a stored set.
-      ignores: they may also be `IGNORED`.
+      num_classes: the number of classes; values are in [0, num_classes). 0 means unknown, for a stored column.
+      ignores: True if values may also be `IGNORED`.
     """
 
     shape: tuple[int | None, int | None]
@@ -137,21 +137,20 @@ class Mask(_FromColumn):
     def __post_init__(self):
         if self.num_classes > IGNORED:
             raise UsageError(
-                f"mask: {self.num_classes} classes; wanted at most {IGNORED}: class {IGNORED} marks the pixels that do "
-                "not count"
+                f"mask: {self.num_classes} classes; wanted at most {IGNORED}: class {IGNORED} marks ignored pixels"
             )
 
     @property
     def rank(self) -> int:
-        """Height, width."""
+        """Returns 2: height, width."""
         return 2
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """int32 [..., H, W]."""
+        """Checks class numbers and returns them as int32 [..., H, W]."""
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted {_words(self.shape, 'height', 'width')} per "
-                f"example, as its image has (a mask with a last axis of 1: write {name}[..., 0])"
+                f"example, the size of its image (for a mask with a last axis of 1 write {name}[..., 0])"
             )
         advice = f"write {name}.argmax(-1) for one-hot masks"
         return _class_numbers(self, name, value, self.num_classes, advice, ignored=IGNORED if self.ignores else None)
@@ -159,11 +158,11 @@ class Mask(_FromColumn):
 
 @dataclasses.dataclass(frozen=True)
 class Tokens(_FromColumn):
-    """Token numbers of a text, padded at its end to one length.
+    """The token ids of a text, padded at the end to a fixed length.
 
     Args:
-      length: tokens of an example.
-      vocabulary: they are in [0, vocabulary).
+      length: the number of tokens of an example.
+      vocabulary: the vocabulary size; token ids are in [0, vocabulary).
     """
 
     length: int
@@ -171,35 +170,35 @@ class Tokens(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """Position."""
+        """Returns 1: position."""
         return 1
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """int32 [..., length]."""
+        """Checks token ids and returns them as int32 [..., length]."""
         if not _fits(value.shape, (self.length,)):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted [{self.length}] per example; write --data.length"
             )
-        return _class_numbers(self, name, value, self.vocabulary, "is the tokenizer that of the model?")
+        return _class_numbers(self, name, value, self.vocabulary, "does the tokenizer match the model?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Length(_FromColumn):
-    """How many of the tokens are text and not padding.
+    """The number of tokens that are not padding.
 
     Args:
-      largest: it is in [0, largest].
+      largest: the largest length; values are in [0, largest].
     """
 
     largest: int
 
     @property
     def rank(self) -> int:
-        """A scalar."""
+        """Returns 0: a scalar."""
         return 0
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """int32 [...]."""
+        """Checks lengths and returns them as int32 [...]."""
         return _class_numbers(self, name, value, self.largest + 1, "wanted the number of tokens that are not padding")
 
 
@@ -213,7 +212,7 @@ def _words(shape: tuple[int | None, ...], *names: str) -> str:
 
 
 def called(name: str, field: Field | None) -> str:
-    """A field as messages name it: with the user's column, where that has another name."""
+    """Returns the name of a field for messages, followed by its origin if it has one."""
     return f"{name} ({field.origin})" if field and field.origin else name
 
 

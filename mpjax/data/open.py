@@ -1,4 +1,4 @@
-"""From the name of a data set to the examples of a task."""
+"""Opens a data set by name as the examples of a task."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from mpjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class RenamedExamples:
-    """Examples whose columns go by the names of the fields they serve as."""
+    """Examples keyed by field name instead of column name."""
 
     examples: Examples
     columns: dict[str, str]
@@ -38,14 +38,14 @@ class RenamedExamples:
 
 
 def as_task(table: Table, task: TaskName, config: Data) -> Source:
-    """The data set as the task wants it.
+    """Returns the data set with the fields of the task.
 
     Raises:
-      UsageError: there is no column for a field, or a setting is missing without which it cannot be read.
+      UsageError: a field has no column, or a setting that is needed to read the data set is missing.
     """
     function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, TASKS[task].fields, config)
-    # A custom function is given what is stored, and may number the classes itself.
+    # A custom function receives the stored values and may number the classes itself.
     if "label" in columns and not function:
         _require_scalars(table, columns["label"])
     if "label" in columns and table.labelled and not function:
@@ -72,7 +72,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
 
 
 def _require_scalars(table: Table, name: str) -> None:
-    """Raises UsageError where the column for labels holds several numbers per example."""
+    """Raises UsageError if the label column holds several numbers per example."""
     column = table.columns[name]
     if isinstance(column, (Mask, Image)) or (isinstance(column, Other) and column.rank):
         raise UsageError(
@@ -83,23 +83,23 @@ def _require_scalars(table: Table, name: str) -> None:
 
 
 def _after(train: PreprocessedExamples, chosen: Mapping[str, Column]) -> dict[str, Column]:
-    """What the columns hold after a custom function."""
+    """Returns the columns after a custom function, with the shape of the images that it returns."""
     shape = shape_after(train, "image") if "image" in chosen else None
     return {**chosen, "image": Image(shape)} if shape else dict(chosen)
 
 
 def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data, origins: Mapping[str, str]) -> Field:
-    """What the task knows of a field: from its column, and from `config.num_classes`, which goes first.
+    """Returns the field of a column; `config.num_classes` takes precedence over the classes of the column.
 
     Raises:
-      UsageError: the column holds no images, or the number of classes is not known.
+      UsageError: the image column holds no images, or the number of classes is not known.
     """
     column, origin = chosen[name], origins[name]
     if name == "image":
         if not isinstance(column, Image):
             raise UsageError(
                 f"data set '{set_name}': image{f' ({origin})' if origin else ''}: {column}; wanted images [height, "
-                "width, channels]; write --data.preprocess FILE.py:FUNCTION with a function that makes them of it"
+                "width, channels]; write --data.preprocess FILE.py:FUNCTION with a function that returns an image"
             )
         return Image(column.shape, origin=origin)
     known: Any = getattr(column, "num_classes", 0)
@@ -117,41 +117,41 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
 
 
 def _own_numbers(name: str, column: Column, config: Data) -> str:
-    """What besides is to be done where a custom function comes between a text and its class."""
+    """Returns advice to number the classes in the custom function if the column holds text."""
     if not (config.preprocess and isinstance(column, Text)):
         return ""
     return (
-        f", and let {config.preprocess} return the class number itself, an integer from 0 as '{name}': it is given the "
-        "text, and with a function of yours mpjax numbers no classes"
+        f", and let {config.preprocess} return the class number itself, an integer from 0, as '{name}': it receives "
+        "the text, because mpjax does not number classes when --data.preprocess is set"
     )
 
 
 def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classification") -> Source:
-    """Opens the data set that `config.name` names, as the task wants it.
+    """Opens the data set `config.name` with the fields of the task.
 
     Args:
       config: `name` is `digits`, `digits_canvas` or `docstrings` (written on first use), `synthetic:HxWxC:CLASSES`
         (generated), `folder:PATH` (images), `hf:PATH` or `hf:NAME` (Hugging Face datasets), or a tensorflow-datasets
         set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
       data_dir: folder of prepared data sets.
-      task: which fields an example is to have.
+      task: the task, which sets the fields of an example.
 
     Raises:
-      UsageError: there is no such set, split, image or label, or it needs TensorFlow to read; the message says what
-        is there and how to prepare what is not.
+      UsageError: the set, split, image or label does not exist, or the set needs TensorFlow to be read; the message
+        says what exists and how to prepare what is missing.
     """
     if config.name.partition(":")[0] == synthetic.NAME:
         if task != "classification":
             raise UsageError(
-                f"data set '{config.name}' has images and labels only: it serves classification, not {task}"
+                f"data set '{config.name}' has only images and labels: it supports classification, not {task}"
             )
-        # Two different batches are enough to try a configuration.
+        # Two distinct batches are enough to try a configuration.
         return synthetic.parse_synthetic(config.name, size=2 * config.batch_size)
     return as_task(_table(config, data_dir, task), task, config)
 
 
 def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
-    # Each library is imported only for its own sets: each takes seconds.
+    # Imported late, because each library takes seconds to import.
     kind, _, where = config.name.partition(":")
     if kind == "folder":
         from mpjax.data.sources.folder import open_folder
@@ -167,7 +167,7 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
 
 
 def _written(name: str, data_dir: pathlib.Path) -> str:
-    """Writes a set that needs no download; returns the name under which it is found."""
+    """Writes the set if it is one that needs no download; returns the name to open it by."""
     if name == "digits":
         from mpjax.data.sources.digits import prepare_digits
 

@@ -1,4 +1,4 @@
-"""From stored examples to checked arrays of one shape: the step that every stream takes, in memory or not."""
+"""Reads stored examples as checked arrays of one shape, for batches in memory and streamed ones."""
 
 import concurrent.futures
 import dataclasses
@@ -16,7 +16,7 @@ from mpjax.errors import UsageError
 
 
 Arrays = dict[str, np.ndarray]
-"""One array [N, ...] by field."""
+"""Maps each field to an array [N, ...]."""
 
 _CHUNK = 512
 _EVALUATED_SHARE = 224 / 256
@@ -27,10 +27,9 @@ class Reader:
     """Decodes, resizes and checks single examples.
 
     Args:
-      fields: what comes out; images and masks of one size.
-      frame: the part of each image, and of its mask, that is resized to the size in `fields`; None: they are taken as
-        they are stored.
-      name: what error messages call the examples.
+      fields: the fields of the result; images and masks have one size.
+      frame: the part of each image and its mask that is resized to the size in `fields`; None: no cropping or resizing.
+      name: the name of the examples in error messages.
     """
 
     fields: Fields
@@ -38,12 +37,12 @@ class Reader:
     name: str = "the data set"
 
     def __call__(self, example: Example, rng: np.random.Generator | None = None) -> Arrays:
-        """The fields in the dtypes of the contract; `rng` is what a random frame draws from."""
+        """Returns the fields in the batch dtypes; a random frame draws from `rng`."""
         pictures = {name: field for name, field in self.fields.items() if isinstance(field, (Image, Mask))}
         return conform({**example, **self._decoded(example, pictures, rng)}, self.fields)
 
     def _decoded(self, example: Example, pictures: Mapping[str, Any], rng: np.random.Generator | None) -> Arrays:
-        """Images and masks; a mask has one channel, which it loses here, and is never interpolated."""
+        """Decodes images and masks; a mask is never interpolated and loses its channel axis."""
         channels = {name: field.shape[2] if isinstance(field, Image) else 1 for name, field in pictures.items()}
         stored = {name: _stored(name, example[name], pictures[name]) for name in pictures if name in example}
         if self.frame is None:
@@ -63,7 +62,7 @@ class Reader:
 
 
 def _stored(name: str, value: Any, field: Image | Mask) -> bytes | np.ndarray:
-    """What an example holds of an image or a mask: encoded, or [H, W, C]."""
+    """Returns a stored image or mask, encoded or as an array; a mask [H, W] becomes [H, W, 1]."""
     if isinstance(value, bytes):
         return value
     pixels = array(name, value)
@@ -71,13 +70,13 @@ def _stored(name: str, value: Any, field: Image | Mask) -> bytes | np.ndarray:
 
 
 def reader(source: Source, config: Data, *, training: bool) -> Reader:
-    """How the examples of `source` become arrays of one shape.
+    """Returns the reader that turns the examples of `source` into arrays of one shape.
 
-    Images of one size are resized whole, by the shorter side. Where sizes vary, training takes a random part of each
-    image, and evaluation the middle of it.
+    If `config.image_size` is set, images are cropped and resized to it. If they all have one size, the crop is the
+    largest centred square. If sizes vary, training crops a random part and evaluation a smaller centred square.
 
     Raises:
-      UsageError: sizes vary and `config.image_size` does not say which one is wanted.
+      UsageError: sizes vary and `config.image_size` is not set.
     """
     split = config.train_split if training else config.test_split
     named = f"split '{split}' of '{source.name}'"
@@ -90,7 +89,7 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
     for name, field in source.fields.items():
         if isinstance(field, Image) and None in field.shape:
             raise UsageError(
-                f"{name}: '{source.name}' has images of several sizes, {field.shape}; a batch needs one; "
+                f"{name}: '{source.name}' has images of several sizes, {field.shape}; a batch needs one size; "
                 "write --data.image_size 224"
             )
     return Reader(source.fields, None, named)
@@ -103,7 +102,7 @@ def _resized(field: Any, size: int) -> Any:
 
 
 def batch_fields(source: Source, config: Data) -> Fields:
-    """What a batch holds: the fields of `source`, images and masks at the size that `config` asks for."""
+    """Returns the fields of a batch: those of `source`, images and masks in the size that `config` sets."""
     return reader(source, config, training=True).fields
 
 
@@ -113,12 +112,12 @@ def read_batch(
     read: Reader,
     seeds: Sequence[int] | np.ndarray | None = None,
 ) -> Arrays:
-    """The examples at `indices` as one batch; each draws its random frame from its own seed.
+    """Reads the examples at `indices` as one batch; each example draws its random frame from its own seed.
 
     Raises:
-      UsageError: one is not what it must be, or not of the dtype of the first; the message says which.
+      UsageError: an example does not match its fields or the dtypes of the first example; the message names it.
     """
-    # All at once: fetching records one by one costs fifteen times as much.
+    # Fetching records one by one costs fifteen times as much.
     numbers = [int(index) for index in indices]
     found = examples.__getitems__(numbers)
     rngs = [None] * len(found) if seeds is None else [np.random.default_rng(seed) for seed in seeds]
@@ -133,10 +132,10 @@ def read_batch(
 
 
 def require_dtypes(example: Arrays, first: Arrays, number: int, read: Reader) -> None:
-    """Refuses arrays of another dtype than the first: uint8 is scaled on the device, and float32 is not.
+    """Raises UsageError if dtypes differ from the first example: uint8 is scaled on the device, float32 is not.
 
     Raises:
-      UsageError: names the example that differs.
+      UsageError: a dtype differs; the message names the example.
     """
     for name, value in example.items():
         if value.dtype != first[name].dtype:
@@ -147,10 +146,10 @@ def require_dtypes(example: Arrays, first: Arrays, number: int, read: Reader) ->
 
 
 def read_all(examples: Examples, read: Reader, workers: int) -> Arrays:
-    """A whole split in memory: each field [N, ...].
+    """Reads a whole split into memory, each field as [N, ...].
 
     Raises:
-      UsageError: as `read_batch`.
+      UsageError: see `read_batch`.
     """
     first = read_batch(examples, [0], read)
     whole = {name: np.empty((len(examples), *value.shape[1:]), value.dtype) for name, value in first.items()}
@@ -168,7 +167,7 @@ def read_all(examples: Examples, read: Reader, workers: int) -> Arrays:
 
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
-    """Whether both splits are to be held decoded; images that vary in size are not, as each epoch cuts them anew."""
+    """Returns True if both decoded splits fit in memory; False if sizes vary, because each epoch crops images anew."""
     if source.varies:
         return False
     example = sum(value.nbytes for value in read(source.train[0]).values())

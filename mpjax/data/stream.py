@@ -1,4 +1,4 @@
-"""Batches as pure functions of an integer position, so that a run resumes exactly where it stopped."""
+"""Yields batches that are a pure function of an integer position, so that a run resumes exactly where it stopped."""
 
 import dataclasses
 import math
@@ -16,30 +16,34 @@ from mpjax.errors import UsageError
 
 
 Batch = dict[str, np.ndarray]
-"""The fields of a data set, [B, ...] each; in evaluation also `weight` [B], float32."""
+"""Maps each field of a data set to an array [B, ...]; evaluation batches also have `weight` [B], float32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The part of every batch that one of several processes reads: neighbouring rows, as a sharded array has them.
+    """The contiguous rows of every batch that one of several processes reads, in the layout of a sharded array.
 
     Args:
-      index: of the process.
-      count: processes; the batch is the same for any number of them.
+      index: the index of the process.
+      count: the number of processes; the global batch does not depend on it.
     """
 
     index: int = 0
     count: int = 1
 
     def rows(self, batch_size: int) -> slice:
-        """Its rows of a batch.
+        """Returns the rows of a batch that this process reads.
 
         Raises:
           UsageError: the batch does not divide among the processes.
+
+        >>> Share(index=1, count=2).rows(8)
+        slice(4, 8, None)
         """
         if batch_size % self.count:
             raise UsageError(
-                f"a batch of {batch_size} examples does not divide among {self.count} processes: take a multiple"
+                f"a batch of {batch_size} examples does not divide among {self.count} processes: "
+                f"take a multiple of {self.count}"
             )
         size = batch_size // self.count
         return slice(self.index * size, (self.index + 1) * size)
@@ -49,16 +53,16 @@ WHOLE = Share()
 
 
 class Batches(Protocol):
-    """Shuffled batches without end. Batch number p is the same wherever the reading started."""
+    """An endless stream of shuffled batches; batch p is the same from whatever position reading started."""
 
     @property
     def batch_size(self) -> int:
-        """Examples per batch."""
+        """Returns the number of examples per batch."""
         ...
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in the split; the examples left over are other ones in each epoch."""
+        """Returns the number of full batches in the split; each epoch leaves out different examples."""
         ...
 
     def from_position(self, position: int) -> Iterator[Batch]:
@@ -68,13 +72,13 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchesInMemory:
-    """`Batches` gathered from arrays.
+    """`Batches` gathered from arrays in memory.
 
     Args:
-      arrays: by field, [N, ...].
+      arrays: an array [N, ...] for each field.
       batch_size: examples per batch, over all processes.
-      seed: of the order.
-      share: the part of each batch that is read here.
+      seed: the seed of the shuffle.
+      share: the part of each batch that this process reads.
     """
 
     arrays: Arrays
@@ -84,17 +88,17 @@ class BatchesInMemory:
 
     @property
     def size(self) -> int:
-        """Examples in the split."""
+        """Returns the number of examples in the split."""
         return len(next(iter(self.arrays.values())))
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches in the split."""
+        """Returns the number of full batches in the split."""
         return self.size // self.batch_size
 
     @property
     def bytes(self) -> int:
-        """Of the whole split."""
+        """Returns the size of the whole split in bytes."""
         return sum(values.nbytes for values in self.arrays.values())
 
     def from_position(self, position: int) -> Iterator[Batch]:
@@ -103,7 +107,7 @@ class BatchesInMemory:
             yield {name: values[chosen] for name, values in self.arrays.items()}
 
     def rows_from(self, position: int) -> Iterator[np.ndarray]:
-        """Yields the numbers of the examples, int64 [B], of the same batches."""
+        """Yields the example indices, int64 [B], of the same batches."""
         epoch, step = divmod(position, self.steps_per_epoch)
         rows = self.share.rows(self.batch_size)
         while True:
@@ -115,13 +119,13 @@ class BatchesInMemory:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamedBatches:
-    """`Batches` that grain's threads read and decode.
+    """`Batches` read and decoded by the threads of grain.
 
     Args:
       dataset: a `grain.MapDataset` of all batches, endless.
       batch_size: examples per batch.
       steps_per_epoch: full batches in the split.
-      workers: threads; 0: none, batches are read when they are asked for.
+      workers: the number of threads; 0 reads each batch when it is requested.
     """
 
     dataset: Any
@@ -136,10 +140,10 @@ class StreamedBatches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalBatches:
-    """One pass over a split, in order, as often as it is iterated; every batch has the full size.
+    """One pass over a split in order, for each iteration; every batch has the full size.
 
-    The last one is filled up with zeros (black images of class 0) of weight 0, so that one compiled program serves all
-    and weighted sums count every example once.
+    The last batch is padded with zeros (black images of class 0) of weight 0. So one compiled program serves all
+    batches, and weighted sums count every example once.
     """
 
     parts: Callable[[], Iterable[Batch]]
@@ -160,17 +164,17 @@ class EvalBatches:
 
 
 def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE) -> Batches:
-    """Shuffled batches of `source.train`, from memory where the set fits into `config.in_memory_mb`.
+    """Returns shuffled batches of `source.train`, from memory if the set fits into `config.in_memory_mb`.
 
     Args:
       source: the data set.
       config: batch and image size, memory and threads.
-      seed: of the order and of the random parts that are cut out.
+      seed: the seed of the shuffle and of the random crops.
       share: the part of each batch that this process reads.
 
     Raises:
-      UsageError: the split is smaller than a batch, or an example is not what `contract.conform` wants. A streamed
-        set raises the latter when it comes to that example.
+      UsageError: the split is smaller than a batch, or `conform` refuses an example. A streamed set refuses an example
+        only when it reads it.
     """
     size, batch_size = len(source.train), config.batch_size
     _check_numbers(config)
@@ -185,7 +189,7 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
     read = reader(source, config, training=True)
     for field in read.fields.values():
         if isinstance(field, Image):
-            normalisation(config, field.shape[2])  # refused here, before anything is written
+            normalisation(config, field.shape[2])  # raises here, before the run writes anything
     if fits_in_memory(source, config, read):
         return BatchesInMemory(read_all(source.train, read, config.workers), batch_size, seed, share)
     import grain
@@ -195,7 +199,7 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
     first = read_batch(source.train, [0], read)
 
     def batch(chosen: np.ndarray, rng: np.random.Generator) -> Batch:
-        # Drawn for all of the batch, so that an example is cut alike whoever reads it.
+        # Drawn for the global batch, so that the crop of an example does not depend on the number of processes.
         seeds = rng.integers(2**63, size=len(chosen))
         found = read_batch(source.train, chosen[rows], read, seeds[rows])
         require_dtypes(found, first, int(chosen[rows][0]), read)
@@ -206,12 +210,12 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
 
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
-    """All of `source.test` in order, in batches of `config.eval_batch_size` with a `weight` [B] of 1 or 0.
+    """Returns all of `source.test` in order, in batches of `config.eval_batch_size` with a `weight` [B] of 1 or 0.
 
-    Of each batch this process gives its `share`.
+    Each batch holds only the `share` of this process.
 
     Raises:
-      UsageError: the split is empty, or an example is not what `contract.conform` wants.
+      UsageError: the split is empty, or `conform` refuses an example.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     _check_numbers(config)
@@ -232,7 +236,7 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
 
 
 def _filled(values: np.ndarray, missing: int) -> np.ndarray:
-    """With so many zeros at the end."""
+    """Pads `values` with `missing` rows of zeros."""
     return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)]) if missing else values
 
 
@@ -245,5 +249,5 @@ def _check_numbers(config: Data) -> None:
 def _prefetched(dataset: Any, workers: int) -> Iterable[Batch]:
     import grain
 
-    # Each thread makes whole batches; grain's default of 16 threads fights for the interpreter.
+    # Each thread makes whole batches; grain's default of 16 threads contends for the interpreter lock.
     return dataset.to_iter_dataset(grain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers))

@@ -1,4 +1,4 @@
-"""A stored data set before it serves a task: its columns, which one serves as which field, and its splits."""
+"""Describes a stored data set by its columns and splits, and chooses a column for each field of a task."""
 
 import dataclasses
 import difflib
@@ -20,11 +20,11 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Other:
-    """A column that does not say what it holds.
+    """A column whose type does not tell its contents.
 
     Args:
-      described: its type in the words of the library that stored it, for messages.
-      rank: how many axes one value has; None: not known.
+      described: its type as the library that stored it writes it, for messages.
+      rank: the number of axes of one value; None: not known.
     """
 
     described: str
@@ -39,13 +39,13 @@ class Table:
     """A stored data set.
 
     Args:
-      name: what error messages call it.
-      columns: what each column holds.
-      open: names of columns to both splits, training and test, whose examples have just these columns; encoded images
-        are bytes.
-      preferred: by field, the column that the data set itself says is meant.
-      labelled: from a column of integers or texts to the same set with class numbers in that column, the same ones in
-        both splits; None: the set cannot number classes.
+      name: the name in error messages.
+      columns: the type of each column.
+      open: a function from column names to the training and the test split, whose examples have only these columns;
+        encoded images are bytes.
+      preferred: for each field, the column that the data set itself declares.
+      labelled: a function from a column of integers or texts to the same set with class numbers in that column, the
+        same in both splits; None: the set cannot number classes.
     """
 
     name: str
@@ -67,15 +67,15 @@ _WANTED = {
     "mask": (Mask, "an image [height, width, 1] of class numbers"),
     "text": (Text, "text"),
 }
-_HELD = {"label": "labelled images", "mask": "masks", "text": "texts"}  # by the field that sets a task apart
+_HELD = {"label": "labelled images", "mask": "masks", "text": "texts"}  # keyed by the field that distinguishes a task
 
 
 def choose_columns(table: Table, fields: tuple[str, ...], config: Data) -> dict[str, str]:
-    """A column for each of `fields`: the one `config.columns` names, else the one the set prefers, else by usual names.
+    """Chooses a column for each of `fields`: from `config.columns`, the set's preference, or the usual names.
 
     Raises:
-      UsageError: a column that is not there, a field that does not exist, or none or several that would do; the message
-        lists the columns and says what to write, and which task the set could serve.
+      UsageError: a named column or field does not exist, or no or several columns fit a field; the message lists the
+        columns and says what to write, and which tasks the set supports.
     """
     if unknown := sorted(set(config.columns) - set(fields)):
         raise UsageError(f"--data.columns {unknown[0]}: this task has the fields {', '.join(fields)}")
@@ -96,7 +96,7 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
     floats = [name for name, column in table.columns.items() if _is_float(column)]
     advice = f"write --data.columns {field} COLUMN{'' if candidates else _other_tasks(field, table)}"
     if field == "label" and floats and not candidates:
-        advice = f"a floating number is no class number: {whole_numbers(floats[0])}"
+        advice = f"a floating-point number is not a class number: {whole_numbers(floats[0])}"
     raise UsageError(
         f"data set '{table.name}' has {'several columns' if candidates else 'no column'} that could be the {field}, "
         f"{_WANTED[field][1]}; its columns are {shown}; {advice}"
@@ -104,9 +104,9 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
 
 
 def whole_numbers(column: str) -> str:
-    """What to write where a column of floating numbers is to serve as the label."""
+    """Returns advice for using a floating-point column as the label."""
     return (
-        f"where those of '{column}' are whole, write --data.columns label {column} --data.num_classes N "
+        f"if the values of '{column}' are whole, write --data.columns label {column} --data.num_classes N "
         "--data.preprocess FILE.py:FUNCTION with\n"
         "  def FUNCTION(example): return {**example, 'label': int(example['label'])}"
     )
@@ -117,7 +117,7 @@ def _is_float(column: Column) -> bool:
 
 
 def _candidates(field: str, table: Table) -> list[str]:
-    """The columns that could be a field: one where the set's preference, a usual name or the type decides."""
+    """Returns the column that the set prefers for a field or that has a usual name, else all columns of its type."""
     fitting = [name for name, column in table.columns.items() if _fits(field, column, table)]
     for candidate in (table.preferred.get(field), *_USUAL[field]):
         if candidate in fitting:
@@ -126,7 +126,7 @@ def _candidates(field: str, table: Table) -> list[str]:
 
 
 def _other_tasks(field: str, table: Table) -> str:
-    """Advice on the tasks without `field` that the set has all columns for."""
+    """Returns advice on the tasks that need no `field` and that the set has all columns for."""
     served: dict[str, list[str]] = {}
     for task, kind in TASKS.items():
         if field not in kind.fields and all(len(_candidates(other, table)) == 1 for other in kind.fields):
@@ -136,7 +136,7 @@ def _other_tasks(field: str, table: Table) -> str:
 
 
 def _fits(field: str, column: Column, table: Table) -> bool:
-    """Whether a column may hold a field; one that does not say what it holds may hold anything but text."""
+    """Returns True if a column may hold a field; an `Other` column may hold anything but text."""
     if field == "label" and isinstance(column, Text):
         return table.labelled is not None
     if field == "mask" and isinstance(column, Image):
@@ -146,7 +146,7 @@ def _fits(field: str, column: Column, table: Table) -> bool:
     if field == "mask" and isinstance(column, Other):
         return column.rank != 0
     if field == "image" and isinstance(column, Mask):
-        return not column.num_classes  # integers [H, W], of which the type does not say what they are
+        return not column.num_classes  # integers [H, W], which may be a mask or a grayscale image
     return isinstance(column, (_WANTED[field][0], Other))
 
 
@@ -159,15 +159,16 @@ class Part(NamedTuple):
 
 
 def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[Part]:
-    """The parts that make up a split, in order.
+    """Returns the parts that make up a split, in order.
 
     Args:
       expression: in tensorflow-datasets' notation: `train`, `train[:90%]`, `train[100:200]`, `train+test`, `all`.
-      sizes: examples of each split there is.
-      set_name: for messages.
+      sizes: the number of examples of each split.
+      set_name: the name of the data set, for messages.
 
     Raises:
-      UsageError: there is no such split, it cannot be read, or it is empty; the message lists what there is.
+      UsageError: the split does not exist, the expression is invalid, or the split is empty. For the first two the
+        message lists the splits.
     """
     import tensorflow_datasets as tfds
 
@@ -190,5 +191,9 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[P
 
 
 def base_names(expression: str) -> list[str]:
-    """The splits that an expression is made of: `train+test[:10]` of `train` and `test`."""
+    """Returns the splits that an expression refers to.
+
+    >>> base_names("train+test[:10]")
+    ['train', 'test']
+    """
     return [name.partition("[")[0].strip() for name in expression.split("+")]

@@ -1,4 +1,4 @@
-"""A user's own function between the stored example and the contract."""
+"""Applies the user's `--data.preprocess` function to stored examples."""
 
 import dataclasses
 import inspect
@@ -16,20 +16,20 @@ from mpjax.errors import UsageError
 
 
 _FLAG = "--data.preprocess"
-_TRIED = 16  # examples that show what comes out of a function
+_TRIED = 16  # examples that determine the shape that a function returns
 
 
 def load_preprocess(spec: str) -> Callable[[Example], Mapping[str, Any]]:
-    """The function that `config.preprocess` names.
+    """Loads the function that `config.preprocess` names.
 
     Raises:
-      UsageError: there is none, or it cannot be called with one example; the message says what to write.
+      UsageError: the function does not exist or cannot be called with one example; the message says what to write.
     """
     function = load_function(spec, flag=_FLAG)
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return function  # some that are written in C do not say
+        return function  # some functions written in C have no signature
     try:
         signature.bind({})
     except TypeError as error:
@@ -44,13 +44,13 @@ def load_preprocess(spec: str) -> Callable[[Example], Mapping[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class PreprocessedExamples:
-    """Examples after a function that takes one and gives one.
+    """Examples after a function from one example to another.
 
     Args:
-      examples: as they are stored.
-      function: from a dict of fields to another.
-      name: of the function, for messages.
-      columns: what the fields hold: the function is given images as arrays [H, W, C] and text as str.
+      examples: the stored examples.
+      function: a function from a dict of fields to another.
+      name: the name of the function, for messages.
+      columns: the column of each field: the function receives images as arrays [H, W, C] and text as str.
     """
 
     examples: Examples
@@ -80,13 +80,13 @@ class PreprocessedExamples:
         if not isinstance(result, Mapping):
             raise UsageError(
                 f"{_FLAG} {self.name} returned {type(result).__name__}; wanted a dict of fields, "
-                f"as it was given one: {', '.join(example)}"
+                f"like the one it received: {', '.join(example)}"
             )
         return dict(result)
 
 
 def _line(error: Exception, spec: str) -> str:
-    """Where in the user's own file an error came up; for another's function, where it was raised."""
+    """Returns the last line of the error's traceback in the user's file, or else the line that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
     file = pathlib.Path(spec.rpartition(":")[0]).name
     own = [frame for frame in frames if pathlib.Path(frame.filename).name == file] or frames
@@ -94,7 +94,7 @@ def _line(error: Exception, spec: str) -> str:
 
 
 def readable(value: Any, column: Column | None) -> Any:
-    """What a function is given of a stored value: pixels of an encoded image, str of UTF-8 bytes."""
+    """Converts a stored value for a function: decodes an encoded image to pixels and UTF-8 bytes to str."""
     if isinstance(column, Image):
         return decode(value, column.shape[2])
     if isinstance(column, Text) and isinstance(value, bytes):
@@ -103,10 +103,10 @@ def readable(value: Any, column: Column | None) -> Any:
 
 
 def shape_after(examples: PreprocessedExamples, name: str) -> tuple[int | None, int | None, int] | None:
-    """The shape [H, W, C] of the images that a function returns as the field `name`; None: it returns no images.
+    """Returns the shape (H, W, C) of the images that a function returns as the field `name`; None for no images.
 
-    H and W are None where they vary: judged by some examples, and where the function leaves an image that varies as
-    large as it was.
+    H and W are None if they differ among a few examples. They are also None if the stored sizes vary and the function
+    left those examples at their size.
     """
     stored = examples.columns[name]
     varies = isinstance(stored, Image) and None in stored.shape

@@ -1,1 +1,1 @@
-"""Many steps: the loop, checkpoints, interruption."""
+"""The training loop: steps, checkpoints and interruption."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run on disk: named arrays and a description, written in the background, complete or not at all."""
+"""Checkpoints on disk: named arrays and a JSON description, written in the background and atomically."""
 
 import contextlib
 import errno
@@ -20,25 +20,25 @@ from mpjax.precision.dtypes import path_name
 
 
 FORMAT = 2
-"""Version of the layout; a reader refuses a later one. In the first there were no checksums."""
+"""Version of the layout. Readers refuse later versions. Version 1 has no checksums."""
 
 NOT_MEASURED = -math.inf
-"""The score of a checkpoint that was not evaluated: never the best where another was."""
+"""The score of a checkpoint that was not evaluated: it loses to every evaluated checkpoint."""
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-      directory: where they are; made if absent.
-      keep: the newest to keep; the one with the best score is kept besides.
+      directory: the folder of the checkpoints; created if absent.
+      keep: the number of latest checkpoints to keep; the one with the best score is kept too.
     """
 
     def __init__(self, directory: pathlib.Path, *, keep: int = 2):
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_score, n=1)
         options = ocp.CheckpointManagerOptions(
-            # Without best_fn scores would not be written, and a resumed run would not know its best checkpoint.
+            # Without best_fn Orbax writes no scores, and a resumed run cannot tell which checkpoint is best.
             best_fn=_score,
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
         )
@@ -47,13 +47,13 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_names=("state", "about"))
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
-        """Starts to write a checkpoint, unless there is one of this position.
+        """Starts to write a checkpoint, unless one exists for this position.
 
         Args:
-          position: attempted steps so far.
+          position: the number of steps attempted so far.
           state: any pytree of arrays.
-          about: what a reader needs besides, as JSON.
-          score: how good it is, if that was measured: higher is better.
+          about: the description, JSON values by name.
+          score: the score, higher is better; None if it was not measured.
         """
         if position in self._manager.all_steps():
             return
@@ -72,25 +72,25 @@ class Checkpoints:
 
 
 def complete_checkpoints(directory: pathlib.Path) -> list[int]:
-    """The positions of the complete checkpoints in a folder, which need not exist; one cut short is none."""
+    """Returns the positions of the complete checkpoints in a folder; an empty list if the folder does not exist."""
     return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
 
 
 def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int, dict[str, np.ndarray], dict]:
-    """Reads a complete checkpoint, and checks that it is what was saved.
+    """Reads a complete checkpoint and verifies its checksums.
 
     Args:
       directory: the run's `checkpoints` folder.
-      which: "latest", "best", or a position. Where the latest is damaged, the one before it is read.
+      which: "latest", "best", or a position. If the latest is damaged, the latest undamaged one is read.
 
     Returns:
-      Its position, its arrays by path (on the host, as stored), and its description.
+      The position, the arrays by path (on the host, in the stored dtypes), and the description.
 
     Warns:
-      CheckpointWarning: a damaged one was passed over.
+      CheckpointWarning: a damaged checkpoint was skipped.
 
     Raises:
-      UsageError: there is no such checkpoint, it is damaged, or a later version of mpjax wrote it.
+      UsageError: the checkpoint does not exist, is damaged, or was written by a later version of mpjax.
     """
     steps = complete_checkpoints(directory)
     if not steps:
@@ -106,13 +106,13 @@ def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int
             faults.append(fault)
             continue
         for fault in faults:
-            warnings.warn(f"{fault}; going on with {directory / str(position)}", CheckpointWarning, stacklevel=2)
+            warnings.warn(f"{fault}; using {directory / str(position)} instead", CheckpointWarning, stacklevel=2)
         return found
     raise faults[0]
 
 
 def set_aside(directory: pathlib.Path, after: int) -> None:
-    """Renames checkpoints later than `after` to `POSITION.damaged`, so that others can be written in their place."""
+    """Renames checkpoints later than `after` to `POSITION.damaged`, so that their positions can be written again."""
     for position in complete_checkpoints(directory):
         if position > after:
             aside = directory / f"{position}.damaged"
@@ -121,15 +121,15 @@ def set_aside(directory: pathlib.Path, after: int) -> None:
 
 
 class Damaged(UsageError):
-    """A checkpoint that is not what was saved."""
+    """A checkpoint whose contents differ from what was saved."""
 
 
 def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray], dict]:
-    """Arrays by path, and the description.
+    """Reads the arrays by path and the description.
 
     Raises:
-      Damaged: it is not what was saved.
-      UsageError: a later version of mpjax wrote it.
+      Damaged: the contents differ from what was saved.
+      UsageError: a later version of mpjax wrote the checkpoint.
     """
     folder = directory.resolve() / str(position)
     cause = None
@@ -138,13 +138,13 @@ def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray]
         version = int(about["format"])
         arrays, faults = {}, []
         if version <= FORMAT:
-            # Not through a CheckpointManager, which reads the scores of all checkpoints.
+            # A CheckpointManager would read the scores of all checkpoints.
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
                 shapes = dict(reader.metadata(folder / "state").item_metadata)
                 like = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
                 arrays = reader.restore(folder / "state", args=ocp.args.StandardRestore(like))
             faults = _faults(arrays, about)
-    except Exception as error:  # Orbax and tensorstore have many for a file that is cut short
+    except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
         faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
         arrays, about, version, cause = {}, {}, FORMAT, error
     if version > FORMAT:
@@ -158,23 +158,23 @@ def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray]
 
 
 def _description(folder: pathlib.Path) -> dict[str, Any]:
-    """What `JsonSave` wrote of a checkpoint."""
+    """Reads the description that `JsonSave` wrote."""
     (file,) = (folder / "about").glob("metadata*")
     return json.loads(file.read_text())
 
 
 def _faults(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> list[str]:
-    """What is not as it was saved."""
+    """Returns a message for each difference from what was saved."""
     if "digest" not in about:
         return [] if about["format"] == 1 else ["its description has no digest"]
     if digest_of(about) != about["digest"]:
-        return ["its description is another than was saved"]
-    return [f"{name} is another than was saved" for name in damaged(arrays, about["checksums"])]
+        return ["its description has changed since it was saved"]
+    return [f"{name} has changed since it was saved" for name in damaged(arrays, about["checksums"])]
 
 
 @contextlib.contextmanager
 def _written_to(directory: pathlib.Path) -> Iterator[None]:
-    """Turns what Orbax and tensorstore raise on a full disk, a ValueError, into an OSError that names the folder."""
+    """Turns write errors of Orbax and tensorstore (a ValueError on a full disk) into an OSError naming the folder."""
     try:
         yield
     except Exception as error:
@@ -192,11 +192,11 @@ def _choose(directory: pathlib.Path, steps: list[int], which: str) -> int:
 
 
 _UNREADABLE = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
-"""What reading a score from damaged JSON may raise."""
+"""Exceptions that reading a score from damaged JSON can raise."""
 
 
 def _stored_score(directory: pathlib.Path, position: int) -> float:
-    """The score that a checkpoint was saved with; that of none if neither file that has it can be read."""
+    """Reads the score of a checkpoint; returns `NOT_MEASURED` if neither file that holds it can be read."""
     with contextlib.suppress(*_UNREADABLE):
         about = _description(directory / str(position))
         if digest_of(about) == about["digest"]:
@@ -211,7 +211,7 @@ def _scores(directory: pathlib.Path, position: int) -> pathlib.Path:
 
 
 def _write_lost_scores(directory: pathlib.Path) -> None:
-    """Writes the files of scores anew that cannot be read: Orbax reads them all, and would stop at the first."""
+    """Rewrites unreadable score files: Orbax reads the scores of all checkpoints and fails at the first bad one."""
     for position in complete_checkpoints(directory):
         file = _scores(directory, position)
         try:
@@ -226,5 +226,5 @@ def _score(metrics: Any) -> float:
 
 
 def to_arrays(state) -> dict[str, Any]:
-    """The leaves of `state` by path."""
+    """Returns the leaves of `state` by key path."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}

@@ -1,4 +1,4 @@
-"""One process to a run: the signals that stop it, and the lock on its folder."""
+"""The signals that stop a run, and the lock that allows one process per run folder."""
 
 import contextlib
 import os
@@ -11,7 +11,11 @@ from mpjax.errors import UsageError
 
 
 class StopRequest:
-    """Which signal asked to stop; None while none did."""
+    """A request to stop the run; true once a signal has arrived.
+
+    Attributes:
+      signal_number: the signal that arrived, or None.
+    """
 
     def __init__(self):
         self.signal_number: int | None = None
@@ -22,15 +26,15 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Within it, the first SIGINT or SIGTERM is recorded instead of ending the process."""
+    """Records the first SIGINT or SIGTERM within the context, instead of ending the process."""
     request = StopRequest()
 
     def record(signal_number: int, frame) -> None:
         request.signal_number = signal_number
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C again means now
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends the process at once
 
     if threading.current_thread() is not threading.main_thread():
-        yield request  # Python allows handlers in the main thread only; elsewhere the caller handles signals
+        yield request  # Python allows signal handlers only in the main thread; elsewhere the caller handles signals
         return
     before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -42,7 +46,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def as_usual() -> Iterator[None]:
-    """Within it, SIGINT and SIGTERM end the process as they do without `stop_on_signals`."""
+    """Restores the default handlers of SIGINT and SIGTERM within the context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,20 +61,20 @@ def as_usual() -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, holder: Callable[[], str]) -> Iterator[None]:
-    """Holds the lock of a run's folder, where the system has such locks.
+    """Holds the lock of a run's folder within the context; does nothing where the system has no file locks.
 
     Args:
-      folder: of the run.
-      holder: says who holds it, should another process do so.
+      folder: the run's folder.
+      holder: returns a description of the process that holds the lock, for the error message.
 
     Raises:
-      UsageError: another process holds it.
+      UsageError: another process holds the lock.
     """
     opened = os.open(folder, os.O_RDONLY)
     try:
         if not _lock(opened):
             raise UsageError(
-                f"{folder} is in use by {holder()}: wait until that ends, or end it; or take another --output_dir"
+                f"{folder} is in use by {holder()}: wait until it ends, stop it, or use another --output_dir"
             )
         yield
     finally:
@@ -78,7 +82,7 @@ def locked(folder: pathlib.Path, holder: Callable[[], str]) -> Iterator[None]:
 
 
 def _lock(opened: int) -> bool:
-    """Takes the lock; False if another process has it."""
+    """Takes the lock; returns False if another process holds it."""
     try:
         import fcntl
     except ImportError:
@@ -87,6 +91,6 @@ def _lock(opened: int) -> bool:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # some network file systems
+    except OSError:  # some network file systems do not support locks
         return True
     return True

@@ -1,4 +1,4 @@
-"""A trace of some steps for TensorBoard and XProf: what the device and the host did, and for how long."""
+"""A profile of a few training calls, for TensorBoard and XProf."""
 
 import contextlib
 import itertools
@@ -9,7 +9,7 @@ import jax
 
 
 BEFORE = 5
-"""Calls before the trace begins, where there are enough: in the first ones caches are cold."""
+"""Calls before the trace begins, if the run is long enough: caches are cold in the first calls."""
 
 TRACED = 5
 """Calls in the trace."""
@@ -17,9 +17,9 @@ TRACED = 5
 
 @contextlib.contextmanager
 def profiled(train_call: Callable, folder: pathlib.Path, counts: Iterable[int]) -> Iterator[Callable]:
-    """`train_call`, calls number `BEFORE` + 1 to `BEFORE` + `TRACED` of which are traced into `folder`.
+    """Yields `train_call` with calls number `BEFORE` + 1 to `BEFORE` + `TRACED` traced into `folder`.
 
-    Of a run of fewer calls, whose steps `counts` has, the last `TRACED` are.
+    A run of fewer calls traces its last `TRACED` calls. `counts` holds the number of steps of every call of the run.
     """
     calls = sum(1 for _ in itertools.islice(counts, BEFORE + TRACED))
     before = max(0, calls - TRACED)

@@ -1,4 +1,4 @@
-"""A checkpoint into a training state, whatever policy either has: cast where they differ, and say so."""
+"""Restores a checkpoint into a training state of any policy: casts where dtypes differ, and warns of losses."""
 
 import re
 import warnings
@@ -16,22 +16,23 @@ _MASTERS = "opt_state/inner_state/masters/"
 
 
 def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
-    """`state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
+    """Returns `state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
 
-    Half-precision parameters with float32 master weights are restored from the masters, and the other way round. A
-    moving average that the checkpoint has not starts at its parameters.
+    Parameters of a wider dtype, or of the other half precision, are restored from the saved float32 master weights, if
+    there are any. Master weights and moving averages that the checkpoint lacks are restored from its parameters.
 
     Args:
-      state: a fresh `TrainState` of the run to go on.
+      state: a fresh `TrainState` of the run to resume.
       saved: arrays by path, from `read_checkpoint`.
-      same_scaling: whether the checkpoint's run scaled the loss as this one does; else the scale starts afresh.
+      same_scaling: True if the checkpoint's run scaled the loss as this run does; otherwise the loss scale starts at
+        its initial value.
 
     Warns:
-      PrecisionWarning: the checkpoint has no loss-scale or other optimizer state, so that this starts afresh; values
-        that the present dtypes cannot hold.
+      PrecisionWarning: the checkpoint lacks loss-scale or other optimizer state, which keeps its initial values; or
+        values overflow or flush to zero in the dtypes of `state`.
 
     Raises:
-      UsageError: parameters that are missing, unexpected or of another shape, all of them listed.
+      UsageError: parameters are missing, unexpected or of another shape; the message lists the first 20.
     """
     saved = {_plain(path): value for path, value in saved.items()}
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
@@ -42,7 +43,7 @@ def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
     for name, (_, leaf) in zip(names, leaves, strict=True):
         value = None if name in SCALER and not same_scaling else _find(name, leaf, saved)
         if value is None and name.endswith(("/count", "/draws")):
-            # A schedule, or a rounding by chance, that is new to this run goes on where the run is, not from its start.
+            # A schedule or stochastic rounding that is new to this run continues at the run's step, not at 0.
             value = saved.get("step")
         if value is None:
             missing += [] if name in SCALER and not same_scaling else [name]
@@ -55,12 +56,12 @@ def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
     if others := [name for name in missing if name not in SCALER]:
         _warn(f"not in the checkpoint, so they start afresh: {', '.join(others[:8])}{' …' if others[8:] else ''}")
     if lossy:
-        _warn("values that the present dtypes cannot hold: " + "; ".join(lossy))
+        _warn("values that the dtypes of this run cannot represent: " + "; ".join(lossy))
     return jax.tree.unflatten(treedef, restored)
 
 
 def _plain(path: str) -> str:
-    """A path as it would be without master weights, whose state wraps the optimizer's once more."""
+    """Removes the extra `inner_state` that master weights add to a path."""
     return re.sub(r"(/inner_state)+", "/inner_state", path)
 
 
@@ -104,7 +105,7 @@ def _place(value: np.ndarray, leaf):
 
 
 def _cast(value: np.ndarray, leaf) -> np.ndarray:
-    with np.errstate(over="ignore", under="ignore"):  # told by _losses
+    with np.errstate(over="ignore", under="ignore"):  # reported by _losses
         return value.astype(leaf.dtype)
 
 

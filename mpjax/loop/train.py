@@ -1,4 +1,4 @@
-"""The training loop: steps, metrics, evaluation, checkpoints, and when a run has diverged."""
+"""The training loop: steps, metrics, evaluation, checkpoints, and the test for divergence."""
 
 import contextlib
 import dataclasses
@@ -24,12 +24,12 @@ class Clock:
         self._paused = 0.0
 
     def seconds(self) -> float:
-        """Seconds since the start, pauses left out."""
+        """Returns the seconds since the start, without pauses."""
         return time.perf_counter() - self._start - self._paused
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leaves out what happens within."""
+        """Stops the clock within the context."""
         start = time.perf_counter()
         try:
             yield
@@ -39,20 +39,20 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What is tolerated.
+    """The limits beyond which a run has diverged.
 
     Attributes:
-      floor: the smallest loss scale; None without loss scaling, when nothing is skipped and NaN spreads at once.
-      patience: steps in a row that may be skipped at the floor.
+      floor: the smallest loss scale; None without loss scaling: no step is skipped, and NaN spreads at once.
+      patience: the number of consecutive skipped steps at the floor that ends training.
     """
 
     floor: float | None
     patience: int
 
     def exceeded_by(self, metrics: Mapping[str, float]) -> str | None:
-        """Why the step with these metrics ends training, or None."""
+        """Returns the reason why the step with these metrics ends training, or None."""
         if self.floor is None:
-            # The gradient too: after its last step a run would end well, with parameters that are NaN.
+            # The gradient too: a NaN gradient in the last step makes the parameters NaN, but not that step's loss.
             bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
             return f"{bad[0]} is {metrics[bad[0]]}" if bad else None
         if metrics["loss_scale"] > self.floor or metrics["consecutive_skips"] < self.patience:
@@ -62,19 +62,19 @@ class Limits:
 
 
 class Writer(Protocol):
-    """Where metrics go."""
+    """A destination of metrics."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of one moment."""
+        """Writes the metrics of one step."""
         ...
 
     def layers(self, step: int, layers: Sequence) -> None:
-        """Takes the statistics of the layers in one step."""
+        """Writes the layer statistics of one step."""
         ...
 
 
 AHEAD = 8
-"""Steps that the host may be ahead of the device, or 2 calls."""
+"""Steps that the host may run ahead of the device, or 2 calls if these have more steps."""
 
 Metrics = Mapping[str, float]
 
@@ -96,29 +96,29 @@ def train_loop(
     score: str = "accuracy",
     probe: Callable | None = None,
 ):
-    """Runs steps `start + 1` to `when.steps` and gives the final state.
+    """Runs steps `start + 1` to `when.steps` and returns the final state.
 
-    Metrics are read on the host one call after their interval ends, while the device is at work on the next one.
+    The host reads metrics one call after their interval ends, while the device runs the next call.
 
     Args:
-      state: the training state; consumed.
-      train_call: `(state, fed, count) -> (state, metrics)`: so many steps, whose metrics are [count] if it is not 1.
-      feed: what the calls are given, on the device, of `when.call_counts(start)` steps each.
+      state: the training state; donated.
+      train_call: `(state, fed, count) -> (state, metrics)` runs `count` steps; metrics are [count], scalars for 1.
+      feed: the device inputs of the calls, which have `when.call_counts(start)` steps.
       start: steps attempted before.
-      when: what is due when.
+      when: the intervals of logging, evaluation, checkpoints and layer statistics.
       batch_size: examples per step, for the throughput.
-      limits: what counts as diverged.
-      writer: gets `train/…` metrics (means over the interval; the last value of counters) and those of `evaluate`.
-      evaluate: state to metrics, `test/loss` among them.
-      save: writes a checkpoint of (position, state, score), the score being higher for a better one.
-      explain: says what is wrong with a step, by its number, after which training cannot go on.
-      stop: asks to stop after the step at hand.
+      limits: the limits of divergence.
+      writer: receives `train/…` metrics (means over the interval, last values of counters) and those of `evaluate`.
+      evaluate: a function of the state that returns metrics, including `test/loss`.
+      save: writes a checkpoint of (position, state, score), where a higher score is better.
+      explain: returns the explanation of a failed step, given its number.
+      stop: a request to stop after the current call.
       score: the metric of the test set that decides which checkpoint is best.
-      probe: `(state, fed, count) -> Layers`, what is to be seen of the layers in the step to come, when it is due.
+      probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due.
 
     Raises:
-      Diverged: see `Limits`; the message names the first bad layer.
-      Interrupted: `stop` was set; a checkpoint is saved.
+      Diverged: `limits` were exceeded, or the final test loss is not finite; the message includes `explain`'s text.
+      Interrupted: `stop` was set and a checkpoint was saved.
     """
     clock = Clock()
     ahead = max(2, AHEAD // when.per_call)
@@ -158,7 +158,7 @@ def train_loop(
             close_window(unread)
             unread = None
         window.append((metrics, count))
-        if len(window) >= ahead:  # batches must not pile up in the device's memory
+        if len(window) >= ahead:  # keeps batches from piling up in device memory
             jax.block_until_ready(window[-ahead][0])
 
         stopping = bool(stop) and position < when.steps
@@ -185,12 +185,12 @@ def train_loop(
 
 
 def _each(metrics: Metrics, count: int) -> list[Metrics]:
-    """The metrics of every step of a call."""
+    """Splits the metrics of a call into those of its steps."""
     return [metrics] if count == 1 else [jax.tree.map(operator.itemgetter(index), metrics) for index in range(count)]
 
 
 def higher_is_better(metric: str, value: float | None) -> float | None:
-    """A metric's value, negated where the lower one is the better."""
+    """Returns the value of a metric, negated if lower is better."""
     return -value if value is not None and BEST[metric] is min else value
 
 
@@ -198,7 +198,7 @@ _COUNTERS = ("learning_rate", "loss_scale", "skipped", "consecutive_skips")
 
 
 def _summary(steps: list[Metrics]) -> dict[str, float]:
-    """Means over the applied steps of an interval (over all, if none was applied); counters as they stand last."""
+    """Averages over the applied steps of an interval (all if none was applied); counters keep their last value."""
     good = [step for step in steps if step["finite"]] or steps
     means = {
         name: math.fsum(float(step[name]) for step in good) / len(good)

@@ -1,4 +1,4 @@
-"""When something is due: every so many steps, and at the end."""
+"""Intervals: which steps end with logging, evaluation or a checkpoint, and how many steps each compiled call runs."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(frozen=True)
 class When:
-    """Intervals in attempted steps; 0: only at the end, and for layers never.
+    """Intervals in attempted steps. 0 means only at the end; for layer statistics it means never.
 
     Attributes:
       steps: length of training.
-      log: between lines of metrics.
-      evaluate: between evaluations.
-      save: between checkpoints.
-      layers: between statistics of the layers.
-      per_call: steps in one compiled call, at most.
+      log: interval between lines of metrics.
+      evaluate: interval between evaluations.
+      save: interval between checkpoints.
+      layers: interval between layer statistics.
+      per_call: largest number of steps in one compiled call.
     """
 
     steps: int
@@ -25,25 +25,30 @@ class When:
     per_call: int = 1
 
     def due(self, interval: int, position: int) -> bool:
-        """Whether something with this interval happens after step number `position` (the first is 1)."""
+        """Returns True if an event with this interval is due after step number `position` (the first step is 1)."""
         return position == self.steps or (interval > 0 and position % interval == 0)
 
     def layers_due(self, position: int) -> bool:
-        """Whether step number `position` is one whose layers are looked at."""
+        """Returns True if layer statistics are measured in step number `position`."""
         return self.layers > 0 and position % self.layers == 0
 
     def call_at(self, position: int) -> int:
-        """Steps in the call that begins after step number `position`: `per_call`, or 1 where that would pass a halt.
+        """Returns the number of steps in the call that begins after step number `position`: `per_call` or 1.
 
-        A halt is where the state is looked at: evaluated, saved, its layers measured. Calls are counted from the halt
-        before, so that those of a resumed run are those of an undisturbed one.
+        A halt is a position where the state is evaluated, saved, or its layers are measured. No call passes a halt:
+        the steps before it that do not fill a call run one by one. Calls are counted from the previous halt, so that a
+        resumed run makes the same calls as an uninterrupted one.
         """
         before, after = self._halts_around(position)
         fits = position + self.per_call <= after
         return self.per_call if fits and (position - before) % self.per_call == 0 else 1
 
     def call_counts(self, start: int) -> Iterator[int]:
-        """The steps of every call from step number `start` + 1 to the end."""
+        """Yields the number of steps of every call from step number `start` + 1 to the end.
+
+        >>> list(When(steps=12, log=1, evaluate=7, save=10, per_call=3).call_counts(0))  # halts at 7, 10 and 12
+        [3, 3, 1, 3, 1, 1]
+        """
         position = start
         while position < self.steps:
             count = self.call_at(position)
@@ -51,7 +56,7 @@ class When:
             position += count
 
     def kinds_of_calls(self, start: int) -> set[int]:
-        """The numbers of steps that calls have from step number `start` + 1 to the end."""
+        """Returns the distinct numbers of steps per call from step number `start` + 1 to the end."""
         possible, kinds = {1, self.per_call}, set()
         for count in self.call_counts(start):
             kinds.add(count)
@@ -60,7 +65,7 @@ class When:
         return kinds
 
     def advice(self, start: int) -> str:
-        """What to say of a `per_call` that no call from step number `start` + 1 on has; else nothing."""
+        """Returns advice if no call after step number `start` has `per_call` steps, else an empty string."""
         if start >= self.steps or self.per_call in self.kinds_of_calls(start):
             return ""
         position, longest = start, 0
@@ -69,15 +74,15 @@ class When:
             position, longest = after, max(longest, after - position)
         return (
             f"--training.steps_per_call {self.per_call} does nothing: evaluations, checkpoints and statistics of "
-            f"layers are at most {longest} steps apart; write {longest} or fewer, or have them less often"
+            f"layers are at most {longest} steps apart; write {longest} or fewer, or lengthen these intervals"
         )
 
     def _halts_around(self, position: int) -> tuple[int, int]:
-        """The last halt up to `position`, and the first after it."""
+        """Returns the last halt up to `position`, and the first after it."""
         intervals = [n for n in (self.evaluate, self.save) if n > 0]
         before = [position // n * n for n in intervals]
         after = [position // n * n + n for n in intervals]
-        if self.layers > 0:  # the state before a step whose layers are looked at
+        if self.layers > 0:  # the state is needed before the step whose layers are measured
             number = (position + 1) // self.layers * self.layers
             before.append(number - 1)
             after.append(number + self.layers - 1)

@@ -1,4 +1,4 @@
-"""Networks in Flax NNX, plain enough to read as a tutorial: settings in, module out."""
+"""Networks in Flax NNX, written to be read as a tutorial; `build_model` builds one from settings."""
 
 from mpjax.models.build import build_model
 

@@ -1,4 +1,4 @@
-"""The smooth step that Transformers and ConvNeXt have between two linear layers."""
+"""GELU, the activation between the linear layers of Transformers and ConvNeXt, computed in float32."""
 
 import math
 from collections.abc import Callable
@@ -14,12 +14,12 @@ Function = Callable[[jax.Array], jax.Array]
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """x times the normal distribution's share below x (Hendrycks & Gimpel, 2016, arXiv:1606.08415)."""
+    """Computes x * Phi(x), where Phi is the standard normal CDF (Hendrycks & Gimpel, 2016, arXiv:1606.08415)."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=False), _gelu_slope, x)
 
 
 def tanh_gelu(x: jax.Array) -> jax.Array:
-    """The same paper's approximation by a hyperbolic tangent."""
+    """Computes the tanh approximation of GELU from the same paper."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=True), _tanh_gelu_slope, x)
 
 
@@ -35,10 +35,10 @@ def _tanh_gelu_slope(x: jax.Array) -> jax.Array:
 
 
 def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
-    """A function of each value by itself, in float32: cubes of 41 are too large for float16.
+    """Applies an elementwise function in float32: in float16, the cube of 41 overflows.
 
-    The slope is given because that which JAX derives, from one operation to the next, moves 6 % more bytes in a step of
-    ViT-S on a GPU.
+    The derivative is given as `slope`, because the one that JAX derives operation by operation moves 6 % more bytes in
+    a step of ViT-S on a GPU.
     """
 
     @jax.custom_jvp
@@ -51,5 +51,5 @@ def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
         dtype = widest(x.dtype, FLOAT32)
         return wide(x), (tangent.astype(dtype) * slope(x.astype(dtype))).astype(x.dtype)
 
-    # The backward pass computes the slope, so that what is kept for it is x alone, not float32.
+    # The backward pass recomputes the slope, so that only x is kept for it, and nothing in float32.
     return jax.checkpoint(wide)(x)

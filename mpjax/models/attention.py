@@ -1,6 +1,6 @@
-"""Multi-head self-attention (Vaswani et al., 2017, arXiv:1706.03762), by cuDNN's fused kernel where there is one.
+"""Multi-head self-attention (Vaswani et al., 2017, arXiv:1706.03762), with cuDNN's fused kernel where it can run.
 
-Shapes: B batch, T positions, D width, N heads, H features of a head.
+Shapes: B batch, T positions, D width, N heads, H features per head.
 """
 
 import functools
@@ -20,15 +20,15 @@ Implementation = Literal["auto", "xla", "cudnn"]
 
 
 class Attention(nnx.Module):
-    """Queries, keys and values of all heads, attention, and a projection of what the heads found.
+    """Query, key and value projections, attention, and an output projection.
 
     Args:
-      width: D, features in and out.
-      heads: N, which divides the width.
-      is_causal: whether a position attends to those up to its own only.
-      implementation: "cudnn" keeps no [T, T] scores in memory; "auto" takes it where `implementation_for` says so.
-      kernel_init: initial kernels of queries, keys and values.
-      out_init: initial kernel of the projection.
+      width: D, the number of input and output features.
+      heads: N, a divisor of the width.
+      is_causal: whether a position attends only to itself and earlier positions.
+      implementation: "cudnn" keeps no [T, T] scores in memory; "auto" uses it if `implementation_for` chooses it.
+      kernel_init: the initializer of the query, key and value kernels.
+      out_init: the initializer of the output projection's kernel.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if width % heads:
-            raise UsageError(f"attention of width {width} has no {heads} heads: wanted a number that divides {width}")
+            raise UsageError(f"attention of width {width} cannot have {heads} heads: wanted a divisor of {width}")
         project = functools.partial(nnx.LinearGeneral, width, (heads, width // heads), kernel_init=kernel_init)
         self.query = project(rngs=rngs)
         self.key = project(rngs=rngs)
@@ -53,7 +53,7 @@ class Attention(nnx.Module):
         self.implementation: Implementation = implementation
 
     def __call__(self, x: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
-        """Features [B, T, D] to as many; of sequence b the positions from `lengths[b]` on are not attended to."""
+        """Maps features [B, T, D] to [B, T, D]; positions of sequence b from `lengths[b]` on are masked out."""
         query, key, value = self.query(x), self.key(x), self.value(x)
         attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
         return self.out(attention(query, key, value, lengths=lengths))
@@ -68,21 +68,21 @@ def attend(
     is_causal: bool = False,
     implementation: Implementation = "auto",
 ) -> jax.Array:
-    """Attention with scores and softmax in float32, whatever the inputs and the device are.
+    """Computes attention with scores and softmax in float32, whatever the input dtype and the device.
 
     Args:
       query: [B, T, N, H].
       key: [B, T, N, H].
       value: [B, T, N, H].
-      lengths: int32 [B], how many positions of each sequence there are to attend to; one at the least.
-      is_causal: whether a position attends to those up to its own only.
+      lengths: int32 [B], the number of positions of each sequence to attend to; 0 counts as 1.
+      is_causal: whether a position attends only to itself and earlier positions.
       implementation: "auto", "xla" or "cudnn".
 
     Returns:
       [B, T, N, H] in the dtype of the inputs.
 
     Raises:
-      UsageError: "cudnn" where it cannot run.
+      UsageError: the implementation is unknown, or it is "cudnn" and cuDNN cannot run here.
     """
     lengths = None if lengths is None else jnp.maximum(lengths, 1)
     if _chosen(implementation, query) == "cudnn":
@@ -97,7 +97,7 @@ def attend(
 
 
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:
-    """The fastest implementation that can train on queries [B, T, N, H]; `device` is JAX's default unless given."""
+    """Returns the fastest implementation that can train on queries [B, T, N, H]; `device` is JAX's default if None."""
     return "xla" if _why_not_cudnn(query, _default_device() if device is None else device) else "cudnn"
 
 
@@ -105,21 +105,21 @@ def _chosen(implementation: Implementation, query: jax.Array) -> Literal["xla", 
     if implementation == "auto":
         return implementation_for(query)
     if implementation not in ("xla", "cudnn"):
-        raise UsageError(f"attention by '{implementation}': wanted 'auto', 'xla' or 'cudnn'")
+        raise UsageError(f"unknown attention implementation '{implementation}': wanted 'auto', 'xla' or 'cudnn'")
     if implementation == "cudnn" and (reason := _why_not_cudnn(query, _default_device())):
-        raise UsageError(f"attention by 'cudnn' {reason}; write implementation='auto', which takes 'xla' here")
+        raise UsageError(f"attention with 'cudnn' {reason}; write implementation='auto', which uses 'xla' here")
     return implementation
 
 
 def _why_not_cudnn(query: jax.Array, device) -> str | None:
-    """What keeps cuDNN's fused attention from running forwards and backwards; None where nothing does."""
+    """Returns the reason why cuDNN's fused attention cannot train here, or None if it can."""
     *_, length, _, features = query.shape
     if device.platform not in ("gpu", "cuda"):
         return f"needs a GPU, this is a {device.platform}"
     try:
         capability = float(device.compute_capability)
-    except (AttributeError, ValueError):  # AMD's is a name, "gfx942"
-        return f"needs a GPU of NVIDIA, this is a {device.device_kind}"
+    except (AttributeError, ValueError):  # AMD's capability is a name, such as "gfx942"
+        return f"needs an NVIDIA GPU, this is a {device.device_kind}"
     if capability < 8.0:
         return f"needs compute capability 8.0, {device.device_kind} has {capability}"
     if query.dtype not in HALF:
@@ -132,7 +132,7 @@ def _why_not_cudnn(query: jax.Array, device) -> str | None:
 
 
 def _default_device():
-    """Where arrays go that are not told where."""
+    """Returns the device on which JAX puts arrays by default."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None or isinstance(device, str):
         return jax.local_devices(backend=device)[0]

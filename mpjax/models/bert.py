@@ -1,4 +1,4 @@
-"""BERT: a text encoder that reads in both directions, with a classifier on its first token.
+"""BERT: a bidirectional text encoder with a classifier on its first token.
 
 Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers", 2018 (arXiv:1810.04805).
 
@@ -23,13 +23,13 @@ class BERT(nnx.Module):
 
     Args:
       num_classes: number of logits.
-      vocabulary: number of different tokens.
-      length: the most tokens that a text can have.
+      vocabulary: number of tokens in the vocabulary.
+      length: the largest number of tokens in a text.
       width: D.
       depth: number of blocks.
-      heads: heads of the attention; divide the width.
-      dropout: share of values set to zero in training.
-      implementation: of the attention.
+      heads: number of attention heads, a divisor of the width.
+      dropout: dropout rate.
+      implementation: attention implementation; see `attend`.
     """
 
     def __init__(
@@ -58,12 +58,15 @@ class BERT(nnx.Module):
     def __call__(
         self, tokens: jax.Array, lengths: jax.Array | None = None, segments: jax.Array | None = None
     ) -> jax.Array:
-        """Texts to logits [B, num_classes].
+        """Computes logits [B, num_classes].
 
         Args:
           tokens: int32 [B, T], padded on the right.
-          lengths: int32 [B], how many tokens of each text are not padding; None: all.
-          segments: int32 [B, T], 0 for the first sentence and 1 for the second; None: all 0.
+          lengths: int32 [B], the number of tokens of each text that are not padding; all if None.
+          segments: int32 [B, T], 0 for the first sentence and 1 for the second; all 0 if None.
+
+        Raises:
+          UsageError: a text has more tokens than there are position embeddings.
         """
         check_length(tokens, self.positions.shape[0])
         x = self.tokens(tokens) + self.segments(jnp.zeros_like(tokens) if segments is None else segments)

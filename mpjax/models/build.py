@@ -1,4 +1,4 @@
-"""From settings to the network they name."""
+"""Builds the network that the settings name."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mpjax.models.mlp import MLP
 from mpjax.precision.calls import name_scopes
 
 
-if TYPE_CHECKING:  # the networks themselves need neither settings nor data
+if TYPE_CHECKING:  # at run time, the networks need neither settings nor data
     from mpjax.config import schema
     from mpjax.config.choices import TaskName
     from mpjax.data.fields import Fields
 
 
 class Entry(NamedTuple):
-    """A model that has a name.
+    """A model in the table of names.
 
     Attributes:
-      task: what it is for.
-      make: gives the module; takes the arguments that `inputs` makes, `rngs`, and those of `settings` that are not 0.
-      inputs: from the fields of a batch and the settings to the arguments that follow from the data.
-      settings: which of `mpjax.config.schema.Model` the model has, besides those that `inputs` reads.
+      task: the task of the model.
+      make: builds the module from the arguments that `inputs` returns, `rngs`, and the `settings` that are not 0.
+      inputs: computes arguments of `make` from the fields of a batch and the settings.
+      settings: fields of `mpjax.config.schema.Model` that the model accepts, besides those that `inputs` reads.
     """
 
     task: TaskName
@@ -39,15 +39,16 @@ class Entry(NamedTuple):
 
 
 def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    """The network that `config` names, in float32, its operations named by module path.
+    """Builds the network that `config` names, in float32, with its operations named by module path.
 
     Args:
-      config: the `model` section.
-      fields: what a batch holds (`mpjax.data.batch_fields`).
-      rngs: where initial values come from.
+      config: the `model` section of the settings.
+      fields: the fields of a batch (`mpjax.data.batch_fields`).
+      rngs: the random streams for initial values.
 
     Raises:
-      UsageError: the model does not take such data, or has no such setting.
+      UsageError: the model does not accept the fields or one of the settings, or the user's own model does not have
+        the required signature or does not return a Flax module.
     """
     model = _own(config.name, fields, rngs) if ":" in config.name else _named(config, fields, rngs)
     name_scopes(model)
@@ -62,8 +63,8 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     if set(fields) != set(_FIELDS[entry.task]):
         fitting = [name for name, other in ENTRIES.items() if set(_FIELDS[other.task]) == set(fields)]
         raise UsageError(
-            f"--model.name {config.name} is for {entry.task}: it takes {', '.join(_FIELDS[entry.task])}, and the data "
-            f"has {', '.join(fields)}; write --task {entry.task}, or take {', '.join(fitting) or 'your own model'}"
+            f"--model.name {config.name} is for {entry.task}: it takes {', '.join(_FIELDS[entry.task])}, but the data "
+            f"has {', '.join(fields)}; write --task {entry.task}, or use {', '.join(fitting) or 'your own model'}"
         )
     return entry.make(**{**entry.inputs(fields, config), **given}, rngs=rngs)
 
@@ -76,17 +77,17 @@ def _own(name: str, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
         _signature(make).bind(fields, rngs=rngs)
     except TypeError as error:
         raise UsageError(
-            f"--model.name {name}: {error}; wanted NAME(fields, *, rngs), with fields a dict of what a batch holds, "
-            f"here {dict(fields)}; write def __init__(self, fields, *, rngs: nnx.Rngs)"
+            f"--model.name {name}: {error}; wanted NAME(fields, *, rngs), where fields is a dict of the fields of a "
+            f"batch, here {dict(fields)}; write def __init__(self, fields, *, rngs: nnx.Rngs)"
         ) from error
     model = make(fields, rngs=rngs)
     if not isinstance(model, nnx.Module):
-        raise UsageError(f"--model.name {name} gave {type(model).__name__}; wanted a flax.nnx.Module")
+        raise UsageError(f"--model.name {name} returned {type(model).__name__}; wanted a flax.nnx.Module")
     return model
 
 
 def _signature(make: Callable) -> inspect.Signature:
-    """What a call of `make` takes; asked of a Flax class itself it is that of its metaclass, which takes anything."""
+    """Returns the signature of a call of `make`; for a class, of `__init__`, as Flax's metaclass accepts anything."""
     return inspect.signature(functools.partial(make.__init__, None) if inspect.isclass(make) else make)
 
 
@@ -96,10 +97,10 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
     "text_classification": ("tokens", "length", "label"),
     "language_modeling": ("tokens",),
 }
-"""What a batch of each task holds."""
+"""The fields in a batch of each task."""
 
 _SETTINGS = ("width", "depth", "heads", "patch", "dropout")
-"""Settings whose 0 stands for what was published."""
+"""Settings whose value 0 means the published value."""
 
 
 def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _texts(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
 
 
 def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    tokens = fields["tokens"]  # one more than the model sees: what follows the last
+    tokens = fields["tokens"]  # one more than the model reads: the target of the last position
     return {"vocabulary": tokens.vocabulary, "length": tokens.length - 1, "dropout": config.dropout}
 
 

@@ -1,4 +1,4 @@
-"""ConvNeXt: a residual network with a Vision Transformer's sizes, depthwise convolutions in place of attention.
+"""ConvNeXt: a residual network with the sizes of a Vision Transformer and depthwise convolutions for attention.
 
 Liu et al., "A ConvNet for the 2020s", 2022 (arXiv:2201.03545); layer scale from Touvron et al., 2021
 (arXiv:2103.17239), stochastic depth from Huang et al., 2016 (arXiv:1603.09382).
@@ -25,20 +25,20 @@ LayerNorm = functools.partial(nnx.LayerNorm, epsilon=1e-6)
 
 
 class LayerScale(nnx.Module):
-    """Multiplies each channel by a parameter, small at first, so that a block starts close to its shortcut."""
+    """Multiplies each channel by a parameter that starts small, so that a block starts close to the identity."""
 
     def __init__(self, channels: int, initial: float = 1e-6):
         self.scale = nnx.Param(jnp.full((channels,), initial, jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.scale[...]
-        # Spread out before it is cast down: its gradient is a sum over all pixels, which half precision cannot hold.
+        # Broadcast before the cast down: the gradient is a sum over all pixels, which needs more than half precision.
         scale = jnp.broadcast_to(scale.astype(widest(scale.dtype, FLOAT32)), x.shape)
         return x * scale.astype(x.dtype)
 
 
 class Block(nnx.Module):
-    """A 7x7 convolution of each channel on its own, then a perceptron across channels, around a shortcut."""
+    """A 7x7 depthwise convolution and an MLP across channels, with a shortcut around both."""
 
     def __init__(self, width: int, drop: float, *, rngs: nnx.Rngs):
         self.depthwise = Conv(width, width, (7, 7), padding=3, feature_group_count=width, rngs=rngs)
@@ -46,7 +46,7 @@ class Block(nnx.Module):
         self.expand = Linear(width, 4 * width, rngs=rngs)
         self.project = Linear(4 * width, width, rngs=rngs)
         self.scale = LayerScale(width)
-        # One random number for an example: it keeps or drops the whole block.
+        # One random number per example keeps or drops the whole block.
         self.drop = nnx.Dropout(drop, broadcast_dims=(1, 2, 3), rngs=rngs) if drop else identity
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -56,7 +56,7 @@ class Block(nnx.Module):
 
 
 class Stem(nnx.Module):
-    """Cuts the image into patches and gives each one vector: a convolution whose stride is its size."""
+    """Patch embedding: a convolution whose stride equals its kernel size, and layer norm."""
 
     def __init__(self, channels_in: int, width: int, patch: int, *, rngs: nnx.Rngs):
         self.conv = Conv(channels_in, width, (patch, patch), strides=patch, padding=0, rngs=rngs)
@@ -67,7 +67,7 @@ class Stem(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """Halves height and width between stages, and doubles the channels."""
+    """Halves height and width and doubles the channels, between stages."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.norm = LayerNorm(width, rngs=rngs)
@@ -78,15 +78,16 @@ class Downsample(nnx.Module):
 
 
 class ConvNeXt(nnx.Module):
-    """Stem, stages of blocks with a halving between them, mean over the image, linear classifier.
+    """Stem, stages of blocks with downsampling between them, mean over the image, linear classifier.
 
     Args:
       stages: number of blocks in each stage.
       channels: channels of the input image.
       width: channels of the first stage, doubled by each later one.
       num_classes: number of logits.
-      patch: height and width of the stem's patches; 1 or 2 for images of some 32 pixels and less.
-      drop: how often the last block is dropped while training; less for earlier ones, down to never for the first.
+      patch: height and width of the stem's patches; 1 or 2 for images of about 32 pixels or less.
+      drop: stochastic depth: the rate at which the last block is dropped in training; it grows linearly from 0 for the
+        first block.
     """
 
     def __init__(
@@ -115,16 +116,16 @@ class ConvNeXt(nnx.Module):
         self.head = Linear(channels_out, num_classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Images [B, H, W, C] to logits [B, num_classes].
+        """Computes logits [B, num_classes] from images [B, H, W, C].
 
         Raises:
-          UsageError: images of which the last stage would have no pixel left.
+          UsageError: the images are so small that the last stage would have no pixels.
         """
         _, height, width, _ = x.shape
         if min(height, width) < self.smallest:
             raise UsageError(
-                f"this ConvNeXt takes images of {self.smallest} pixels or more, got {height}x{width}; "
-                f"make it with a smaller patch (patch=1) or fewer stages"
+                f"this ConvNeXt needs images of {self.smallest}x{self.smallest} pixels or more, got {height}x{width}; "
+                f"build it with a smaller patch (patch=1) or fewer stages"
             )
         x = self.stem(x)
         for layer in self.layers:

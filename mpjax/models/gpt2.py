@@ -1,7 +1,7 @@
-"""GPT-2: a decoder that predicts each next token from those before it.
+"""GPT-2: a decoder that predicts each next token from the tokens before it.
 
-Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. The embedding of the tokens also gives the
-logits (Press & Wolf, 2016, arXiv:1608.05859).
+Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. The token embedding is tied to the output
+projection (Press & Wolf, 2016, arXiv:1608.05859).
 
 Shapes: B batch, T tokens, D width, V vocabulary.
 """
@@ -20,16 +20,16 @@ EPSILON = 1e-5
 
 
 class GPT2(nnx.Module):
-    """Embeddings of tokens and positions, causal pre-norm blocks, a last norm, and products with the embeddings.
+    """Token and position embeddings, causal pre-norm blocks, a final norm, and logits from the tied token embedding.
 
     Args:
-      vocabulary: V, number of different tokens.
-      length: the most tokens that a text can have.
+      vocabulary: V, number of tokens in the vocabulary.
+      length: the largest number of tokens in a text.
       width: D.
       depth: number of blocks.
-      heads: heads of the attention; divide the width.
-      dropout: share of values set to zero in training.
-      implementation: of the attention.
+      heads: number of attention heads, a divisor of the width.
+      dropout: dropout rate.
+      implementation: attention implementation; see `attend`.
     """
 
     def __init__(
@@ -58,13 +58,17 @@ class GPT2(nnx.Module):
             dropout=dropout,
             implementation=implementation,
             kernel_init=normal(0.02),
-            out_init=normal(0.02 / (2 * depth) ** 0.5),  # 2 depth sums on the way: their variance stays as it is
+            out_init=normal(0.02 / (2 * depth) ** 0.5),  # keeps the variance: 2 * depth branches are summed
         )
         self.blocks = nnx.List([block(rngs=rngs) for _ in range(depth)])
         self.norm = nnx.LayerNorm(width, epsilon=EPSILON, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Texts int32 [B, T] to the logits [B, T, V] of each next token."""
+        """Computes the logits [B, T, V] of each next token from tokens, int32 [B, T].
+
+        Raises:
+          UsageError: a text has more tokens than there are position embeddings.
+        """
         check_length(tokens, self.positions.shape[0])
         x = self.dropout(with_positions(self.tokens(tokens), self.positions[...]))
         for block in self.blocks:

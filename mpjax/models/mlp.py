@@ -1,4 +1,4 @@
-"""A multi-layer perceptron: the smallest network, and the tutorial's."""
+"""A multi-layer perceptron: the smallest network here, used in the tutorial."""
 
 import itertools
 
@@ -7,7 +7,7 @@ from flax import nnx
 
 
 class MLP(nnx.Module):
-    """Hidden linear layers with ReLU between them, and a linear classifier.
+    """Hidden linear layers, each followed by ReLU, and a linear classifier.
 
     Args:
       features: values per example; images are flattened.
@@ -22,7 +22,7 @@ class MLP(nnx.Module):
         self.head = nnx.Linear(sizes[-1], num_classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Examples [B, ...] to logits [B, num_classes]."""
+        """Computes logits [B, num_classes] from examples [B, ...]."""
         x = x.reshape(x.shape[0], -1)
         for layer in self.layers:
             x = nnx.relu(layer(x))

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 
-# Every padding is written out: XLA's "SAME" pads strided convolutions on the other side than PyTorch, whose weights
-# would then see images moved by a pixel.
+# Padding is always explicit: XLA's "SAME" pads strided convolutions on the other side than PyTorch does, so PyTorch's
+# weights would see images shifted by a pixel.
 Conv = functools.partial(
     nnx.Conv, use_bias=False, kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "truncated_normal")
 )
@@ -25,7 +25,7 @@ ZeroBatchNorm = functools.partial(BatchNorm, scale_init=nnx.initializers.zeros_i
 
 
 class Shortcut(nnx.Module):
-    """Brings a block's input to the shape of its output: 1x1 convolution and batch norm."""
+    """A projection of a block's input to the shape of its output: 1x1 convolution and batch norm."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, *, rngs: nnx.Rngs):
         self.conv = Conv(channels_in, channels_out, (1, 1), strides=stride, rngs=rngs)
@@ -36,12 +36,12 @@ class Shortcut(nnx.Module):
 
 
 def identity(x: jax.Array) -> jax.Array:
-    """The shortcut where input and output have one shape."""
+    """Returns `x`: the shortcut of a block whose input and output have the same shape."""
     return x
 
 
 class BasicBlock(nnx.Module):
-    """Two 3x3 convolutions around a shortcut; the block of ResNet-18 and 34."""
+    """Two 3x3 convolutions with a shortcut; the block of ResNet-18 and 34."""
 
     expansion = 1
 
@@ -60,7 +60,7 @@ class BasicBlock(nnx.Module):
 
 
 class Bottleneck(nnx.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut; the block of ResNet-50, 101 and 152."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut; the block of ResNet-50, 101 and 152."""
 
     expansion = 4
     groups = 1
@@ -87,9 +87,9 @@ class Bottleneck(nnx.Module):
 
 
 class ResNeXtBottleneck(Bottleneck):
-    """A bottleneck whose 3x3 convolution runs in 32 groups, of 4 channels each where width is 64: "32x4d".
+    """A bottleneck whose 3x3 convolution has 32 groups, with 4 channels each if width is 64: "32x4d".
 
-    A network so narrow that 32 does not divide the channels has the most groups that do.
+    If 32 does not divide the channels of a narrow network, the number of groups is their greatest common divisor.
     """
 
     groups = 32
@@ -97,7 +97,7 @@ class ResNeXtBottleneck(Bottleneck):
 
 
 class ImageNetStem(nnx.Module):
-    """7x7 convolution of stride 2 and 3x3 max-pooling of stride 2: a quarter of the input's height and width."""
+    """7x7 convolution and 3x3 max-pooling, both of stride 2: a quarter of the input's height and width."""
 
     def __init__(self, channels_in: int, width: int, *, rngs: nnx.Rngs):
         self.conv = Conv(channels_in, width, (7, 7), strides=2, padding=((3, 3), (3, 3)), rngs=rngs)
@@ -105,12 +105,12 @@ class ImageNetStem(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.norm(self.conv(x)))
-        # Flax takes pairs of numbers too, but its signature says only names.
+        # Flax also accepts pairs of numbers, but its annotation allows only strings.
         return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
 
 
 class SmallStem(nnx.Module):
-    """One 3x3 convolution at full resolution, for images of some 32 pixels and less."""
+    """One 3x3 convolution at full resolution, for images of about 32 pixels or less."""
 
     def __init__(self, channels_in: int, width: int, *, rngs: nnx.Rngs):
         self.conv = Conv(channels_in, width, (3, 3), padding=1, rngs=rngs)
@@ -155,7 +155,7 @@ class ResNet(nnx.Module):
         self.head = nnx.Linear(channels_in, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Images [B, H, W, C] to logits [B, num_classes]."""
+        """Computes logits [B, num_classes] from images [B, H, W, C]."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)

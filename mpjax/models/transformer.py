@@ -1,4 +1,4 @@
-"""What all Transformers here share: the block of attention and a two-layer network, each around a shortcut.
+"""The Transformer block, shared by BERT, GPT-2 and ViT: attention and an MLP, each with a residual connection.
 
 Shapes: B batch, T positions, D width.
 """
@@ -21,17 +21,17 @@ INIT = nnx.initializers.truncated_normal(0.02)
 
 
 def pre_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
-    """The norm before the change: a straight path for the gradient (Xiong et al., 2020, arXiv:2002.04745)."""
+    """Applies the norm before `change`, so the gradient has a direct path (Xiong et al., 2020, arXiv:2002.04745)."""
     return x + change(norm(x))
 
 
 def post_norm(x: jax.Array, norm: Function, change: Function) -> jax.Array:
-    """The norm behind the sum, as in the first Transformer and in BERT."""
+    """Applies the norm after the sum, as in the original Transformer and in BERT."""
     return norm(x + change(x))
 
 
 class MLP(nnx.Module):
-    """Two linear layers and what stands between them."""
+    """Two linear layers with an activation between them."""
 
     def __init__(self, width: int, hidden: int, activation: Function, *, kernel_init, out_init, rngs: nnx.Rngs):
         self.up = nnx.Linear(width, hidden, kernel_init=kernel_init, rngs=rngs)
@@ -43,26 +43,26 @@ class MLP(nnx.Module):
 
 
 def dropping(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:
-    """A dropout layer that holds a random stream only if it drops something."""
+    """Returns a dropout layer, which holds a random stream only if `rate` is not 0."""
     return nnx.Dropout(rate, rngs=rngs if rate else None)
 
 
 class Block(nnx.Module):
-    """Attention and a two-layer network.
+    """Attention and an MLP, each with a residual connection.
 
-    Dropout is on what each of them adds, not on the weights of the attention: a fused kernel has no place for it.
+    Dropout applies to the output of each, not to the attention weights: the fused attention kernel does not support it.
 
     Args:
       width: D.
-      heads: heads of the attention.
+      heads: number of attention heads, a divisor of the width.
       order: `pre_norm` or `post_norm`.
-      activation: between the two linear layers, whose inner width is 4 D.
-      epsilon: of the layer norms.
-      is_causal: whether a position attends to those up to its own only.
-      dropout: share of values set to zero in training.
-      implementation: of the attention.
-      kernel_init: initial kernels.
-      out_init: initial kernels of the two layers whose output is added to the shortcut.
+      activation: activation of the MLP, whose hidden width is 4 D.
+      epsilon: epsilon of the layer norms.
+      is_causal: whether a position attends only to itself and earlier positions.
+      dropout: dropout rate.
+      implementation: attention implementation; see `attend`.
+      kernel_init: initializer of the kernels.
+      out_init: initializer of the two kernels whose output is added to the residual.
     """
 
     def __init__(
@@ -89,22 +89,24 @@ class Block(nnx.Module):
         self.order = order
 
     def __call__(self, x: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
-        """Features [B, T, D] to as many; of sequence b the positions from `lengths[b]` on are not attended to."""
+        """Maps features [B, T, D] to [B, T, D]; positions of sequence b from `lengths[b]` on are masked out."""
         x = self.order(x, self.norm1, lambda x: self.dropout(self.attention(x, lengths)))
         return self.order(x, self.norm2, lambda x: self.dropout(self.mlp(x)))
 
 
 def with_positions(x: jax.Array, table: jax.Array) -> jax.Array:
-    """Features [B, T, D] plus the first T rows of a table of position embeddings, in the dtype of the features.
+    """Adds the first T rows of a table of position embeddings to features [B, T, D], in the dtype of the features.
 
-    The rows are spread over the batch before they are cast, so that their gradients add up in float32.
+    The rows are broadcast over the batch before the cast, so that their gradients accumulate in float32.
     """
     rows = jnp.broadcast_to(table[: x.shape[1]].astype(widest(table.dtype, FLOAT32)), x.shape)
     return x + rows.astype(x.dtype)
 
 
 def check_length(tokens: jax.Array, most: int) -> None:
-    """Raises UsageError for texts [B, T] of more tokens than there are position embeddings."""
+    """Raises UsageError if tokens [B, T] are longer than `most`, the number of position embeddings."""
     if tokens.shape[1] > most:
         given = tokens.shape[1]
-        raise UsageError(f"texts of {given} tokens for a model of {most} at most: cut them, or write length={given}")
+        raise UsageError(
+            f"texts of {given} tokens, but the model takes at most {most}: cut them, or write length={given}"
+        )

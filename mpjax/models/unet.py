@@ -1,7 +1,7 @@
-"""U-Net: a convolutional encoder and decoder with shortcuts between equal resolutions, for a class per pixel.
+"""U-Net: a convolutional encoder and decoder with skip connections at each resolution, for segmentation.
 
-Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image Segmentation", 2015 (arXiv:1505.04597). As usual
-today, convolutions are padded, so that logits have the image's size, and batch norm follows each 3x3 convolution.
+Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image Segmentation", 2015 (arXiv:1505.04597). As is
+usual today, convolutions are padded, so that logits have the image's size, and batch norm follows each 3x3 convolution.
 
 Shapes: B batch, H height, W width, C channels; images are B H W C.
 """
@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 
-# Gaussian of variance 2 / (incoming connections), as in section 3 of the paper; batch norm makes a bias useless.
+# Gaussian of variance 2 / fan-in, as in section 3 of the paper; batch norm makes a bias redundant.
 Conv = functools.partial(nnx.Conv, kernel_size=(3, 3), use_bias=False, kernel_init=nnx.initializers.he_normal())
 BatchNorm = functools.partial(nnx.BatchNorm, momentum=0.9, epsilon=1e-5)
 
 
 class TwoConvs(nnx.Module):
-    """Two 3x3 convolutions, each with batch norm and ReLU: what happens at one resolution."""
+    """Two 3x3 convolutions, each with batch norm and ReLU, at one resolution."""
 
     def __init__(self, channels_in: int, width: int, *, rngs: nnx.Rngs):
         self.conv1 = Conv(channels_in, width, rngs=rngs)
@@ -33,7 +33,7 @@ class TwoConvs(nnx.Module):
 
 
 class Up(nnx.Module):
-    """Doubles height and width, halves channels, and joins what the encoder had at that resolution."""
+    """Doubles height and width, halves channels, and concatenates the encoder's features at that resolution."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.up = nnx.ConvTranspose(2 * width, width, (2, 2), strides=(2, 2), padding="VALID", rngs=rngs)
@@ -46,14 +46,13 @@ class Up(nnx.Module):
 
 
 class UNet(nnx.Module):
-    """Resolutions from fine to coarse and back, then a linear classifier of every pixel.
+    """An encoder from fine to coarse, a decoder back, and a linear classifier for every pixel.
 
-    Any height and width will do: halving rounds up, so that no row or column goes unseen, and doubling cuts off what is
-    too much.
+    Any height and width is valid: halving rounds up, so that no row or column is lost, and doubling crops the excess.
 
     Args:
       channels: channels of the input image.
-      num_classes: number of logits of each pixel.
+      num_classes: number of logits per pixel.
       width: channels at full resolution, doubled by each halving.
       depth: how often height and width are halved.
     """
@@ -67,7 +66,7 @@ class UNet(nnx.Module):
         self.head = nnx.Conv(width, num_classes, (1, 1), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Images [B, H, W, C] to logits [B, H, W, num_classes]."""
+        """Computes logits [B, H, W, num_classes] from images [B, H, W, C]."""
         fine = []
         for convs in list(self.down)[:-1]:
             fine.append(convs(x))

@@ -1,8 +1,8 @@
-"""Vision Transformer: an image as a sequence of patches.
+"""Vision Transformer: a Transformer encoder over the patches of an image.
 
-Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020 (arXiv:2010.11929); sizes Ti and S of Touvron et al., 2020
-(arXiv:2012.12877). The mean over patches as the head's input, in place of a class token, is as in Beyer et al., 2022
-(arXiv:2205.01580); it also leaves an even number of positions, which fused attention needs for training.
+Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020 (arXiv:2010.11929); sizes Ti and S are from Touvron et al.,
+2020 (arXiv:2012.12877). By default the head reads the mean over patches instead of a class token, as in Beyer et al.,
+2022 (arXiv:2205.01580); this also keeps the number of positions even, which fused attention needs for training.
 
 Shapes: B batch, H height, W width, C channels, T patches, D width of the network; images are B H W C.
 """
@@ -21,7 +21,7 @@ from mpjax.precision.dtypes import FLOAT32, widest
 
 
 class ViT(nnx.Module):
-    """Patches, learned positions, pre-norm blocks, a last norm, and a linear classifier.
+    """Patch embedding, learned positions, pre-norm blocks, a final norm, and a linear classifier.
 
     Args:
       image_shape: height, width and channels of an image.
@@ -29,11 +29,11 @@ class ViT(nnx.Module):
       patch: side of a patch in pixels; divides height and width.
       width: D.
       depth: number of blocks.
-      heads: heads of the attention; divide the width.
-      pool: what the classifier sees: "gap" for the mean over patches, "cls" for a learned token put before them.
-      dropout: share of values set to zero in training.
-      epsilon: of the layer norms; Hugging Face's have 1e-12.
-      implementation: of the attention.
+      heads: number of attention heads, a divisor of the width.
+      pool: input of the classifier: "gap" for the mean over patches, "cls" for a learned token put before them.
+      dropout: dropout rate.
+      epsilon: epsilon of the layer norms; Hugging Face's models have 1e-12.
+      implementation: attention implementation; see `attend`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ViT(nnx.Module):
         rows, columns, channels = image_shape
         if rows % patch or columns % patch:
             raise UsageError(
-                f"images of {rows} x {columns} pixels are not made of patches of {patch} x {patch}: "
+                f"images of {rows} x {columns} pixels cannot be cut into patches of {patch} x {patch}: "
                 "write a `patch` that divides both"
             )
         if pool not in ("gap", "cls"):
@@ -76,7 +76,7 @@ class ViT(nnx.Module):
         self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Images [B, H, W, C] to logits [B, num_classes]."""
+        """Computes logits [B, num_classes] from images [B, H, W, C]."""
         x = self.patches(x)
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         if self.class_token is not None:
@@ -89,7 +89,7 @@ class ViT(nnx.Module):
 
 
 def _spread(token: jax.Array, x: jax.Array) -> jax.Array:
-    """A token [1, 1, D] for each sequence of x [B, T, D], in its dtype; its gradients add up in float32."""
+    """Repeats a token [1, 1, D] for each sequence of x [B, T, D], in x's dtype; gradients accumulate in float32."""
     wide = token.astype(widest(token.dtype, FLOAT32))
     return jnp.broadcast_to(wide, (x.shape[0], *wide.shape[1:])).astype(x.dtype)
 

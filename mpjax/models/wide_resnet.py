@@ -1,7 +1,7 @@
-"""Wide ResNet: residual networks with few layers and many channels, for images of some 32 pixels.
+"""Wide ResNet: residual networks with few layers and many channels, for images of about 32 pixels.
 
-Zagoruyko and Komodakis, "Wide Residual Networks", 2016 (arXiv:1605.07146), with the batch norm and the ReLU ahead of
-each convolution (He et al., 2016, arXiv:1603.05027).
+Zagoruyko and Komodakis, "Wide Residual Networks", 2016 (arXiv:1605.07146), with batch norm and ReLU before each
+convolution (He et al., 2016, arXiv:1603.05027).
 
 Shapes: B batch, H height, W width, C channels; images are B H W C.
 """
@@ -17,7 +17,7 @@ from mpjax.models.resnet import BatchNorm, Conv, identity
 
 
 class Block(nnx.Module):
-    """Two 3x3 convolutions, each behind batch norm and ReLU, around a shortcut; dropout between the two."""
+    """Two 3x3 convolutions with a shortcut; batch norm and ReLU before each convolution, dropout between the two."""
 
     def __init__(self, channels_in: int, width: int, stride: int, dropout: float, *, rngs: nnx.Rngs):
         self.norm1 = BatchNorm(channels_in, rngs=rngs)
@@ -33,7 +33,7 @@ class Block(nnx.Module):
 
 
 class ChangingBlock(Block):
-    """The block that changes the shape: a 1x1 convolution is the shortcut, of what the first norm and ReLU give."""
+    """A block that changes the shape: its shortcut is a 1x1 convolution after the first batch norm and ReLU."""
 
     def __init__(self, channels_in: int, width: int, stride: int, dropout: float, *, rngs: nnx.Rngs):
         super().__init__(channels_in, width, stride, dropout, rngs=rngs)
@@ -50,16 +50,15 @@ class WideResNet(nnx.Module):
     """A 3x3 convolution, three stages of residual blocks, mean over the image, linear classifier.
 
     Args:
-      depth: convolutions from the image to the logits, shortcuts aside: d in WRN-d-k, 6n + 4 with n blocks in each
-        stage.
-      widening: how many times wider than `width` the first stage is: k in WRN-d-k.
+      depth: d in WRN-d-k, which is 6n + 4 with n blocks in each stage.
+      widening: k in WRN-d-k, the ratio of the first stage's channels to `width`.
       channels: channels of the input image.
       width: channels of the first convolution, and of the first stage before widening; later stages double them.
       num_classes: number of logits.
-      dropout: share of values dropped between the convolutions of a block, while training.
+      dropout: dropout rate between the convolutions of a block.
 
     Raises:
-      UsageError: a depth that three equal stages cannot have.
+      UsageError: the depth is not 6n + 4.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class WideResNet(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if depth < 10 or depth % 6 != 4:
-            raise UsageError(f"WideResNet's depth is 6n + 4 (10, 16, 22, 28, 34, 40), got {depth}")
+            raise UsageError(f"WideResNet's depth must be 6n + 4 (10, 16, 22, 28, 34, 40), got {depth}")
         self.stem = Conv(channels, width, (3, 3), padding=1, rngs=rngs)
         blocks = []
         channels_in = width
@@ -91,7 +90,7 @@ class WideResNet(nnx.Module):
         self.head = nnx.Linear(channels_in, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Images [B, H, W, C] to logits [B, num_classes]."""
+        """Computes logits [B, num_classes] from images [B, H, W, C]."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)

@@ -1,7 +1,7 @@
-"""Xception: residual networks of separable convolutions, each a spatial one per channel and a 1x1 across channels.
+"""Xception: residual networks of separable convolutions (depthwise, then 1x1 across channels).
 
-Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", 2016 (arXiv:1610.02357), figure 5; paddings
-and batch norms as in PyTorch's implementations of it.
+Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", 2016 (arXiv:1610.02357), figure 5; padding
+and batch norms follow its PyTorch implementations.
 
 Shapes: B batch, H height, W width, C channels; images are B H W C.
 """
@@ -17,7 +17,7 @@ from mpjax.models.resnet import BatchNorm, Conv, Shortcut, identity
 
 
 class SeparableConv(nnx.Module):
-    """A 3x3 convolution of each channel on its own, then a 1x1 convolution across channels, and batch norm."""
+    """A 3x3 depthwise convolution, a 1x1 convolution across channels, and batch norm."""
 
     def __init__(self, channels_in: int, channels_out: int, *, rngs: nnx.Rngs):
         self.depthwise = Conv(
@@ -26,7 +26,7 @@ class SeparableConv(nnx.Module):
             (3, 3),
             padding=1,
             feature_group_count=channels_in,
-            # Each output sees nine values, however many channels there are, and no ReLU follows.
+            # The fan-in is nine however many channels there are, and no ReLU follows.
             kernel_init=nnx.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"),
             rngs=rngs,
         )
@@ -38,7 +38,7 @@ class SeparableConv(nnx.Module):
 
 
 class MiddleBlock(nnx.Module):
-    """Three separable convolutions, a ReLU ahead of each, around the input as it is."""
+    """Three separable convolutions with ReLU before each, and an identity shortcut."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.convs = nnx.List([SeparableConv(width, width, rngs=rngs) for _ in range(3)])
@@ -51,12 +51,12 @@ class MiddleBlock(nnx.Module):
 
 
 class HalvingBlock(nnx.Module):
-    """Two separable convolutions and 3x3 max-pooling of stride 2, around a 1x1 convolution of stride 2.
+    """Two separable convolutions and 3x3 max-pooling of stride 2; the shortcut is a 1x1 convolution of stride 2.
 
     Args:
       channels_in: channels of the input.
-      channels: those after each of the two convolutions.
-      activation: what comes ahead of the first: ReLU, or `identity` where the input has been through one.
+      channels: channels after each of the two convolutions.
+      activation: applied before the first convolution: ReLU, or `identity` if the input already comes from a ReLU.
     """
 
     def __init__(self, channels_in: int, channels: tuple[int, int], activation: Callable = nnx.relu, *, rngs: nnx.Rngs):
@@ -68,13 +68,13 @@ class HalvingBlock(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self.conv1(self.activation(x))
         y = self.conv2(nnx.relu(y))
-        # Flax takes pairs of numbers too, but its signature says only names.
+        # Flax also accepts pairs of numbers, but its annotation allows only strings.
         y = nnx.max_pool(y, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
         return y + self.shortcut(x)
 
 
 class ImageNetStem(nnx.Module):
-    """Two 3x3 convolutions without padding, the first of stride 2: some half of the input's height and width."""
+    """Two 3x3 convolutions without padding, the first of stride 2: about half of the input's height and width."""
 
     stride = 2
     padding = 0
@@ -91,7 +91,7 @@ class ImageNetStem(nnx.Module):
 
 
 class SmallStem(ImageNetStem):
-    """Two 3x3 convolutions at full resolution, for images of some 32 pixels and less."""
+    """Two 3x3 convolutions at full resolution, for images of about 32 pixels or less."""
 
     stride = 1
     padding = 1
@@ -103,8 +103,8 @@ class Xception(nnx.Module):
     Args:
       stem: `ImageNetStem` or `SmallStem`.
       channels: channels of the input image.
-      width: channels of the first convolution; all others are in the paper's proportion to it, from 2 times (the
-        second convolution) through 22.75 times (the middle flow) to 64 times (the last).
+      width: channels of the first convolution; the others keep the paper's ratios to it: 2 for the second convolution,
+        22.75 for the middle flow, 64 for the last convolution.
       depth: number of blocks in the middle flow.
       num_classes: number of logits.
     """
@@ -135,7 +135,7 @@ class Xception(nnx.Module):
         self.head = nnx.Linear(64 * width, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Images [B, H, W, C] to logits [B, num_classes]."""
+        """Computes logits [B, num_classes] from images [B, H, W, C]."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)

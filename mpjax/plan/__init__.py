@@ -1,1 +1,1 @@
-"""Will a run fit on a GPU, and how fast can it be there: its step compiled for a device that need not be present."""
+"""Predicts whether a run fits on a GPU and how fast it can be, by compiling its step without the GPU."""

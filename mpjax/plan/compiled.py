@@ -1,4 +1,4 @@
-"""A training step compiled for a GPU that need not be there."""
+"""Compiles a training step for a GPU that need not be present."""
 
 import concurrent.futures
 import dataclasses
@@ -18,11 +18,11 @@ from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A step's program for one GPU of those that share its batch.
+    """The compiled program of a step, for one of the GPUs that share the batch.
 
     Attributes:
-      executable: a `jax.stages.Compiled`, which cannot be run here.
-      memory: that it takes.
+      executable: a `jax.stages.Compiled`, which cannot be run.
+      memory: the memory that the program needs.
       flops: operations by dtype.
     """
 
@@ -34,17 +34,20 @@ class Compiled:
 def start(
     pool: concurrent.futures.Executor, step: Step, name: GpuName, *, devices: int = 1, attention: str = "auto"
 ) -> "concurrent.futures.Future[Compiled]":
-    """Traces a step now and compiles it in the pool: tracing is Python's, compiling is not.
+    """Traces and lowers a step now, and compiles it in a thread pool.
+
+    Tracing runs in Python, so threads do not speed it up. Compilation runs outside Python.
 
     Args:
-      pool: of threads.
-      step: what is compiled.
-      name: for which GPU.
-      devices: how many of them share the batch.
-      attention: "auto" (what a run on that GPU takes), "xla" or "cudnn".
+      pool: the thread pool.
+      step: the step to compile.
+      name: the GPU to compile for.
+      devices: the number of GPUs that share the batch.
+      attention: "auto" (the choice of a run on that GPU), "xla" or "cudnn".
 
     Raises:
-      UsageError: attention that cannot be, or (the future) a step that XLA cannot compile for the GPU.
+      UsageError: the CUDA plugin is missing, XLA does not support the GPU, or the batch does not divide evenly. The
+        future raises it if XLA cannot compile the step for the GPU.
     """
     mesh = mesh_of(name, devices)
     given = step.on(mesh)
@@ -61,13 +64,13 @@ def start(
 
 
 def _compiled(lowered: Any, name: GpuName) -> Any:
-    # Machine code is not looked at: the least of it will do.
+    # The machine code is never read, so the lowest optimization level is enough.
     options: dict[str, Any] = {"xla_gpu_cuda_data_dir": toolkit_folder(), "xla_backend_optimization_level": 0}
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as first:
-        # Triton's tiles are chosen by timing them on the device; for a few products there are none to take unseen.
+        # XLA chooses Triton's tiles by timing them on the device. Without a device, a few products have no tiles.
         try:
             return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})
         except jax.errors.JaxRuntimeError:
-            raise UsageError(f"--gpu {name}: XLA cannot compile this step for it: {first}") from first
+            raise UsageError(f"--gpu {name}: XLA cannot compile this step for this GPU: {first}") from first

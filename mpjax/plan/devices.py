@@ -1,7 +1,7 @@
-"""What a plan knows of each GPU: how much memory, how fast it is read, how fast each dtype computes.
+"""Lists the memory, bandwidth and arithmetic rates of each GPU that a plan supports.
 
-Rates are those of NVIDIA's data sheets without sparsity, of the SXM form where there are several; a GPU under load
-reaches less. Memory is what CUDA reports to a program, which is less than the data sheet's.
+Rates are those of NVIDIA's data sheets without sparsity, for the SXM form if there are several. A GPU under load is
+slower. Memory is the size that CUDA reports to a program, which is less than the data sheet's.
 """
 
 import dataclasses
@@ -15,20 +15,20 @@ class Gpu:
     """One kind of GPU.
 
     Attributes:
-      name: as NVIDIA's driver reports it, or begins to.
-      capability: compute capability.
-      multiprocessors: streaming multiprocessors.
-      lanes: float32 units of one multiprocessor.
-      threads: that one multiprocessor holds.
-      clock: highest clock of a multiprocessor, Hz.
+      name: the name that NVIDIA's driver reports, or its beginning.
+      capability: compute capability, major and minor.
+      multiprocessors: number of streaming multiprocessors.
+      lanes: float32 units per multiprocessor.
+      threads: maximum resident threads per multiprocessor.
+      clock: maximum clock of a multiprocessor, Hz.
       memory: bytes that CUDA reports.
-      bandwidth: of the memory, bytes/s.
-      l2: bytes of cache.
-      shared: bytes of shared memory of one multiprocessor.
-      shared_per_block: of which a block may ask for so many.
-      flops: peak operations/s by dtype of the operands of matrix products and convolutions; "tensorfloat32" is float32
-        rounded to 10 bits of mantissa on the way in, XLA's default for float32 where the GPU has it.
-      source: where the rates are from.
+      bandwidth: memory bandwidth, bytes/s.
+      l2: bytes of L2 cache.
+      shared: bytes of shared memory per multiprocessor.
+      shared_per_block: maximum bytes of shared memory per block.
+      flops: peak operations/s of matrix products and convolutions, by dtype of the operands. "tensorfloat32" is float32
+        with inputs rounded to 10 bits of mantissa, XLA's default for float32 on GPUs that support it.
+      source: the data sheet of the rates.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Gpu:
     source: str
 
     def rate(self, dtype: str) -> float:
-        """Peak operations/s for operands of a dtype; one that the GPU has no units for computes in float32."""
+        """Returns the peak operations/s for operands of a dtype, or the float32 rate if the GPU has no units for it."""
         return self.flops.get(dtype, self.flops["float32"])
 
 
@@ -148,6 +148,10 @@ GPUS: Mapping[GpuName, Gpu] = {
 
 
 def gpu_of(kind: str) -> GpuName | None:
-    """The GPU whose name a driver's `device_kind` has, as "NVIDIA H100 80GB HBM3" has that of the h100; or None."""
+    """Returns the GPU that a driver's `device_kind` names, or None if it names none of `GPUS`.
+
+    >>> gpu_of("NVIDIA H100 80GB HBM3")
+    'h100'
+    """
     words = kind.upper().replace("-", " ").split()
     return next((name for name in GPUS if name.upper() in words), None)

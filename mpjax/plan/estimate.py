@@ -1,6 +1,7 @@
-"""How fast a step can be at best: the time its arithmetic takes, or the time its traffic takes, whichever is longer.
+"""Estimates the memory and the best-case time of a step on a GPU.
 
-The roofline of Williams, Waterman and Patterson, 2009 (https://doi.org/10.1145/1498765.1498785).
+The best-case time is the longer of the arithmetic time and the traffic time: the roofline model of Williams, Waterman
+and Patterson, 2009 (https://doi.org/10.1145/1498765.1498785).
 """
 
 import concurrent.futures
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from mpjax.config import Config
 from mpjax.config.commands import GpuName
 from mpjax.data import Fields
+from mpjax.errors import UsageError
 from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.devices import GPUS, Gpu
 from mpjax.plan.hlo import parse
@@ -24,11 +26,11 @@ from mpjax.plan.traffic import Traffic, traffic_of
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Bounds of a step's time on one GPU, in seconds.
+    """Lower bounds of a step's time on one GPU, in seconds.
 
     Attributes:
-      compute: of its matrix products and convolutions at the peak rate of their dtypes.
-      traffic: of its bytes at the memory's full bandwidth.
+      compute: time of the matrix products and convolutions at the peak rates of their dtypes.
+      traffic: time to move the step's bytes at full memory bandwidth.
     """
 
     compute: float
@@ -36,52 +38,52 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """At best: arithmetic and traffic at the same time."""
+        """Returns the best-case time: arithmetic and traffic overlap completely."""
         return max(self.compute, self.traffic)
 
     @property
     def serial(self) -> float:
-        """At full rates, but one after the other, as where no kernel does both at once."""
+        """Returns the time at full rates without overlap: no kernel does arithmetic and traffic at once."""
         return self.compute + self.traffic
 
     @property
     def bound(self) -> str:
-        """What the time at best is that of: `compute` or `traffic`."""
+        """Returns the longer of the two: "compute" or "traffic"."""
         return "compute" if self.compute > self.traffic else "traffic"
 
 
 def roofline(gpu: Gpu, flops: Mapping[str, float], moved: float) -> Roofline:
-    """The bounds of a step.
+    """Computes the roofline of a step on one device.
 
     Args:
-      gpu: where it runs.
-      flops: its operations by dtype of the operands, on one device.
-      moved: bytes that its kernels read and write, on one device.
+      gpu: the GPU.
+      flops: operations by dtype of the operands, on one device.
+      moved: bytes that the kernels read and write, on one device.
     """
     return Roofline(sum(count / gpu.rate(dtype) for dtype, count in flops.items()), moved / gpu.bandwidth)
 
 
 ALIKE = 0.1
-"""GPUs whose temporary memory for one batch differs by less than this share are taken to have proportional lines."""
+"""GPUs whose temporary memory for one batch differs by less than this fraction are assumed to scale in proportion."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A run's step under one policy on one kind of GPU; numbers are of one device.
+    """The estimate of a step under one policy on one kind of GPU. Numbers are per device unless noted.
 
     Attributes:
-      gpu: which kind.
-      policy: as it was asked for.
+      gpu: the kind of GPU.
+      policy: the policy as the user named it.
       batch: examples per step, over all devices.
-      devices: that share it.
-      attention: "cudnn" or "xla"; empty: the model has none.
-      memory: at the peak.
+      devices: number of devices that share the batch.
+      attention: "cudnn" or "xla"; empty if the model has no attention.
+      memory: memory at the peak.
       limit: bytes that a run may use.
-      traffic: between memory and kernels, and between devices.
+      traffic: bytes between memory and kernels, and between devices.
       flops: operations by dtype.
-      roofline: the time at best.
-      fit: the largest batch; None if it was not asked for, or memory does not grow with the batch.
-      measured: the same step on the GPU itself; None if there was none.
+      roofline: lower bounds of the time.
+      fit: the largest batch; None if not requested, or if memory does not grow with the batch.
+      measured: the step timed on the GPU itself; None if the step was not timed.
     """
 
     gpu: GpuName
@@ -99,12 +101,12 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the run's own batch does."""
+        """Returns True if the run's own batch fits in memory."""
         return self.memory.total <= self.limit
 
     @property
     def items_per_second(self) -> float:
-        """Examples at best, of all devices."""
+        """Returns the best-case examples per second, over all devices."""
         return self.batch / self.roofline.seconds
 
 
@@ -119,26 +121,26 @@ def estimates(
     fit: bool = True,
     verify: bool = False,
 ) -> list[Estimate]:
-    """A plan of each run on each GPU, the runs of one GPU after one another.
+    """Estimates each run on each GPU. The result is grouped by GPU.
 
     Args:
-      gpus: for which to plan.
-      runs: that differ in precision only.
-      fields: of their batches.
-      devices: that share a batch.
+      gpus: the GPUs to plan for.
+      runs: configs that differ only in precision.
+      fields: the fields of the runs' batches.
+      devices: number of devices that share a batch.
       attention: as in `mpjax.plan.compiled.start`.
-      memory_fraction: share of a GPU's memory that a run may use.
-      fit: whether to look for the largest batch.
-      verify: whether to compile it too.
+      memory_fraction: fraction of a GPU's memory that a run may use.
+      fit: whether to find the largest batch.
+      verify: whether to compile the largest batch too.
 
     Raises:
-      UsageError: settings that cannot be, or XLA cannot compile a step for a GPU.
+      UsageError: the settings are invalid, or XLA cannot compile a step for a GPU.
     """
     multiple, batch = devices * runs[0].training.accumulate, runs[0].data.batch_size
     other = other_batch(batch, multiple)
     for gpu in gpus:
-        mesh_of(gpu, devices)  # one that XLA does not take is refused before anything is traced
-    # Threads, since XLA compiles outside Python.
+        mesh_of(gpu, devices)  # raises for an unsupported GPU before anything is traced
+    # XLA compiles outside Python, so threads run in parallel.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         steps = [planned_step(run, fields) for run in runs]
 
@@ -152,12 +154,14 @@ def estimates(
         def plan(gpu: GpuName, number: int) -> Estimate:
             program = programs[gpu, number].result()
             traffic = traffic_of(parse(program.executable.as_text()))
+            used, policy = _attention(steps[number], traffic), runs[number].precision.policy
+            require_attention(attention, used, gpu=gpu, policy=policy)
             return Estimate(
                 gpu=gpu,
-                policy=runs[number].precision.policy,
+                policy=policy,
                 batch=batch,
                 devices=devices,
-                attention=_attention(steps[number], traffic),
+                attention=used,
                 memory=program.memory,
                 limit=round(GPUS[gpu].memory * memory_fraction),
                 traffic=traffic,
@@ -172,14 +176,14 @@ def estimates(
             own, first = found[gpu, number], found[gpus[0], number]
             ratio = own.memory.temporary / first.memory.temporary
             if own.attention == first.attention and abs(ratio - 1) < ALIKE:
-                # What a smaller batch saves is in proportion to what the batch takes: one program serves all GPUs.
+                # The smaller batch's saving scales with temporary memory: reuse the first GPU's program.
                 saved = first.memory.total - smaller[number].result().memory.total
                 other_bytes = own.memory.total - round(saved * ratio)
             else:
                 other_bytes = begin(number, gpu, other).result().memory.total
             points = {batch: own.memory.total, other: other_bytes}
             if own.memory.total == other_bytes or (own.memory.total > other_bytes) != (batch > other):
-                return None  # so little that workspaces outweigh the batch
+                return None  # the batch is so small that workspaces outweigh it
             if not verify:
                 return largest_batch(points, own.limit, step=multiple)
             compiled = functools.partial(begin, number, gpu)
@@ -190,8 +194,25 @@ def estimates(
     return [found[gpu, number] for gpu in gpus for number in range(len(runs))]
 
 
+def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:
+    """Raises UsageError if cuDNN's attention was asked for and the compiled step uses XLA's.
+
+    Args:
+      asked: "auto", "xla" or "cudnn".
+      used: "xla", "cudnn", or "" for a model without attention.
+      gpu: the planned GPU.
+      policy: the policy of the run.
+    """
+    if asked == "cudnn" and used == "xla":
+        raise UsageError(
+            f"--attention cudnn: the step of policy {policy} on {gpu} uses XLA's attention, because cuDNN's needs a "
+            "half-precision policy, a GPU of compute capability 8.0 or higher, and heads and lengths that it supports; "
+            "write --attention auto"
+        )
+
+
 def _attention(step: Step, traffic: Traffic) -> str:
-    """What was made of the model's attention."""
+    """Returns the attention of the compiled step: "cudnn", "xla", or "" if the model has none."""
     if any("fmha" in target for target in traffic.calls):
         return "cudnn"
     return "xla" if step.attention else ""

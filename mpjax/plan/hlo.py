@@ -1,8 +1,8 @@
-"""A compiled program's text, read: computations, their instructions, and the bytes of every value.
+"""Parses the HLO text of a compiled program into computations and instructions with their sizes.
 
-The text is what `compiled.as_text()` gives: XLA's HLO after all its passes, where each instruction of the entry
-computation that is no mere renaming is a kernel (or a call of a library) that reads its operands from memory and writes
-its result there. https://openxla.org/xla/hlo_dumps has the notation.
+The text is what `compiled.as_text()` returns: XLA's HLO after all passes. Each instruction of the entry computation is
+a kernel or a library call that reads its operands from memory and writes its result there, unless it only renames a
+value. https://openxla.org/xla/hlo_dumps describes the notation.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      name: without its percent sign.
-      type: its result's, as the text has it: `f32[8,3]{1,0}`, or several in parentheses.
+      name: the name without its percent sign.
+      type: the type of the result as written: `f32[8,3]{1,0}`, or several in parentheses.
       opcode: `fusion`, `custom-call`, `copy`, ...
-      operands: names.
+      operands: names of the operands. For a parameter, its number.
       attributes: the rest of the line.
-      is_root: whether it is the computation's result.
+      is_root: whether this is the computation's result.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Instruction:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Of the result."""
+        """Returns the bytes of the result."""
         return bytes_of(self.type)
 
     def called(self, *kinds: str) -> list[str]:
-        """The computations that it calls as one of these: `calls`, `body`, `to_apply`, `branch_computations`."""
+        """Returns the computations called as one of `kinds`: `calls`, `body`, `to_apply`, `branch_computations`."""
         return [
             name.strip().lstrip("%")
             for kind, names in _CALLED.findall(self.attributes)
@@ -67,24 +67,24 @@ class Instruction:
 
     @property
     def trips(self) -> int:
-        """How often a while loop runs, where XLA knows it; else 1."""
+        """Returns the trip count of a while loop, or 1 if XLA does not know it."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else 1
 
     @property
     def target(self) -> str:
-        """The library function that a custom call calls; empty for others."""
+        """Returns the library function that a custom call calls; empty for other instructions."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions in their order.
+    """A sequence of instructions.
 
     Attributes:
-      name: without its percent sign.
-      instructions: by name.
+      name: the name without its percent sign.
+      instructions: the instructions by name, in order.
     """
 
     name: str
@@ -95,18 +95,18 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """Its result."""
+        """Returns the instruction that is the result."""
         return next((each for each in self if each.is_root), list(self)[-1])
 
     @functools.cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """By number."""
-        # The number is where other instructions have their operands.
+        """Returns the parameters by number."""
+        # HLO writes the number of a parameter in place of operands.
         return {int(each.operands[0]): each for each in self if each.opcode == "parameter"}
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """Of each value, the instructions that have it as an operand, and as which."""
+        """Returns the instructions that use each value, with the operand index."""
         found: dict[str, list[tuple[Instruction, int]]] = {}
         for each in self:
             for index, operand in enumerate(each.operands):
@@ -114,7 +114,7 @@ class Computation:
         return found
 
     def operand_bytes(self, instruction: Instruction) -> list[int]:
-        """Of each operand."""
+        """Returns the bytes of each operand."""
         return [self.instructions[name].bytes if name in self.instructions else 0 for name in instruction.operands]
 
 
@@ -123,8 +123,8 @@ class Program:
     """A compiled program.
 
     Attributes:
-      computations: by name.
-      entry: the name of the one that is run.
+      computations: the computations by name.
+      entry: the name of the entry computation.
     """
 
     computations: Mapping[str, Computation]
@@ -132,10 +132,10 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """The program of an HLO text.
+    """Parses an HLO text.
 
     Raises:
-      ValueError: it has no entry computation.
+      ValueError: the text has no entry computation.
     """
     computations: dict[str, Computation] = {}
     entry, name, instructions = "", "", {}
@@ -169,17 +169,21 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """The place of the parenthesis that closes the one at `start`."""
+    """Returns the index of the parenthesis that closes the one at `start`."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
         if depth == 0:
             return place
-    raise ValueError(f"a parenthesis does not close: {text[:80]!r}")
+    raise ValueError(f"unclosed parenthesis in HLO text: {text[:80]!r}")
 
 
 def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Dtype and dimensions of each array in a type: `(bf16[8,3]{1,0}, u8[0]{0})` has two."""
+    """Returns the dtype and dimensions of each array in a type.
+
+    >>> shapes_of("(bf16[8,3]{1,0}, u8[0]{0})")
+    [('bf16', (8, 3)), ('u8', (0,))]
+    """
     return [
         (dtype, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
         for dtype, sizes in _SHAPE.findall(type)
@@ -188,7 +192,7 @@ def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def bytes_of(type: str) -> int:
-    """Of all arrays in a type."""
+    """Returns the bytes of all arrays in a type."""
     total = 0
     for dtype, sizes in shapes_of(type):
         bits = _BITS.get(dtype, 8)

@@ -1,4 +1,4 @@
-"""The step timed on the device at hand, to set beside what was planned for it."""
+"""Times a step on this machine's GPU, to compare with its plan."""
 
 import dataclasses
 import statistics
@@ -23,14 +23,14 @@ REPEATS = 20
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A step on a device.
+    """The measurement of a step on a device.
 
     Attributes:
-      seconds: of a step, the median.
-      quartiles: of the same.
-      peak: bytes in use at the most, as the device says; None where it says nothing, or where a program before took
-        more: the device keeps one number for the life of the process.
-      device: what the driver calls it.
+      seconds: median time of a step.
+      quartiles: first and third quartile of the time.
+      peak: peak bytes in use, as the device reports them. None if the device reports nothing, or if an earlier program
+        used at least as much: the device keeps one maximum for the life of the process.
+      device: the driver's name of the device.
     """
 
     seconds: float
@@ -40,19 +40,19 @@ class Measured:
 
 
 def is_here(name: str, devices: int = 1) -> bool:
-    """Whether JAX computes on so many GPUs of this kind."""
+    """Returns True if JAX computes on exactly `devices` GPUs of this kind."""
     found = jax.devices()
     return found[0].platform == "gpu" and gpu_of(found[0].device_kind) == name and len(found) == devices
 
 
 def measure_step(step: Step, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
-    """Runs the step on all devices, on random examples that stay on them.
+    """Measures the step on all devices, on one random batch that stays on them.
 
     Args:
-      step: as it is planned.
-      fields: of its batches.
-      seed: of parameters and examples.
-      ema: whether a moving average is kept.
+      step: the planned step.
+      fields: the fields of its batches.
+      seed: the seed of parameters and examples.
+      ema: whether the state holds a moving average of the parameters.
     """
     mesh = data_mesh()
     device = mesh.devices.flat[0]
@@ -69,7 +69,7 @@ def measure_step(step: Step, fields: Fields, *, seed: int = 0, ema: bool = False
 
 
 def peak_of(device: Any) -> int | None:
-    """Bytes in use at the most since the process began; None where the device does not say."""
+    """Returns the peak bytes in use since the process started, or None if the device does not report them."""
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 
@@ -81,7 +81,7 @@ def times_of(
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds of each of `repeats` steps, the state handed from one to the next, the device waited for."""
+    """Returns the seconds of each of `repeats` steps. Each step takes the state of the last one and is waited for."""
     times = []
     for index in range(warm_up + repeats):
         began = clock()
@@ -92,7 +92,7 @@ def times_of(
 
 
 def random_batch(fields: Fields, size: int, seed: int) -> Mapping[str, np.ndarray]:
-    """Values that the fields allow, every one of them likely."""
+    """Returns a batch of uniformly random values that the fields allow. Every length is the largest."""
     rng = np.random.default_rng(seed)
     shapes = batch_shapes(fields, size)
 

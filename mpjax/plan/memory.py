@@ -1,4 +1,4 @@
-"""What a step takes of a device's memory, by what it is for, and the largest batch that fits."""
+"""Splits the memory of a step by purpose, and finds the largest batch that fits."""
 
 import dataclasses
 import itertools
@@ -15,12 +15,12 @@ class Memory:
     """Bytes on one device at a step's peak.
 
     Attributes:
-      parameters: of the model.
-      optimizer: of the optimizer's state, master weights among it.
+      parameters: the model's parameters.
+      optimizer: the optimizer state, including master weights.
       statistics: batch statistics and the moving average of the parameters.
-      batch: what the step is given to learn from.
-      temporary: what is kept while the step runs: activations above all.
-      extra: results that take no argument's place: metrics, and a second copy of the state if it were not donated.
+      batch: the device's part of the batch.
+      temporary: buffers that live only while the step runs, mostly activations.
+      extra: outputs that do not reuse an input's buffer: metrics, and a copy of the state if it were not donated.
     """
 
     parameters: int
@@ -32,17 +32,17 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Of all."""
+        """Returns the sum of all parts."""
         return sum(dataclasses.astuple(self))
 
 
 def memory_of(step: Step, found: Any, devices: int) -> Memory:
-    """What XLA has laid out for one device.
+    """Returns the memory that XLA allocates on one device.
 
     Args:
-      step: what was compiled.
+      step: the step that was compiled.
       found: `compiled.memory_analysis()`.
-      devices: that share the batch; each has the whole state.
+      devices: number of devices that share the batch. The state is replicated.
     """
     state = step.state
     return Memory(
@@ -60,19 +60,19 @@ def _bytes(tree: Any) -> int:
 
 
 ROUNDS = 5
-"""Batches that are compiled at the most to verify one."""
+"""Maximum number of batches that are compiled to verify the largest."""
 
 NEAR = 0.9
-"""Share of the memory from which on a batch that fits counts as the largest."""
+"""A batch that fits and uses at least this fraction of the memory counts as the largest."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What was found.
+    """The largest batch that fits.
 
     Attributes:
-      batch: the largest that fits; 0 if none does.
-      compiled: whether a batch of that size was compiled; else it follows from the line.
+      batch: examples in the batch; 0 if no batch fits.
+      compiled: whether a batch of that size was compiled. Otherwise the size is an estimate.
     """
 
     batch: int
@@ -80,43 +80,52 @@ class Fit:
 
 
 def other_batch(batch: int, step: int) -> int:
-    """A second batch for the line: half of the first, or twice it where half is none.
+    """Returns the second batch size to compile: half of the first, or twice the first if half rounds down to 0.
 
     Args:
-      batch: the first, a multiple of `step`.
-      step: what batches are multiples of.
+      batch: the first batch size, a multiple of `step`.
+      step: the number that batch sizes are multiples of.
     """
     half = batch // 2 // step * step
     return half or 2 * batch
 
 
 def largest_batch(points: Mapping[int, int], limit: int, *, step: int) -> Fit:
-    """By the line through the two batches next to the limit.
+    """Estimates the largest batch that fits, by a line through the two known batches next to the limit.
+
+    >>> largest_batch({100: 2000, 200: 3000}, 4000, step=8)
+    Fit(batch=296, compiled=False)
 
     Args:
-      points: peak bytes of two batches or more.
-      limit: bytes that there are.
-      step: what batches are multiples of.
+      points: peak bytes by batch size, for at least two batches.
+      limit: bytes available.
+      step: the number that batch sizes are multiples of.
+
+    Raises:
+      ValueError: memory does not grow with the batch.
     """
     known = sorted(points.items())
     pairs = list(itertools.pairwise(known))
-    # The first pair whose larger batch is too large; else the last pair.
+    # The first pair whose larger batch does not fit, or the last pair if all fit.
     (low, low_bytes), (high, high_bytes) = next((pair for pair in pairs if pair[1][1] > limit), pairs[-1])
     slope = (high_bytes - low_bytes) / (high - low)
     if slope <= 0:
-        raise ValueError(f"{high} examples take {high_bytes} bytes, {low} take {low_bytes}: no line that grows")
+        raise ValueError(f"{low} examples take {low_bytes} bytes, {high} take {high_bytes}: memory does not grow")
     found = max(int(low + (limit - low_bytes) / slope) // step * step, 0)
     return Fit(found, found in points)
 
 
 def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[int], int], *, step: int) -> Fit:
-    """As `largest_batch`, but what is found is compiled, and mends the line until it fits and fills the memory.
+    """Finds the largest batch that fits by compiling each estimate of `largest_batch` and refining the line with it.
+
+    The search stops when a compiled batch fits and uses at least `NEAR` of the limit, when memory no longer grows with
+    the batch, or after `ROUNDS` compilations. If no compiled batch fits, the result is an estimate.
 
     Args:
-      points: as there.
-      limit: as there.
-      memory_of: batch to peak bytes, by compiling.
-      step: as there.
+      points: as in `largest_batch`.
+      limit: as in `largest_batch`.
+      memory_of: a function from batch size to peak bytes that compiles the step.
+      step: as in `largest_batch`.
     """
     points = dict(points)
     fitting = None
@@ -133,5 +142,5 @@ def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[i
 
 
 def _grows(points: Mapping[int, int]) -> bool:
-    """Whether more examples take more memory throughout; they need not where XLA computes again what does not fit."""
+    """Returns True if memory always grows with the batch. XLA may rematerialize activations that do not fit."""
     return all(low < high for low, high in itertools.pairwise(points[batch] for batch in sorted(points)))

@@ -1,4 +1,4 @@
-"""Plans as an image: memory by kind against what there is, and the time of a step at best, by GPU and policy."""
+"""Plots the memory and the best-case step time of plans, by GPU and policy."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from mpjax.plan.estimate import Estimate
 from mpjax.report.files import write_atomically
 
 
-# Okabe and Ito's colours, apart for every kind of colour vision.
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
 _MEMORY = {
     "parameters": "#0072B2",
     "optimizer": "#56B4E9",
@@ -18,20 +18,20 @@ _MEMORY = {
     "temporary": "#009E73",
     "extra": "#D55E00",
 }
-_LINES = ("what a run may use", "measured")
+_LINES = ("memory limit", "measured")
 _ARITHMETIC, _TRAFFIC, _GREY = "#0072B2", "#D55E00", "#4D4D4D"
 
 
 def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: str = "") -> None:
-    """Draws two panels of bars, one for each plan.
+    """Draws memory and time in two panels, with one row of bars per plan.
 
     Args:
-      plans: in the order in which they are drawn.
-      path: the image; its ending says which format.
-      title: a line above the panels.
+      plans: the plans, in drawing order.
+      path: the image file. Its suffix selects the format; without a suffix the format is PNG.
+      title: a title above the panels.
 
     Raises:
-      OSError: names the file.
+      OSError: the file cannot be written. The message names it.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -50,7 +50,7 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
         panel.grid(axis="x", color="#E6E6E6", linewidth=0.8)
         panel.set_axisbelow(True)
         panel.tick_params(colors=_GREY, labelsize=9)
-        # Bars before lines, which matplotlib would name first.
+        # List bars before lines; matplotlib lists lines first.
         named = sorted(zip(*panel.get_legend_handles_labels(), strict=True), key=lambda pair: pair[1] in _LINES)
         place = (0, -0.16 - 0.3 / len(plans))
         panel.legend(
@@ -64,7 +64,7 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
 
 
 def _draw_memory(panel, plans: Sequence[Estimate], places: range) -> None:
-    panel.set_title("Memory at the peak, GB per GPU", loc="left", fontsize=11)
+    panel.set_title("Peak memory, GB per GPU", loc="left", fontsize=11)
     ends = [0.0] * len(plans)
     for kind, color in _MEMORY.items():
         sizes = [getattr(plan.memory, kind) / 1e9 for plan in plans]
@@ -78,7 +78,7 @@ def _draw_memory(panel, plans: Sequence[Estimate], places: range) -> None:
 
 
 def _draw_time(panel, plans: Sequence[Estimate], places: range) -> None:
-    panel.set_title("Time of a step at full rates, ms", loc="left", fontsize=11)
+    panel.set_title("Step time at peak rates, ms", loc="left", fontsize=11)
     compute = [plan.roofline.compute * 1e3 for plan in plans]
     traffic = [plan.roofline.traffic * 1e3 for plan in plans]
     above = [place - 0.16 for place in places]

@@ -1,4 +1,4 @@
-"""What a batch holds, known without its data set: from a table of well-known sets, or from the set if it is there."""
+"""Gives the fields and shapes of a batch, from a table of known data sets or from the data set itself."""
 
 import dataclasses
 import pathlib
@@ -19,11 +19,11 @@ from mpjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """A well-known set.
+    """A known data set.
 
     Attributes:
-      classes: how many.
-      image: [H, W, C], None where sizes vary; None as a whole: a set of texts.
+      classes: number of classes; 0 for unlabelled text.
+      image: [H, W, C], where H and W are None if they vary; None for text.
     """
 
     classes: int
@@ -57,7 +57,7 @@ KNOWN: Mapping[str, Known] = {
     "lm1b": Known(0),
     "wiki40b": Known(0),
 }
-"""By the name that tensorflow-datasets has for it."""
+"""Known data sets by their name in tensorflow-datasets."""
 
 VOCABULARIES: Mapping[str, int] = {
     "bytes": BytesTokenizer.vocabulary,
@@ -67,18 +67,19 @@ VOCABULARIES: Mapping[str, int] = {
     "FacebookAI/roberta-base": 50_265,
     "openai-community/gpt2": 50_257,
 }
-"""Tokens of well-known tokenizers, by the names that `--data.tokenizer` takes."""
+"""Vocabulary sizes of known tokenizers, by their name in `--data.tokenizer`."""
 
 
 def planned_fields(config: Config, *, vocabulary: int = 0) -> Fields:
-    """The fields of the batches of the run that `config` describes.
+    """Returns the fields of the batches of a run.
 
     Args:
-      config: of the run.
-      vocabulary: tokens of the tokenizer; 0: those of a well-known one, or of one that can be loaded.
+      config: the run's config.
+      vocabulary: the tokenizer's vocabulary size; 0 to use a known size or to load the tokenizer.
 
     Raises:
-      UsageError: the set is not well known and is not there, or a size is missing; the message says which flag to give.
+      UsageError: the data set is neither known nor available, it does not suit the task, or a size is missing. The
+        message names the flag to set.
     """
     known = KNOWN.get(_base(config.data.name))
     if known is None:
@@ -86,7 +87,7 @@ def planned_fields(config: Config, *, vocabulary: int = 0) -> Fields:
     wanted, has = TASKS[config.task].fields[0], "text" if known.image is None else "image"
     classes = config.data.num_classes or known.classes
     if wanted != has:
-        raise UsageError(f"--data.name {config.data.name} is a set of {has}s: --task {config.task} wants {wanted}s")
+        raise UsageError(f"--data.name {config.data.name} contains {has}s, but --task {config.task} needs {wanted}s")
     if known.image is None:
         tokens = vocabulary or _vocabulary(config.data.tokenizer)
         length = config.data.length
@@ -100,7 +101,7 @@ def planned_fields(config: Config, *, vocabulary: int = 0) -> Fields:
 
 
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of these fields without its values: images uint8 [B, H, W, C], everything else int32 [B, ...]."""
+    """Returns the abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...]."""
 
     def shape_of(field) -> tuple[int, ...]:
         if isinstance(field, Tokens):
@@ -114,7 +115,7 @@ def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStr
 
 
 class _NoExamples:
-    """A split that is not read."""
+    """An empty split, which a plan never reads."""
 
     def __len__(self) -> int:
         return 0
@@ -130,16 +131,16 @@ _NONE = _NoExamples()
 
 
 def _base(name: str) -> str:
-    """The name of a set of tensorflow-datasets without its version."""
+    """Returns the name of a tensorflow-datasets data set without its version."""
     parts = name.split("/")
     return "/".join(part for part in parts if not part[:1].isdigit())
 
 
 def _of_the_set(config: Config) -> Fields:
-    """What the set says itself.
+    """Reads the fields from the data set.
 
     Raises:
-      UsageError: it is not there.
+      UsageError: the data set cannot be opened.
     """
     try:
         source = data.open_source(config.data, pathlib.Path(data_folder(config)), config.task)
@@ -147,8 +148,8 @@ def _of_the_set(config: Config) -> Fields:
     except UsageError as error:
         size = config.data.image_size or 224
         raise UsageError(
-            f"{error}\nA plan needs shapes only, but those of --data.name {config.data.name} are not known; "
-            f"well-known sets are {', '.join(KNOWN)}; for images and labels write --data.name "
+            f"{error}\nA plan needs only shapes, but the shapes of --data.name {config.data.name} are not known. "
+            f"Known data sets: {', '.join(KNOWN)}. For other images and labels write --data.name "
             f"synthetic:{size}x{size}x3:{config.data.num_classes or 1000} (height x width x channels : classes)"
         ) from error
 
@@ -159,4 +160,4 @@ def _vocabulary(tokenizer: str) -> int:
     try:
         return load_tokenizer(tokenizer).vocabulary
     except UsageError as error:
-        raise UsageError(f"{error}\nA plan needs the number of tokens only: write --vocabulary N") from error
+        raise UsageError(f"{error}\nA plan needs only the vocabulary size: write --vocabulary N") from error

@@ -1,4 +1,4 @@
-"""The training step of a run as it is compiled for a plan: the run's own function, and shapes instead of arrays."""
+"""Builds the training step that a plan compiles: the run's own function, with shapes instead of arrays."""
 
 import contextlib
 import dataclasses
@@ -22,21 +22,21 @@ from mpjax.training.setup import Task, make_state, make_step
 
 
 EPOCH = 1000
-"""Steps of an epoch, where a duration in epochs has to become a number: schedules change constants, not costs."""
+"""Steps per epoch, to convert durations given in epochs. Schedules change constants of the program, not its cost."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A training step, and what it is given.
+    """A training step and its abstract inputs.
 
     Attributes:
-      plan: the precision decision.
-      task: model, precision, objective.
+      plan: the precision plan.
+      task: model, precision and objective.
       tx: the optimizer.
-      train_step: `(state, batch) -> (state, metrics)`, jitted, the state donated.
-      state: the state, without values.
-      batch: a batch by field, without values.
-      accumulate: micro-batches that it is cut into.
+      train_step: `(state, batch) -> (state, metrics)`, jitted, with the state donated.
+      state: the abstract state.
+      batch: the abstract batch, by field.
+      accumulate: number of micro-batches per batch.
     """
 
     plan: PrecisionPlan
@@ -49,34 +49,34 @@ class Step:
 
     @property
     def batch_size(self) -> int:
-        """Examples, over all devices."""
+        """Returns the examples per step, over all devices."""
         return next(iter(self.batch.values())).shape[0]
 
     @property
     def attention(self) -> bool:
-        """Whether the model has any."""
+        """Returns True if the model has an attention module."""
         return any("Attention" in type(module).__name__ for module in modules_of(self.task.abstract).values())
 
     def of(self, batch_size: int) -> "Step":
-        """The same step on batches of another size."""
+        """Returns the same step for batches of another size."""
         batch = {name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype) for name, x in self.batch.items()}
         return dataclasses.replace(self, batch=batch)
 
     def on(self, mesh: Mesh) -> tuple[TrainState, Any]:
-        """State and batch as `train_step.lower` takes them: the state whole on every device, the batch divided."""
+        """Returns the arguments of `train_step.lower`: the replicated abstract state and the sharded abstract batch."""
         split = batch_sharding(mesh, batch_size=self.batch_size, accumulate=self.accumulate)
         return _placed(self.state, replicated(mesh)), _placed(dict(self.batch), split)
 
     def wide(self) -> contextlib.AbstractContextManager:
-        """What a step with float64 in it is traced under."""
+        """Returns the context to trace the step in. It enables x64 if the precision plan uses float64."""
         return _wide(self.plan)
 
 
 def planned_step(config: Config, fields: Fields) -> Step:
-    """The step of the run that `config` describes, on batches of these fields.
+    """Builds the step of a run on batches of these fields.
 
     Raises:
-      UsageError: settings that cannot be, a model that does not take such batches.
+      UsageError: the settings are invalid, or the model does not accept such batches.
     """
     check(config)
     plan = plan_precision(config.precision)

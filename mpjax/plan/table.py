@@ -1,4 +1,4 @@
-"""Plans as text: a table for each kind of GPU, its policies side by side."""
+"""Formats plans as text: one table per kind of GPU, one column per policy."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1), ("m", 1e-
 
 
 def title(plans: Sequence[Estimate]) -> str:
-    """Of a table: the GPU and what it is asked to do."""
+    """Returns the title of a table: the GPU with its rates, the batch and the memory limit."""
     first, gpu = plans[0], GPUS[plans[0].gpu]
     share = f" over {first.devices} GPUs" if first.devices > 1 else ""
     return (
@@ -22,7 +22,7 @@ def title(plans: Sequence[Estimate]) -> str:
 
 
 def plan_table(plans: Sequence[Estimate]):
-    """A rich table of plans for one kind of GPU, a column for each policy."""
+    """Builds a rich table of the plans for one kind of GPU, with one column per policy."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
@@ -35,23 +35,31 @@ def plan_table(plans: Sequence[Estimate]):
 
 
 def rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """Label and cells of each line; lines that say nothing of any plan are left out."""
+    """Returns the label and cells of each row. Rows without any content are left out."""
     found = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
     return [(label, cells) for label, cells in found if any(cells)]
 
 
 def size(count: float) -> str:
-    """Bytes: `11.3 GB`."""
+    """Formats a number of bytes.
+
+    >>> size(11_300_000_000)
+    '11.3 GB'
+    """
     return _scaled(count, "B")
 
 
 def duration(seconds: float) -> str:
-    """`23.8 ms`."""
+    """Formats a time.
+
+    >>> duration(0.0238)
+    '23.8 ms'
+    """
     return _scaled(seconds, "s")
 
 
 def _scaled(value: float, unit: str) -> str:
-    """Three digits, and the unit with its prefix."""
+    """Formats a value to three digits, with a prefixed unit."""
     prefix, factor = next(((p, f) for p, f in _PREFIXES if abs(value) >= f), _PREFIXES[-1] if value else ("", 1))
     return f"{value / factor:.3g} {prefix}{unit}"
 
@@ -70,7 +78,7 @@ def _dtypes(plan: Estimate) -> str:
 def _largest(plan: Estimate) -> str:
     if plan.fit is None:
         return ""
-    return f"{plan.fit.batch}{'' if plan.fit.compiled else ' (by a line)'}"
+    return f"{plan.fit.batch}{'' if plan.fit.compiled else ' (estimated)'}"
 
 
 def _measured(plan: Estimate) -> str:
@@ -94,14 +102,14 @@ _ROWS: list[tuple[str, Text]] = [
     ("  statistics, average", lambda plan: _optional_size(plan.memory.statistics)),
     ("  batch", lambda plan: size(plan.memory.batch)),
     ("  temporary", lambda plan: size(plan.memory.temporary)),
-    ("  results besides", lambda plan: size(plan.memory.extra) if plan.memory.extra > _NOTICED else ""),
+    ("  other outputs", lambda plan: size(plan.memory.extra) if plan.memory.extra > _NOTICED else ""),
     ("  total at the peak", lambda plan: size(plan.memory.total)),
     ("  does it fit?", lambda plan: "yes" if plan.fits else "no"),
     ("largest batch that fits", _largest),
     ("arithmetic", lambda plan: _scaled(sum(plan.flops.values()), "FLOP")),
     ("  in", _dtypes),
     ("traffic", lambda plan: size(plan.traffic.bytes)),
-    ("  of it copies", lambda plan: size(plan.traffic.copies)),
+    ("  by copy kernels", lambda plan: size(plan.traffic.copies)),
     ("kernels", lambda plan: str(plan.traffic.kernels)),
     ("attention by", lambda plan: plan.attention),
     ("time of arithmetic", lambda plan: duration(plan.roofline.compute)),
@@ -111,7 +119,7 @@ _ROWS: list[tuple[str, Text]] = [
 
 _ENDS: list[tuple[str, Text]] = [
     ("examples/s at best", lambda plan: f"{plan.items_per_second:.0f}"),
-    ("  one after the other", lambda plan: f"{plan.batch / plan.roofline.serial:.0f}"),
+    ("  without overlap", lambda plan: f"{plan.batch / plan.roofline.serial:.0f}"),
     ("measured step", _measured),
     ("measured examples/s", lambda plan: f"{plan.batch / plan.measured.seconds:.0f}" if plan.measured else ""),
     ("measured peak memory", _measured_peak),

@@ -1,4 +1,4 @@
-"""Compilation for a GPU that is not there: the device as XLA wants it described, and a mesh of such devices."""
+"""Makes XLA compile for a GPU that is not present: describes the device and builds a mesh of such devices."""
 
 import atexit
 import contextlib
@@ -22,16 +22,16 @@ from mpjax.plan.devices import GPUS, Gpu
 
 
 PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
-"""Either pair will do; the first is that of the extra `plan`."""
+"""Either pair is enough. The extra `plan` installs the first."""
 CUDNN = (9, 10, 0)
-"""The version of cuDNN that is planned with: what may be called follows from it."""
+"""The cuDNN version that a plan assumes. It determines which cuDNN functions JAX may call."""
 
 
 def mesh_of(name: GpuName, count: int) -> Mesh:
-    """`count` devices of a kind in one axis, `data`, as `mpjax.training.mesh.data_mesh` has those that are there.
+    """Returns a mesh of `count` GPUs of a kind in one axis, `data`, like `mpjax.training.mesh.data_mesh`.
 
     Raises:
-      UsageError: XLA's plugin for CUDA is not installed, is of another version, or does not know the GPU.
+      UsageError: XLA's CUDA plugin is not installed, has another version than jaxlib, or does not support the GPU.
     """
     require_plugin()
     devices = np.array(_devices(name, count))
@@ -39,7 +39,7 @@ def mesh_of(name: GpuName, count: int) -> Mesh:
 
 
 def require_plugin() -> None:
-    """Raises UsageError where the packages that compile for CUDA are missing, or are not of jaxlib's version."""
+    """Raises UsageError if the packages that compile for CUDA are missing or differ from jaxlib's version."""
     wanted = importlib.metadata.version("jaxlib")
     found = [{package: _version(package) for package in pair} for pair in PACKAGES]
     if any(set(pair.values()) == {wanted} for pair in found):
@@ -48,7 +48,7 @@ def require_plugin() -> None:
     wrong = [f"{package} {version or 'is not installed'}" for package, version in some.items() if version != wanted]
     exact = " ".join(f"{package}=={wanted}" for package in some)
     raise UsageError(
-        f"a plan compiles for CUDA with jaxlib's plugin, in jaxlib's version {wanted}; {', '.join(wrong)}; write: "
+        f"a plan needs jaxlib's CUDA plugin in jaxlib's version {wanted}; {', '.join(wrong)}; write: "
         f"pip install -e '.[plan]', or pip install --no-deps {exact}"
     )
 
@@ -66,16 +66,16 @@ def _devices(name: GpuName, count: int) -> list:
     try:
         with _without_cuda():
             return list(topologies.get_topology_desc(platform="cuda", **description).devices)
-    except Exception as error:  # of several kinds, by jaxlib's version
+    except Exception as error:  # the class depends on jaxlib's version
         version, others = importlib.metadata.version("jaxlib"), ", ".join(other for other in GPUS if other != name)
         raise UsageError(
-            f"--gpu {name}: XLA of jaxlib {version} does not take it: {error}; wanted another GPU, such as {others}"
+            f"--gpu {name}: XLA in jaxlib {version} does not support it: {error}; choose another, such as {others}"
         ) from error
 
 
 @contextlib.contextmanager
 def _without_cuda() -> Iterator[None]:
-    """Keeps the plugin from asking for CUDA's libraries when it starts; compiling does not need them."""
+    """Disables the plugin's check for CUDA libraries at start-up. Compilation does not need them."""
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
     given = os.environ.get(variable)
     os.environ.setdefault(variable, "1")
@@ -87,9 +87,9 @@ def _without_cuda() -> Iterator[None]:
 
 
 def target_text(gpu: Gpu) -> str:
-    """The GPU as a `stream_executor.GpuTargetConfigProto` in protobuf's text format (xla/stream_executor)."""
+    """Formats the GPU as a `stream_executor.GpuTargetConfigProto` in protobuf text format (xla/stream_executor)."""
     major, minor = gpu.capability
-    # 9.0a and 10.0a: instructions of that one generation, which XLA uses where it compiles for the GPU itself.
+    # 9.0a and 10.0a add instructions of that one generation. XLA uses them when it compiles on a real GPU.
     feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
     info = {
         "threads_per_block_limit": 1024,
@@ -133,7 +133,7 @@ def target_text(gpu: Gpu) -> str:
     )
 
 
-# The version is that of a toolkit whose ptxas knows all of mpjax.plan.devices; the result has to be a file, any file.
+# Replaces ptxas and nvlink. A toolkit of this version supports all of mpjax.plan.devices. XLA needs any output file.
 _SCRIPT = """#!/bin/sh
 if [ "$1" = --version ]; then echo 'Cuda compilation tools, release 12.9, V12.9.86'; exit; fi
 while [ $# -gt 1 ]; do
@@ -145,7 +145,7 @@ done
 
 @functools.cache
 def toolkit_folder() -> str:
-    """A folder for XLA's `xla_gpu_cuda_data_dir`, with `bin/ptxas` in it; gone when Python ends."""
+    """Creates a folder for XLA's `xla_gpu_cuda_data_dir`, with `bin/ptxas`. It is removed when Python exits."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mpjax_plan_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "bin").mkdir()
@@ -157,18 +157,20 @@ def toolkit_folder() -> str:
 
 @contextlib.contextmanager
 def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
-    """Models choose their attention while they are traced, by JAX's default device: here that of the plan.
+    """Makes models traced in this context choose their attention as on the planned GPU.
+
+    Models choose their attention by JAX's default device, so the context sets that device.
 
     Args:
-      gpu: what JAX is told where it asks the device about its abilities.
-      device: of the GPU's mesh.
-      implementation: "auto" or "cudnn", or "xla": attention as on a CPU, where there is no other.
+      gpu: the GPU whose compute capability JAX's cuDNN checks see.
+      device: a device of the GPU's mesh.
+      implementation: "auto" or "cudnn" for the choice on the GPU; "xla" for the choice on a CPU, which is always XLA.
     """
     if implementation == "xla":
         with jax.default_device(jax.devices("cpu")[0]):
             yield
         return
-    # JAX asks the libraries and the device that are present, and there are none.
+    # JAX queries the installed cuDNN and the present GPU. Here there are none.
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     major, minor, patch = CUDNN

@@ -1,7 +1,7 @@
-"""What a compiled program moves: bytes between memory and kernels, bytes between devices, and how many kernels.
+"""Counts the kernels of a compiled program, the bytes they read and write, and the bytes that devices exchange.
 
-An upper bound: each kernel is taken to read its operands from memory and to write its result there, whatever is still
-in a cache from the kernel before.
+The bytes are an upper bound. Each kernel is assumed to read its operands from memory and to write its result there,
+even if the previous kernel left them in a cache.
 """
 
 import collections
@@ -32,21 +32,21 @@ _COLLECTIVES = (
     "collective-broadcast",
 )
 _IN_PART = {"dynamic-slice", "gather"}
-"""Operations that read only what they give of their first operand."""
+"""Operations that read as many bytes of their first operand as they return."""
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
-"""Operations that write into their first operand only what is in the operand of this number."""
+"""Operations that update their first operand in place, and the index of the operand that holds the update."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What one run of a program moves.
+    """The traffic of one execution of a program.
 
     Attributes:
-      bytes: read and written by all kernels.
-      kernels: how many are launched, calls of libraries and copies among them.
-      copies: bytes read and written by kernels that do nothing but copy or transpose.
-      collectives: bytes of the whole array by collective and dtype, as {"all-reduce": {"f32": 1024}}.
-      calls: how often each library function is called.
+      bytes: bytes read and written by all kernels.
+      kernels: number of kernel launches, including library calls and copies.
+      copies: bytes read and written by kernels that only copy or transpose.
+      collectives: bytes of the whole array by collective and dtype, such as {"all-reduce": {"f32": 1024}}.
+      calls: number of calls by library function.
     """
 
     bytes: int
@@ -57,7 +57,7 @@ class Traffic:
 
 
 def traffic_of(program: Program) -> Traffic:
-    """Counted over the entry computation; loops as often as XLA knows that they run."""
+    """Counts the traffic of the entry computation. Loops count by their trip count, or once if it is unknown."""
     count = _Count(program)
     count.add(program.computations[program.entry], 1)
     collectives: dict[str, dict[str, int]] = {}
@@ -67,7 +67,7 @@ def traffic_of(program: Program) -> Traffic:
 
 
 class _Count:
-    """Sums over the instructions of a program."""
+    """Running sums over the instructions of a program."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -92,7 +92,7 @@ class _Count:
                 self._add_kernel(computation, each, times)
 
     def _add_largest(self, conditional: Instruction, times: int) -> None:
-        """The branch that moves most: which one is taken is not known."""
+        """Adds the branch that moves the most bytes, because the branch taken is not known."""
         counts = []
         for branch in conditional.called("branch_computations", "to_apply"):
             counts.append(_Count(self.program))
@@ -120,7 +120,7 @@ class _Count:
 
 
 def _moved(program: Program, computation: Computation, each: Instruction) -> int:
-    """Bytes that a kernel reads and writes."""
+    """Returns the bytes that a kernel reads and writes."""
     sizes = computation.operand_bytes(each)
     if each.opcode == "fusion":
         (called,) = each.called("calls")
@@ -131,12 +131,12 @@ def _moved(program: Program, computation: Computation, each: Instruction) -> int
     if each.opcode in _IN_PLACE:
         return 2 * sizes[_IN_PLACE[each.opcode]]
     if each.opcode in ("all-gather-start", "collective-permute-start", "copy-start"):
-        return each.bytes  # operand and result are both in the type
+        return each.bytes  # the type holds both operand and result
     return sum(sizes) + each.bytes - _scratch(each)
 
 
 def _read(fused: Computation, number: int, size: int) -> int:
-    """Bytes that a fusion reads of an operand: all, unless each use of it takes only a part."""
+    """Returns the bytes that a fusion reads of an operand: all, unless every use reads only a part."""
     if number not in fused.parameters:
         return size
     total = 0
@@ -144,7 +144,7 @@ def _read(fused: Computation, number: int, size: int) -> int:
         if index == 0 and user.opcode in _IN_PART:
             total += user.bytes
         elif index == 0 and user.opcode in _IN_PLACE:
-            # A scatter adds to what is there; a slice is overwritten.
+            # A scatter reads the old values to add to them. A slice update overwrites them.
             total += fused.operand_bytes(user)[2] if user.opcode == "scatter" else 0
         else:
             return size
@@ -159,7 +159,7 @@ def _uses(fused: Computation, value: Instruction) -> list[tuple[Instruction, int
 
 
 def _written(fused: Computation, root: Instruction) -> int:
-    """Bytes that a fusion writes: of what is updated in place, only the update."""
+    """Returns the bytes that a fusion writes. An in-place update counts only the update."""
     if root.opcode == "tuple":
         return sum(_written(fused, fused.instructions[name]) for name in root.operands)
     if root.opcode == "bitcast" and root.operands[0] in fused.instructions:
@@ -170,7 +170,7 @@ def _written(fused: Computation, root: Instruction) -> int:
 
 
 def _scratch(each: Instruction) -> int:
-    """Bytes of the workspace that a library's call is given beside its results."""
+    """Returns the bytes of the workspace among the outputs of a library call."""
     if not each.target.startswith("__cu"):
         return 0
     shapes = shapes_of(each.type)
@@ -179,7 +179,7 @@ def _scratch(each: Instruction) -> int:
 
 
 def _only_copies(program: Program, each: Instruction) -> bool:
-    """Whether a kernel computes nothing."""
+    """Returns True if a kernel only copies or transposes."""
     if each.opcode != "fusion":
         return each.opcode in ("copy", "copy-start", "transpose")
     (called,) = each.called("calls")
@@ -188,7 +188,7 @@ def _only_copies(program: Program, each: Instruction) -> bool:
 
 
 def _payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
-    """Dtype and bytes of each array that devices exchange, as a whole: what is gathered, what is summed."""
+    """Returns the dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
     sizes = computation.operand_bytes(each)
     given = sum(sizes)
     result = each.bytes - given if each.opcode in ("all-gather-start", "collective-permute-start") else each.bytes

@@ -1,4 +1,4 @@
-"""The heart of mpjax: policies, casts and loss scaling, each usable without the others and without Flax."""
+"""Precision policies, dtype casts and loss scaling; each works without the others and without Flax."""
 
 from mpjax.precision.calls import name_scopes
 from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_precision

@@ -1,6 +1,6 @@
-"""Gradient accumulation inside loss scaling: which micro-batches of an `optax.MultiSteps` make up one step.
+"""Gradient accumulation under loss scaling: which micro-batches of an `optax.MultiSteps` form one step.
 
-Without a `MultiStepsState` in the optimizer state every step is a window of its own, known while tracing.
+Without a `MultiStepsState` in the optimizer state, every step is a window of one, which is known at trace time.
 """
 
 import jax
@@ -18,26 +18,27 @@ def _accumulator(state) -> optax.MultiStepsState | None:
     leaves = jax.tree.leaves(state, is_leaf=_is_accumulator)
     found = [leaf for leaf in leaves if _is_accumulator(leaf)]
     if len(found) > 1:
-        raise UsageError("loss scaling takes one optax.MultiSteps inside, found several: accumulate once, outermost")
+        raise UsageError("loss scaling takes one optax.MultiSteps inside, found several: keep only the outermost")
     return found[0] if found else None
 
 
 def opens_window(state) -> jax.Array:
-    """Whether the next micro-batch is the first of its window."""
+    """Returns True if the next micro-batch is the first of its window."""
     accumulator = _accumulator(state)
     return jnp.asarray(accumulator is None or accumulator.mini_step == 0)
 
 
 def closes_window(old, new) -> jax.Array:
-    """Whether going from state `old` to `new` completed a window."""
+    """Returns True if the update from state `old` to state `new` completed a window."""
     before, after = _accumulator(old), _accumulator(new)
     return jnp.asarray(before is None or after is None or after.gradient_step != before.gradient_step)
 
 
 def countable(gradients, finite: jax.Array, state):
-    """The gradients, but zeros for bad ones, which an accumulator told to skip what is not finite would not count.
+    """Returns the gradients, or zeros if they are not finite and an accumulator will add them up.
 
-    Then its window would never close, and the scale never shrink.
+    An accumulator that skips non-finite gradients does not count their micro-batch. Its window would never close, and
+    the scale would never shrink.
     """
     if _accumulator(state) is None:
         return gradients
@@ -45,9 +46,9 @@ def countable(gradients, finite: jax.Array, state):
 
 
 def discard_window(old, new):
-    """State `old` with nothing learnt from a bad window, only its place in it as in `new`.
+    """Returns state `old` with the micro-batch counter of `new` and a zero gradient sum.
 
-    The sum starts from zero again: what a bad micro-batch added to it would poison every later window.
+    The sum restarts at zero, so that nothing of a bad window is added to the next one.
     """
     accumulator = _accumulator(new)
     if accumulator is None:

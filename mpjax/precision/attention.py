@@ -1,9 +1,10 @@
-"""Dot-product attention: products in the dtype of their inputs, scores and softmax in float32, on every device.
+"""Dot-product attention with products in the input dtype, and scores and softmax in float32, on every device.
 
-Flax's own (0.12) takes its softmax in half precision where there is dropout; without, it is `jax.nn`'s, whose float16
-products no CPU compiles (jax 0.10 to 0.12), and whose backward pass widens operands.
+Flax's own attention (0.12) computes the softmax in half precision when there is dropout. Without dropout it calls
+`jax.nn`'s attention, whose float16 products do not compile on a CPU (jax 0.10 to 0.12) and whose backward pass widens
+operands.
 
-Shapes: B batch axes (any number), T queries, S keys, N heads, K heads of keys and values (N is a multiple), H features.
+Shapes: B batch axes (any number), T queries, S keys, N heads, K key and value heads (N is a multiple of K), H features.
 """
 
 import math
@@ -26,18 +27,20 @@ def dot_product_attention(
     is_causal: bool = False,
     then: Callable[[jax.Array], jax.Array] = lambda weights: weights,
 ) -> jax.Array:
-    """Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), equation 1.
+    """Computes scaled dot-product attention.
 
-    A query that may attend to no key gets the mean of the values: its scores are all the smallest finite number.
+    Source: Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), equation 1.
+
+    A query whose keys are all masked gets the mean of the values, because all its scores are the lowest finite number.
 
     Args:
       query: [B, T, N, H].
       key: [B, S, K, H].
       value: [B, S, K, H].
-      bias: added to the scores; broadcasts to [B, N, T, S].
-      mask: false where a query must not attend to a key; broadcasts to [B, N, T, S].
-      is_causal: whether a query attends to keys up to its own position only.
-      then: what happens to the weights [B, N, T, S], in float32, before they meet the values.
+      bias: a term added to the scores; broadcasts to [B, N, T, S].
+      mask: False where a query must not attend to a key; broadcasts to [B, N, T, S].
+      is_causal: if True, a query attends only to keys up to its own position.
+      then: a function of the float32 weights [B, N, T, S], applied before they are multiplied by the values.
 
     Returns:
       [B, T, N, H] in the dtype of `value`.
@@ -61,13 +64,13 @@ def dot_product_attention(
 
 @jax.custom_jvp
 def _scores(query: jax.Array, key: jax.Array) -> jax.Array:
-    """[B, N, T, S] in float32 (or wider): a score may be larger than what float16 can hold."""
+    """Returns the scores [B, N, T, S] in float32 (or wider), because a score can overflow float16."""
     return _queries_by_keys(query, key, widest(query.dtype, FLOAT32))
 
 
 @_scores.defjvp
 def _scores_jvp(primals, tangents):
-    """As JAX would, but with the slopes of half-precision values in half: else the backward pass widens operands."""
+    """Computes tangent products in the input dtype; JAX's own rule would widen operands in the backward pass."""
     (query, key), (query_slope, key_slope) = primals, tangents
     scores = _scores(query, key)
     slope = _queries_by_keys(query_slope, key, key.dtype) + _queries_by_keys(query, key_slope, query.dtype)
@@ -75,7 +78,7 @@ def _scores_jvp(primals, tangents):
 
 
 def _softmax(scores: jax.Array) -> jax.Array:
-    """As `jax.nn.softmax`, but for its counting of equal scores in the derivative of a maximum that has none here."""
+    """Computes what `jax.nn.softmax` computes, without tracing the derivative of the maximum, which cancels out."""
     powers = jnp.exp(scores - jnp.max(jax.lax.stop_gradient(scores), axis=-1, keepdims=True))
     return powers / jnp.sum(powers, axis=-1, keepdims=True)
 
@@ -88,7 +91,7 @@ def _queries_by_keys(query: jax.Array, key: jax.Array, dtype) -> jax.Array:
 
 
 def _weighted(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """Weights [B, N, T, S] and values [B, S, N, H] to [B, T, N, H]."""
+    """Multiplies weights [B, N, T, S] by values [B, S, N, H]; returns [B, T, N, H]."""
     batch = tuple(range(value.ndim - 3))
     pairs = (weights.ndim - 1,), (value.ndim - 3,)
     heads = (*batch, weights.ndim - 3), (*batch, value.ndim - 2)
@@ -111,9 +114,10 @@ def flax_attention(
     promote_dtype: Callable | None = None,
     is_causal: bool = False,
 ) -> jax.Array:
-    """`dot_product_attention` above with the signature of Flax's, and its dropout, which is the same on all heads.
+    """Calls `dot_product_attention` with the signature of Flax's own attention, and applies dropout like Flax.
 
-    Precision is not asked for: it is about float32 on tensor cores.
+    With `broadcast_dropout` all batch axes and heads share one dropout mask. `precision` is ignored, because it only
+    concerns float32 on tensor cores.
     """
     dtype = query.dtype if dtype is None else dtype
     query, key, value = (x.astype(dtype) for x in (query, key, value))
@@ -133,7 +137,10 @@ def flax_attention(
 
 
 def attention_fn_for(attention_fn: Callable, dtype: np.dtype) -> Callable:
-    """What a Flax layer that computes in `dtype` is to call for attention: its own, unless that is Flax's in half."""
+    """Returns the attention function for a Flax layer that computes in `dtype`.
+
+    Flax's function is replaced by `flax_attention` in half precision. A function of the user's own is kept.
+    """
     from flax import nnx
 
     if attention_fn not in (nnx.dot_product_attention, flax_attention):

@@ -1,4 +1,4 @@
-"""What calls of a module pass through besides its own code: wrappers, as values on the module, and named scopes."""
+"""Wrappers around a module's `__call__`, stored as values on the module, and named scopes."""
 
 import dataclasses
 import functools
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class Wrapper(Protocol):
-    """What happens around a module's call. A value: equal wrappers make graph definitions of modules equal.
+    """Code that runs around a module's call. A value: modules with equal wrappers have equal graph definitions.
 
     Attributes:
-      depth: where it stands among the wrappers of a module, the outermost first.
+      depth: the position among the wrappers of a module; the smallest is outermost.
     """
 
     depth: ClassVar[int]
 
     def __call__(self, call: Callable, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls `call(module, *args, **kwargs)` and gives what the wrapped call gives."""
+        """Calls `call(module, *args, **kwargs)` and returns the result of the wrapped call."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class _Wrappers:
-    """The wrappers of one module, outermost first, and the class whose `__call__` they are around."""
+    """The wrappers of one module, outermost first, and the class whose `__call__` they wrap."""
 
     owner: type
     chain: tuple[Wrapper, ...]
@@ -41,18 +41,21 @@ _NAME = "_mpjax_wrappers"
 
 
 def has_call(cls: type) -> bool:
-    """Whether instances of `cls` can be called."""
-    # Not hasattr: every class object is itself callable.
+    """Returns True if instances of `cls` can be called."""
+    # Not hasattr: it is True for every class, because a class itself is callable.
     return owner_of_call(cls) is not None
 
 
 def wrapper_of(module: Any, kind: type) -> Any:
-    """The wrapper of that kind which `module` has, or None."""
+    """Returns the wrapper of type `kind` on `module`, or None."""
     return next((wrapper for wrapper in _chain(module) if type(wrapper) is kind), None)
 
 
 def wrap(module: Any, wrapper: Wrapper) -> None:
-    """Puts `wrapper` around the calls of `module`, in place of one of its kind; does nothing if it has no call."""
+    """Wraps the calls of `module` in `wrapper`, which replaces a wrapper of the same type.
+
+    Does nothing if instances of the module's class cannot be called.
+    """
     owner = owner_of_call(type(module))
     if owner is not None:
         others = [one for one in _chain(module) if type(one) is not type(wrapper)]
@@ -61,7 +64,7 @@ def wrap(module: Any, wrapper: Wrapper) -> None:
 
 
 def unwrap(module: Any, kind: type) -> None:
-    """Takes the wrapper of that kind off `module`, if it has one."""
+    """Removes the wrapper of type `kind` from `module`, if there is one."""
     if wrapper_of(module, kind) is None:
         return
     chain = tuple(one for one in _chain(module) if type(one) is not kind)
@@ -77,12 +80,15 @@ def _chain(module) -> tuple[Wrapper, ...]:
 
 
 def owner_of_call(cls: type) -> type | None:
-    """Returns the class from which `cls` has its `__call__`, or None if its instances cannot be called."""
+    """Returns the class from which `cls` inherits `__call__`, or None if its instances cannot be called."""
     return next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
 
 
 def _around(owner: type, chain: tuple[Wrapper, ...]) -> _Wrappers:
-    """Also what unpickling calls, so that the class looks for wrappers in a new process too."""
+    """Returns the wrappers, and makes `owner.__call__` look for them.
+
+    Unpickling calls this too, so that the class also looks for wrappers in a new process.
+    """
     if not hasattr(vars(owner)["__call__"], _NAME):
         owner.__call__ = _looking_for_wrappers(owner)
     return _Wrappers(owner, chain)
@@ -94,7 +100,7 @@ def _looking_for_wrappers(owner: type) -> Callable:
     @functools.wraps(call)
     def __call__(self, *args, **kwargs):
         wrappers = vars(self).get(_NAME)
-        # A subclass with a call of its own may come here by super(): its wrappers are around its own call.
+        # A subclass with its own `__call__` may get here by super(): its wrappers belong to its own call.
         if wrappers is None or wrappers.owner is not owner:
             return call(self, *args, **kwargs)
         wrapped = call
@@ -107,7 +113,7 @@ def _looking_for_wrappers(owner: type) -> Callable:
 
 
 def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
-    """The submodules of `model` and itself, by module path: attribute names and indices joined by `/`."""
+    """Returns `model` and its submodules by module path: attribute names and indices joined by `/`."""
     from flax import nnx
 
     return {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
@@ -116,7 +122,7 @@ def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
 def name_scopes(model: "nnx.Module") -> None:
     """Makes every submodule of `model` run under `jax.named_scope` of its path (`blocks/3/conv1`), in place.
 
-    The scopes nest as the calls do; they cost nothing at run time. A second call changes nothing.
+    Scopes nest like the calls and cost nothing at run time. A second call changes nothing.
     """
     from flax import nnx
 
@@ -130,7 +136,7 @@ def name_scopes(model: "nnx.Module") -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """A wrapper that puts calls under a named scope."""
+    """A wrapper that runs calls under a named scope."""
 
     name: str
     depth: ClassVar[int] = 1

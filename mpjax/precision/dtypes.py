@@ -1,4 +1,4 @@
-"""Floating-point dtypes: their names and ranges, and checks that arrays have the ones they were promised to have."""
+"""Floating-point dtypes: names, ranges, and checks of the dtypes in a pytree."""
 
 import dataclasses
 import difflib
@@ -28,14 +28,14 @@ _BY_NAME = {spelling: dtype for dtype, spellings in _SPELLINGS.items() for spell
 
 
 def as_dtype(spec: DTypeLike) -> np.dtype:
-    """The floating dtype that `spec` names.
+    """Returns the floating dtype that `spec` names.
 
     Args:
-      spec: a dtype, a scalar type, or a name such as `"bfloat16"`, `"bf16"`, `"f32"` (case, spaces, `-` and `_`
-        forgiven).
+      spec: a dtype, a scalar type, or a name such as `"bfloat16"`, `"bf16"`, `"f32"` (case, spaces, `-` and `_` are
+        ignored).
 
     Raises:
-      UsageError: the name is unknown, depends on a device ("half"), or is no floating dtype of 16, 32 or 64 bits.
+      UsageError: the name is unknown, depends on the device ("half"), or is not a floating dtype of 16, 32 or 64 bits.
     """
     if isinstance(spec, str):
         name = "".join(spec.lower().replace("_", "").replace("-", "").split())
@@ -53,30 +53,30 @@ def as_dtype(spec: DTypeLike) -> np.dtype:
     if dtype is None or spec is None:  # np.dtype(None) is float64
         raise UsageError(f"not a dtype: {spec!r}; wanted one of {', '.join(d.name for d in _SPELLINGS)}")
     if dtype not in _SPELLINGS:
-        raise UsageError(f"dtype {dtype.name} is not for a policy: wanted one of {', '.join(map(str, _SPELLINGS))}")
+        raise UsageError(f"a policy cannot use dtype {dtype.name}: wanted one of {', '.join(map(str, _SPELLINGS))}")
     return dtype
 
 
 def is_floating(leaf) -> bool:
-    """Whether `leaf` is an array (or its abstract shape) of a real floating dtype; Python numbers are not."""
+    """Returns True if `leaf` is an array (concrete or abstract) of a real floating dtype; False for a Python number."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def widest(*dtypes: DTypeLike) -> np.dtype:
-    """The narrowest dtype that holds all of them: float16 with bfloat16 gives float32."""
-    with jax.numpy_dtype_promotion("standard"):  # asked for here, so also where the user made promotion strict
+    """Returns the narrowest dtype that holds all of `dtypes`: float32 for float16 and bfloat16."""
+    with jax.numpy_dtype_promotion("standard"):  # also where the user made promotion strict
         return np.dtype(functools.reduce(jnp.promote_types, dtypes))
 
 
 def require_x64(*dtypes: DTypeLike) -> None:
-    """Raises UsageError when one of `dtypes` is float64 and JAX would silently give float32 instead."""
+    """Raises UsageError if one of `dtypes` is float64 and JAX would silently use float32 instead."""
     if FLOAT64 in [np.dtype(dtype) for dtype in dtypes] and jax.dtypes.canonicalize_dtype(FLOAT64) != FLOAT64:
         raise UsageError("float64 needs 64-bit JAX: call jax.config.update('jax_enable_x64', True) before any array")
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The representable band of a dtype, as Python floats."""
+    """The representable range of a dtype, as Python floats."""
 
     largest: float
     smallest_normal: float
@@ -85,13 +85,15 @@ class Range:
 
 
 def float_range(spec: DTypeLike) -> Range:
-    """The representable band: `float_range("float16").largest` is 65504.0."""
+    """Returns the representable range of a dtype: `float_range("float16").largest` is 65504.0."""
     info = jnp.finfo(as_dtype(spec))
     return Range(float(info.max), float(info.tiny), float(info.smallest_subnormal), float(info.eps))
 
 
 def slow_half_reason(dtype: DTypeLike, device) -> str | None:
-    """Why `dtype` brings no speed on `device` (a `jax.Device`), or None where the hardware computes fast in it.
+    """Explains why half-precision `dtype` is slow on `device` (a `jax.Device`).
+
+    Returns None if it is fast there, if it is not half precision, or if the device has no numeric compute capability.
 
     Sources: CUDA C++ Programming Guide, table of arithmetic throughput by compute capability (float16 tensor cores
     from 7.0, bfloat16 from 8.0); TPU system architecture (bfloat16 matrix units).
@@ -105,7 +107,7 @@ def slow_half_reason(dtype: DTypeLike, device) -> str | None:
         return None if dtype == BFLOAT16 else "a TPU computes fast in bfloat16 only: use mixed_bfloat16"
     try:
         capability = float(device.compute_capability)
-    except (AttributeError, ValueError):  # AMD's is a name, "gfx942"
+    except (AttributeError, ValueError):  # on AMD it is a name, "gfx942"
         return None
     needed = 7.0 if dtype == FLOAT16 else 8.0
     if capability < needed:
@@ -114,20 +116,28 @@ def slow_half_reason(dtype: DTypeLike, device) -> str | None:
 
 
 def path_name(path: tuple) -> str:
-    """A pytree key path with `/` between its parts, as module paths are written."""
+    """Formats a pytree key path with `/` between its parts, like a module path."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def check_dtypes(tree, dtype: DTypeLike, *, name: str = "tree") -> None:
-    """Raises when a floating leaf of `tree` has another dtype than wanted.
+    """Raises DtypeError if a floating leaf of `tree` does not have `dtype`.
+
+    >>> import jax.numpy as jnp, mpjax
+    >>> mpjax.check_dtypes({"kernel": jnp.ones(2), "step": jnp.arange(2)}, "float32")
+    >>> mpjax.check_dtypes({"kernel": jnp.ones(2), "step": jnp.arange(2)}, "float16", name="params")
+    Traceback (most recent call last):
+    mpjax.errors.DtypeError: params: 1 leaf is not float16:
+      kernel: float32
+    wanted: float16
 
     Args:
-      tree: any pytree of arrays or abstract arrays; integers, booleans and keys are not looked at.
-      dtype: what every floating leaf should have, a name or a dtype.
-      name: what to call the tree in the message.
+      tree: a pytree of arrays or abstract arrays; integers, booleans and keys are ignored.
+      dtype: the wanted dtype of every floating leaf, as a dtype or a name.
+      name: the name of the tree in the message.
 
     Raises:
-      DtypeError: names every offending leaf by path, with what it has and what was wanted.
+      DtypeError: lists every offending leaf by path, with its dtype and the wanted one.
     """
     wanted = as_dtype(dtype)
     offenders = [
@@ -136,21 +146,20 @@ def check_dtypes(tree, dtype: DTypeLike, *, name: str = "tree") -> None:
         if is_floating(leaf) and leaf.dtype != wanted
     ]
     if offenders:
-        raise DtypeError(
-            f"{name}: {len(offenders)} leaves are not {wanted}:\n" + "\n".join(offenders) + f"\nwanted: {wanted}"
-        )
+        count = "1 leaf is" if len(offenders) == 1 else f"{len(offenders)} leaves are"
+        raise DtypeError(f"{name}: {count} not {wanted}:\n" + "\n".join(offenders) + f"\nwanted: {wanted}")
 
 
 def check_same_dtypes(one, other, *, names: tuple[str, str]) -> None:
-    """Raises when a leaf of one tree has another dtype than that of the other; Python numbers have none.
+    """Raises DtypeError if corresponding leaves of two trees differ in dtype; Python numbers are ignored.
 
     Args:
       one: any pytree.
       other: a pytree of the same structure.
-      names: what to call them in the message.
+      names: the names of the two trees in the message.
 
     Raises:
-      DtypeError: names every such leaf by path.
+      DtypeError: lists every such leaf by path.
     """
     pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=False)
     offenders = [

@@ -1,4 +1,4 @@
-"""What Flax layers need besides dtypes: sums in float32, and carries that keep one dtype."""
+"""Wrappers for Flax layers: gradient sums in float32, and carries and caches that keep one dtype."""
 
 import dataclasses
 from typing import ClassVar
@@ -12,7 +12,7 @@ from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 
 
 def keep_carried(module, dtype: np.dtype) -> None:
-    """Lets a layer that computes in `dtype` carry on what it can read again, in place."""
+    """Keeps the carry of a recurrent cell in its own dtype and the cache of attention in `dtype`, in place."""
     from flax import nnx
 
     for kind in (KeepsCarry, CachesIn):
@@ -26,34 +26,34 @@ def keep_carried(module, dtype: np.dtype) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsCarry:
-    """A wrapper for a recurrent cell, `(carry, inputs) -> (carry, outputs)`: the new carry has the old one's dtypes."""
+    """A wrapper for a recurrent cell `(carry, inputs) -> (carry, outputs)`: the new carry gets the old one's dtypes."""
 
     depth: ClassVar[int] = 2
 
     def __call__(self, call, module, carry, *args, **kwargs):
-        """Calls a cell."""
+        """Calls a cell and casts its new carry."""
         new, outputs = call(module, carry, *args, **kwargs)
         return jax.tree.map(lambda a, b: a.astype(b.dtype) if is_floating(a) else a, new, carry), outputs
 
 
 @dataclasses.dataclass(frozen=True)
 class CachesIn:
-    """A wrapper for attention that decodes: keys and values of earlier tokens are in the dtype of the next ones.
+    """A wrapper for attention that decodes: the cached keys and values have the dtype of the next token's.
 
-    `init_cache` makes them float32, whenever it is called.
+    Every call casts them, because `init_cache` makes them float32 and may be called at any time.
     """
 
     dtype: np.dtype
     depth: ClassVar[int] = 4
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls attention."""
+        """Calls attention with a cast cache."""
         cast_cache(module, self.dtype)
         return call(module, *args, **kwargs)
 
 
 def cast_cache(module, dtype: np.dtype) -> None:
-    """Casts the keys and values that attention has cached, if it has, in place."""
+    """Casts the cached keys and values of attention in place, if there are any."""
     for name in ("cached_key", "cached_value"):
         variable = getattr(module, name, None)
         if variable is None or variable.get_value().dtype == dtype:
@@ -64,7 +64,7 @@ def cast_cache(module, dtype: np.dtype) -> None:
 
 
 def adds_up(module) -> bool:
-    """Whether `module` is one of Flax's own layers with such sums; what the user derived from them may do otherwise."""
+    """Returns True if `module` is one of Flax's own layers that sum; a user's subclass may compute something else."""
     from flax import nnx
 
     return type(module) in (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.ConvTranspose, nnx.Embed)
@@ -72,12 +72,15 @@ def adds_up(module) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SumsInFloat32:
-    """A wrapper for a layer that `adds_up`: results are those of Flax bit for bit, sums are in float32 (or wider)."""
+    """A wrapper for a layer that `adds_up`: outputs are Flax's bit for bit, gradients are summed in float32 (or wider).
+
+    This holds for the gradients of the bias and of the embedding table.
+    """
 
     depth: ClassVar[int] = 4
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a layer with its parameters cast after they are spread out."""
+        """Calls a layer, and casts its bias only after the broadcast, or its embeddings only after the lookup."""
         if hasattr(module, "embedding"):
             return _with_cast_after(call, module, *args, **kwargs)
         return call(module, *args, **kwargs) if module.bias is None else _with_bias_after(call, module, *args, **kwargs)
@@ -91,7 +94,7 @@ def _with_bias_after(call, module, inputs, *args, **kwargs):
 
 
 def _bias_shape(module, inputs) -> tuple[int, ...]:
-    """The shape in which a bias is added: along the last axes, and along the batch axes of a `LinearGeneral`."""
+    """Returns the shape that a bias is added in: along the last axes, and along the batch axes of a `LinearGeneral`."""
     batch_axes = {axis % inputs.ndim for axis in getattr(module, "batch_axis", ())}
     if not batch_axes:
         return module.bias.shape
@@ -111,7 +114,7 @@ def _with_cast_after(call, module, *args, **kwargs):
 
 
 def _changed(module, **attributes):
-    """A module that is another but for some attributes, for the time of a call."""
+    """Returns a shallow copy of `module` with some attributes changed, for use during one call."""
     changed = object.__new__(type(module))
     vars(changed).update(vars(module), **attributes)
     return changed

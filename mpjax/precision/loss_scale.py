@@ -1,7 +1,7 @@
-"""Loss scaling as optax wrappers: the scale is optimizer state, and a step that overflowed changes nothing else.
+"""Loss scaling as optax wrappers: the scale is optimizer state, and a step that overflows changes nothing else.
 
-Method: Micikevicius et al., "Mixed Precision Training", 2017 (arXiv:1710.03740), section 3.2; dynamic scale as in
-NVIDIA Apex and torch.amp.GradScaler, growing after exactly `growth_interval` good steps.
+Method: Micikevicius et al., "Mixed Precision Training", 2017 (arXiv:1710.03740), section 3.2. The dynamic scale is that
+of NVIDIA Apex and torch.amp.GradScaler; it grows after exactly `growth_interval` good steps.
 """
 
 import math
@@ -23,15 +23,15 @@ Optimizers = optax.GradientTransformation | Mapping[str, optax.GradientTransform
 
 
 class LossScaleState(NamedTuple):
-    """State of the loss-scaling wrappers; all scalars are arrays from birth, so a step compiles once.
+    """The state of the loss-scaling wrappers; all scalars are arrays from the start, so a step compiles once.
 
     Attributes:
-      scale: float32, what the next loss is multiplied by; a power of two.
+      scale: float32, the factor that the next loss is multiplied by; a power of two.
       good_steps: int32, finite steps since the scale last changed or a step was skipped.
-      skipped: int32, steps skipped in all.
+      skipped: int32, steps skipped in total.
       consecutive_skips: int32, steps skipped since the last finite one.
-      finite: bool, whether the last gradients were finite, so that the last step was applied.
-      inner_state: the wrapped optimizer's state; of several, a `GroupState` each by name.
+      finite: bool, True if the last gradients were finite, so that the last step was applied.
+      inner_state: the wrapped optimizer's state; for several optimizers, a `GroupState` for each name.
     """
 
     scale: jax.Array
@@ -55,34 +55,41 @@ def dynamic_loss_scaling(
     tolerance: float = 0.0,
     axis_name: str | tuple[str, ...] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer so that it gets unscaled float32 gradients, or is skipped when they overflowed.
+    """Wraps an optimizer with a dynamic loss scale; it gets unscaled float32 gradients and skips steps that overflow.
 
-    Put clipping, weight decay and `optax.MultiSteps` inside. On a skipped step updates are exactly zero and the inner
-    state keeps every bit. With `optax.MultiSteps` inside, an overflow in any micro-batch discards the whole window, and
-    the scale moves only between windows.
+    >>> import jax.numpy as jnp, mpjax, optax
+    >>> tx = mpjax.dynamic_loss_scaling(optax.sgd(0.1))
+    >>> _, state = tx.update(jnp.float32("inf"), tx.init(jnp.float32(1)))
+    >>> float(state.scale), int(state.skipped)
+    (16384.0, 1)
 
-    Several optimizers share a scale when given by name, `{"generator": optax.adam(1e-4), "critic": optax.adam(4e-4)}`:
-    parameters and gradients are mappings of the same names, an overflow in one's gradients skips that one alone, and
-    the scale shrinks once. With `optax.MultiSteps` in some of them, the scale moves whenever a window closes.
+    Put clipping, weight decay and `optax.MultiSteps` inside. On a skipped step the updates are exactly zero and the
+    inner state keeps every bit. With `optax.MultiSteps` inside, an overflow in any micro-batch discards the whole
+    window, and the scale changes only between windows.
+
+    Several optimizers share a scale if given by name, `{"generator": optax.adam(1e-4), "critic": optax.adam(4e-4)}`.
+    Parameters and gradients are then mappings with the same names. An overflow in one optimizer's gradients skips only
+    that optimizer, and the scale shrinks once. With `optax.MultiSteps` in some of them, the scale changes whenever a
+    window closes.
 
     Args:
       inner: the optimizer (chain), or several by name.
-      initial_scale: the first scale.
-      growth_interval: the scale grows after exactly this many consecutive good steps.
-      growth_factor: what it grows by.
-      backoff_factor: what it shrinks by on overflow.
-      min_scale: the scale never goes below.
-      max_scale: the scale never goes above.
-      hysteresis: consecutive overflows until the scale shrinks; each further one shrinks it again.
-      tolerance: the scale shrinks only when at least this share of the steps since it last changed overflowed, as
+      initial_scale: the scale of the first step.
+      growth_interval: the number of consecutive good steps after which the scale grows.
+      growth_factor: the factor that the scale grows by.
+      backoff_factor: the factor that the scale is multiplied by on overflow.
+      min_scale: the smallest scale.
+      max_scale: the largest scale.
+      hysteresis: the number of consecutive overflows after which the scale shrinks; each further one shrinks it again.
+      tolerance: the share of the steps since the last change of the scale that must overflow before it shrinks, as in
         fairseq's `--fp16-scale-tolerance`.
-      axis_name: mapped axes (`shard_map`, `pmap`) whose devices must agree to skip. Not needed under `jit`.
+      axis_name: the mapped axes (`shard_map`, `pmap`) whose devices must agree to skip a step. Not needed under `jit`.
 
     Returns:
       An optax transformation whose state is a `LossScaleState`.
 
     Raises:
-      UsageError: a setting with which the scale could leave the powers of two or [min_scale, max_scale].
+      UsageError: a setting would let the scale leave the powers of two or [min_scale, max_scale].
     """
     initial_scale = _power_of_two("initial_scale", initial_scale)
     min_scale, max_scale = _power_of_two("min_scale", min_scale), _power_of_two("max_scale", max_scale)
@@ -102,12 +109,12 @@ def dynamic_loss_scaling(
         shrink = consecutive_skips >= hysteresis
         inner_state = state.inner_state
         if tolerance:
-            # The share, not a product with it: rounded, 15 of 50 is 0.3, while 50 times 0.3 is more than 15.
+            # Divides, because rounding breaks the product: in float32 15 / 50 is 0.3, but 50 * 0.3 is more than 15.
             shrink &= inner_state.skipped.astype(jnp.float32) / inner_state.steps.astype(jnp.float32) >= tolerance
             changed = jnp.where(finite, grow, shrink)
             steps, skipped = (jnp.where(changed, 0, count) for count in (inner_state.steps, inner_state.skipped))
             inner_state = inner_state._replace(steps=steps, skipped=skipped)
-        # min and max come after the product: even 2^127 * 16 = inf is brought back to max_scale.
+        # The bounds apply after the product, so that even 2^127 * 16 = inf becomes max_scale.
         grown = jnp.where(grow, jnp.minimum(state.scale * growth_factor, max_scale), state.scale)
         shrunk = jnp.where(shrink, jnp.maximum(state.scale * backoff_factor, min_scale), state.scale)
         return state._replace(
@@ -125,7 +132,7 @@ def dynamic_loss_scaling(
 def static_loss_scaling(
     inner: Optimizers, scale: float, *, axis_name: str | tuple[str, ...] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """As `dynamic_loss_scaling`, with a scale that never changes; an overflow still skips the step.
+    """Wraps an optimizer like `dynamic_loss_scaling`, but the scale never changes; an overflow still skips the step.
 
     Raises:
       UsageError: `scale` is not a power of two.
@@ -143,7 +150,7 @@ def static_loss_scaling(
 
 
 def no_loss_scaling(inner: Optimizers) -> optax.GradientTransformationExtraArgs:
-    """The same state around an optimizer that is left alone: scale 1, nothing checked, nothing skipped."""
+    """Wraps an optimizer in the same state with scale 1; it checks no gradients and skips no step."""
     attempt = _attempt(inner)
 
     def init(params) -> LossScaleState:
@@ -157,10 +164,10 @@ def no_loss_scaling(inner: Optimizers) -> optax.GradientTransformationExtraArgs:
 
 
 def loss_scale_state(opt_state) -> LossScaleState:
-    """The `LossScaleState` inside any optax state tree.
+    """Returns the `LossScaleState` inside any optax state tree.
 
     Raises:
-      UsageError: there is none, or more than one.
+      UsageError: the tree has none, or more than one.
     """
     found = _states_in(opt_state)
     if len(found) != 1:
@@ -172,17 +179,23 @@ def loss_scale_state(opt_state) -> LossScaleState:
 
 
 def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
-    """`new` if the last step's gradients were finite, else `old`; leaf by leaf, for trees of one structure.
+    """Returns `new` if the last step's gradients were finite, else `old`, for trees of the same structure.
+
+    >>> import jax.numpy as jnp, mpjax, optax
+    >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
+    >>> skipped = opt_state._replace(finite=jnp.asarray(False))
+    >>> mpjax.where_finite(skipped, new=jnp.float32(2), old=jnp.float32(1))
+    Array(1., dtype=float32)
 
     Args:
       opt_state: the optimizer's state after the step.
-      new: what the step made.
-      old: what was before it.
-      group: of several optimizers with one scale, the one whose gradients count; by default all must be finite.
+      new: the values after the step.
+      old: the values before the step.
+      group: the name of the optimizer whose gradients count, if several share a scale; by default all must be finite.
 
     Raises:
-      UsageError: no optimizer of that name.
-      DtypeError: a leaf of `new` has another dtype than that of `old`; the message names each by path.
+      UsageError: no optimizer has the name `group`.
+      DtypeError: a leaf of `new` differs in dtype from that of `old`; the message lists all such leaves by path.
     """
     state = loss_scale_state(opt_state)
     check_same_dtypes(new, old, names=("new", "old"))
@@ -191,8 +204,8 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
     inner_state = state.inner_state.inner_state if isinstance(state.inner_state, CountedState) else state.inner_state
     groups = inner_state if isinstance(inner_state, Mapping) else {}
     if group not in groups:
-        names = ", ".join(groups) or "one, without a name"
-        raise UsageError(f"no optimizer '{group}' under this loss scale; there is {names}")
+        names = f"wanted one of {', '.join(groups)}" if groups else "it has one optimizer, without a name: omit group="
+        raise UsageError(f"no optimizer '{group}' under this loss scale; {names}")
     return select(groups[group].finite, new, old)
 
 
@@ -224,7 +237,7 @@ def _states_in(tree) -> list[LossScaleState]:
 
 
 def _initial_state(scale: float, inner_state) -> LossScaleState:
-    # An array each, not one three times: a state is donated, and a buffer can be given away only once.
+    # Three arrays, not one used three times: a state is donated, and a buffer can be donated only once.
     good_steps, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
     return LossScaleState(
         jnp.asarray(scale, jnp.float32), good_steps, skipped, consecutive_skips, jnp.asarray(True), inner_state
@@ -236,7 +249,7 @@ def _unscale(gradient, scale: jax.Array):
         return gradient
     if jnp.iscomplexobj(gradient):
         return jax.lax.complex(_unscale(gradient.real, scale), _unscale(gradient.imag, scale))
-    # Dividing, not multiplying by 1/scale: the reciprocal of 2^127 is subnormal, which devices may flush to zero.
+    # Divides instead of multiplying by 1/scale: 1/2^127 is subnormal, and devices may flush it to zero.
     dtype = widest(gradient.dtype, FLOAT32)
     return gradient.astype(dtype) / scale.astype(dtype)
 

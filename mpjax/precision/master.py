@@ -15,12 +15,12 @@ from mpjax.precision.stochastic_rounding import stochastic_round
 
 
 class MasterWeightsState(NamedTuple):
-    """State of `master_weights`.
+    """The state of `master_weights`.
 
     Attributes:
-      masters: the parameters, those stored in half precision as float32 copies; None for the others.
-      inner_state: the wrapped optimizer's state, as of float32 parameters.
-      roundings: int32, updates so far, from which the random numbers of stochastic rounding follow; None without it.
+      masters: float32 copies of the parameters stored in half precision; None in place of the others.
+      inner_state: the wrapped optimizer's state, for float32 parameters.
+      roundings: int32, updates so far, which seed the random numbers of stochastic rounding; None without it.
     """
 
     masters: Any
@@ -31,20 +31,26 @@ class MasterWeightsState(NamedTuple):
 def master_weights(
     inner: optax.GradientTransformation, *, stochastic_rounding: bool = False, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Lets `inner` update float32 copies of the half-precision parameters, which then follow the copies.
+    """Wraps an optimizer so that it updates float32 copies of the half-precision parameters.
 
-    An update too small for the stored dtype is kept in the copy and shows once enough of them add up. Put it inside the
-    loss scaling: `dynamic_loss_scaling(master_weights(optax.adamw(1e-3)))`. Parameters that are not half precision are
-    updated as without it. Under `optax.apply_updates` a half-precision parameter becomes its copy, rounded.
+    `optax.apply_updates` then sets each half-precision parameter to its copy, rounded. Updates too small for the stored
+    dtype add up in the copy until they change the parameter. Other parameters are updated as without the wrapper. Put
+    it inside the loss scaling: `dynamic_loss_scaling(master_weights(optax.adamw(1e-3)))`.
+
+    >>> import jax.numpy as jnp, mpjax, optax
+    >>> params, tx = jnp.bfloat16(1), mpjax.master_weights(optax.sgd(2**-10))
+    >>> updates, state = tx.update(jnp.bfloat16(1), tx.init(params), params)
+    >>> float(optax.apply_updates(params, updates)), float(state.masters)
+    (1.0, 0.9990234375)
 
     Args:
       inner: the optimizer (chain).
-      stochastic_rounding: round a parameter whose copy moved to one of the two half-precision numbers around it, the
-        nearer the likelier, so that it equals its copy in the mean; by default to the nearest.
-      seed: of those random numbers; they differ from update to update.
+      stochastic_rounding: if True, a parameter whose copy changed is rounded at random to one of the two neighbours in
+        half precision, more often to the nearer one, so that its mean is the copy; by default to the nearest.
+      seed: the seed of the random numbers, which differ from update to update.
 
     Raises:
-      UsageError: updated without parameters.
+      UsageError: `update` was called without parameters.
     """
     inner = optax.with_extra_args_support(inner)
 
@@ -74,12 +80,15 @@ def master_weights(
 
 
 def _full(masters, params):
-    """The parameters with the masters in place of those stored in half precision."""
+    """Returns the parameters, with the masters in place of those stored in half precision."""
     return jax.tree.map(lambda m, p: p if m is None else m, masters, params, is_leaf=lambda node: node is None)
 
 
 def _rounded_by_chance(params, before, after, key: jax.Array):
-    """The masters `after` in the parameters' dtypes; what did not move since `before` stays as it is."""
+    """Rounds the masters `after` stochastically to the parameters' dtypes.
+
+    A parameter stays as it is where its master has not changed since `before`.
+    """
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))) if leaves else [])
 
@@ -92,5 +101,5 @@ def _rounded_by_chance(params, before, after, key: jax.Array):
 
 
 def _step_to(param: jax.Array, target: jax.Array, update: jax.Array) -> jax.Array:
-    """The update under which `param` becomes `target`; `update` itself where it is not stored in half."""
+    """Returns the update that turns `param` into `target`; `update` itself if `param` is not half precision."""
     return target.astype(FLOAT32) - param.astype(FLOAT32) if param.dtype in HALF else update

@@ -1,4 +1,4 @@
-"""Put a policy on a Flax NNX module: dtypes on every submodule, unedited, and a report of what each one got."""
+"""Applies a policy to a Flax NNX module: sets the dtypes of every submodule, and reports them."""
 
 import dataclasses
 import inspect
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """What one submodule got.
+    """The dtypes of one submodule.
 
     Attributes:
       path: attribute names and indices joined by `/`; empty for the model itself.
-      type: its class's name.
+      type: the name of its class.
       param_dtype: the dtype of its own parameters; None if it has none.
-      compute_dtype: what it computes in; None if it has no `dtype` to set, so that its own code decides.
-      rule: the pattern that decided; "policy" where no rule did.
+      compute_dtype: the dtype that it computes in; None if it has no `dtype` to set, so that its own code decides.
+      rule: the pattern that decided; "policy" if no rule did.
     """
 
     path: str
@@ -40,16 +40,16 @@ class Row(NamedTuple):
 
 
 class PolicyReport(tuple[Row, ...]):
-    """The rows of `apply_policy`; prints as a table, and below it what was left alone.
+    """The rows of `apply_policy`; prints as a table with the notes below it.
 
     Attributes:
-      notes: a line for each attribute that `apply_policy` would set and does not understand.
+      notes: a line for each `dtype` or `param_dtype` attribute left as it is, because it is not a floating dtype.
     """
 
     notes: tuple[str, ...]
 
     def __new__(cls, rows: Iterable[Row], notes: Iterable[str] = ()):
-        """A report of these rows, with notes below them."""
+        """Creates a report of `rows`, with `notes` below them."""
         report = super().__new__(cls, rows)
         report.notes = tuple(notes)
         return report
@@ -66,20 +66,29 @@ class PolicyReport(tuple[Row, ...]):
 def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     """Sets the dtypes of every submodule of `model`, in place.
 
-    Parameters are cast to `param_dtype`; layers compute in `compute_dtype`; normalisation layers take their input,
-    statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`; what the model returns is
-    cast to `output_dtype`. Rules of the policy come before these defaults. A later call replaces an earlier one.
+    Parameters are cast to `param_dtype`, and layers compute in `compute_dtype`. Normalisation layers take their input,
+    statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model's output is cast
+    to `output_dtype`. The policy's rules override these defaults. A later call replaces an earlier one.
+
+    >>> import mpjax
+    >>> from flax import nnx
+    >>> model = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.LayerNorm(2, rngs=nnx.Rngs(0)))
+    >>> print(mpjax.apply_policy(model, "mixed_float16"))
+    path      type       param_dtype  compute_dtype  rule
+    --------  ---------  -----------  -------------  ---------
+    layers/0  Linear     float32      float16        policy
+    layers/1  LayerNorm  float32      float32        type:norm
 
     Args:
       model: any NNX module, also an abstract one from `nnx.eval_shape`.
-      policy: a `Policy` or what `get_policy` takes.
+      policy: a `Policy`, or anything else that `get_policy` takes.
 
     Returns:
-      A `PolicyReport`: prints as a table and iterates over rows (`path`, `type`, `param_dtype`, `compute_dtype`,
+      A `PolicyReport`. It prints as a table and iterates over rows (`path`, `type`, `param_dtype`, `compute_dtype`,
       `rule`), one for each submodule that has parameters or a `dtype`.
 
     Raises:
-      UsageError: a rule that matches nothing, float64 without 64-bit JAX, or something that is not an NNX module.
+      UsageError: a rule matches nothing, a dtype is float64 without 64-bit JAX, or `model` is not an NNX module.
     """
     from flax import nnx
 
@@ -104,7 +113,10 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
 
 def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.dtype]:
-    """What `apply_policy(model, policy)` would store each parameter and statistic in, by path; changes nothing."""
+    """Returns the dtype in which `apply_policy(model, policy)` would store each parameter and statistic, by path.
+
+    The model stays unchanged.
+    """
     from flax import nnx
 
     graph, state = nnx.split(model)
@@ -115,13 +127,16 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """The policy's rules and, behind them, the default for norms."""
+    """Returns the policy's rules, followed by the default rule for norms."""
     default = {} if NORM in policy.rules else {NORM: widest(policy.compute_dtype, FLOAT32)}
     return Rules({**policy.rules, **default})
 
 
 def storage_policy(policy: Policy) -> Policy:
-    """What to apply to a model whose calls are under `autocast`: it stores as `policy` says, and casts nothing down."""
+    """Returns the policy to apply to a model under `autocast`.
+
+    It stores parameters as `policy` does, and computes in float32 (or wider), so that layers cast nothing down.
+    """
     compute = widest(policy.compute_dtype, FLOAT32)
 
     def stored(value: Policy | np.dtype) -> Policy:
@@ -133,7 +148,7 @@ def storage_policy(policy: Policy) -> Policy:
 
 
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
-    """What to give `autocast` for calls of `model`, its scopes named: `policy`, with module paths in place of types."""
+    """Returns the policy for `autocast` of a model with named scopes: `policy`, with module paths in place of types."""
     return dataclasses.replace(policy, rules=by_path(policy.rules, _lineages(modules_of(model))))
 
 
@@ -142,7 +157,7 @@ def _lineages(modules: dict) -> list[Lineage]:
 
 
 def _dtypes(value: "Policy | np.dtype") -> Iterator[np.dtype]:
-    """Every dtype that a policy or a rule's value can set on a module."""
+    """Yields every dtype that a policy or a rule's value can set on a module."""
     if not isinstance(value, Policy):
         yield value
         return
@@ -152,7 +167,7 @@ def _dtypes(value: "Policy | np.dtype") -> Iterator[np.dtype]:
 
 
 def _second_names(modules: dict) -> dict[str, str]:
-    """Of modules that stand in several places: the paths of the others to that of the first."""
+    """Returns the further paths of shared modules, each mapped to the first path of its module."""
     from flax import nnx
 
     first = {id(module): path for path, module in modules.items()}
@@ -166,7 +181,7 @@ def _second_names(modules: dict) -> dict[str, str]:
 
 
 def _attributes(module) -> Iterator[tuple[str, Any]]:
-    """What a module holds, by name; of its lists and dicts, what these hold."""
+    """Yields the attributes of a module, and the items of those that are lists or dicts, with their names."""
     for name, held in vars(module).items():
         yield name, held
         items = held.items() if isinstance(held, Mapping) else enumerate(held) if isinstance(held, Sequence) else ()
@@ -174,7 +189,7 @@ def _attributes(module) -> Iterator[tuple[str, Any]]:
 
 
 def _variables(model, modules: dict) -> "dict[str, list[nnx.Variable]]":
-    """The variables of each module, by module path: its own, and those in containers that it holds."""
+    """Returns the variables of each module by module path: its own, and those in containers that it holds."""
     from flax import nnx
 
     found = {path: [] for path in modules}
@@ -186,14 +201,14 @@ def _variables(model, modules: dict) -> "dict[str, list[nnx.Variable]]":
 
 
 def _lineage(path: str, modules: dict) -> Lineage:
-    """The module at `path` and its parents, root first."""
+    """Returns the module at `path` and its parents, root first."""
     parts = path.split("/") if path else []
     ancestors = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
     return tuple((name, frozenset(class_names(modules[name]))) for name in ancestors if name in modules)
 
 
 def class_names(module: "nnx.Module") -> Iterator[str]:
-    """The names of a module's class and of the NNX classes it inherits from."""
+    """Yields the names of a module's class and of the NNX classes that it inherits from."""
     from flax import nnx
 
     for cls in type(module).__mro__:
@@ -202,7 +217,7 @@ def class_names(module: "nnx.Module") -> Iterator[str]:
 
 
 def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> Row:
-    """Sets the dtypes of one module, own parameters and computation, not those of its children."""
+    """Sets the dtypes of one module, for its own parameters and computation, not for its children."""
     if isinstance(value, Policy):
         param_dtype, compute_dtype, output_dtype = value.param_dtype, value.compute_dtype, value.output_dtype
     elif value is not None:
@@ -243,7 +258,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
 
 
 def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
-    """Casts parameters, keeps statistics at least float32; tells whether there are parameters."""
+    """Casts parameters to `param_dtype` and statistics to at least float32; returns True if there are parameters."""
     from flax import nnx
 
     found = False
@@ -265,7 +280,7 @@ def _astype(value, dtype: np.dtype):
 
 
 def _has_dtype(module, name: str) -> bool:
-    """Whether a module has an attribute that says in which floating dtype it computes or stores, or None for any."""
+    """Returns True if the attribute `name` exists and is a floating dtype of 16, 32 or 64 bits, or None."""
     if not _is_stored(module, name):
         return False
     value = getattr(module, name)
@@ -285,7 +300,7 @@ def _not_understood(path: str, module) -> Iterator[str]:
 
 
 def _is_stored(module, name: str) -> bool:
-    """Whether an attribute is a value that the module or its class holds, not what code computes."""
+    """Returns True if the attribute is a value on the module or its class, not a property or method."""
     if name in vars(module):
         return True
     return hasattr(module, name) and not hasattr(inspect.getattr_static(module, name), "__get__")
@@ -301,7 +316,7 @@ def _cast_floating(tree, dtype: np.dtype | None):
 class Casts:
     """A wrapper that casts the floating inputs of a call to `inside` and its floating outputs to `outside`.
 
-    None casts nothing.
+    A dtype of None leaves values as they are.
     """
 
     inside: np.dtype | None
@@ -309,7 +324,7 @@ class Casts:
     depth: ClassVar[int] = 3
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a module between the casts."""
+        """Calls a module and casts its inputs and outputs."""
         args, kwargs = _cast_floating((args, kwargs), self.inside)
         try:
             return _cast_floating(call(module, *args, **kwargs), self.outside)
@@ -318,7 +333,7 @@ class Casts:
                 raise
             which = next((line for line in str(error).splitlines() if "has type" in line), "")
             raise DtypeError(
-                f"{type(module).__name__}: under the policy the carry of a loop changes its dtype, as the layers in it "
-                f"compute in another than it comes in. {which.strip()} Cast it before the loop, as in "
-                "x = x.astype(self.layers.dtype), or cast what the body returns to what it was given."
+                f"{type(module).__name__}: the carry of a loop changes its dtype, because under the policy the layers "
+                f"in the loop compute in a dtype other than the carry's. {which.strip()} Cast the carry before the "
+                "loop, as in x = x.astype(self.layers.dtype), or cast the body's result to the dtype of its input."
             ) from error

@@ -1,9 +1,9 @@
-"""Optimizer moments in bfloat16, as an optax wrapper: half the memory, and still right in the mean.
+"""Optimizer moments in bfloat16, as an optax wrapper: half the memory, with unbiased rounding.
 
-With b2 = 0.999 a second moment changes by a thousandth of the gradient's square and of itself, less than half the
-distance between two bfloat16 numbers: rounded to the nearest it would stall. So moments are rounded by chance
-(Gupta et al., "Deep Learning with Limited Numerical Precision", 2015, arXiv:1502.02551, section 3). Float16 is not for
-them: squares of gradients below 2e-4 are zero in it.
+With b2 = 0.999 a second moment changes by a thousandth of the squared gradient and of itself. This is less than half
+the distance between two bfloat16 numbers, so rounding to nearest would stall it. Moments are therefore rounded
+stochastically (Gupta et al., "Deep Learning with Limited Numerical Precision", 2015, arXiv:1502.02551, section 3).
+Float16 is unsuitable, because the squares of gradients below 2e-4 underflow in it.
 """
 
 from typing import Any, NamedTuple
@@ -18,15 +18,15 @@ from mpjax.precision.stochastic_rounding import stochastic_bfloat16
 
 
 MOMENTS = ("mu", "nu", "nu_max", "trace")
-"""The fields in which optax's optimizers keep moments: Adam and those after it, RMSProp, momentum."""
+"""The fields in which optax's optimizers keep moments: Adam and its successors, RMSProp, momentum."""
 
 
 class HalfMomentsState(NamedTuple):
-    """State of `half_moments`.
+    """The state of `half_moments`.
 
     Attributes:
-      inner_state: the wrapped optimizer's state, its moments in bfloat16.
-      draws: int32, updates so far, from which the random numbers of the rounding follow.
+      inner_state: the wrapped optimizer's state, with moments in bfloat16.
+      draws: int32, updates so far, which seed the random numbers of the rounding.
     """
 
     inner_state: Any
@@ -34,17 +34,18 @@ class HalfMomentsState(NamedTuple):
 
 
 def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
-    """Stores the moments of `inner` in bfloat16, rounded by chance after each update; `inner` sees float32.
+    """Stores the moments of `inner` in bfloat16, rounded stochastically after each update; `inner` sees float32.
 
-    Counts, schedules, master weights and sums of micro-batches stay as they are, and so do float64 moments. Put it
-    inside the loss scaling, `dynamic_loss_scaling(half_moments(optax.adamw(1e-3)))`: a skipped step leaves every bit.
-    What rounding did is forgotten as gradients are: second moments of normal gradients are off by a standard deviation
-    of 3.5 % with b2 = 0.999 (Adam divides by their roots, which are off by half of that), by 1.7 % with 0.99, and first
-    moments by 0.6 % with 0.9; in the mean they are right.
+    Counts, schedules, master weights, micro-batch sums and float64 moments stay as they are. Put it inside the loss
+    scaling, `dynamic_loss_scaling(half_moments(optax.adamw(1e-3)))`: a skipped step then keeps every bit.
+
+    Rounding noise decays like the gradients in a moment. For normally distributed gradients its standard deviation is
+    3.5 % of a second moment with b2 = 0.999 (Adam divides by the square root, which has half of that), 1.7 % with
+    b2 = 0.99, and 0.6 % of a first moment with b1 = 0.9. Its mean is zero.
 
     Args:
       inner: the optimizer (chain).
-      seed: of the random numbers; they differ from moment to moment and from update to update.
+      seed: the seed of the random numbers, which differ from moment to moment and from update to update.
 
     Raises:
       UsageError: `inner` keeps no moments.
@@ -55,7 +56,7 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
         state = inner.init(params)
         if not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
             raise UsageError(
-                f"half_moments: no moments ({', '.join(MOMENTS)}) in this optimizer's state; use it without"
+                f"half_moments: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave half_moments out"
             )
         return HalfMomentsState(_map_moments(lambda leaf, _: leaf.astype(BFLOAT16), state), jnp.zeros((), jnp.int32))
 
@@ -75,7 +76,7 @@ def _is_moment(path: tuple) -> bool:
 
 
 def _map_moments(change, state):
-    """The state with `change(moment, its number among the leaves)` in place of each moment."""
+    """Returns the state with `change(moment, its index among the leaves)` in place of each moment."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     changed = [
         change(leaf, number) if _is_moment(path) and leaf.dtype in (FLOAT32, BFLOAT16, FLOAT16) else leaf

@@ -1,4 +1,4 @@
-"""Policies: in which dtypes parameters live, operations compute and outputs leave; and their names."""
+"""Policies: the dtypes of parameters, computation and outputs, with presets and a text form."""
 
 import dataclasses
 import difflib
@@ -28,19 +28,23 @@ _KEYS = {
 class Policy:
     """Dtypes for parameters, computation, outputs and cross-device sums, with exceptions by module.
 
-    Every dtype argument takes a name or a dtype. `str(policy)` parses back to an equal policy.
+    Every dtype argument takes a name or a dtype. `get_policy(str(policy))` is an equal policy.
+
+    >>> import mpjax
+    >>> str(mpjax.Policy("float32", "bfloat16", rules={"head": "float32"}))
+    'params=float32,compute=bfloat16,output=bfloat16;head=float32'
 
     Args:
-      param_dtype: in which parameters are stored; float32 by default.
-      compute_dtype: in which convolutions and matrix products run; by default as the parameters.
-      output_dtype: in which the model's outputs (logits) leave; by default as the computation.
-      reduce_dtype: in which gradients are summed across devices; by default the parameters', at least float32.
-      rules: ordered mapping from module pattern (see `Rules`) to a dtype or a policy. A dtype sets what the matched
-        modules compute in, and stores their parameters no narrower than that; a policy sets their parameters,
-        computation and output.
+      param_dtype: the dtype of the stored parameters; float32 by default.
+      compute_dtype: the dtype of convolutions and matrix products; by default `param_dtype`.
+      output_dtype: the dtype of the model's outputs (logits); by default `compute_dtype`.
+      reduce_dtype: the dtype in which gradients are summed across devices; by default `param_dtype`, at least float32.
+      rules: an ordered mapping from module pattern (see `Rules`) to a dtype or a policy. A dtype sets the compute dtype
+        of the matched modules, and stores their parameters in it or wider. A policy sets their parameter, compute and
+        output dtypes.
 
     Raises:
-      UsageError: an unknown dtype, a bad pattern, or rules inside a rule's policy.
+      UsageError: a dtype is unknown, a pattern is invalid, or a rule's policy has rules itself.
     """
 
     param_dtype: Any = FLOAT32
@@ -65,7 +69,7 @@ class Policy:
 
     @property
     def jmp(self) -> jmp.Policy:
-        """The equivalent `jmp.Policy` (which knows neither `reduce_dtype` nor rules)."""
+        """Returns the equivalent `jmp.Policy`, which has neither `reduce_dtype` nor rules."""
         fields = (self.param_dtype, self.compute_dtype, self.output_dtype)
         return jmp.Policy(*(getattr(jnp, dtype.name) for dtype in fields))
 
@@ -90,7 +94,7 @@ class Policy:
 
 
 def _rule_value(value) -> np.dtype | Policy:
-    """A rule's dtype or policy; a name that is both (`"float32"`) is the dtype."""
+    """Converts a rule's value to a dtype or a policy; a name that could be either (`"float32"`) is a dtype."""
     if isinstance(value, jmp.Policy):
         value = from_jmp(value)
     elif isinstance(value, str) and "=" in value:
@@ -103,30 +107,30 @@ def _rule_value(value) -> np.dtype | Policy:
 
 
 def from_jmp(policy: jmp.Policy) -> Policy:
-    """The `Policy` with the three dtypes of a `jmp.Policy`."""
+    """Returns the `Policy` with the three dtypes of a `jmp.Policy`."""
     return Policy(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
 
 
 def parse_policy(text: str) -> Policy:
-    """Reads `"params=float32,compute=float16,output=float32;stem/*=float32"`, jmp's grammar plus reduce and rules.
+    """Parses `"params=float32,compute=float16,output=float32;stem/*=float32"`: jmp's grammar plus reduce and rules.
 
-    As in jmp, keys may be short (`p`, `c`, `o`; also `r` for reduce), missing params are float32, missing compute is
-    as params, and missing output is as compute. After each `;` stands a rule, `pattern=dtype` or `pattern=policy`.
+    As in jmp, keys may be short (`p`, `c`, `o`; also `r` for reduce). By default params is float32, compute equals
+    params and output equals compute. A rule, `pattern=dtype` or `pattern=policy`, follows each `;`.
 
     Raises:
-      UsageError: an unknown key, a key given twice, or a part without a value; the message names the part.
+      UsageError: a key is unknown or given twice, or a part has no value; the message names the part.
     """
     head, *tail = split_rules(text)
     return dataclasses.replace(_parse_dtypes(head), rules=parse_rules(tail))
 
 
 def split_rules(text: str) -> list[str]:
-    """The parts between semicolons; empty ones, as after a last semicolon, are left out."""
+    """Splits a text at its semicolons and drops empty parts; returns `[""]` if all are empty."""
     return [part.strip() for part in text.split(";") if part.strip()] or [""]
 
 
 def parse_rules(parts: list[str]) -> Rules:
-    """Reads `["stem/*=float32", …]`."""
+    """Parses rules such as `["stem/*=float32", …]`."""
     pairs = []
     for part in parts:
         pattern, equals, value = part.partition("=")
@@ -158,11 +162,11 @@ class Preset:
 
     Attributes:
       name: the preset's own name.
-      policy: its dtypes.
+      policy: the dtypes.
       loss_scale: "none", "dynamic", or "static" (scale 1).
-      master_weights: whether the optimizer keeps float32 copies of the parameters.
+      master_weights: True if the optimizer keeps float32 copies of the half-precision parameters.
       mode: "module" (dtypes set on Flax modules) or "autocast" (casts placed per operation).
-      aliases: other names: Lightning's, Keras's, Apex's.
+      aliases: other names, from Lightning, Keras and Apex.
     """
 
     name: str
@@ -204,23 +208,24 @@ _BY_NAME = {_normalised(name): preset for preset in PRESETS for name in (preset.
 
 
 def find_preset(spec) -> Preset | None:
-    """The preset that `spec` names (rules after `;` aside), or None when it is a policy of one's own."""
+    """Returns the preset that `spec` names (rules after `;` are ignored), or None if it names none."""
     return _BY_NAME.get(_normalised(spec.split(";")[0])) if isinstance(spec, str) else None
 
 
 def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
-    """The policy that `spec` names or is.
+    """Returns the policy that `spec` names or is, without touching a device.
+
+    >>> import mpjax
+    >>> str(mpjax.get_policy("bf16-mixed"))
+    'params=float32,compute=bfloat16,output=float32'
 
     Args:
       spec: a preset (`"mixed_float16"`), an alias (`"bf16-mixed"`, `"O2"`), a jmp string
-        (`"params=float32,compute=float16,output=float32"`, `"p=f32,c=bf16"`), any of them with rules behind
-        semicolons (`"mixed_float16;stem/*=float32"`), a `jmp.Policy`, or a `Policy`. Case and spaces are forgiven.
-
-    Returns:
-      A `Policy`. No device is touched.
+        (`"params=float32,compute=float16,output=float32"`, `"p=f32,c=bf16"`), any of them followed by rules after
+        semicolons (`"mixed_float16;stem/*=float32"`), a `jmp.Policy`, or a `Policy`. Case and spaces are ignored.
 
     Raises:
-      UsageError: nothing of that name; the message lists the presets and the nearest.
+      UsageError: no policy has that name; the message lists the presets and suggests the nearest.
     """
     if isinstance(spec, Policy):
         return spec
@@ -237,7 +242,7 @@ def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
         return dataclasses.replace(preset.policy, rules={**own, **usual})
     if "=" in head:
         return parse_policy(spec)
-    if _normalised(head) == "f16":  # jmp's bare dtype: that dtype everywhere
+    if _normalised(head) == "f16":  # a bare dtype in jmp: that dtype everywhere
         return Policy("float16", rules=parse_rules(tail))
     near = difflib.get_close_matches(_normalised(head), _BY_NAME, n=1)
     hint = f"; did you mean '{_BY_NAME[near[0]].name}'?" if near else "."

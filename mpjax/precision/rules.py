@@ -1,4 +1,4 @@
-"""Rules: which modules a pattern covers, which rule decides each module, and which rule decides none."""
+"""Rules: which modules a pattern covers, which rule decides each module, and which rules decide nothing."""
 
 import collections
 import difflib
@@ -14,20 +14,20 @@ from mpjax.errors import UsageError
 
 
 NORM = "type:norm"
-"""The pattern of every normalisation layer, and the only rule that may match nothing: not every model has one."""
+"""The pattern of every normalisation layer. Only this rule may match nothing, as not every model has such a layer."""
 
 NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm", "WeightNorm", "SpectralNorm"})
 
 Lineage = tuple[tuple[str, frozenset[str]], ...]
-"""A module and its parents, root first: the path and the names of the classes it inherits from, of each."""
+"""A module and its parents, root first: for each, the path and the names of its class and base classes."""
 
 
 class Rules(Mapping[str, Any]):
-    """A frozen, hashable mapping from pattern to dtype or policy. Order counts: the first match wins.
+    """A frozen, hashable mapping from pattern to dtype or policy; the first match wins.
 
     A pattern is a glob on the module path (`"stem/*"`, `"layers/?/conv1"`; `*` crosses `/`), or `type:` and a glob on
-    the class name, bases included (`"type:Attention"`). Either covers the modules it matches and all that they hold.
-    `"type:norm"` covers the normalisation layers themselves.
+    the name of the class or a base class (`"type:Attention"`). Either covers the modules it matches and their
+    submodules. `"type:norm"` covers only the normalisation layers themselves.
     """
 
     def __init__(self, rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
@@ -48,7 +48,7 @@ class Rules(Mapping[str, Any]):
         return len(self._rules)
 
     def __eq__(self, other) -> bool:
-        # Unlike a dict: order decides which rule wins, so order is part of the value.
+        # Unlike in a dict, order is part of the value, because it decides which rule wins.
         return isinstance(other, Mapping) and tuple(self.items()) == tuple(other.items())
 
     def __hash__(self) -> int:
@@ -65,18 +65,18 @@ def _checked(pattern: Any) -> str:
 
 
 def is_norm(types: Iterable[str]) -> bool:
-    """Whether class names (a class and its bases) are those of a normalisation layer."""
+    """Returns True if `types` (the names of a class and its bases) are those of a normalisation layer."""
     return not NORM_TYPES.isdisjoint(types)
 
 
 EQUINOX = "eqx.nn."
-"""What the scopes begin with that Equinox names by the class of a layer."""
+"""The prefix of the scopes that Equinox names by the class of a layer."""
 
 _MOST_SHOWN = 20
 
 
 def covers(pattern: str, lineage: Lineage) -> bool:
-    """Whether `pattern` matches the module at the end of `lineage`, or one that holds it."""
+    """Returns True if `pattern` matches the module at the end of `lineage`, or a module that contains it."""
     if pattern.lower() == NORM:
         return is_norm(lineage[-1][1])
     if pattern.startswith("type:"):
@@ -87,19 +87,25 @@ def covers(pattern: str, lineage: Lineage) -> bool:
 
 @functools.lru_cache(maxsize=32_768)
 def _matcher(pattern: str) -> Callable[[str], Any]:
-    """What says whether a text matches a glob: most patterns of large policies are none, and are compared."""
+    """Returns a function that tests a text against a glob.
+
+    Most patterns of large policies have no wildcard and are only compared.
+    """
     if any(char in pattern for char in "*?["):
         return re.compile(fnmatch.translate(pattern)).match
     return pattern.__eq__
 
 
 def winner(rules: Rules, lineage: Lineage) -> str | None:
-    """The pattern that decides the module at the end of `lineage`; None if no rule does."""
+    """Returns the pattern that decides the module at the end of `lineage`; None if no rule does."""
     return next((pattern for pattern in rules if covers(pattern, lineage)), None)
 
 
 def scope_lineage(scope: str) -> Lineage:
-    """A named scope and those around it, as modules of no known type; Equinox's own by the name of the class too."""
+    """Returns a named scope and the scopes around it as modules of unknown type.
+
+    A scope of Equinox's own is also listed under its class name alone.
+    """
     parts = scope.split("/") if scope else []
     classes = [part for part in parts if part.startswith(EQUINOX)]
     paths = ("/".join(parts[:depth]) for depth in range(len(parts) + 1))
@@ -107,19 +113,19 @@ def scope_lineage(scope: str) -> Lineage:
 
 
 def without_class(scope: str) -> str:
-    """Returns a scope without the one in it that is named by a class, where it has a path itself: an Equinox layer."""
+    """Returns the scope without a last part that Equinox named by class; a scope with no other part stays."""
     outer, _, name = scope.rpartition("/")
     return outer if outer and name.startswith(EQUINOX) else scope
 
 
 def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
-    """The same rules for named scopes, which have no type: each `type:` pattern as the paths of what it decides."""
+    """Returns the rules for named scopes, which have no type: `type:` patterns become the paths that they decide."""
     decided = {lineage: winner(rules, lineage) for lineage in lineages}
     paths: dict[str, Any] = {}
     for pattern, value in rules.items():
         if pattern.startswith("type:"):
             for lineage, decisive in decided.items():
-                # A path covers all that the module holds, so that the outermost will do.
+                # A path covers all submodules, so only the outermost path is needed.
                 if decisive == pattern != decided.get(lineage[:-1]):
                     paths.setdefault(glob.escape(lineage[-1][0]) or "*", value)
         else:
@@ -130,16 +136,16 @@ def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
 def decide(
     rules: Rules, lineages: Iterable[Lineage], second_names: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str | None]:
-    """The pattern that decides each module, by module path; None where no rule does.
+    """Returns the pattern that decides each module, by module path; None where no rule does.
 
     Args:
-      rules: of the policy.
-      lineages: of each module under its first name.
-      second_names: further paths of modules that stand in several places, to their first.
+      rules: the rules of the policy.
+      lineages: the lineage of each module, under its first path.
+      second_names: the further paths of shared modules, each mapped to the first path of its module.
 
     Raises:
-      UsageError: a rule matches nothing, or only modules that earlier rules decide. All such rules are named, each
-        with the nearest paths or types.
+      UsageError: a rule matches nothing, or only modules that earlier rules decide. The message lists such rules with
+        the nearest paths or types.
     """
     lineages = tuple(lineages)
     decided = {lineage[-1][0]: winner(rules, lineage) for lineage in lineages}
@@ -156,7 +162,7 @@ def _why_idle(pattern: str, rules: Rules, lineages: tuple[Lineage, ...], second_
     matched = [lineage for lineage in lineages if covers(pattern, lineage)]
     if matched:
         first = winner(rules, matched[0])
-        return f"rule '{pattern}' decides nothing: all it matches is decided by '{first}' before it; put it first"
+        return f"rule '{pattern}' decides nothing: rules before it ('{first}') decide all its modules; put it first"
     for second, first in second_names.items():
         if covers(pattern, scope_lineage(second)):
             same = f"'{second}' is the module '{first}', which has one dtype"
@@ -166,4 +172,5 @@ def _why_idle(pattern: str, rules: Rules, lineages: tuple[Lineage, ...], second_
     else:
         known = sorted({path for lineage in lineages for path, _ in lineage if path})
     near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
-    return f"rule '{pattern}' matches nothing; nearest: {', '.join(near) or 'the model has no submodules'}"
+    hint = f"nearest: {', '.join(near)}" if near else "the model has no submodules"
+    return f"rule '{pattern}' matches nothing; {hint}"

@@ -1,4 +1,4 @@
-"""The loss of a scaled step: what to differentiate, and what to report."""
+"""The loss of a scaled step: the scaled loss to differentiate, and the unscaled loss to report."""
 
 import warnings
 from collections.abc import Callable
@@ -13,10 +13,18 @@ from mpjax.precision.loss_scale import loss_scale_state
 
 
 def scale_loss(loss: jax.Array, opt_state) -> jax.Array:
-    """The scalar loss times the scale, in float32 whatever the loss's dtype; differentiate this.
+    """Returns the scalar loss times the loss scale, in float32 (or wider) for any loss dtype; differentiate this.
 
-    A float16 loss warns once its gradient, which is the scale, can reach 2^16 and so be inf in float16: compute the
-    loss in float32.
+    >>> import jax.numpy as jnp, mpjax, optax
+    >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
+    >>> mpjax.scale_loss(jnp.bfloat16(0.5), opt_state)
+    Array(512., dtype=float32)
+
+    Warns about a float16 loss if the scale is at least 2^16, or unknown while tracing. The gradient of the loss is the
+    scale, and 2^16 is inf in float16. Compute the loss in float32 instead.
+
+    Raises:
+      UsageError: the loss is not floating, or `opt_state` does not contain exactly one `LossScaleState`.
     """
     scale = loss_scale_state(opt_state).scale
     loss = jnp.asarray(loss)
@@ -34,11 +42,21 @@ def scale_loss(loss: jax.Array, opt_state) -> jax.Array:
 
 
 def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
-    """Like `jax.value_and_grad` of `fn(params, *args)`, differentiating the scaled loss.
+    """Returns a function like `jax.value_and_grad(fn)` that differentiates the scaled loss.
+
+    >>> import jax.numpy as jnp, mpjax, optax
+    >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
+    >>> mpjax.scaled_value_and_grad(jnp.square)(opt_state, jnp.float32(3))
+    (Array(9., dtype=float32), Array(6144., dtype=float32))
+
+    Args:
+      fn: the loss function, `fn(params, *args, **kwargs)`.
+      has_aux: if True, `fn` returns `(loss, aux)`.
 
     Returns:
       A function `(opt_state, params, *args, **kwargs) -> (loss, grads)`, or `((loss, aux), grads)` with `has_aux`. The
-      loss is unscaled and float32; the gradients are still scaled, in the parameters' dtypes: `tx.update` unscales.
+      loss is unscaled, in float32 (or wider). The gradients are still scaled, in the parameters' dtypes; `tx.update`
+      unscales them.
     """
 
     def scaled(params, opt_state, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""An optimizer's step that counts only if its gradients are finite; of one optimizer, or of several side by side."""
+"""Optimizer steps that are skipped if their gradients are not finite, for one optimizer or several with one scale."""
 
 import functools
 import operator
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class Step(NamedTuple):
-    """What an attempted step came to.
+    """The result of an attempted step.
 
     Attributes:
-      updates: minus zero where the gradients were not finite.
-      finite: bool scalar, whether they were, here and earlier in the window of micro-batches.
-      state: the optimizer's, as before where they were not.
-      done: bool scalar, whether the step closed a window, of some optimizer if there are several.
-      clean: bool scalar, whether the windows that it closed were finite: what the scale goes by.
+      updates: the optimizer's updates; minus zero if the gradients were not finite.
+      finite: bool scalar, True if the gradients were finite, here and earlier in the window of micro-batches.
+      state: the optimizer's state; as before if the gradients were not finite.
+      done: bool scalar, True if the step closed a window, that of any optimizer if there are several.
+      clean: bool scalar, True if every window that the step closed was finite; drives the loss scale.
     """
 
     updates: Any
@@ -37,12 +37,12 @@ class Step(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An optimizer, as loss scaling uses it.
+    """An optimizer in the form that loss scaling uses.
 
     Attributes:
-      init: parameters to state, moments at least float32.
-      where_finite: `(gradients, finite before, state, params, extra, axis_name) -> Step`, on unscaled gradients.
-      unconditionally: `(gradients, state, params, extra) -> (updates, state)`.
+      init: `params -> state`, with moments at least float32.
+      where_finite: `(gradients, was_finite, state, params, extra, axis_name) -> Step`, for unscaled gradients.
+      unconditionally: `(gradients, state, params, extra) -> (updates, state)`, without a check.
     """
 
     init: Callable
@@ -51,11 +51,11 @@ class Attempt(NamedTuple):
 
 
 class GroupState(NamedTuple):
-    """State of one of several optimizers.
+    """The state of one of several optimizers.
 
     Attributes:
-      finite: bool scalar, whether its last gradients were finite, so that its last step was applied.
-      inner_state: the optimizer's own.
+      finite: bool scalar, True if its last gradients were finite, so that its last step was applied.
+      inner_state: the optimizer's own state.
     """
 
     finite: jax.Array
@@ -63,12 +63,12 @@ class GroupState(NamedTuple):
 
 
 class CountedState(NamedTuple):
-    """State of a counted attempt.
+    """The state of an attempt that counts its steps.
 
     Attributes:
-      steps: int32, steps since the count was last set to zero.
-      skipped: int32, those of them that were skipped.
-      inner_state: that of the attempt.
+      steps: int32, steps since the counts were last reset.
+      skipped: int32, skipped steps among them.
+      inner_state: the state of the attempt.
     """
 
     steps: jax.Array
@@ -77,7 +77,7 @@ class CountedState(NamedTuple):
 
 
 def alone(inner: optax.GradientTransformation) -> Attempt:
-    """One optimizer."""
+    """Returns the `Attempt` of one optimizer."""
     inner = optax.with_extra_args_support(inner)
 
     def unconditionally(gradients, state, params, extra):
@@ -85,7 +85,7 @@ def alone(inner: optax.GradientTransformation) -> Attempt:
             return inner.update(gradients, state, params, **extra)
 
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
-        # A window is one step, or the micro-batches of an optax.MultiSteps inside; it stays bad once it was bad.
+        # A window is one step, or the micro-batches of an optax.MultiSteps inside; one bad micro-batch spoils it.
         finite = _all_finite(gradients, axis_name) & (was_finite | opens_window(state))
         proposed, new_state = unconditionally(countable(gradients, finite, state), state, params, extra)
         kept = discard_window(state, new_state)
@@ -96,12 +96,15 @@ def alone(inner: optax.GradientTransformation) -> Attempt:
 
 
 def together(attempts: Mapping[str, Attempt]) -> Attempt:
-    """Several optimizers by name, of parameters by the same names; each is skipped for its own gradients alone."""
+    """Returns the `Attempt` of several optimizers by name; each one is skipped for its own gradients only.
+
+    Parameters and gradients are mappings with the same names.
+    """
 
     def named(tree, what: str) -> dict[str, Any]:
         if not isinstance(tree, Mapping) or set(tree) != set(attempts):
             got = ", ".join(map(str, tree)) if isinstance(tree, Mapping) else type(tree).__name__
-            raise UsageError(f"several optimizers with one scale: wanted {what} of {', '.join(attempts)}; got {got}")
+            raise UsageError(f"several optimizers with one scale: wanted {what} named {', '.join(attempts)}; got {got}")
         return dict(zip(*_opened(tree)[:2], strict=True))
 
     def init(params) -> dict[str, GroupState]:
@@ -137,7 +140,7 @@ def together(attempts: Mapping[str, Attempt]) -> Attempt:
 
 
 def counted(attempt: Attempt) -> Attempt:
-    """The attempt, with its steps and skipped steps counted in its state."""
+    """Returns the attempt with its steps and skipped steps counted in its state."""
 
     def init(params) -> CountedState:
         return CountedState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), attempt.init(params))
@@ -156,7 +159,7 @@ def counted(attempt: Attempt) -> Attempt:
 
 
 def select(condition: jax.Array, new: T, old: T) -> T:
-    """`new` where the condition holds, else `old`."""
+    """Returns `new` if the condition holds, else `old`."""
 
     # Leaf by leaf, not lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
     def pick(a, b):
@@ -171,26 +174,29 @@ def _zero_unless(finite: jax.Array, update):
 
 
 def _is_float0(leaf) -> bool:
-    """Whether a leaf is what JAX gives as the gradient of an integer, which holds nothing."""
+    """Returns True if a leaf is of float0, the empty dtype that JAX gives gradients of integers."""
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
 
 
 def optax_promotion():
-    """Optax divides by integer step counts; it works also where the user made dtype promotion strict for other code."""
+    """Returns a context of standard dtype promotion.
+
+    Optax divides by integer step counts, which would fail where the user made dtype promotion strict.
+    """
     return jax.numpy_dtype_promotion("standard")
 
 
 def _opened(mapping) -> tuple[list, list, Any]:
-    """Names, parts and tree definition of a mapping, its parts as it holds them.
+    """Returns the names, parts and tree definition of a mapping, with the parts as it stores them.
 
-    Asked for a part by name, a Flax FrozenDict or nnx.State hands out another of its kind, which is another tree.
+    Indexing a Flax FrozenDict or nnx.State would wrap the part in its own type, which changes the tree.
     """
     children, container = jax.tree_util.tree_flatten_with_path(mapping, is_leaf=lambda node: node is not mapping)
     return [path[0].key for path, _ in children], [part for _, part in children], container
 
 
 def _like(mapping, parts: Mapping[str, Any]):
-    """`parts` in the kind of mapping that `mapping` is."""
+    """Returns `parts` as a mapping of the same type as `mapping`."""
     names, _, container = _opened(mapping)
     return jax.tree.unflatten(container, [parts[name] for name in names])
 
@@ -210,9 +216,10 @@ def _all_finite(tree, axis_name) -> jax.Array:
 
 
 def _init_in_float32(inner: optax.GradientTransformation, params):
-    """The inner state, with what follows the parameters' dtype (moments) at least float32, as the gradients will be.
+    """Initialises the inner state; leaves that follow the parameters' dtype (moments) become at least float32.
 
-    What `master_weights` holds is float32 already, and has another structure for parameters that are.
+    The gradients will be float32 too. The state of `master_weights` is left alone: it is float32 already, and its
+    structure differs for float32 parameters.
     """
 
     def widen(leaf, like):
@@ -227,5 +234,5 @@ def _init_in_float32(inner: optax.GradientTransformation, params):
     )
     wanted = jax.eval_shape(inner.init, widened)
     if jax.tree.structure(wanted, is_leaf=is_master) != jax.tree.structure(state, is_leaf=is_master):
-        return state  # the inner transform tells dtypes apart by itself
+        return state  # its structure depends on dtypes, so the inner transform handles them itself
     return jax.tree.map(widen, state, wanted, is_leaf=is_master)

@@ -1,4 +1,4 @@
-"""Rounding to half precision by chance, so that what is lost is right on average."""
+"""Stochastic rounding to half precision, so that the rounding error is zero on average."""
 
 import jax
 import jax.numpy as jnp
@@ -9,32 +9,34 @@ from mpjax.precision.dtypes import FLOAT32, as_dtype
 
 
 def stochastic_round(values: jax.Array, dtype: DTypeLike, key: jax.Array) -> jax.Array:
-    """Float32 `values` in `dtype`: each one of its two neighbours, the nearer the likelier, its own value in the mean.
+    """Rounds float32 `values` at random to one of their two neighbours in `dtype`.
 
-    Values beyond the largest of `dtype` round as by `astype`.
+    The nearer neighbour is more likely, so that the mean is the value itself. Values beyond the largest number of
+    `dtype` round as with `astype`.
 
     Source: Gupta et al., "Deep Learning with Limited Numerical Precision", 2015 (arXiv:1502.02551), section 3.
     """
-    # The barrier: XLA may leave out a rounding from float32 and back, and nothing would be left to round by chance.
+    # Without the barrier XLA may remove the cast to half precision and back, and `values - below` would be zero.
     nearest = jax.lax.optimization_barrier(values.astype(as_dtype(dtype)))
     below = nearest.astype(FLOAT32)
     away = jnp.where(values > below, jnp.inf, -jnp.inf).astype(nearest.dtype)
     neighbour = jnp.nextafter(nearest, away)
-    # No share is left for a neighbour that is infinite, and nan compares as not less.
+    # The share of an infinite neighbour is 0, and `drawn < nan` is False: both cases keep `nearest`.
     share = (values - below) / (neighbour.astype(FLOAT32) - below)
     drawn = jax.random.uniform(key, values.shape, FLOAT32)
     return jnp.where(drawn < share, neighbour, nearest)
 
 
 def stochastic_bfloat16(values: jax.Array, seed: jax.Array) -> jax.Array:
-    """As `stochastic_round` to bfloat16, for values that are rounded at every step: in the kernel that makes them.
+    """Rounds to bfloat16 like `stochastic_round`, but fuses into the kernel that computes the values.
 
-    A value is cut off after its upper sixteen bits, and a random number added to the lower sixteen before carries into
-    them as often as it is near the upper neighbour. JAX's random bits would cost an optimizer more than its update.
+    Adds a random 16-bit number to the lower sixteen bits, then drops these. The nearer a value is to its upper
+    neighbour, the more often the sum carries into the upper bits. JAX's random bits would cost an optimizer more than
+    its update.
 
     Args:
-      values: float32, of any shape.
-      seed: uint32 scalar; another one gives other random numbers.
+      values: a float32 array of any shape.
+      seed: a uint32 scalar that the random numbers depend on.
     """
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     carried = bits + (_scrambled(values.shape, seed) & jnp.uint32(0xFFFF))
@@ -43,9 +45,9 @@ def stochastic_bfloat16(values: jax.Array, seed: jax.Array) -> jax.Array:
 
 
 def _scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
-    """Random uint32 by place in the array, from a mix of its number and the seed.
+    """Returns a random uint32 for each element, a hash of the seed plus the element's flat index.
 
-    Multiplications and shifts with the constants of Wellons, "Prospecting for Hash Functions", 2018 (nullprogram.com).
+    The multiplications and shifts are those of Wellons, "Prospecting for Hash Functions", 2018 (nullprogram.com).
     """
     number = jnp.full(shape, seed)
     for axis in range(len(shape)):

@@ -1,4 +1,4 @@
-"""What a run leaves behind: console, files, plots."""
+"""Writes the results of a run: console output, files and plots."""
 
 import contextlib
 import os
@@ -37,13 +37,13 @@ def open_writers(
 
     Args:
       run_dir: the run's folder; events go to its subfolder `tensorboard`.
-      config: its `report` says what is wanted.
-      total_steps: attempted steps at which the run ends.
-      resume_step: the step of the checkpoint the run goes on from; None: a new run.
+      config: the run's settings; `config.report` selects the writers.
+      total_steps: the number of attempted steps at which the run ends.
+      resume_step: the step of the checkpoint that the run resumes from; None: a new run.
 
     Raises:
-      UsageError: a new run would write over an earlier one's metrics.
-      OSError: a file cannot be written; the message names it.
+      UsageError: a new run would overwrite the metrics of an earlier run.
+      OSError: a file cannot be written; the message names the file.
     """
     folder = Path(run_dir)
     with contextlib.ExitStack() as opened:
@@ -52,7 +52,7 @@ def open_writers(
         if config.report.tensorboard:
             writers.append(tensorboard_writer(folder / "tensorboard", resume_step))
             opened.callback(writers[-1].close)
-        # Last, so that an error above meets a terminal as the person left it.
+        # Last, so that an error above does not leave a live display on the terminal.
         writers.append(console_writer(total_steps, start_step=resume_step or 0))
         opened.pop_all()
     return Writers(writers)

@@ -1,4 +1,4 @@
-"""Where the curves of two groups of runs part, measured in the spread of their seeds; as a table and as a plot."""
+"""Compares the curves of two groups of runs, relative to the spread of their seeds, as a table and as a plot."""
 
 import io
 import math
@@ -22,8 +22,8 @@ class Group(NamedTuple):
     """Runs that differ only in the seed.
 
     Attributes:
-      name: what sets them apart from other groups.
-      runs: metrics of each, as `read_metrics` gives them, by folder.
+      name: the name of the group.
+      runs: the metrics of each run, as `read_metrics` returns them, by folder.
     """
 
     name: str
@@ -31,20 +31,20 @@ class Group(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Where the values of a group lie: within `half` of `center`, numbers or arrays over steps; nan if not finite."""
+    """The range of a group's values, `center` ± `half`, as numbers or arrays over steps; NaN if a run is nonfinite."""
 
     center: Any
     half: Any
 
 
 class Contrast(NamedTuple):
-    """Two groups' values of one kind, the first the reference.
+    """The difference between the bands of two groups.
 
     Attributes:
-      reference: its band.
-      other: the other's.
-      difference: of the centers, other - reference.
-      bands: the difference in units of what counts as none; inf where only one is finite.
+      reference: the band of the reference group.
+      other: the band of the other group.
+      difference: the difference of the centers, other - reference.
+      bands: the difference in units of the sum of both `half`, or of the tolerance; inf if only one is finite.
     """
 
     reference: Band
@@ -57,16 +57,16 @@ class Comparison(NamedTuple):
     """One metric of two groups.
 
     Attributes:
-      metric: its name.
-      steps: those at which all runs of both have it.
-      reference: band of the smoothed curves of the first group, over `steps`.
-      other: of the second.
-      final: at the last of `steps`, not smoothed.
-      best: of each run's best value; None for what has no best.
-      parts_at: first step from which they stay apart to the end; None if they do not.
-      apart: at how many of `steps` that is.
-      by_design: the two differ in it because their settings say so, which is no parting: the loss scale of a policy
-        that scales the loss, and of one that does not.
+      metric: the name of the metric.
+      steps: the steps at which all runs of both groups have the metric.
+      reference: the band of the smoothed curves of the first group, over `steps`.
+      other: the band of the smoothed curves of the second group, over `steps`.
+      final: the contrast at the last of `steps`, not smoothed.
+      best: the contrast of each run's best value; None if the metric has no best.
+      parts_at: the first step from which the groups stay apart to the end; None if there is none.
+      apart: the number of `steps` from `parts_at` on.
+      by_design: True for the loss scale if one policy scales the loss and the other does not. The difference does not
+        count then.
     """
 
     metric: str
@@ -86,15 +86,15 @@ def compare_groups(
     """Compares one metric.
 
     Args:
-      metric: as metrics.jsonl names it.
+      metric: the name of the metric in metrics.jsonl.
       reference: the group to compare with.
       other: the group to compare.
       band: "range" (lowest to highest seed) or "std" (two standard deviations about the mean).
-      tolerance: relative difference that counts as none where both groups have one run each.
-      smoothing: reports over which curves of training are averaged, but for the loss scale.
+      tolerance: the relative difference up to which groups of one run each count as equal.
+      smoothing: the number of reports over which training curves are averaged, except the loss scale.
 
     Raises:
-      UsageError: a run without the metric, or no step that all runs share.
+      UsageError: a run does not have the metric, or the runs have no step in common.
     """
     found = [[_curve(metric, *run) for run in group.runs.items()] for group in (reference, other)]
     shared = set.intersection(*(set(curve) for curves in found for curve in curves))
@@ -138,12 +138,12 @@ def _finite(curve: Mapping[int, float]) -> list[float]:
 
 
 def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """[runs, steps] the mean of the last `window` values at each step, of fewer at the beginning."""
+    """Returns the mean of the last `window` values [runs, steps] at each step, of fewer values at the beginning."""
     return np.stack([values[:, max(0, i + 1 - window) : i + 1].mean(axis=1) for i in range(values.shape[1])], axis=1)
 
 
 def _band(values: np.ndarray, kind: str) -> Band:
-    """Of [runs, steps], over the runs; where one of them is not finite, neither is the band."""
+    """Returns the band of `values` [runs, steps] over the runs; NaN where a run is nonfinite."""
     values = np.where(np.isfinite(values).all(axis=0), values, np.nan)
     if kind == "std":
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else 0 * values[0]
@@ -153,7 +153,10 @@ def _band(values: np.ndarray, kind: str) -> Band:
 
 
 def _in_bands(reference: Band, other: Band, tolerance: float | None) -> np.ndarray:
-    """The difference of the centers in units of both bands' halves, or of the tolerance; above 1: they are apart."""
+    """Returns the difference of the centers in units of the sum of both `half`, or of the tolerance.
+
+    The groups are apart where its magnitude is above 1.
+    """
     difference = other.center - reference.center
     none = reference.half + other.half
     if tolerance is not None:
@@ -165,18 +168,18 @@ def _in_bands(reference: Band, other: Band, tolerance: float | None) -> np.ndarr
 
 
 def _contrast(bands: Sequence[Band], tolerance: float | None) -> Contrast:
-    """Of the reference's and the other's band at one step."""
+    """Returns the contrast of two bands over one step, the reference first."""
     units = float(_in_bands(bands[0], bands[1], tolerance)[0])
     one, two = (Band(float(band.center[0]), float(band.half[0])) for band in bands)
     return Contrast(one, two, two.center - one.center, units)
 
 
 def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
-    """A rich table: a line for the last value of each metric, and one for the best where there is one.
+    """Returns a rich table with a line for the last value of each metric, and one for its best value if it has one.
 
     Args:
-      names: of the reference and of the other group, as heads of columns.
-      comparisons: of these groups.
+      names: the names of the reference and of the other group, for the column headers.
+      comparisons: the comparisons of the two groups, one for each metric.
     """
     from rich.table import Table
 
@@ -196,7 +199,7 @@ def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
 def evidence(
     reference: Group, other: Group, comparisons: Sequence[Comparison], *, band: str, tolerance: float
 ) -> list[str]:
-    """What a comparison of two groups rests on, and what it shows of each metric, in sentences."""
+    """Describes in sentences how two groups were compared and the result for each metric."""
     runs = len(reference.runs), len(other.runs)
     if runs == (1, 1):
         says = [
@@ -238,12 +241,12 @@ def plot_comparison(
     """Draws a panel for each metric: every group's center and band, and a line where it parts from the first group.
 
     Args:
-      names: of the groups, the reference first.
-      comparisons: for each other group, one for each metric.
-      path: the image; its ending says which format.
+      names: the names of the groups, the reference first.
+      comparisons: the comparisons of each other group with the reference, one for each metric.
+      path: the image file; its extension selects the format.
 
     Raises:
-      OSError: names the file.
+      OSError: the file cannot be written; the message names the file.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -289,5 +292,5 @@ def _draw(panel, of_metric: Sequence[Comparison]) -> None:
 
 
 def letter(index: int) -> str:
-    """Short name of a group: A, B, ... Z, 27, 28, ..."""
+    """Returns the short name of a group: A, B, ... Z, 27, 28, ..."""
     return chr(ord("A") + index) if index < 26 else str(index + 1)

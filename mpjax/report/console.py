@@ -1,4 +1,4 @@
-"""What the person sees while a run goes: a live display at a terminal, single lines anywhere else."""
+"""Shows the progress of a run: a live display on a terminal, plain lines anywhere else."""
 
 import atexit
 import os
@@ -23,13 +23,13 @@ def console_writer(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Writer:
-    """The display that suits `stream`: live at a terminal, plain lines in a file, a pipe or a dumb terminal.
+    """Returns a live display if `stream` is a terminal, and plain lines for a file, a pipe or a dumb terminal.
 
     Args:
-      total_steps: attempted steps at which the run ends.
-      start_step: attempted steps that a resumed run has behind it.
-      stream: where to write; None: standard output.
-      clock: seconds, from any start.
+      total_steps: the number of attempted steps at which the run ends.
+      start_step: the number of attempted steps before the run was resumed.
+      stream: the output stream; None: standard output.
+      clock: the function that returns the time in seconds, from any start.
     """
     target: TextIO = sys.stdout if stream is None else stream
     pace = _Pace(total_steps, clock)
@@ -39,14 +39,14 @@ def console_writer(
 
 
 class _Pace:
-    """The time a run still takes, from its steps since the first report: compiling comes before that."""
+    """Estimates the remaining time from the steps since the first report, which exclude compilation."""
 
     def __init__(self, total_steps: int, clock: Callable[[], float]):
         self._total_steps, self._clock = total_steps, clock
         self._first: tuple[int, float] | None = None
 
     def remaining(self, step: int) -> float | None:
-        """Seconds from `step` to the end; None while there is nothing to tell it from."""
+        """Returns the estimated seconds from `step` to the end; None at the first report."""
         if step >= self._total_steps:
             return 0.0
         now = self._clock()
@@ -57,7 +57,7 @@ class _Pace:
 
 
 class _PlainConsole:
-    """Lines that read well in a log and split at two spaces."""
+    """Writes one line for each report, with fields separated by two spaces."""
 
     def __init__(self, total_steps: int, stream: TextIO, pace: _Pace):
         self._total_steps, self._stream, self._pace = total_steps, stream, pace
@@ -70,22 +70,22 @@ class _PlainConsole:
             self._line("test", ("step", str(step)), *tested)
 
     def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        pass  # hundreds of numbers, for curves and programs
+        pass  # too many values for the console; they go to the files
 
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
-        pass  # the stream is the caller's
+        pass  # the caller owns the stream
 
     def _line(self, head: str, *fields: tuple[str, str]) -> None:
         self.message("  ".join([head, *(f"{label} {text}" for label, text in fields)]))
 
 
 class _LiveConsole:
-    """A progress bar over the newest numbers, redrawn in place; messages and other prints scroll by above it.
+    """Shows a progress bar above the newest values, redrawn in place. Messages and other prints scroll above it.
 
-    It is redrawn when something is written, not by a thread of its own, which would take time from the training loop.
+    Each write redraws it. A background thread would take time from the training loop.
     """
 
     def __init__(self, total_steps: int, start_step: int, stream: TextIO, pace: _Pace):
@@ -98,7 +98,7 @@ class _LiveConsole:
         self._tested: list[tuple[str, str]] = []
         self._console = Console(file=stream, force_terminal=True, highlight=False)
         self._live = Live(get_renderable=self._render, console=self._console, auto_refresh=False)
-        # A caller that never reaches close() must not leave the person without a cursor.
+        # Restores the terminal's cursor if the caller never reaches close().
         atexit.register(self._live.stop)
         self._live.start(refresh=True)
 
@@ -111,7 +111,7 @@ class _LiveConsole:
         self._live.refresh()
 
     def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        pass  # as above
+        pass  # too many values for the console; they go to the files
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, soft_wrap=True)
@@ -133,7 +133,7 @@ class _LiveConsole:
             f"{self._step / total:.0%}",
             f"eta {duration(self._remaining)}",
         )
-        # Loss and scores of both kinds stand under each other, the rest below: all fits 80 columns.
+        # Train and test scores are aligned, with the other values below, so that all fits 80 columns.
         quality = [field for field in self._trained if field[0] in BEST]
         others = [field for field in self._trained if field not in quality]
         rows = (("train", quality), ("test", self._tested), ("", others))
@@ -141,7 +141,7 @@ class _LiveConsole:
 
 
 def _numbers(head: str, fields: list[tuple[str, str]]):
-    """One line of labelled numbers, the labels dimmed."""
+    """Returns one line of labelled values with dimmed labels."""
     from rich.text import Text
 
     line = Text(f"{head:<5}", no_wrap=True, overflow="ellipsis")

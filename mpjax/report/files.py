@@ -1,4 +1,4 @@
-"""How a run's files are written: whole records, whole files, and errors that name the file."""
+"""Writes the files of a run: whole records, whole files, and errors that name the file."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names `path` in an OSError raised inside: a failed write (a full disk) does not know its file."""
+    """Adds `path` to an OSError raised inside, because a failed write (a full disk) does not name its file."""
     try:
         yield
     except OSError as error:
@@ -22,11 +22,11 @@ def naming(path: Path) -> Iterator[None]:
 class AppendFile:
     """A file that grows by whole records.
 
-    Nothing waits in a buffer: a killed run has lost nothing, and a full disk raises here and now, once.
+    It is unbuffered: a killed run loses nothing, and a full disk raises once, in `append`.
     """
 
     def __init__(self, path: Path, *, new: bool):
-        """Opens `path`, with its folder; with `new` the file must not exist yet."""
+        """Opens `path` and creates its folder. If `new`, the file must not exist yet."""
         self.path = path
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,11 +36,11 @@ class AppendFile:
         """Writes the bytes of one record.
 
         Raises:
-          OSError: names the file.
+          OSError: the write failed or the file was deleted; the message names the file.
         """
         with naming(self.path):
-            if os.fstat(self._file.fileno()).st_nlink == 0:  # what is written now goes nowhere
-                raise FileNotFoundError(errno.ENOENT, "it was deleted while it was written", str(self.path))
+            if os.fstat(self._file.fileno()).st_nlink == 0:  # writes to a deleted file would be lost
+                raise FileNotFoundError(errno.ENOENT, "the file was deleted while being written", str(self.path))
             while record:
                 record = record[self._file.write(record) :]
 
@@ -50,7 +50,7 @@ class AppendFile:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the names in a folder durable, where the file system can."""
+    """Makes the names in a folder durable if the file system supports it."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -60,10 +60,10 @@ def _sync(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces the file at `path` by `content`: a reader, or a crash, sees the old file or the new one.
+    """Replaces the content of the file at `path` atomically: a reader, or a crash, sees the old file or the new one.
 
     Raises:
-      OSError: names the file.
+      OSError: the file cannot be written; the message names the file.
     """
     temporary = path.with_name(path.name + ".tmp")
     with naming(path):

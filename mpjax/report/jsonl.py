@@ -1,4 +1,4 @@
-"""metrics.jsonl: one strict-JSON object per line, for programs to read; a resumed run leaves no trace in it."""
+"""Writes and reads metrics.jsonl: one strict JSON object per line. A resume leaves no trace in it."""
 
 import os
 import time
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 def jsonl_writer(
     path: str | os.PathLike[str], resume_step: int | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Writer:
-    """Opens the file that takes one line `{"step": ..., "time": ..., metrics...}` per call of `write`.
+    """Opens a metrics file. Each call of `write` appends one line `{"step": ..., "time": ..., metrics...}`.
 
     Args:
-      path: the file; its folder is made.
-      resume_step: the step of the checkpoint a run goes on from. Lines of later steps, which a killed run wrote after
-        its checkpoint, and a torn last line are dropped, and `time` goes on from the last line kept.
-        None: a new run.
-      clock: seconds, from any start.
+      path: the file; its folder is created.
+      resume_step: the step of the checkpoint that the run resumes from; None: a new run. Lines of later steps, which a
+        killed run wrote after its checkpoint, and an incomplete last line are dropped. `time` continues from the last
+        line kept.
+      clock: the function that returns the time in seconds, from any start.
 
     Raises:
       UsageError: the file of a new run exists already, or a line of a resumed run is damaged.
-      OSError: the file cannot be written; here and in `write` it names the file.
+      OSError: the file cannot be written, here or in `write`; the message names the file.
     """
     path = Path(path)
     if resume_step is None:
@@ -42,10 +42,10 @@ def jsonl_writer(
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, NaN and infinities as floats again; a torn last line is left out.
+    """Reads the lines of a metrics.jsonl, with NaN and infinities as floats. Leaves out an incomplete last line.
 
     Raises:
-      UsageError: a line before the last is damaged; the message names it.
+      UsageError: a line before the last is damaged; the message names the line.
     """
     return [record for _, record in _lines(Path(path))]
 
@@ -68,14 +68,14 @@ class _JsonlWriter:
         self.write(step, {"layers": by_direction})
 
     def message(self, text: str) -> None:
-        pass  # for the person, not for programs
+        pass  # messages go to the console only
 
     def close(self) -> None:
         self._file.close()
 
 
 def _rewind(path: Path, step: int) -> float:
-    """Drops what was written after `step`; the time of the last line kept."""
+    """Drops the lines after `step` and returns the time of the last line kept."""
     if not path.exists():
         return 0.0
     kept = [(line, record) for line, record in _lines(path) if record["step"] <= step]
@@ -86,7 +86,7 @@ def _rewind(path: Path, step: int) -> float:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each whole line, newline included, and what it says."""
+    """Yields each complete line, newline included, and its decoded record."""
     with naming(path):
         lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
@@ -102,9 +102,9 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 if "/" in name and not isinstance(value, int | float):
                     raise ValueError(f"{name} is {value!r}, not a number")
                 if isinstance(value, int):
-                    float(value)  # an OverflowError at hundreds of digits
+                    float(value)  # OverflowError if the integer is too large
         except (ValueError, OverflowError, RecursionError) as error:
-            if number == len(lines):  # torn: the run was killed while it wrote
+            if number == len(lines):  # incomplete, because the run was killed while writing
                 return
-            raise UsageError(f"{path}, line {number} is damaged ({error}): mend or delete that line") from error
+            raise UsageError(f"{path}, line {number} is damaged ({error}): repair or delete that line") from error
         yield line, record

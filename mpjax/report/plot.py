@@ -1,4 +1,4 @@
-"""curves.png: loss, scores and loss scale over the steps of a run, with the steps that were skipped."""
+"""Plots curves.png: loss, scores and loss scale over the steps of a run, with the skipped steps marked."""
 
 import functools
 import io
@@ -13,7 +13,7 @@ from mpjax.report.files import write_atomically
 
 Records = Sequence[Mapping[str, Any]]
 
-# Okabe and Ito's colours, apart for every kind of colour vision.
+# Okabe and Ito's palette, safe for colour-blind readers.
 _BLUE, _VERMILION, _GREEN, _PURPLE, _GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#4D4D4D"
 
 _TRAIN = {"color": _BLUE, "linewidth": 1.3, "zorder": 2}
@@ -22,17 +22,19 @@ _EMA = {"color": _GREEN, "linewidth": 1.6, "linestyle": (0, (4, 2)), "marker": "
 
 
 def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "") -> None:
-    """Draws the panels a run has numbers for: loss, scores, and loss scale if there was any scaling.
+    """Draws a panel for each of loss, scores and loss scale that the records have.
+
+    The loss scale has no panel if it is always 1 and no step was skipped.
 
     Args:
-      records: what `read_metrics` gives; values that are not finite leave a gap and a mark.
-      path: the image; its ending says which format.
-      title: a line above the panels.
+      records: the result of `read_metrics`; nonfinite values leave a gap and a mark.
+      path: the image file; its extension selects the format.
+      title: the title above the panels.
 
     Raises:
-      OSError: names the file.
+      OSError: the file cannot be written; the message names the file.
     """
-    from matplotlib.figure import Figure  # without pyplot: no window, no state shared with the user's own figures
+    from matplotlib.figure import Figure  # not pyplot, which opens windows and shares state with the user's figures
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     drawers = [draw for draw, has_numbers in _PANELS if has_numbers(records)]
@@ -88,7 +90,7 @@ def _draw_loss_scale(panel, records: Records) -> None:
     panel.plot(steps, scales, color=_GREY, linewidth=1.5, drawstyle="steps-post", **_lonely(scales))
     known = [scale for scale in scales if scale > 0]
     low, high = (min(known), max(known)) if known else (1.0, 1.0)
-    room = max(1.15, 0.15 * math.log2(high / low))  # in doublings, for the marks below
+    room = max(1.15, 0.15 * math.log2(high / low))  # in powers of two; leaves space for the marks
     panel.set_ylim(low / 2**room, high * 2**room)
     panel.yaxis.set_major_locator(LogLocator(base=2, numticks=6))
     panel.yaxis.set_minor_locator(NullLocator())
@@ -100,7 +102,7 @@ def _draw_loss_scale(panel, records: Records) -> None:
 
 
 def _draw_curves(panel, records: Records, metric: str) -> None:
-    """The train, test and averaged-parameters curves of one metric."""
+    """Draws the curves of one metric: train, test, and test with averaged parameters."""
     curves = (
         ("train", _TRAIN, f"train/{metric}"),
         ("test", _TEST, f"test/{metric}"),
@@ -115,7 +117,7 @@ def _draw_curves(panel, records: Records, metric: str) -> None:
 
 
 def _dress(panel) -> None:
-    """Light grid behind the data, no box around it, whole steps below it."""
+    """Sets the style of a panel: a light grid behind the data, no box, and integer ticks on the step axis."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     panel.spines[["top", "right"]].set_visible(False)
@@ -125,11 +127,11 @@ def _dress(panel) -> None:
     panel.tick_params(colors=_GREY, labelsize=9)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    panel.margins(x=0.02, y=0.1)  # below, room for marks
+    panel.margins(x=0.02, y=0.1)  # the margin below holds the marks
 
 
 def _legend(panel) -> None:
-    """Above the panel, on the right, where no data can be."""
+    """Places the legend above the panel on the right, where it covers no data."""
     handles, labels = panel.get_legend_handles_labels()
     if handles:
         panel.legend(
@@ -143,7 +145,7 @@ def _legend(panel) -> None:
 
 
 def _mark_steps(panel, steps: Sequence[int], marker: str, color: str, label: str) -> None:
-    """Marks on the lower edge of the panel, whatever its values."""
+    """Draws marks at the lower edge of the panel, independent of its y axis."""
     if steps:
         panel.plot(
             steps,
@@ -160,18 +162,18 @@ def _mark_steps(panel, steps: Sequence[int], marker: str, color: str, label: str
 
 
 def _series(records: Records, name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of a metric; NaN where a value is not finite."""
+    """Returns the steps and values of a metric, with NaN for nonfinite values."""
     found = [(record["step"], record[name]) for record in records if name in record]
     return [step for step, _ in found], [value if math.isfinite(value) else math.nan for _, value in found]
 
 
 def _lonely(values: Sequence[float]) -> dict[str, Any]:
-    """A dot where a line would not show: fewer than two numbers."""
+    """Returns a dot marker if fewer than two values are finite, because a line would not show."""
     return {"marker": "o", "markersize": 4.5} if sum(map(math.isfinite, values)) < 2 else {}
 
 
 def _crowded(values: Sequence[float]) -> dict[str, Any]:
-    """Thinner lines without dots where those would run together."""
+    """Returns the style of a thinner line without dots if there are too many values to tell dots apart."""
     return {"marker": "", "linewidth": 0.7 if len(values) > 400 else 1.3} if len(values) > 40 else {}
 
 
@@ -180,7 +182,7 @@ def _not_finite(records: Records, name: str) -> list[int]:
 
 
 def _skipped(records: Records) -> list[int]:
-    """The steps at which more had been skipped than at the report before."""
+    """Returns the reported steps at which the total of skipped steps increased."""
     totals = [(record["step"], record["train/skipped"]) for record in records if "train/skipped" in record]
     before = [0, *(total for _, total in totals)]
     return [step for (step, total), earlier in zip(totals, before, strict=False) if total > earlier]
@@ -191,7 +193,7 @@ def _has(metric: str):
 
 
 def _has_scaling(records: Records) -> bool:
-    """Whether anything was scaled or skipped; a scale of 1 throughout is none."""
+    """Returns True if the loss scale was ever other than 1 or a step was skipped."""
     return any(record.get("train/loss_scale", 1.0) != 1.0 or record.get("train/skipped", 0) > 0 for record in records)
 
 

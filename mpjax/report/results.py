@@ -1,4 +1,4 @@
-"""What a run leaves as whole files: environment.json, summary.json and the table at the end."""
+"""Writes environment.json and summary.json, and formats the table at the end of a run."""
 
 import datetime
 import importlib.metadata
@@ -37,7 +37,7 @@ def write_environment(path: Path, devices: list[str]) -> None:
     """Writes versions, machine, devices, command, date, and the commit if mpjax runs from a git checkout.
 
     Raises:
-      OSError: names the file.
+      OSError: the file cannot be written; the message names the file.
     """
     content: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -54,7 +54,7 @@ def write_environment(path: Path, devices: list[str]) -> None:
 
 
 def process_of(path: Path) -> str:
-    """The process that wrote an environment.json, in words; "another process" where that cannot be read."""
+    """Returns a description of the process that wrote an environment.json; "another process" if it is unreadable."""
     try:
         content = strict_json.decode(path.read_text())
         return f"process {content['process']} on {content['host']}"
@@ -91,23 +91,23 @@ def summarise(
     score: str = "accuracy",
     **more: str | float,
 ) -> dict[str, Any]:
-    """What `summary.json` holds.
+    """Returns the content of `summary.json`.
 
     Args:
-      records: what `read_metrics` gives.
-      steps: steps that moved the parameters.
-      attempts: steps taken, skipped ones included.
-      skipped: steps whose gradients were not finite.
-      seconds: wall-clock time of the run, all included.
-      compile_seconds: the part of it before the first step had run.
-      examples_per_second: training throughput, compiling and evaluating left out.
-      policy: the precision policy, in words.
-      parameters: how many numbers the model learns.
-      score: the metric of the test set by which the best checkpoint is chosen.
-      **more: further entries, as they are.
+      records: the result of `read_metrics`.
+      steps: the number of steps that updated the parameters.
+      attempts: the number of attempted steps, skipped ones included.
+      skipped: the number of steps with nonfinite gradients.
+      seconds: the total wall-clock time of the run.
+      compile_seconds: the part of `seconds` spent compiling before the first step.
+      examples_per_second: the training throughput without compilation and evaluation.
+      policy: a description of the precision policy.
+      parameters: the number of trainable values in the model.
+      score: the test metric that selects the best checkpoint.
+      **more: further entries, stored unchanged.
 
     Returns:
-      The last value of each metric of training and evaluation under its own name, the best of `score` as
+      The last value of each training and evaluation metric under its own name, the best of `score` as
       `best/test/<score>` with `best/step` (the first step to reach it), and the arguments.
     """
     final = {
@@ -131,27 +131,31 @@ def summarise(
     }
 
 
-# Said better by entries of the whole run.
+# Other entries give these for the whole run.
 _NOT_FINAL = ("train/skipped", "train/examples_per_second")
 
 
 def throughput(records: Sequence[Mapping[str, Any]]) -> float:
-    """Training examples per second: the median over the intervals between reports; NaN if there is none."""
+    """Returns the training throughput: the median over the intervals between reports; NaN if there is none.
+
+    >>> throughput([{"train/examples_per_second": rate} for rate in (20.0, 950.0, 1000.0)])
+    950.0
+    """
     rates = [record["train/examples_per_second"] for record in records if "train/examples_per_second" in record]
     return statistics.median(rates) if rates else math.nan
 
 
 def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
-    """Writes summary.json, whole or not at all.
+    """Writes summary.json atomically.
 
     Raises:
-      OSError: names the file.
+      OSError: the file cannot be written; the message names the file.
     """
     write_atomically(Path(path), strict_json.encode(summary, indent=2).encode() + b"\n")
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
-    """The summary for people: aligned lines, the same at a terminal and in a log."""
+    """Formats the summary as aligned lines, the same for a terminal and a log."""
     rows = [
         ("policy", summary["policy"]),
         ("parameters", f"{summary['parameters']:,}"),

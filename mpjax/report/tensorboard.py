@@ -1,4 +1,4 @@
-"""TensorBoard events of a run, through tensorboardX: no TensorFlow, and no background thread that hides a full disk."""
+"""Writes TensorBoard events, without TensorFlow and without a background thread that hides a full disk."""
 
 import os
 import socket
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def tensorboard_writer(directory: str | os.PathLike[str], resume_step: int | None = None) -> Writer:
-    """Opens a new event file in `directory`; every metric becomes a scalar under its own name.
+    """Opens a new event file in `directory`. Every metric becomes a scalar under its own name.
 
     Args:
-      directory: TensorBoard's log directory of the run; it is made.
-      resume_step: the step of the checkpoint a run goes on from: TensorBoard forgets later steps of earlier files.
-        None: a new run.
+      directory: the TensorBoard log directory of the run; it is created.
+      resume_step: the step of the checkpoint that the run resumes from; None: a new run. TensorBoard drops later steps
+        of earlier files.
 
     Raises:
-      OSError: the file cannot be written; here and in `write` it names the file.
+      OSError: the file cannot be written, here or in `write`; the message names the file.
     """
-    # TensorBoard reads a directory's files in the order of their names; nanoseconds keep two of one second apart.
+    # TensorBoard reads files in the order of their names. Nanoseconds order files of the same second.
     name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
     file = AppendFile(Path(directory) / name, new=True)
     file.append(_record(file_version="brain.Event:2"))
     if resume_step is not None:
-        # Purges steps from this one on; the checkpoint's own step stays.
+        # Purges steps from this one on, so the checkpoint's own step stays.
         file.append(_record(step=resume_step + 1, session_log={"status": "START"}))
     return _TensorBoardWriter(file)
 
@@ -54,7 +54,7 @@ class _TensorBoardWriter:
         self._file.append(_record(step=step, summary={"value": values}))
 
     def message(self, text: str) -> None:
-        pass  # for the person, not for curves
+        pass  # messages go to the console only
 
     def close(self) -> None:
         self._file.close()
@@ -64,9 +64,9 @@ _STATISTICS = ("largest", "mean", "non_finite", "overflow", "underflow", "subnor
 
 
 def _histogram(layer: "Layer") -> dict:
-    """Of the logarithms to base 2 of the magnitudes, each taken for the middle of its bin."""
+    """Returns the histogram of log2 of the magnitudes. Sums place each value at the centre of its bin."""
     counts = layer.counts
-    # Bins between those that hold something are there too: a viewer takes each to begin where the one before ends.
+    # Empty bins in between are included: a viewer takes each bin to start where the previous one ends.
     exponents = range(min(counts), max(counts) + 1) if counts else range(0)
     return {
         "min": float(exponents.start),
@@ -80,9 +80,9 @@ def _histogram(layer: "Layer") -> dict:
 
 
 def _record(**fields) -> bytes:
-    """An event of now as a TFRecord: its length and itself, each followed by a masked CRC-32C.
+    """Encodes an event with the current time as a TFRecord: length and data, each followed by a masked CRC-32C.
 
-    tensorboardX's own writer is not used: it waits for ever on its thread when that met a full disk.
+    tensorboardX's own writer is not used, because it waits forever for its thread if that met a full disk.
     """
     from tensorboardX.proto import event_pb2
     from tensorboardX.record_writer import masked_crc32c

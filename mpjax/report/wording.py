@@ -1,28 +1,36 @@
-"""How metrics read as text: numbers, times, and the fields of a line."""
+"""Formats metrics as text: numbers, times, and the fields of a line."""
 
 import math
 from collections.abc import Callable, Mapping
 
 
 def number(value: float) -> str:
-    """A loss or an accuracy: four decimals where those say something, else four digits."""
+    """Formats a loss or an accuracy: four decimals, or four significant digits for very small and large values.
+
+    >>> number(0.5), number(0.00012345)
+    ('0.5000', '1.234e-04')
+    """
     magnitude = abs(value)
     plain = value == 0 or 1e-3 <= magnitude < 1e5 or not math.isfinite(value)
     return f"{value:.4f}" if plain else f"{value:.3e}"
 
 
 def rate(value: float) -> str:
-    """Examples per second: whole, or three digits below 100."""
+    """Formats examples per second: an integer, or three significant digits below 100."""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def count(value: float) -> str:
-    """A whole number or a power of two, as it is."""
+    """Formats an integer or a power of two, with up to ten significant digits."""
     return f"{value:.10g}"
 
 
 def duration(seconds: float | None) -> str:
-    """`0:12`, `1:02:03`, or `-:--` while unknown."""
+    """Formats a duration; `-:--` if it is unknown.
+
+    >>> duration(12), duration(3723), duration(None)
+    ('0:12', '1:02:03', '-:--')
+    """
     if seconds is None or not math.isfinite(seconds):
         return "-:--"
     minutes, whole = divmod(max(0, round(seconds)), 60)
@@ -41,12 +49,12 @@ _TRAIN: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Label and text of what a person watches while training; other metrics are for the files."""
+    """Returns label and text of the training metrics that the console shows; the other metrics go to the files."""
     return [(label, text(metrics[name])) for name, (label, text) in _TRAIN.items() if name in metrics]
 
 
 def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Label and text of every evaluated metric: `test/loss` is `loss`, `ema/loss` is `ema_loss`."""
+    """Returns label and text of every evaluation metric: `test/loss` is `loss`, `ema/loss` is `ema_loss`."""
     return [
         (name.removeprefix("test/").replace("/", "_"), number(value))
         for name, value in metrics.items()

@@ -1,4 +1,4 @@
-"""What the loop talks to: a `Writer` takes metrics and messages; `Writers` passes them on to several."""
+"""Defines the interface of the training loop to its outputs: a `Writer`, and `Writers` that forwards to several."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -9,37 +9,37 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """Takes what a run has to say. The loop is handed one and never learns where things go."""
+    """Receives the metrics and messages of a run. The training loop does not know where they are written."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of one moment.
+        """Writes the metrics of one report.
 
         Args:
-          step: attempted training steps so far, skipped ones included.
-          metrics: values by name, such as `train/loss`, `train/skipped` (total so far) or `test/accuracy`.
+          step: the number of attempted training steps so far, skipped ones included.
+          metrics: the values by name, such as `train/loss`, `train/skipped` (total so far) or `test/accuracy`.
         """
         ...
 
     def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        """Takes the statistics of the layers in one step.
+        """Writes the statistics of the layers in one step.
 
         Args:
-          step: number of the attempted step.
-          layers: one for each module or parameter in each direction.
+          step: the number of the attempted step.
+          layers: the statistics of each module or parameter in each direction.
         """
         ...
 
     def message(self, text: str) -> None:
-        """Takes a notice to the person at the console."""
+        """Shows a message to the user at the console."""
         ...
 
     def close(self) -> None:
-        """Lets go of files and terminal; nothing is written afterwards. Closing twice is harmless."""
+        """Closes files and releases the terminal. Nothing may be written afterwards. Closing twice is allowed."""
         ...
 
 
 class Writers:
-    """Several writers as one, in order. `Writers()` writes nothing: for processes that keep quiet."""
+    """Forwards to several writers, in order. `Writers()` writes nothing, for processes without output."""
 
     def __init__(self, writers: Iterable[Writer] = ()):
         self._writers = tuple(writers)
@@ -60,12 +60,12 @@ class Writers:
             writer.message(text)
 
     def close(self) -> None:
-        """Closes every writer, last opened first, also when one of them fails; then raises what failed first."""
+        """Closes every writer, last opened first, even if one fails. Raises the first failure afterwards."""
         failures = []
         for writer in reversed(self._writers):
             try:
                 writer.close()
-            except Exception as error:  # the terminal must come back even if the disk is full
+            except Exception as error:  # the terminal must be restored even if the disk is full
                 failures.append(error)
         if failures:
             raise failures[0]

@@ -1,4 +1,4 @@
-"""One step: a model, an optimizer and an objective in, pure compiled functions of state and batch out."""
+"""One training step: builds compiled pure functions of state and batch from model, optimizer and objective."""
 
 from mpjax.training.eval_step import evaluate, make_eval_step
 from mpjax.training.state import Structure, TrainState, create_state, take_apart

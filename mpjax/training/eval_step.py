@@ -1,4 +1,4 @@
-"""The evaluation step: sums over a batch, and from their totals the exact metrics of a whole set."""
+"""The evaluation step: sums over each batch, whose totals give the exact metrics of a whole set."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,22 +11,22 @@ from mpjax.training.state import Arrays, Structure, uncast
 
 
 AHEAD = 4
-"""Batches on the device at a time, the one at work included."""
+"""Batches on the device at a time, including the one being evaluated."""
 
 
 def make_eval_step(
     structure: Structure, measure: Callable, *, cast: Callable[[Callable], Callable] = uncast
 ) -> Callable[[Arrays, Arrays, Mapping[str, jax.Array]], dict[str, jax.Array]]:
-    """The jit-compiled evaluation step, under the policy of the model; it touches no state.
+    """Returns the jit-compiled evaluation step, which computes under the model's policy and changes no state.
 
     Args:
-      structure: the model taken apart, its policy applied.
+      structure: the model taken apart, with its policy applied.
       measure: `(model, batch) -> values`, one float32 [B, ...] array per quantity; the model is in evaluation mode.
       cast: as for `make_train_step`.
 
     Returns:
-      `(params, stats, batch) -> sums`, float32 [...]: each quantity summed over the examples with their `weight` ([B],
-      1 or 0 for padding; all 1 if absent), and `count`, the sum of weights.
+      `(params, stats, batch) -> sums`, float32 [...]: each quantity summed over the examples, weighted by the batch's
+      `weight` ([B], 0 for padding, else 1; all 1 if absent), and `count`, the sum of the weights.
     """
 
     @cast
@@ -42,7 +42,7 @@ def make_eval_step(
         weight = batch.get("weight", jnp.ones(size, jnp.float32))
 
         def total(value: jax.Array) -> jax.Array:
-            # where, not a product: 0 * nan of a padding example would be nan.
+            # jnp.where, because a padding example may be NaN and 0 * NaN is NaN.
             each = weight.reshape(size, *[1] * (value.ndim - 1))
             return jnp.sum(jnp.where(each > 0, value * each, 0), axis=0)
 
@@ -54,19 +54,19 @@ def make_eval_step(
 def evaluate(
     eval_step: Callable, params: Arrays, stats: Arrays, batches: Iterable, conclude: Callable = means
 ) -> dict[str, float]:
-    """The metrics of all examples of `batches`.
+    """Computes the metrics of all examples of `batches`.
 
     Args:
-      eval_step: what `make_eval_step` gives.
-      params: by path.
-      stats: by path.
-      batches: on the device or not.
-      conclude: from the sums over all examples, added up in float64 on the host, to metrics; by default means.
+      eval_step: the step from `make_eval_step`.
+      params: parameters by path.
+      stats: statistics by path.
+      batches: batches on the host or on the device.
+      conclude: a function from the sums over all examples, added in float64 on the host, to metrics; by default means.
     """
     sums: list = []
     for batch in batches:
         sums.append(eval_step(params, stats, batch))
-        # The host must not run so far ahead that the whole set waits in the device's memory.
+        # Otherwise the host runs ahead, and the whole set piles up in device memory.
         if len(sums) >= AHEAD:
             jax.block_until_ready(sums[-AHEAD])
     sums = jax.device_get(sums)

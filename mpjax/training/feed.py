@@ -1,6 +1,6 @@
-"""How training data reaches the compiled call: a batch, a stack of batches, or the rows of a set that is on the device.
+"""Feeds compiled calls with training data: a batch, a stack of batches, or row numbers of a set on the device.
 
-A `Feed` gives for every call what the call is `fed`, and reads the batch of each of its steps from that while tracing.
+A `Feed` yields the input of every call, named `fed`, and extracts each step's batch from it while the call is traced.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from mpjax.training.mesh import place
 
 
 class Rows(NamedTuple):
-    """Some examples of a set that is on the device.
+    """Selected examples of a set that is on the device.
 
     Attributes:
       table: the whole set by field, [N, ...].
-      numbers: int32 [steps, B], the examples of each step.
+      numbers: int32 [steps, B], the row numbers of each step's examples.
     """
 
     table: dict[str, jax.Array]
@@ -29,29 +29,29 @@ class Rows(NamedTuple):
 
 
 class Feed(Protocol):
-    """What compiled calls are given."""
+    """A source of the inputs of compiled calls."""
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """For calls of `counts` steps, the first of them step number `position` + 1, what each is fed."""
+        """Yields the input of each call; the calls have `counts` steps, the first of which is number `position` + 1."""
         ...
 
     def like(self, fed: Any, count: int) -> Any:
-        """The shapes of what a call of `count` steps is fed, given what another call was."""
+        """Returns the shapes of the input of a call of `count` steps, given the input of another call."""
         ...
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """The batch of step number `index` of a call, from 0."""
+        """Returns the batch of step `index` of a call, counted from 0."""
         ...
 
 
 def feed_of(batches: Batches, sharding: NamedSharding, *, most_steps: int, device_bytes: int) -> Feed:
-    """The feed for calls of up to `most_steps` steps.
+    """Returns the feed for calls of up to `most_steps` steps.
 
     Args:
       batches: the training data.
-      sharding: of a batch.
-      most_steps: of a call; with 1 a call is fed its batch as it is.
-      device_bytes: sets of up to so many bytes are put on every device as a whole.
+      sharding: the sharding of a batch.
+      most_steps: the largest number of steps in a call; with 1 the input of a call is its batch.
+      device_bytes: the largest size in bytes of a set that is replicated on every device.
     """
     if most_steps == 1:
         return Single(batches, sharding)
@@ -63,34 +63,34 @@ def feed_of(batches: Batches, sharding: NamedSharding, *, most_steps: int, devic
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Single:
-    """Calls of one step are fed its batch."""
+    """A feed of calls of one step: the input is the batch."""
 
     batches: Batches
     sharding: NamedSharding
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Batches on the device."""
+        """Yields batches on the device."""
         for batch, _ in zip(self.batches.from_position(position), counts, strict=False):
             yield place(batch, self.sharding)
 
     def like(self, fed: Any, count: int) -> Any:
-        """The same: all calls are of one step."""
+        """Returns `fed`, since all calls have one step."""
         return fed
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """The batch itself."""
+        """Returns `fed`, which is the batch."""
         return fed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stacked:
-    """Calls are fed their batches, one behind the other: [steps, B, ...]."""
+    """A feed of calls of several steps: the input is their batches, stacked to [steps, B, ...]."""
 
     batches: Batches
     sharding: NamedSharding
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Batches on the device, stacked."""
+        """Yields stacked batches on the device."""
         stream = self.batches.from_position(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
@@ -98,17 +98,17 @@ class Stacked:
             yield place({name: np.stack([batch[name] for batch in several]) for name in several[0]}, sharding)
 
     def like(self, fed: Any, count: int) -> Any:
-        """A stack of another height."""
+        """Returns the shapes of a stack of `count` batches."""
         return jax.tree.map(lambda x: _of_steps(x, count), fed)
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """One of the stack."""
+        """Returns one batch of the stack."""
         return jax.tree.map(lambda x: x[index], fed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resident:
-    """The whole set stays on every device; calls are fed the numbers of their examples."""
+    """A feed that replicates the whole set on every device: the input is the row numbers of the examples."""
 
     batches: BatchesInMemory
     sharding: NamedSharding
@@ -116,11 +116,11 @@ class Resident:
 
     @classmethod
     def of(cls, batches: BatchesInMemory, sharding: NamedSharding) -> "Resident":
-        """With the set that `batches` are from."""
+        """Creates the feed and copies the set of `batches` to the devices."""
         return cls(batches, sharding, place(batches.arrays, NamedSharding(sharding.mesh, PartitionSpec())))
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """The set, and the numbers of the examples of each step."""
+        """Yields the set together with the row numbers of each step."""
         stream = self.batches.rows_from(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
@@ -128,22 +128,22 @@ class Resident:
             yield Rows(self.table, jax.device_put(numbers, sharding))
 
     def like(self, fed: Any, count: int) -> Any:
-        """The same set, and the numbers for more steps or fewer."""
+        """Returns the same set with the shape of the row numbers for `count` steps."""
         return fed._replace(numbers=_of_steps(fed.numbers, count))
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """The examples of a step, gathered."""
+        """Gathers the examples of a step."""
         chosen = fed.numbers[index]
-        # Numbers of rows that exist: without the mode, a check of each would be compiled in.
+        # The row numbers are always in bounds; without the mode, a check of each would be compiled in.
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}
         return jax.lax.with_sharding_constraint(gathered, self.sharding)
 
 
 def _behind_steps(sharding: NamedSharding) -> NamedSharding:
-    """Of arrays [steps, B, ...], of which a step is divided as by `sharding`."""
+    """Returns the sharding of arrays [steps, B, ...] whose steps are sharded as `sharding` says."""
     return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
 
 
 def _of_steps(array: jax.Array, count: int) -> jax.ShapeDtypeStruct:
-    """[steps, ...] with another number of steps."""
+    """Returns the shape of `array`, [steps, ...], with another number of steps."""
     return jax.ShapeDtypeStruct((count, *array.shape[1:]), array.dtype, sharding=array.sharding)

@@ -1,6 +1,6 @@
-"""Losses and scores per example, always in float32 or wider, whatever the logits' dtype.
+"""Losses and scores per example, computed in float32 or wider for logits of any dtype.
 
-Shapes: B batch, K classes, ... the places of one example that have a class each, such as H W or T.
+In shapes, B is the batch and ... the positions of an example that have a label each, such as H, W or T.
 """
 
 import jax
@@ -11,7 +11,7 @@ from mpjax.precision.dtypes import FLOAT32, widest
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothing: float = 0.0) -> jax.Array:
-    """Softmax cross entropy of each example.
+    """Computes the softmax cross entropy of each example.
 
     Args:
       logits: floating [B, num_classes].
@@ -30,7 +30,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothing: floa
 
 
 def soft_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Softmax cross entropy of each example with a distribution over classes, as mixed images have.
+    """Computes the softmax cross entropy of each example with a target distribution, such as that of mixed images.
 
     Args:
       logits: floating [B, num_classes].
@@ -44,57 +44,63 @@ def soft_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def cross_entropy_over(logits: jax.Array, labels: jax.Array, *, ignore: int | None = None) -> jax.Array:
-    """Softmax cross entropy of each example, the mean over its pixels, or over whatever places have a class each.
+    """Computes the softmax cross entropy of each example, averaged over its pixels or other labelled positions.
 
     Args:
       logits: floating [B, ..., num_classes].
       labels: integer [B, ...], in [0, num_classes) or `ignore`.
-      ignore: the label of places that do not count, such as 255; None: all count.
+      ignore: the label of positions to leave out, such as 255; None counts all positions.
 
     Returns:
-      float32 (or wider) [B]; 0 where no place counts.
+      float32 (or wider) [B]; 0 for an example without counted positions.
     """
     total, count = masked_cross_entropy(logits, labels, _counts(labels, ignore))
     return total / jnp.maximum(count, 1)
 
 
 def masked_cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Softmax cross entropy of each example, summed over its tokens, and how many there are.
+    """Computes the softmax cross entropy of each example, summed over its tokens, and the number of tokens.
 
-    A language model's loss is the sum of all sums over the sum of all counts; its perplexity see `perplexity`.
+    The loss of a language model is the total of the sums divided by the total of the counts. `perplexity` takes both.
+
+    >>> total, count = masked_cross_entropy(jnp.zeros((1, 3, 2)), jnp.array([[0, 1, 0]]), jnp.array([[1, 1, 0]]))
+    >>> total, count
+    (Array([1.3862944], dtype=float32), Array([2.], dtype=float32))
+    >>> perplexity(total, count)
+    Array([2.], dtype=float32)
 
     Args:
       logits: floating [B, ..., num_classes].
-      labels: integer [B, ...]; where the mask is not set, any value.
-      mask: bool, integer or floating [B, ...]: the places that count are not 0.
+      labels: integer [B, ...]; any value where the mask is 0.
+      mask: bool, integer or floating [B, ...]; nonzero at the positions that count.
 
     Returns:
       The sums and the counts, both float32 (or wider) [B].
     """
     counts = mask.astype(bool)
     logits = _wide(logits)
-    # A label outside the classes gives NaN: masked out below, but `jax_debug_nans` would stop at it.
+    # A masked label may be outside the classes. Its NaN is masked out below, but `jax_debug_nans` would raise.
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counts, labels, 0))
     places = tuple(range(1, labels.ndim))
     return jnp.sum(jnp.where(counts, nll, 0), axis=places), _count(counts).astype(nll.dtype)
 
 
 def perplexity(total: jax.Array, count: jax.Array) -> jax.Array:
-    """exp(total / count) of summed `masked_cross_entropy`; inf from a mean of 89 on, where float32 ends; 1 of none."""
+    """Computes exp(total / count) of `masked_cross_entropy` sums; inf from a mean of 89 in float32; 1 for no tokens."""
     return jnp.exp(total / jnp.maximum(count, 1))
 
 
 def dice_loss(logits: jax.Array, labels: jax.Array, *, smooth: float = 1.0, ignore: int | None = None) -> jax.Array:
-    """One minus the soft Dice coefficient of each example, the mean over classes.
+    """Computes one minus the soft Dice coefficient of each example, averaged over classes.
 
-    Milletari et al., 2016 (arXiv:1606.04797), equation in section 3: 2 sum(p g) / (sum(p^2) + sum(g^2)), here with
-    `smooth` added above and below, so that a class that is absent and not predicted costs nothing.
+    Milletari et al., 2016 (arXiv:1606.04797), equation in section 3: 2 sum(p g) / (sum(p^2) + sum(g^2)). Here `smooth`
+    is added to numerator and denominator, so that a class that is neither present nor predicted costs nothing.
 
     Args:
-      logits: floating [B, ..., num_classes], of a softmax.
+      logits: floating [B, ..., num_classes], before the softmax.
       labels: integer [B, ...], in [0, num_classes) or `ignore`.
-      smooth: in pixels, above 0.
-      ignore: the label of places that do not count; None: all count.
+      smooth: the added constant in pixels, above 0.
+      ignore: the label of positions to leave out; None counts all positions.
 
     Returns:
       float32 (or wider) [B], from 0 to below 1.
@@ -110,12 +116,15 @@ def dice_loss(logits: jax.Array, labels: jax.Array, *, smooth: float = 1.0, igno
 
 
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """float32 [B]: 1 where the largest of the logits [B, num_classes] is the label's, else 0."""
+    """Returns float32 [B]: 1 where the label has the largest of the logits [B, num_classes], else 0."""
     return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
 
 
 def correct_in_top(k: int, logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Whether the label's logit is among the k largest; of equal ones the first count as larger, as in `correct`.
+    """Returns 1 where the label's logit is among the k largest, else 0; among equal logits the first ranks higher.
+
+    >>> correct_in_top(2, jnp.array([[1.0, 3.0, 2.0], [1.0, 1.0, 1.0]]), jnp.array([2, 2]))
+    Array([1., 0.], dtype=float32)
 
     Args:
       k: at least 1; 5 for the "top-5" of ImageNet.
@@ -123,9 +132,9 @@ def correct_in_top(k: int, logits: jax.Array, labels: jax.Array) -> jax.Array:
       labels: integer [B].
 
     Returns:
-      float32 [B], 1 or 0; 0 where the label's logit is NaN.
+      float32 [B]; 0 where the label's logit is NaN.
     """
-    # A rank instead of a sort: it stays on each device when the batch is sharded.
+    # Counting the rank, unlike sorting, needs no communication when the batch is sharded.
     own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
     place = jnp.arange(logits.shape[-1], dtype=labels.dtype)[None, :]
     behind = (logits < own) | ((logits == own) & (place >= labels[:, None]))
@@ -135,15 +144,15 @@ def correct_in_top(k: int, logits: jax.Array, labels: jax.Array) -> jax.Array:
 def intersection_and_union(
     logits: jax.Array, labels: jax.Array, *, ignore: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """How many pixels of each class are rightly found, and how many are found, there, or both.
+    """Counts the pixels of each class in the intersection and in the union of prediction and label.
 
-    The sum of the first over all examples divided by that of the second is a class's IoU (Jaccard index); mean IoU is
-    its mean over the classes that occur.
+    The IoU (Jaccard index) of a class is its total intersection over all examples divided by its total union. The mean
+    IoU averages over the classes that occur.
 
     Args:
-      logits: floating [B, ..., num_classes]; the largest is what is found.
+      logits: floating [B, ..., num_classes]; the prediction is the largest.
       labels: integer [B, ...], in [0, num_classes) or `ignore`.
-      ignore: the label of places that do not count; None: all count.
+      ignore: the label of positions to leave out; None counts all positions.
 
     Returns:
       The intersections and the unions, both float32 [B, num_classes], exact up to 2^24 pixels.
@@ -160,10 +169,10 @@ def _wide(logits: jax.Array) -> jax.Array:
 
 
 def _counts(labels: jax.Array, ignore: int | None) -> jax.Array:
-    """bool, of the shape of `labels`: which places count."""
+    """Returns a bool array of the shape of `labels`: True at the positions that count."""
     return jnp.full(labels.shape, True) if ignore is None else labels.astype(jnp.int32) != ignore
 
 
 def _count(flags: jax.Array, keep: int = 0) -> jax.Array:
-    """int32: how many flags are set, over all axes but the first and the last `keep`."""
+    """Counts the flags that are set, int32, over all axes but the first and the last `keep`."""
     return jnp.sum(flags, axis=tuple(range(1, flags.ndim - keep)), dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Devices and shardings: the state whole on every device, the batch cut across them."""
+"""The device mesh and its shardings: state is replicated, batches are sharded."""
 
 from collections.abc import Mapping
 
@@ -10,21 +10,21 @@ from mpjax.errors import UsageError
 
 
 def data_mesh() -> Mesh:
-    """All devices in one axis, `data`."""
-    # Auto: the compiler propagates shardings, so that models and losses need not speak of them.
+    """Returns a mesh of all devices with the single axis `data`."""
+    # Auto: the compiler propagates shardings, so that models and losses need no annotations.
     return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Of arrays that every device holds whole."""
+    """Returns the fully replicated sharding."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh, *, batch_size: int, accumulate: int = 1) -> NamedSharding:
-    """Of arrays [B, ...] whose examples are divided among the devices.
+    """Returns the sharding of arrays [B, ...] with examples divided among the devices.
 
     Raises:
-      UsageError: a batch that does not divide evenly among devices and micro-batches.
+      UsageError: the batch does not divide evenly among devices and micro-batches.
     """
     parts = mesh.size * accumulate
     if batch_size % parts:
@@ -36,12 +36,12 @@ def batch_sharding(mesh: Mesh, *, batch_size: int, accumulate: int = 1) -> Named
 
 
 def evaluation_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
-    """Of evaluation batches: divided among the devices where that is even, else whole on each."""
+    """Returns the sharding of evaluation batches: sharded if they divide evenly among the devices, else replicated."""
     return NamedSharding(mesh, PartitionSpec("data" if batch_size % mesh.size == 0 else None))
 
 
 def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """A host's batch on its devices; of several processes each has its own rows of it."""
+    """Puts a batch on the devices; with several processes, each passes its own rows."""
     if sharding.is_fully_addressable:
         return jax.device_put(dict(batch), sharding)
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

@@ -1,4 +1,4 @@
-"""Objectives: what each task trains and measures, as functions of (model, batch); all in float32 or wider."""
+"""The objective of each task: its loss and its metrics as functions of (model, batch), in float32 or wider."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -32,17 +32,17 @@ Sums = Mapping[str, np.ndarray]
 
 
 def means(sums: Sums) -> dict[str, float]:
-    """Each sum over the number of examples, `count`."""
+    """Divides each sum by `count`, the number of examples."""
     return {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
 
 
 class Objective(NamedTuple):
-    """A task.
+    """The loss and the metrics of a task.
 
     Attributes:
       loss: `(model, batch, key) -> (loss, metrics)`: float32 scalars, means over the batch.
       measure: `(model, batch) -> values`: one float32 [B, ...] array per quantity, to be summed over all examples.
-      conclude: from those sums over a whole set (float64, and `count`, the number of examples) to its metrics.
+      conclude: a function from these sums over a whole set (float64, with `count`, the number of examples) to metrics.
     """
 
     loss: Callable[[nnx.Module, Batch, jax.Array], tuple[jax.Array, Metrics]]
@@ -53,13 +53,15 @@ class Objective(NamedTuple):
 def classification(
     prepare: Callable[[Batch, jax.Array | None], Batch], policy: Policy, *, label_smoothing: float = 0.0
 ) -> Objective:
-    """Batches `{"image": [B, H, W, C], "label": integer [B]}`, a model that gives logits [B, num_classes].
+    """Returns the objective of image classification.
+
+    Batches are `{"image": [B, H, W, C], "label": integer [B]}`; the model returns logits [B, num_classes].
 
     Args:
-      prepare: `(batch, key) -> batch`, with float32 images, augmented if the key is not None; images that were mixed
-        come with a `target`, float32 [B, num_classes].
-      policy: casts the images to its compute dtype: the one place where they are cast.
-      label_smoothing: for training only.
+      prepare: `(batch, key) -> batch`, with float32 images, augmented if the key is not None; mixed images come with a
+        `target`, float32 [B, num_classes].
+      policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
+      label_smoothing: the label smoothing of the training loss.
     """
 
     def logits_and_batch(model, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, Batch]:
@@ -84,18 +86,19 @@ def classification(
 
 
 def scores(logits: jax.Array, labels: jax.Array) -> Metrics:
-    """float32 [B]: `accuracy`, and `top5` where there are more than ten classes."""
+    """Returns `accuracy`, and `top5` if there are more than ten classes, both float32 [B]."""
     found = {"accuracy": correct(logits, labels)}
     return found | ({"top5": correct_in_top(5, logits, labels)} if logits.shape[-1] > 10 else {})
 
 
 def text_classification(*, label_smoothing: float = 0.0) -> Objective:
-    """Batches of `tokens`, integer [B, T], `length`, integer [B], and `label`, integer [B].
+    """Returns the objective of text classification.
 
-    The model takes tokens and lengths, and gives logits [B, num_classes].
+    Batches hold `tokens`, integer [B, T], `length`, integer [B], and `label`, integer [B]. The model takes tokens and
+    lengths, and returns logits [B, num_classes].
 
     Args:
-      label_smoothing: for training only.
+      label_smoothing: the label smoothing of the training loss.
     """
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -112,10 +115,12 @@ def text_classification(*, label_smoothing: float = 0.0) -> Objective:
 
 
 def language_modeling(*, label_smoothing: float = 0.0) -> Objective:
-    """Batches of `tokens`, integer [B, T + 1]; the model takes the first T and gives logits [B, T, vocabulary].
+    """Returns the objective of language modeling.
+
+    Batches hold `tokens`, integer [B, T + 1]. The model takes the first T and returns logits [B, T, vocabulary].
 
     Args:
-      label_smoothing: for training only.
+      label_smoothing: the label smoothing of the training loss.
     """
 
     def losses_and_hits(model, batch: Batch, smoothing: float) -> tuple[jax.Array, jax.Array]:
@@ -137,20 +142,21 @@ def language_modeling(*, label_smoothing: float = 0.0) -> Objective:
 
 
 def _conclude_text(sums: Sums) -> dict[str, float]:
-    """`loss` and `accuracy`, means over tokens (every example has as many), and `perplexity`, exp(loss)."""
+    """Computes `loss` and `accuracy`, means over tokens (examples have equal lengths), and `perplexity`, exp(loss)."""
     loss, accuracy = (float(sums[name] / sums["count"]) for name in ("loss", "accuracy"))
     with np.errstate(over="ignore"):
         return {"loss": loss, "accuracy": accuracy, "perplexity": float(np.exp(np.float64(loss)))}
 
 
 def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Policy) -> Objective:
-    """Batches `{"image": [B, H, W, C], "mask": integer [B, H, W]}`, a model that gives logits [B, H, W, num_classes].
+    """Returns the objective of segmentation.
 
-    The sum of both losses as in Isensee et al., 2018, nnU-Net (arXiv:1809.10486).
+    Batches are `{"image": [B, H, W, C], "mask": integer [B, H, W]}`; the model returns logits [B, H, W, num_classes].
+    The loss is the sum of cross entropy and Dice loss, as in nnU-Net (Isensee et al., 2018, arXiv:1809.10486).
 
     Args:
-      prepare: `(batch, key) -> batch`, with float32 images, images and masks augmented alike if the key is not None.
-      policy: casts the images to its compute dtype: the one place where they are cast.
+      prepare: `(batch, key) -> batch`, with float32 images; images and masks augmented alike if the key is not None.
+      policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
     """
 
     def logits_and_mask(model, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -161,7 +167,7 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
         return cross_entropy_over(logits, mask, ignore=IGNORED) + dice_loss(logits, mask, ignore=IGNORED)
 
     def counts(logits: jax.Array, mask: jax.Array) -> Metrics:
-        """float32 [B] or [B, num_classes] pixels of each example."""
+        """Counts pixels of each example, float32 [B] or [B, num_classes]."""
         intersection, union = intersection_and_union(logits, mask, ignore=IGNORED)
         counted = jnp.sum(mask != IGNORED, axis=(1, 2)).astype(jnp.float32)
         right = jnp.sum(intersection, axis=-1)
@@ -182,13 +188,13 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
 
 
 def _conclude_masks(sums: Sums) -> dict[str, float]:
-    """`loss`, a mean over examples; `accuracy`, over pixels; `iou`, over the classes that occur.
+    """Computes `loss`, a mean over examples, `accuracy`, over pixels, and `iou`, over the classes that occur.
 
     Raises:
-      UsageError: no pixel counts.
+      UsageError: every pixel has the ignored label.
     """
     if not sums["counted"]:
-        raise UsageError(f"mask: every pixel of the set is {IGNORED}, which does not count; wanted classes from 0")
+        raise UsageError(f"mask: every pixel of the set is {IGNORED}, the ignored label; wanted classes from 0")
     return {
         **means({"loss": sums["loss"], "count": sums["count"]}),
         "accuracy": float(sums["right"] / sums["counted"]),
@@ -197,16 +203,16 @@ def _conclude_masks(sums: Sums) -> dict[str, float]:
 
 
 def mean_iou(intersection, union, xp):
-    """The mean over the classes of `union` > 0 of intersection / union, both [num_classes], arrays of `xp`."""
+    """Averages intersection / union over the classes with `union` > 0; both are [num_classes] arrays of `xp`."""
     occurs = union > 0
     shares = xp.where(occurs, intersection / xp.where(occurs, union, 1), 0)
     return xp.sum(shares) / xp.maximum(xp.sum(occurs.astype(union.dtype)), 1)
 
 
 def objective_of(config: Config, policy: Policy, fields: Fields) -> Objective:
-    """What `config.task` trains and measures on batches of these fields; `policy` casts the images."""
+    """Returns the objective of `config.task` on batches of these fields; `policy` casts the images."""
     smoothing = config.training.label_smoothing
-    # Pixels are no activations: under autocast too, what augments them computes as it is written.
+    # Pixels are not activations: autocast must not cast the operations that augment them.
     prepared = full_precision(functools.partial(prepare, config=config.data, fields=fields))
     if config.task == "segmentation":
         return segmentation(prepared, policy)

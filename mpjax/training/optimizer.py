@@ -1,4 +1,4 @@
-"""Settings in, optax optimizer out: schedule, update rule, decay of kernels only, clipping, loss scaling around it."""
+"""Builds the optax optimizer from the settings: schedule, clipping, update rule, master weights, loss scaling."""
 
 import jax
 import optax
@@ -10,12 +10,12 @@ from mpjax.precision.moments import half_moments
 
 
 def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int) -> optax.Schedule:
-    """The learning rate as a function of applied steps: linear warm-up to the peak, then as `config.schedule` says.
+    """Returns the learning rate as a function of applied steps: linear warm-up to the peak, then `config.schedule`.
 
     Args:
       config: the `optimizer` section.
       steps: length of training.
-      warmup: steps until the peak; at most a fifth of training, so that a short trial of a long recipe still learns.
+      warmup: steps until the peak; capped at a fifth of training, so that a short trial of a long recipe still learns.
     """
     peak = config.learning_rate
     warmup = min(warmup, steps // 5)
@@ -33,9 +33,9 @@ def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int)
 
 
 def update_rule(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    """Clipping of the unscaled gradient, then the update rule; weight decay spares norms and biases.
+    """Returns clipping of the unscaled gradient chained with the update rule.
 
-    Its moments are in the dtype that `config.moments` says.
+    Weight decay applies to kernels only, not to norms and biases. `config.moments` sets the dtype of the moments.
     """
     rules = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb}
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
@@ -46,7 +46,7 @@ def update_rule(config: schema.Optimizer, learning_rate: optax.Schedule) -> opta
 def with_precision(
     inner: optax.GradientTransformation, config: schema.Precision, *, loss_scale: str | float, masters: bool
 ) -> optax.GradientTransformation:
-    """`inner` on float32 master weights if wanted, inside the loss scaling: "none", "dynamic", or a static scale."""
+    """Wraps `inner` in master weights if `masters`, then in loss scaling: "none", "dynamic", or a static scale."""
     if masters:
         inner = master_weights(inner, stochastic_rounding=config.stochastic_rounding)
     if loss_scale == "none":
@@ -80,5 +80,5 @@ def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.Grad
 
 
 def _kernels(params):
-    """True for the parameters that decay: scales and biases are vectors, kernels are not."""
+    """Returns True for the parameters that decay: kernels have several axes, scales and biases one."""
     return jax.tree.map(lambda p: p.ndim > 1, params)

@@ -1,4 +1,4 @@
-"""Precision settings in, policy and loss scaling out; settings that contradict each other are refused."""
+"""Turns the precision settings into a policy and loss scaling; rejects contradictory settings."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,13 +11,13 @@ from mpjax.precision.rules import NORM
 
 
 class PrecisionPlan(NamedTuple):
-    """The precision decision of a run, made once.
+    """The precision of a run.
 
     Attributes:
-      policy: its dtypes and rules.
+      policy: the dtypes and rules.
       mode: "module" (dtypes set on the model's modules) or "autocast" (casts placed per operation).
       loss_scale: "none", "dynamic", or a static scale.
-      master_weights: whether the optimizer keeps float32 copies of half-precision parameters.
+      master_weights: True if the optimizer keeps float32 copies of half-precision parameters.
     """
 
     policy: Policy
@@ -27,15 +27,15 @@ class PrecisionPlan(NamedTuple):
 
     @property
     def float64(self) -> bool:
-        """Whether JAX has to make 64-bit arrays."""
+        """Returns True if the run needs 64-bit arrays."""
         return FLOAT64 in (self.policy.param_dtype, self.policy.compute_dtype, self.policy.output_dtype)
 
 
 def plan_precision(config: schema.Precision) -> PrecisionPlan:
-    """Reads the `precision` section.
+    """Returns the plan for the `precision` section of the settings.
 
     Raises:
-      UsageError: an unknown policy, dtype or loss scale; settings that contradict each other.
+      UsageError: a policy, dtype or loss scale is unknown, or settings contradict each other.
     """
     policy = get_policy(config.policy)
     rules = {**config.rules, **{p: v for p, v in policy.rules.items() if p not in config.rules}}
@@ -50,8 +50,8 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
     masters = config.master_weights == "on" or (config.master_weights == "auto" and preset.master_weights)
     if config.loss_scale.strip().lower() not in ("auto", "dynamic") and (unused := _dynamic_settings(config)):
         raise UsageError(
-            f"--precision.loss_scale {config.loss_scale} contradicts {', '.join(unused)}, of a dynamic loss scale: "
-            "leave out one or the other"
+            f"--precision.loss_scale {config.loss_scale} contradicts {', '.join(unused)}, which only a dynamic "
+            "loss scale uses: leave out one or the other"
         )
     if config.stochastic_rounding and not masters:
         raise UsageError(
@@ -62,7 +62,7 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
 
 
 def advice(plan: PrecisionPlan, device) -> list[str]:
-    """What the user should know of this plan on `device` (a `jax.Device`): not errors, but seldom what was meant."""
+    """Returns advice on settings that are valid on `device` (a `jax.Device`) but seldom intended."""
     policy = plan.policy
     notes = []
     computes_in_float16 = FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy))
@@ -86,14 +86,14 @@ def advice(plan: PrecisionPlan, device) -> list[str]:
 
 
 def floor_of(plan: PrecisionPlan, config: schema.Precision) -> float | None:
-    """The smallest loss scale of the run; None if it has none."""
+    """Returns the smallest loss scale of the run, or None without loss scaling."""
     if plan.loss_scale == "none":
         return None
     return config.min_scale if plan.loss_scale == "dynamic" else float(plan.loss_scale)
 
 
 def _dynamic_settings(config: schema.Precision) -> list[str]:
-    """The settings of a dynamic loss scale that are not as they are by default."""
+    """Returns the settings of a dynamic loss scale that differ from their defaults."""
     names = ("initial_scale", "growth_interval", "min_scale", "max_scale", "hysteresis", "tolerance")
     usual = schema.Precision()
     return [

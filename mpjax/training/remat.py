@@ -1,4 +1,4 @@
-"""Blocks of a model whose values the backward pass computes again, instead of keeping them from the forward pass.
+"""Rematerialisation: the backward pass recomputes the activations of blocks instead of keeping them.
 
 Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv:1604.06174).
 """
@@ -19,10 +19,10 @@ Remat = Literal["none", "dots", "full"]
 
 
 def products(primitive, *_, **params) -> bool:
-    """Whether what an operation gives is kept under "dots": products of matrices, and convolutions.
+    """Returns True if "dots" keeps the result of a primitive: matrix products and convolutions.
 
-    Not those with batch dimensions, such as the scores of attention: they are large for what they cost.
-    A policy as `jax.checkpoint` takes it (JAX's documentation, "Control autodiff's saved values with jax.checkpoint").
+    Products with batch dimensions, such as attention scores, are recomputed: they are large and cheap to compute.
+    A policy for `jax.checkpoint` (JAX's documentation, "Control autodiff's saved values with jax.checkpoint").
     """
     if primitive.name == "dot_general":
         _, (batch, _) = params["dimension_numbers"]
@@ -34,7 +34,7 @@ _POLICIES = {"dots": products, "full": None}
 
 
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
-    """The blocks of a model by path: the outermost of its submodules that are items of a list and can be called."""
+    """Returns the blocks of a model by path: its outermost callable submodules that are items of a list."""
     found: dict[tuple, nnx.Module] = {}
     for path, module in sorted(nnx.iter_modules(model), key=lambda item: len(item[0])):
         inside = any(path[:depth] in found for depth in range(len(path)))
@@ -44,14 +44,14 @@ def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
 
 
 def apply_remat(model: nnx.Module, remat: Remat) -> None:
-    """Lets each block of `model` keep less for its backward pass, in place; loss and gradients stay as they are.
+    """Makes each block of `model` keep less for its backward pass, in place. Loss and gradients do not change.
 
-    It goes around the casts of a policy, whichever is put on first.
+    Rematerialisation wraps the casts of a policy, whichever is applied first.
 
     Args:
       model: any NNX module, also an abstract one from `nnx.eval_shape`.
-      remat: "none" keeps all that the backward pass reads; "dots" the results of products of matrices and of
-        convolutions, and the inputs of each block; "full" these inputs alone.
+      remat: "none" keeps all activations that the backward pass reads; "dots" keeps the inputs of each block and the
+        results of its matrix products and convolutions; "full" keeps only the inputs.
 
     Raises:
       UsageError: the model has no blocks.
@@ -61,8 +61,8 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
     blocks = blocks_of(model)
     if not blocks:
         raise UsageError(
-            f"--training.remat {remat}: {type(model).__name__} has no blocks, which are modules in a list; hold its "
-            "repeated parts in one, as self.blocks = nnx.List([...]), or write --training.remat none"
+            f"--training.remat {remat}: {type(model).__name__} has no blocks (modules in a list); put its repeated "
+            "parts in a list, as in self.blocks = nnx.List([...]), or write --training.remat none"
         )
     for block in blocks.values():
         wrap(block, Rematerialised(remat))
@@ -70,14 +70,14 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Rematerialised:
-    """A wrapper that puts calls under `jax.checkpoint`."""
+    """A wrapper that runs a module's call under `jax.checkpoint`."""
 
     remat: Remat
     depth: ClassVar[int] = 0
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a block, of which the backward pass computes again what `remat` does not keep."""
-        # What the block changes in itself (statistics, random streams) has to leave the checkpointed function.
+        """Calls a block; the backward pass recomputes the values that `remat` does not keep."""
+        # The checkpointed function must return the state that the block changes (statistics, random streams).
         models = take_models_apart((module, args, kwargs))
         arrays, with_arrays = split_arrays(models.tree)
 

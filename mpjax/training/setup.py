@@ -1,4 +1,4 @@
-"""Whether a model gives what its task asks of it, found before anything is compiled or written."""
+"""Builds model, optimizer and training step from the settings, and checks that the model fits its task."""
 
 import dataclasses
 import functools
@@ -37,17 +37,17 @@ _BATCH = 2
 
 
 def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, name: str, dtype: Any = FLOAT32) -> None:
-    """Traces the model's forward pass on a batch of two.
+    """Checks that the model fits the task, by tracing its forward pass on a batch of two.
 
     Args:
-      model: may be abstract.
-      task: what it is to learn.
-      fields: what a batch holds.
-      name: what messages call the model.
-      dtype: of the images it is given.
+      model: the model, which may be abstract.
+      task: the task to learn.
+      fields: the fields of a batch.
+      name: the name of the model in messages.
+      dtype: the dtype of the images.
 
     Raises:
-      UsageError: it takes other arguments, or gives logits of another shape.
+      UsageError: the model takes other arguments, or returns logits of another shape.
     """
     inputs, wanted = _call(task, fields, dtype)
     try:
@@ -73,7 +73,7 @@ _SIGNATURES: Mapping[TaskName, str] = {
 
 
 def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes, tuple[int, ...]]:
-    """What the model is called with, and the shape of the logits that are wanted of it."""
+    """Returns the abstract inputs of the model and the expected shape of its logits."""
 
     def of(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((_BATCH, *shape), dtype)
@@ -92,15 +92,15 @@ def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A model with its policy applied, and what is asked of it.
+    """A model with its policy applied, and its objective.
 
     Attributes:
       structure: the model taken apart.
-      objective: its loss and its measures.
-      cast: puts the casts of the policy around a pure function that calls the model; identity if they are in the model.
-      precision: what each submodule got.
-      make_model: key to model, with initial values.
-      abstract: the model without arrays, for its shapes and dtypes.
+      objective: the loss and the metrics.
+      cast: adds the policy's casts to a pure function that calls the model; the identity if the model casts itself.
+      precision: the report of each submodule's dtypes.
+      make_model: a function from a key to the model with initial values.
+      abstract: the model with shapes and dtypes in place of arrays.
     """
 
     structure: Structure
@@ -112,10 +112,10 @@ class Task:
 
 
 def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
-    """The task that `config` describes, on batches of these fields; no array is made yet.
+    """Builds the task that `config` describes, on batches of these fields, without creating an array.
 
     Raises:
-      UsageError: a rule of the policy that matches no module; no blocks to compute again.
+      UsageError: a rule of the policy matches no module, or the model has no blocks to rematerialise.
     """
 
     autocasting = plan.mode == "autocast"
@@ -140,17 +140,17 @@ def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
 def make_step(
     config: Config, plan: PrecisionPlan, fields: Fields, *, steps: int, warmup: int
 ) -> tuple[Task, optax.GradientTransformation, Callable]:
-    """The task that `config` describes, its optimizer, and its compiled training step.
+    """Builds the task that `config` describes, its optimizer, and its compiled training step.
 
     Args:
-      config: of the run.
-      plan: its precision decision.
-      fields: of its batches.
-      steps: length of training, which schedules need.
-      warmup: of these, until the peak of the learning rate.
+      config: the settings of the run.
+      plan: the precision of the run.
+      fields: the fields of a batch.
+      steps: the length of training, which schedules need.
+      warmup: the steps until the peak of the learning rate.
 
     Raises:
-      UsageError: as `make_task`; a model that does not take such batches.
+      UsageError: as `make_task`, or the model does not fit the task.
     """
     task = make_task(config, plan, fields)
     check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
@@ -175,7 +175,7 @@ def make_step(
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
-    """Parameters and statistics by path from `config.pretrained`, in the dtypes that the task stores, and their report.
+    """Loads parameters and statistics from `config.pretrained`, by path and in the stored dtypes, and their report.
 
     Raises:
       UsageError: as `mpjax.load_pretrained`.
@@ -191,14 +191,14 @@ def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedRepo
 def make_state(
     task: Task, tx: optax.GradientTransformation, key: jax.Array, pretrained: Arrays, *, ema: bool
 ) -> TrainState:
-    """The state before the first step.
+    """Returns the state before the first step.
 
     Args:
-      task: what is trained.
+      task: the task to train.
       tx: the optimizer.
-      key: of the initial values.
-      pretrained: parameters and statistics by path that take the place of initial values.
-      ema: whether a moving average of the parameters is kept.
+      key: the random key of the initial values.
+      pretrained: parameters and statistics by path that replace initial values.
+      ema: True to keep a moving average of the parameters.
     """
     _, params, stats = take_apart(task.make_model(key))
     params, stats = ({n: pretrained.get(n, value) for n, value in part.items()} for part in (params, stats))
@@ -214,6 +214,6 @@ def initial_state(
     sharding,
     pretrained: Arrays | None = None,
 ) -> TrainState:
-    """`make_state`, made on the devices it stays on."""
+    """Creates the state of `make_state` directly on its devices, with the given sharding."""
     make = functools.partial(make_state, task, tx, ema=ema)
     return jax.jit(make, out_shardings=sharding)(jax.random.key(seed), pretrained or {})

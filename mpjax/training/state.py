@@ -1,4 +1,4 @@
-"""The state of training as one value, and the model taken apart into flat dicts of arrays by path."""
+"""The training state as a pytree, and the model taken apart into flat dicts of arrays by path."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,32 +14,33 @@ from mpjax.precision.loss_scale import loss_scale_state
 
 
 Arrays = dict[str, jax.Array]
-"""Arrays by path, as in `{"blocks/0/conv1/kernel": …}`: cheap to pass to a compiled function, and readable."""
+"""Arrays by path, as in `{"blocks/0/conv1/kernel": …}`: readable, and cheap to pass to a compiled function."""
 
 _STREAMS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One kind of state of a model: how its arrays are named and wrapped."""
+    """The names and the NNX pytree structure of one kind of model state."""
 
     names: tuple[str, ...]
     wrapped: Any
 
     def wrap(self, arrays: Arrays):
-        """The NNX state that holds `arrays`."""
+        """Returns the NNX state that holds `arrays`."""
         return jax.tree.unflatten(self.wrapped, [arrays[name] for name in self.names])
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """What remains of a model when its arrays are taken out; put together only while tracing.
+    """A model without its arrays. The model is assembled only while tracing.
 
     Attributes:
-      graph: the model's NNX graph definition.
-      params: its trainable parameters (`nnx.Param`).
-      stats: everything else it carries from step to step (batch statistics).
-      rngs: its random streams, given anew at each step.
+      graph: the NNX graph definition.
+      params: the trainable parameters (`nnx.Param`).
+      stats: all other state carried from step to step (batch statistics).
+      rngs: the random streams, replaced at each step.
+      rng_types: for each leaf of the random streams, True if it is a key and False if it is a counter.
     """
 
     graph: Any
@@ -49,8 +50,8 @@ class Structure:
     rng_types: tuple[bool, ...]
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
-        """The model with these arrays; `key` feeds its random streams (dropout)."""
-        # Apart from what a loss draws from the same key: split(key)[i] is fold_in(key, i).
+        """Returns the model with these arrays; `key` seeds its random streams (dropout)."""
+        # The offset keeps these keys distinct from those that a loss splits off: split(key)[i] is fold_in(key, i).
         key = jax.random.fold_in(jax.random.key(0) if key is None else key, _STREAMS)
         streams = [
             jax.random.fold_in(key, index) if is_key else jnp.zeros((), jnp.uint32)
@@ -60,18 +61,18 @@ class Structure:
         return nnx.merge(self.graph, self.params.wrap(params), self.stats.wrap(stats), rngs)
 
     def stats_of(self, model: nnx.Module) -> Arrays:
-        """The model's present statistics, as after a call in training mode."""
+        """Returns the current statistics of the model, for example after a call in training mode."""
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
 
 
 def uncast(fn: Callable) -> Callable:
-    """`fn` itself: the casts are in the model."""
+    """Returns `fn` unchanged, for a model that casts itself."""
     return fn
 
 
 def take_apart(model: nnx.Module) -> tuple[Structure, Arrays, Arrays]:
-    """Structure, parameters and statistics of `model`, which may be abstract (`nnx.eval_shape`)."""
+    """Returns structure, parameters and statistics of `model`, which may be abstract (`nnx.eval_shape`)."""
     graph, params, rngs, stats = nnx.split(model, nnx.Param, nnx.RngState, ...)
     rng_types = tuple(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(rngs))
     structure = Structure(graph, _part(params), _part(stats), _part(rngs), rng_types)
@@ -83,8 +84,8 @@ def _part(state) -> Part:
 
 
 def named(state) -> Arrays:
-    """The arrays of an NNX state by path."""
-    # In the order of the state's leaves, which wrap() relies on.
+    """Returns the arrays of an NNX state by path."""
+    # The order is that of the state's leaves; Part.wrap relies on it.
     return {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
 
 
@@ -96,13 +97,13 @@ _STEPS = 2**31
 class TrainState:
     """Everything that a training step changes.
 
-    Random numbers and the order of the data are no state: they are functions of a seed and of `attempts`.
+    The state holds no random key and no data position: both are functions of a seed and of `attempts`.
 
     Attributes:
-      step: int32, steps applied; what schedules count. A skipped step does not advance it.
+      step: int32, the number of applied steps, which schedules count. A skipped step does not advance it.
       params: parameters by path, in the policy's `param_dtype`.
       stats: batch statistics by path, float32.
-      opt_state: the optimizer's state, the loss scale and the number of skipped steps in it.
+      opt_state: the optimizer's state, including the loss scale and the number of skipped steps.
       ema: moving average of the parameters by path, float32; empty if not kept.
     """
 
@@ -114,24 +115,24 @@ class TrainState:
 
     @property
     def attempts(self) -> jax.Array:
-        """int32, steps attempted, applied or skipped: the position in the data. Every step advances it."""
+        """Returns the number of attempted steps, applied or skipped, int32: the position in the data."""
         return self.step + loss_scale_state(self.opt_state).skipped
 
 
 def step_key(seed: int, state: TrainState) -> jax.Array:
-    """The random key of the step that `state` takes next."""
-    # Apart from the initial values, which nnx.Rngs draws from fold_in(key(seed), count).
+    """Returns the random key of the next step."""
+    # The offset keeps these keys distinct from the initial values, which nnx.Rngs draws from fold_in(key(seed), count).
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STEPS), state.attempts)
 
 
 def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation, *, ema: bool = False) -> TrainState:
-    """The state before the first step. Pure: run it under `jit`, or `jax.eval_shape` for its shapes.
+    """Returns the state before the first step. The function is pure: it works under `jit` and `jax.eval_shape`.
 
     Raises:
-      DtypeError: batch statistics that are not float32 (float64 for float64 parameters).
+      DtypeError: batch statistics are not float32 (float64 for float64 parameters).
     """
     check_dtypes(stats, _at_least_float32(params), name="batch statistics")
-    # Copies, not the parameters again: the state is donated, and a buffer can be given away only once.
+    # Copies of the parameters: the state is donated, and a buffer can be donated only once.
     averaged = jax.tree.map(lambda p: jnp.array(p, widest(p.dtype, FLOAT32)), params) if ema else {}
     return TrainState(
         step=jnp.zeros((), jnp.int32),

@@ -1,4 +1,4 @@
-"""The training step: (state, batch) -> (state, metrics), pure; several of them in one compiled call."""
+"""The training step, a pure function (state, batch) -> (state, metrics), and compiled calls of several steps."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ class Metrics(Mapping[str, jax.Array]):
 
     Attributes:
       array: float32 (or wider) [number of metrics].
-      names: one for each value.
+      names: the name of each metric.
     """
 
     array: jax.Array
@@ -42,7 +42,7 @@ class Metrics(Mapping[str, jax.Array]):
 
 
 def pack(metrics: Mapping[str, jax.Array]) -> Metrics:
-    """Scalars of any dtype as one `Metrics`; counters stay exact up to 2^24."""
+    """Packs scalars of any dtype into one `Metrics`; counters stay exact up to 2^24."""
     dtype = widest(FLOAT32, *(value.dtype for value in metrics.values() if is_floating(value)))
     return Metrics(jnp.stack([value.astype(dtype) for value in metrics.values()]), tuple(metrics))
 
@@ -58,27 +58,27 @@ def make_train_step(
     ema: float = 0.0,
     seed: int = 0,
 ) -> Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, Metrics]]:
-    """The jit-compiled training step; it donates (overwrites) the state it is given.
+    """Returns the jit-compiled training step, which donates its input state.
 
     Args:
-      structure: the model taken apart (`mpjax.training.take_apart`), its policy applied.
-      tx: the optimizer, inside one of the loss-scaling wrappers.
+      structure: the model taken apart (`mpjax.training.take_apart`), with its policy applied.
+      tx: the optimizer, wrapped in loss scaling.
       loss_fn: `(model, batch, key) -> (loss, metrics)`, scalars; the model is in training mode.
-      cast: puts casts around the pure function that calls the model, as `functools.partial(mpjax.autocast,
-        policy="mixed_float16")` does; by default they are in the model.
-      learning_rate: the optimizer's schedule, only to report the rate of the step.
-      accumulate: micro-batches that the batch is cut into, one after the other; gradients, losses and metrics are
-        averaged, statistics go from one to the next.
+      cast: adds casts to the pure function that calls the model, as `functools.partial(mpjax.autocast,
+        policy="mixed_float16")` does; by default the model casts itself.
+      learning_rate: the optimizer's schedule, only to report the learning rate of the step.
+      accumulate: the number of micro-batches of a batch, run one after the other. Gradients, losses and metrics are
+        averaged; statistics pass from one micro-batch to the next.
       ema: decay of the moving average of parameters; 0 if the state keeps none.
-      seed: of the random numbers; those of a step are a function of the seed and of the attempts before.
+      seed: the seed of the random numbers, which are a function of it and of the number of attempted steps.
 
     Returns:
       A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
-      `learning_rate`, `loss_scale` (that of this step), `skipped` (in all), `consecutive_skips`, and `finite` (1 or 0).
+      `learning_rate`, `loss_scale` (of this step), `skipped` (in total), `consecutive_skips`, and `finite` (1 or 0).
 
     Raises:
-      UsageError: `accumulate` below 1, or `ema` outside [0, 1). The step raises it for a batch that does not divide
-        into micro-batches, and where the state keeps a moving average and `ema` is 0, or the other way round.
+      UsageError: `accumulate` is below 1, or `ema` is outside [0, 1). The step raises it if the batch does not divide
+        into micro-batches, or if only one of the state and `ema` asks for a moving average.
     """
     if accumulate < 1:
         raise UsageError(f"accumulate: wanted at least 1 micro-batch, got {accumulate}")
@@ -106,7 +106,7 @@ def make_train_step(
     def train_step(state: TrainState, batch):
         if bool(state.ema) != (ema > 0):
             has = "keeps a moving average" if state.ema else "keeps no moving average"
-            raise UsageError(f"ema={ema}, and the state {has}: write create_state(..., ema={ema > 0})")
+            raise UsageError(f"ema={ema}, but the state {has}: write create_state(..., ema={ema > 0})")
         stats, (grads, metrics) = gradients(state, step_key(seed, state), batch)
         scale = loss_scale_state(state.opt_state).scale
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -138,7 +138,7 @@ def make_train_step(
 
 
 def _averaged(one: Callable, stats, keys: jax.Array, batches):
-    """Runs `one` over micro-batches, handing on the statistics; gives those and the mean of its other results."""
+    """Runs `one` on each micro-batch in turn; returns the final statistics and the mean of the other results."""
     _, shapes = jax.eval_shape(one, stats, keys[0], jax.tree.map(lambda x: x[0], batches))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, widest(s.dtype, FLOAT32)), shapes)
 
@@ -152,7 +152,7 @@ def _averaged(one: Callable, stats, keys: jax.Array, batches):
 
 
 def _micro_batches(batch, count: int):
-    """[B, ...] to [count, B / count, ...]; each takes every count-th example, so that no example changes device."""
+    """Reshapes [B, ...] to [count, B / count, ...], taking every count-th example so that no example changes device."""
 
     def cut(x):
         if x.shape[0] % count:
@@ -163,7 +163,7 @@ def _micro_batches(batch, count: int):
 
 
 def _global_norm(grads, scale: jax.Array) -> jax.Array:
-    """The norm of the unscaled gradients, summed in float32 (or wider): ten float16 values of 300 give 948.7."""
+    """Computes the norm of the unscaled gradients in float32 or wider, because 300^2 overflows float16."""
 
     def square_sum(g):
         g = g.astype(widest(g.dtype, FLOAT32))
@@ -173,34 +173,34 @@ def _global_norm(grads, scale: jax.Array) -> jax.Array:
 
 
 def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -> Callable:
-    """The jit-compiled call `(state, fed, count) -> (state, metrics)` of `count` steps; it donates the state.
+    """Returns the jit-compiled call `(state, fed, count) -> (state, metrics)` of `count` steps; it donates the state.
 
     Args:
       train_step: `(state, batch) -> (state, metrics)`.
-      batch_of: `(fed, index) -> batch`: what step number `index` of the call, from 0, learns from.
+      batch_of: `(fed, index) -> batch`, the batch of step `index` of the call, counted from 0.
 
     Returns:
-      A function whose metrics are [count] for each of a step's; those of a single step are as the step gives them. The
-      count is static: each one is a program of its own.
+      A function whose metrics have a leading axis [count], or are those of the step if the count is 1. The count is
+      static: each count compiles its own program.
     """
 
     @jax.jit(donate_argnums=0, static_argnums=2)
     def train_call(state, fed, count: int):
         if count == 1:
             return train_step(state, batch_of(fed, 0))
-        # A count that the compiler knows: the device then runs all steps without asking the host.
+        # The count is static, so the device runs all steps without asking the host.
         return jax.lax.scan(lambda state, index: train_step(state, batch_of(fed, index)), state, jnp.arange(count))
 
     return train_call
 
 
 def compile_calls(call: Callable, state: Any, feeds: Mapping[int, Any]) -> Callable:
-    """`call` with its programs made now, and no other: a count that is not in `feeds` is a KeyError.
+    """Compiles `call` ahead of time for the counts in `feeds`; the result raises KeyError for any other count.
 
     Args:
       call: a jitted function `(state, fed, count)`.
-      state: what it will be given, or its shapes and where it will be.
-      feeds: the same of what is fed, by count.
+      state: the state, or its shapes, dtypes and shardings.
+      feeds: the input `fed` by count, or its shapes, dtypes and shardings.
     """
     programs = {count: call.lower(state, fed, count).compile() for count, fed in feeds.items()}
     return lambda state, fed, count: programs[count](state, fed)

@@ -169,7 +169,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_ends_as_undisturbe
     shutil.copytree(undisturbed[0] / "checkpoints" / "14", damaged)
     (about,) = (damaged / "about").glob("metadata*")
     about.write_text(about.read_text().replace("dynamic", "dynamix", 1))
-    with pytest.warns(CheckpointWarning, match="14 is damaged .* going on with .*/7$"):
+    with pytest.warns(CheckpointWarning, match="14 is damaged .* using .*/7 instead$"):
         resume(stopped)
     for position in (14, 20):
         assert_same_arrays(stopped, undisturbed[0], position)
@@ -178,9 +178,9 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_ends_as_undisturbe
 
 def test_an_empty_config_is_refused(stopped):
     (stopped / "config.toml").write_text("")
-    with pytest.raises(UsageError, match="config.toml: it is empty; wanted settings"):
+    with pytest.raises(UsageError, match="config.toml: the file is empty; wanted settings"):
         resume(stopped)
-    with pytest.raises(UsageError, match="config.toml: it is empty"):
+    with pytest.raises(UsageError, match="config.toml: the file is empty"):
         evaluate_run(Evaluation(run=str(stopped)))
 
 

@@ -49,7 +49,7 @@ def test_a_new_run_makes_its_folder_or_takes_an_empty_one_and_writes_its_setting
 
 def test_a_folder_that_holds_something_is_never_taken(tmp_path):
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UsageError, match=r"exists: --resume goes on with the run in it, another --output_dir starts"):
+    with pytest.raises(UsageError, match=r"exists: write --resume to resume the run in it, or another --output_dir"):
         run_folder(config_in(tmp_path))
     with pytest.raises(UsageError, match="notes.txt is a file"):
         run_folder(config_in(tmp_path / "notes.txt"))
@@ -74,7 +74,7 @@ def test_of_two_runs_that_start_in_one_folder_at_once_one_is_refused(tmp_path, m
     config = Config(output_dir=str(tmp_path / "run"))
     assert run_folder(config) == tmp_path / "run"
     monkeypatch.setattr(pathlib.Path, "iterdir", lambda self: iter(()))
-    with pytest.raises(UsageError, match="exists: --resume goes on"):
+    with pytest.raises(UsageError, match="exists: write --resume"):
         run_folder(config)
 
 

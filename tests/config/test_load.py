@@ -146,15 +146,15 @@ def test_a_damaged_config_of_the_run_is_named(file, tmp_path):
 
 
 def test_resuming_needs_to_know_the_run():
-    with pytest.raises(UsageError, match="--resume needs --output_dir: the folder of the run to go on with"):
+    with pytest.raises(UsageError, match="--resume needs --output_dir: the folder of the run to resume"):
         load_config(["--resume"])
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it is empty; wanted settings"),
-        (" \n\t", "it is empty; wanted settings"),
+        ("", "the file is empty; wanted settings"),
+        (" \n\t", "the file is empty; wanted settings"),
         ("a = " + "[" * 100_000, "is not TOML: "),
         ("a." * 5_000 + "b = 1", "is not TOML: "),
         ('output_dir = "a\\u0000b"', r"output_dir is 'a\\x00b': wanted a text without NUL"),
@@ -178,7 +178,7 @@ def test_files_that_hold_no_settings_are_refused(tmp_path, text, says):
             "[precision.rules]\n'--seed' = '7'",
             "in .*a.toml: precision.rules has '--seed', which would be read",
         ),
-        ("[data]\n'name=x' = 'y'", "in .*a.toml: data.name=x is no setting: wanted a name that train.py --help lists"),
+        ("[data]\n'name=x' = 'y'", "in .*a.toml: data.name=x is not a setting; train.py --help lists all"),
     ],
 )
 def test_what_the_parser_would_read_as_another_setting_is_refused(file, text, says):
@@ -189,7 +189,7 @@ def test_what_the_parser_would_read_as_another_setting_is_refused(file, text, sa
 @pytest.mark.parametrize("name", ["tyro-write-completion", "tyro_write_completion"])
 def test_a_file_of_settings_writes_no_file(file, tmp_path, name):
     path = file(f"{name} = ['bash', '{tmp_path}/written']")
-    with pytest.raises(UsageError, match=f"in {path}: {name} is no setting"):
+    with pytest.raises(UsageError, match=f"in {path}: {name} is not a setting"):
         from_toml(path)
     assert not (tmp_path / "written").exists()
 

@@ -19,5 +19,5 @@ def test_a_user_that_does_not_exist_is_named():
 
 
 def test_text_that_no_file_has_as_its_name_is_refused():
-    with pytest.raises(UsageError, match=r"is no path: wanted text without surrogates"):
+    with pytest.raises(UsageError, match=r"is not a path: wanted text without surrogates"):
         expanded("\ud800")

@@ -73,7 +73,7 @@ def with_pixel(value):
         ({"image": IMAGE, "label": True}, "label: dtype bool"),
         ({"image": IMAGE, "label": 10}, r"label: 10 is outside \[0, 10\)"),
         ({"image": IMAGE, "label": -1}, r"label: -1 is outside \[0, 10\)"),
-        ({"image": IMAGE, "label": [1, 2]}, r"label: shape \(2,\) does not go with image shape \(2, 3, 1\)"),
+        ({"image": IMAGE, "label": [1, 2]}, r"label: shape \(2,\) does not match image shape \(2, 3, 1\)"),
         ({"image": with_pixel(np.nan), "label": 1}, r"image: 1 of 6 values .* the first at \(1, 2, 0\): nan"),
         ({"image": with_pixel(-np.inf), "label": 1}, r"image: 1 of 6 values .* the first at \(1, 2, 0\): -inf"),
         ({"image": with_pixel(1e39), "label": 1}, "image: 1 of 6 values are not finite in float32"),

@@ -46,7 +46,7 @@ def test_masks_become_int32(dtype):
 
 
 def test_a_mask_has_the_size_of_its_image():
-    with pytest.raises(UsageError, match=r"mask: shape \(3, 2\); wanted \[2, 2\] per example, as its image has"):
+    with pytest.raises(UsageError, match=r"mask: shape \(3, 2\); wanted \[2, 2\] per example, the size of its image"):
         Mask((2, 2), 3).settle("mask", np.zeros((3, 2), np.uint8))
 
 

@@ -60,11 +60,11 @@ def test_a_segmentation_set_of_tensorflow_datasets_through_a_function(tiny_sets)
 
 
 def test_without_the_function_its_values_are_its_classes_if_they_are_as_many_and_that_is_told(tiny_sets):
-    with pytest.warns(DataWarning, match="mask: the stored values 1, 2, 3 are taken as classes 0 to 2"):
+    with pytest.warns(DataWarning, match="mask: the stored values 1, 2, 3 are used as classes 0 to 2"):
         source, config = opened(tiny_sets, "segmentation", name="tiny_pets", num_classes=3, image_size=12)
     (batch, *_) = eval_batches(source, config)
     assert set(batch["mask"].ravel().tolist()) == {0, 1, 2}
-    with pytest.raises(UsageError, match=r"the stored values in 10 of 10 masks .* are 1, 2, 3, and the 2 classes"):
+    with pytest.raises(UsageError, match=r"the stored values in 10 of 10 masks .* are 1, 2, 3, but the 2 classes"):
         opened(tiny_sets, "segmentation", name="tiny_pets", num_classes=2)
 
 

@@ -172,7 +172,7 @@ ORBAX = pytest.mark.filterwarnings("ignore:coroutine", "ignore::pytest.PytestUnr
 def test_a_flipped_bit_of_the_newest_falls_back_to_the_one_before_with_a_warning_that_names_both(tmp_path):
     saved(tmp_path, 1, 2)
     flipped(max((tmp_path / "2").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size), 300, 3)
-    with pytest.warns(CheckpointWarning, match=r"checkpoint .*/2 is damaged \(.*\); .*; going on with .*/1$"):
+    with pytest.warns(CheckpointWarning, match=r"checkpoint .*/2 is damaged \(.*\); .*; using .*/1 instead$"):
         position, arrays, _ = read_checkpoint(tmp_path)
     assert (position, arrays["params/w"][0]) == (1, 1.0)
     with pytest.raises(UsageError, match="checkpoint .*/2 is damaged"):
@@ -183,14 +183,14 @@ def test_an_edited_description_is_refused(tmp_path):
     saved(tmp_path, 1)
     (about,) = (tmp_path / "1" / "about").glob("metadata*")
     about.write_text(json.dumps({**json.loads(about.read_text()), "policy": "q"}))
-    with pytest.raises(UsageError, match="its description is another than was saved"):
+    with pytest.raises(UsageError, match="its description has changed since it was saved"):
         read_checkpoint(tmp_path)
 
 
 def test_a_folder_that_is_no_checkpoint_is_passed_over_and_can_be_set_aside(tmp_path):
     saved(tmp_path, 1)
     (tmp_path / "99999").mkdir()
-    with pytest.warns(CheckpointWarning, match="99999 is damaged .* going on with .*/1"):
+    with pytest.warns(CheckpointWarning, match="99999 is damaged .* using .*/1 instead"):
         assert read_checkpoint(tmp_path)[0] == 1
     set_aside(tmp_path, after=1)
     assert complete_checkpoints(tmp_path) == [1]

@@ -18,7 +18,7 @@ def test_a_second_process_is_refused_with_the_name_of_the_first_while_that_lives
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with (
-            pytest.raises(UsageError, match=f"{tmp_path} is in use by process 7 on a: wait until that ends, or end it"),
+            pytest.raises(UsageError, match=f"{tmp_path} is in use by process 7 on a: wait until it ends, stop it"),
             locked(tmp_path, lambda: "process 7 on a"),
         ):
             pass

@@ -39,7 +39,7 @@ def test_a_length_of_calls_that_none_has_is_told():
     never = When(steps=660, log=10, evaluate=110, save=250, per_call=200)
     assert never.advice(0) == (
         "--training.steps_per_call 200 does nothing: evaluations, checkpoints and statistics of layers are at most "
-        "110 steps apart; write 110 or fewer, or have them less often"
+        "110 steps apart; write 110 or fewer, or lengthen these intervals"
     )
     assert When(steps=660, log=10, evaluate=110, save=250, per_call=110).advice(0) == ""
     assert When(steps=660, log=10, evaluate=110, save=250).advice(0) == ""

@@ -99,7 +99,7 @@ def test_a_diagnosis_reads_it_and_names_a_projection_that_overflows():
 
 
 def test_a_width_that_the_heads_do_not_divide_is_an_error():
-    with pytest.raises(UsageError, match="attention of width 16 has no 3 heads"):
+    with pytest.raises(UsageError, match="attention of width 16 cannot have 3 heads"):
         Attention(16, 3, kernel_init=nnx.initializers.zeros, out_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
 
 
@@ -159,7 +159,7 @@ def test_cudnn_gets_lengths_of_one_at_the_least(monkeypatch, dtype, expected):
     ("device", "query", "reason"),
     [
         (CPU, queries(), "needs a GPU, this is a cpu"),
-        (MI300, queries(), "needs a GPU of NVIDIA, this is a AMD Instinct MI300X"),
+        (MI300, queries(), "needs an NVIDIA GPU, this is a AMD Instinct MI300X"),
         (T4, queries(), "needs compute capability 8.0, Tesla T4 has 7.5"),
         (H100, queries(jnp.float32), "computes in float16 or bfloat16, not in float32"),
         (H100, queries(features=12), "needs heads of 8, 16, ... or 128 features, got 12"),
@@ -173,5 +173,5 @@ def test_cudnn_where_it_cannot_run_is_an_error_with_the_reason(monkeypatch, devi
 
 
 def test_an_unknown_implementation_is_an_error():
-    with pytest.raises(UsageError, match="attention by 'flash': wanted 'auto', 'xla' or 'cudnn'"):
+    with pytest.raises(UsageError, match="attention implementation 'flash': wanted 'auto', 'xla' or 'cudnn'"):
         module(implementation="flash")(X)

@@ -48,5 +48,5 @@ def test_the_order_of_words_matters(model):
 
 
 def test_a_text_too_long_is_an_error(model):
-    with pytest.raises(UsageError, match="texts of 9 tokens for a model of 8 at most"):
+    with pytest.raises(UsageError, match="texts of 9 tokens, but the model takes at most 8"):
         model(jnp.zeros((1, 9), jnp.int32))

@@ -109,11 +109,11 @@ def test_every_model_gives_logits_for_the_fields_of_its_task(name):
         (
             "resnet18",
             TEXTS,
-            "resnet18 is for classification: it takes image, label, .*has tokens, length, label; .*or take bert",
+            "resnet18 is for classification: it takes image, label, .*has tokens, length, label; .*or use bert",
         ),
-        ("resnet18", PIXELS, "has image, mask; write --task classification, or take unet"),
+        ("resnet18", PIXELS, "has image, mask; write --task classification, or use unet"),
         ("unet", labelled_images(7, (8, 8, 3)), "unet is for segmentation: it takes image, mask"),
-        ("gpt2", TEXTS, "gpt2 is for language_modeling.* write --task language_modeling, or take bert"),
+        ("gpt2", TEXTS, "gpt2 is for language_modeling.* write --task language_modeling, or use bert"),
         ("bert", labelled_images(7, (8, 8, 3)), "bert is for text_classification"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_model_of_ones_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     model = build(name=f"{tmp_path}/own.py:Net")
     assert model(jnp.ones((2, 8, 8, 3))).shape == (2, 7)
-    with pytest.raises(UsageError, match=r"own.py:none gave NoneType; wanted a flax.nnx.Module"):
+    with pytest.raises(UsageError, match=r"own.py:none returned NoneType; wanted a flax.nnx.Module"):
         build(name=f"{tmp_path}/own.py:none")
     with pytest.raises(UsageError, match=r"own.py:other: missing a required.*wanted NAME\(fields, \*, rngs\)"):
         build(name=f"{tmp_path}/own.py:other")

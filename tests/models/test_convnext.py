@@ -42,7 +42,7 @@ def test_images_of_which_no_pixel_would_be_left_are_refused():
         return model(x)
 
     images = jax.ShapeDtypeStruct((2, 40, 31, 3), jnp.float32)
-    with pytest.raises(UsageError, match=r"takes images of 32 pixels or more, got 40x31; .*patch=1"):
+    with pytest.raises(UsageError, match=r"needs images of 32x32 pixels or more, got 40x31; .*patch=1"):
         nnx.eval_shape(call, abstract(), images)
     assert nnx.eval_shape(call, abstract(patch=2, width=4), images).shape == (2, 1000)
 

@@ -89,5 +89,7 @@ def test_gradients_of_positions_add_up_in_float32():
 
 def test_a_text_too_long_is_an_error():
     check_length(jnp.zeros((1, 8), jnp.int32), 8)
-    with pytest.raises(UsageError, match="texts of 9 tokens for a model of 8 at most: cut them, or write length=9"):
+    with pytest.raises(
+        UsageError, match="texts of 9 tokens, but the model takes at most 8: cut them, or write length=9"
+    ):
         check_length(jnp.zeros((1, 9), jnp.int32), 8)

@@ -37,7 +37,7 @@ def test_wrn_28_10_has_three_stages_of_four_blocks_the_later_two_at_half_the_sid
 
 @pytest.mark.parametrize("depth", [9, 4, 18])
 def test_a_depth_that_three_equal_stages_cannot_have_is_refused(depth):
-    with pytest.raises(UsageError, match=rf"depth is 6n \+ 4 .*, got {depth}"):
+    with pytest.raises(UsageError, match=rf"depth must be 6n \+ 4 .*, got {depth}"):
         abstract(functools.partial(wide_resnet.WideResNet, depth, 1))
 
 

@@ -80,7 +80,7 @@ def test_a_step_that_xla_cannot_compile_is_a_clear_error(plugin, small, monkeypa
     monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
     with (
         concurrent.futures.ThreadPoolExecutor(1) as pool,
-        pytest.raises(UsageError, match="--gpu h100: XLA cannot compile this step for it: no tiles"),
+        pytest.raises(UsageError, match="--gpu h100: XLA cannot compile this step for this GPU: no tiles"),
     ):
         start(pool, planned_step(small, planned_fields(small)), "h100").result()
 

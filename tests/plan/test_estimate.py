@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from mpjax.config import load_config
-from mpjax.plan.estimate import estimates
+from mpjax.errors import UsageError
+from mpjax.plan.estimate import estimates, require_attention
 from mpjax.plan.shapes import planned_fields
 
 
@@ -85,3 +86,16 @@ def test_fused_attention_keeps_no_scores(transformers):
     fused, _, plain = transformers
     assert plain.memory.temporary - fused.memory.temporary > 2_000_000
     assert plain.traffic.bytes - fused.traffic.bytes > 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"), [("auto", "xla"), ("auto", "cudnn"), ("xla", "xla"), ("cudnn", "cudnn"), ("cudnn", "")]
+)
+def test_an_attention_that_the_step_uses_is_accepted(asked, used):
+    require_attention(asked, used, gpu="h200", policy="mixed_float16")
+
+
+def test_an_attention_that_the_step_does_not_use_is_refused():
+    message = "--attention cudnn: the step of policy float32 on h200 uses XLA's attention.*write --attention auto"
+    with pytest.raises(UsageError, match=message):
+        require_attention("cudnn", "xla", gpu="h200", policy="float32")

@@ -23,7 +23,7 @@ def test_a_batch_that_was_compiled_is_known_and_not_reckoned():
 
 
 def test_memory_that_does_not_grow_has_no_line():
-    with pytest.raises(ValueError, match="200 examples take 5 bytes, 100 take 5: no line that grows"):
+    with pytest.raises(ValueError, match="100 examples take 5 bytes, 200 take 5: memory does not grow"):
         largest_batch({100: 5, 200: 5}, 9, step=1)
 
 

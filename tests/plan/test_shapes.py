@@ -60,7 +60,7 @@ def test_an_unknown_set_is_refused_with_what_to_write_instead():
 
 def test_a_task_of_other_fields_is_refused():
     with pytest.raises(
-        UsageError, match="--data.name cifar10 is a set of images: --task language_modeling wants texts"
+        UsageError, match="--data.name cifar10 contains images, but --task language_modeling needs texts"
     ):
         fields_of("--data.name cifar10 --task language_modeling")
 

@@ -19,7 +19,7 @@ def test_policies_stand_side_by_side(plan_of):
     assert found["  temporary"] == ["40 GB", "20 GB"]
     assert found["  total at the peak"] == ["43.5 GB", "23.5 GB"]
     assert found["  does it fit?"] == ["no", "yes"]
-    assert found["largest batch that fits"] == ["150 (by a line)", "300 (by a line)"]
+    assert found["largest batch that fits"] == ["150 (estimated)", "300 (estimated)"]
     assert (found["arithmetic"], found["  in"]) == (["3 TFLOP", "3 TFLOP"], ["tf32 100%", "bfloat16 100%"])
     assert found["traffic"] == ["8 GB", "4 GB"]
     assert found["attention by"] == ["xla", "cudnn"]
@@ -27,12 +27,12 @@ def test_policies_stand_side_by_side(plan_of):
     assert found["bound by"] == ["traffic", "traffic"]
     assert found["all-reduce f32"] == ["1 GB", "1 GB"]
     assert found["examples/s at best"] == ["12500", "25000"]
-    assert found["  one after the other"] == ["10000", "16667"]
+    assert found["  without overlap"] == ["10000", "16667"]
 
 
 def test_lines_without_anything_to_say_are_left_out(plan_of):
     labels = dict(rows([plan_of()]))
-    assert not {"  statistics, average", "  results besides", "measured step", "measured peak memory"} & labels.keys()
+    assert not {"  statistics, average", "  other outputs", "measured step", "measured peak memory"} & labels.keys()
 
 
 def test_a_measurement_stands_beside_its_prediction(plan_of):
@@ -45,7 +45,7 @@ def test_a_measurement_stands_beside_its_prediction(plan_of):
 def test_a_second_copy_of_the_state_would_show(plan_of):
     plan = plan_of()
     copied = dataclasses.replace(plan, memory=dataclasses.replace(plan.memory, extra=3_000_000_000))
-    assert dict(rows([copied]))["  results besides"] == ["3 GB"]
+    assert dict(rows([copied]))["  other outputs"] == ["3 GB"]
 
 
 @pytest.mark.parametrize(

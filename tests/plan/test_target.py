@@ -62,7 +62,7 @@ def test_a_gpu_that_xla_does_not_take_is_a_clear_error(plugin, monkeypatch):
 
     monkeypatch.setattr(target.topologies, "get_topology_desc", refuse)
     target._devices.cache_clear()
-    with pytest.raises(UsageError, match="--gpu b200: XLA of jaxlib .* does not take it: unknown device; wanted"):
+    with pytest.raises(UsageError, match="--gpu b200: XLA in jaxlib .* does not support it: unknown device; choose"):
         mesh_of("b200", 3)
 
 

@@ -78,5 +78,5 @@ def test_bad_gradients_count_as_zeros_in_a_window_and_good_ones_and_single_steps
 @pytest.mark.parametrize("ask", [opens_window, lambda state: closes_window(state, state)])
 def test_two_accumulators_are_an_error(ask):
     state = optax.MultiSteps(optax.sgd(1.0), 2).init(PARAMS)
-    with pytest.raises(UsageError, match="found several: accumulate once, outermost"):
+    with pytest.raises(UsageError, match="found several: keep only the outermost"):
         ask((state, state))

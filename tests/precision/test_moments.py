@@ -203,7 +203,7 @@ def test_float64_moments_stay():
 
 
 def test_an_optimizer_without_moments_is_refused():
-    with pytest.raises(UsageError, match=r"no moments \(mu, nu, nu_max, trace\) in this optimizer's state; use it wi"):
+    with pytest.raises(UsageError, match=r"no moments \(mu, nu, nu_max, trace\) in this optimizer's state; leave half"):
         half_moments(optax.sgd(0.1)).init(PARAMS)
 
 

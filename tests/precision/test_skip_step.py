@@ -165,8 +165,8 @@ def test_where_finite_finds_the_group_under_a_tolerance():
 @pytest.mark.parametrize(
     ("inner", "says"),
     [
-        (INNERS, "no optimizer 'critic' under this loss scale; there is a, b"),
-        (optax.sgd(1.0), "no optimizer 'critic' under this loss scale; there is one, without a name"),
+        (INNERS, "no optimizer 'critic' under this loss scale; wanted one of a, b"),
+        (optax.sgd(1.0), "no optimizer 'critic' under this loss scale; it has one optimizer, without a name: omit"),
     ],
 )
 @pytest.mark.parametrize("tolerance", [0.0, 0.5])
@@ -186,13 +186,13 @@ def test_missing_and_unknown_names_are_errors(scaling):
     tx = scaling(INNERS)
     state = tx.init(start())
     wanted = "several optimizers with one scale: wanted"
-    with pytest.raises(UsageError, match=f"{wanted} parameters of a, b; got a$"):
+    with pytest.raises(UsageError, match=f"{wanted} parameters named a, b; got a$"):
         tx.init({"a": start()["a"]})
-    with pytest.raises(UsageError, match=f"{wanted} parameters of a, b; got tuple"):
+    with pytest.raises(UsageError, match=f"{wanted} parameters named a, b; got tuple"):
         tx.init((1.0, 2.0))
-    with pytest.raises(UsageError, match=f"{wanted} gradients of a, b; got a, b, c"):
+    with pytest.raises(UsageError, match=f"{wanted} gradients named a, b; got a, b, c"):
         tx.update({**start(), "c": {}}, state, start())
-    with pytest.raises(UsageError, match=f"{wanted} parameters of a, b; got b"):
+    with pytest.raises(UsageError, match=f"{wanted} parameters named a, b; got b"):
         tx.update(start(), state, {"b": start()["b"]})
 
 

@@ -134,7 +134,7 @@ def test_a_damaged_line_is_named(tmp_path):
 def test_a_line_without_its_numbers_is_named(tmp_path, line):
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{line}\n{{"step": 2, "time": 2.0}}\n')
-    with pytest.raises(UsageError, match="metrics.jsonl, line 1 is damaged .*: mend or delete that line"):
+    with pytest.raises(UsageError, match="metrics.jsonl, line 1 is damaged .*: repair or delete that line"):
         read_metrics(file)
     file.write_text(f'{{"step": 2, "time": 2.0}}\n{line}\n')
     assert [record["step"] for record in read_metrics(file)] == [2]
@@ -144,7 +144,7 @@ def test_a_file_that_is_deleted_while_it_is_written_is_an_error_that_names_it(tm
     writer = jsonl_writer(tmp_path / "run" / "metrics.jsonl")
     writer.write(1, {"a": 1.0})
     shutil.rmtree(tmp_path / "run")
-    with pytest.raises(FileNotFoundError, match="deleted while it was written.*metrics.jsonl"):
+    with pytest.raises(FileNotFoundError, match="deleted while being written.*metrics.jsonl"):
         writer.write(2, {"a": 1.0})
     writer.close()
 
@@ -153,7 +153,7 @@ def test_a_file_that_is_deleted_while_it_is_written_is_an_error_that_names_it(tm
 def test_a_metric_that_is_no_number_is_named(tmp_path, value):
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{{"step": 1, "train/loss": {value}}}\n{{"step": 2}}\n')
-    with pytest.raises(UsageError, match="metrics.jsonl, line 1 is damaged .*: mend or delete that line"):
+    with pytest.raises(UsageError, match="metrics.jsonl, line 1 is damaged .*: repair or delete that line"):
         read_metrics(file)
 
 

@@ -101,7 +101,7 @@ def test_float16_by_a_rule_alone_is_scaled():
         ),
         (
             {"loss_scale": "none", "tolerance": 0.5, "hysteresis": 2},
-            "--precision.loss_scale none contradicts --precision.hysteresis 2, --precision.tolerance 0.5, of a dynamic",
+            "--precision.loss_scale none contradicts --precision.hysteresis 2, --precision.tolerance 0.5, which only a",
         ),
         ({"loss_scale": "1024", "growth_interval": 5}, "--precision.loss_scale 1024 contradicts .*growth_interval 5"),
         ({"stochastic_rounding": True}, "--precision.stochastic_rounding rounds parameters from their float32 master"),

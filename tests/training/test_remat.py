@@ -248,7 +248,7 @@ def test_a_model_without_blocks_is_told_how_to_get_some():
     with pytest.raises(UsageError) as raised:
         apply_remat(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "dots")
     assert str(raised.value) == (
-        "--training.remat dots: Linear has no blocks, which are modules in a list; hold its repeated parts in one, as "
+        "--training.remat dots: Linear has no blocks (modules in a list); put its repeated parts in a list, as in "
         "self.blocks = nnx.List([...]), or write --training.remat none"
     )
 

@@ -73,5 +73,5 @@ def test_measures_sum_to_the_metrics():
 
 def test_a_set_of_which_no_pixel_counts_is_refused():
     nothing = {name: np.float64(0) for name in ("loss", "count", "right", "counted", "intersection", "union")}
-    with pytest.raises(UsageError, match="mask: every pixel of the set is 255, which does not count"):
+    with pytest.raises(UsageError, match="mask: every pixel of the set is 255, the ignored label"):
         _conclude_masks(nothing)

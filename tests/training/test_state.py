@@ -43,7 +43,7 @@ def test_no_two_arrays_share_a_buffer():
 
 
 def test_statistics_in_half_precision_are_refused_by_path():
-    with pytest.raises(DtypeError, match=r"batch statistics: 1 leaves are not float32:\n  norm/mean: float16"):
+    with pytest.raises(DtypeError, match=r"batch statistics: 1 leaf is not float32:\n  norm/mean: float16"):
         make(stats={"norm/mean": jnp.zeros(2, jnp.float16), "norm/var": jnp.zeros(2)})
 
 

@@ -184,9 +184,9 @@ def test_settings_out_of_range_are_errors(trainer, setting, says):
 
 def test_a_moving_average_is_in_the_state_and_in_the_step_or_in_neither(trainer, batch):
     with_average, without = trainer(ema=0.9), trainer()
-    with pytest.raises(UsageError, match=r"ema=0.9, and the state keeps no moving average: .* ema=True"):
+    with pytest.raises(UsageError, match=r"ema=0.9, but the state keeps no moving average: .* ema=True"):
         with_average.step(without.state, batch(1))
-    with pytest.raises(UsageError, match=r"ema=0.0, and the state keeps a moving average: .* ema=False"):
+    with pytest.raises(UsageError, match=r"ema=0.0, but the state keeps a moving average: .* ema=False"):
         without.step(with_average.state, batch(1))
 
 

@@ -1,4 +1,4 @@
-"""Random changes of a batch of images on the device, inside the jitted step: images and a key in, images out."""
+"""Augments batches of images on the device, inside the jitted step."""
 
 from mpjax.data.augment.crops import random_erasing, random_resized_crop
 from mpjax.data.augment.mixing import cutmix, cutmix_masks, mixup, mixup_or_cutmix

@@ -1,4 +1,4 @@
-"""Where an image is cut, moved or erased: crops, shifts, mirrors and random rectangles."""
+"""Crops, shifts, flips and erases images at random places."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ ATTEMPTS = 10
 
 
 class Boxes(NamedTuple):
-    """One rectangle per image, in whole pixels; each int32 [B]."""
+    """One rectangle per image in whole pixels; each entry is int32 [B]."""
 
     top: jax.Array
     left: jax.Array
@@ -19,7 +19,7 @@ class Boxes(NamedTuple):
     width: jax.Array
 
     def contain(self, height: int, width: int) -> jax.Array:
-        """bool [B, height, width]: the pixels of images of that size that are inside."""
+        """Returns bool [B, height, width], True for the pixels inside the rectangle of each image."""
         rows = _between(self.top, self.height, height)
         columns = _between(self.left, self.width, width)
         return rows[:, :, None] & columns[:, None, :]
@@ -28,21 +28,21 @@ class Boxes(NamedTuple):
 def random_boxes(
     key: jax.Array, batch: int, size: tuple[int, int], area: tuple[float, float], ratio: tuple[float, float]
 ) -> Boxes:
-    """Rectangles of random area and shape at random places.
+    """Draws rectangles of random area and aspect ratio at random places.
 
-    Area is uniform and the logarithm of the aspect ratio is. What does not fit is drawn again, ten times in all, as in
-    Zhong et al. (2017, arXiv:1708.04896) and in torchvision's crops; all draws are made at once, and the first that
-    fits is taken. Where none does, the last is cut to the image.
+    The area and the logarithm of the aspect ratio are uniform. Each rectangle is drawn ten times at once, and the first
+    draw that fits into the image is taken, as in Zhong et al. (2017, arXiv:1708.04896) and in torchvision's crops. If
+    no draw fits, the last one is clipped to the image.
 
     Args:
-      key: to draw from.
-      batch: how many, B.
+      key: the random key.
+      batch: the number of rectangles, B.
       size: height and width of the images.
       area: smallest and largest share of the image.
       ratio: smallest and largest height over width.
     """
     height, width = size
-    # One draw of all: every draw by itself takes a second to compile.
+    # A single call draws all numbers, because each call takes a second to compile.
     drawn = jax.random.uniform(key, (2 * ATTEMPTS + 2, batch), jnp.float32)
     areas = (area[0] + (area[1] - area[0]) * drawn[:ATTEMPTS]) * (height * width)
     logs = math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * drawn[ATTEMPTS:-2]
@@ -57,13 +57,13 @@ def random_boxes(
 
 
 def _place(share: jax.Array, room: jax.Array) -> jax.Array:
-    """int32 [B], each of 0 to `room` alike, from float32 [B] in [0, 1)."""
+    """Scales float32 [B], uniform in [0, 1), to int32 [B], uniform in 0..`room`."""
     # The product may round up to room + 1.
     return jnp.minimum(jnp.floor(share * (room + 1).astype(jnp.float32)).astype(jnp.int32), room)
 
 
 def _between(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
-    """bool [B, size]: from `start` on for `length` places."""
+    """Returns bool [B, size], True for `length` places from `start` on."""
     place = jnp.arange(size, dtype=jnp.int32)[None, :]
     return (place >= start[:, None]) & (place < (start + length)[:, None])
 
@@ -77,18 +77,18 @@ def random_resized_crop(
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Cuts a random rectangle out of each image and stretches it.
+    """Crops a random rectangle of each image and resizes it.
 
     Args:
       images: uint8 or floating [B, H, W, C].
-      key: to draw from.
-      mask: integer [B, H, W], cut and stretched alike; None: there is none.
-      size: height and width of what comes out; None: those of the images.
+      key: the random key.
+      mask: integer [B, H, W], cropped and resized with its image, or None.
+      size: height and width of the result; None: those of the images.
       area: smallest and largest share of the image.
       ratio: smallest and largest height over width.
 
     Returns:
-      Images [B, *size, C], interpolated bilinearly, and mask [B, *size], of the nearest pixels; dtypes as they were.
+      Images [B, *size, C], interpolated bilinearly, and mask [B, *size] of the nearest pixels, in the same dtypes.
     """
     batch, height, width, _ = images.shape
     boxes = random_boxes(key, batch, (height, width), area, ratio)
@@ -97,8 +97,8 @@ def random_resized_crop(
 
 
 def resized(images: jax.Array, boxes: Boxes, size: tuple[int, int]) -> jax.Array:
-    """The part of each image [B, H, W, C] in its box, stretched to `size` bilinearly."""
-    # Two products of matrices with two weights in a row: accelerators multiply faster than they gather.
+    """Crops each image [B, H, W, C] to its box and resizes it to `size` bilinearly."""
+    # Two matrix products with at most two weights per row: accelerators multiply faster than they gather.
     rows = _weights(boxes.top, boxes.height, images.shape[1], size[0])
     columns = _weights(boxes.left, boxes.width, images.shape[2], size[1])
     exact = jax.lax.Precision.HIGHEST
@@ -110,25 +110,25 @@ def resized(images: jax.Array, boxes: Boxes, size: tuple[int, int]) -> jax.Array
 
 
 def resized_mask(mask: jax.Array, boxes: Boxes, size: tuple[int, int]) -> jax.Array:
-    """The part of each mask [B, H, W] in its box, stretched to `size`, each value that of the nearest pixel."""
+    """Crops each mask [B, H, W] to its box and resizes it to `size` by nearest neighbour."""
     rows = _nearest(boxes.top, boxes.height, size[0])
     columns = _nearest(boxes.left, boxes.width, size[1])
     return jax.vmap(lambda mask, rows, columns: mask[rows][:, columns])(mask, rows, columns)
 
 
 def _places(length: jax.Array, size: int) -> jax.Array:
-    """float32 [B, size]: where in a stretch of `length` [B] pixels each of `size` pixels has its centre."""
+    """Returns float32 [B, size], the centres of `size` output pixels that span `length` [B] input pixels."""
     centres = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
     return centres[None, :] * length.astype(jnp.float32)[:, None]
 
 
 def _nearest(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
-    """int32 [B, size]: the pixel that each of `size` pixels shows."""
+    """Returns int32 [B, size], the nearest input pixel of each output pixel."""
     return start[:, None] + jnp.minimum(_places(length, size).astype(jnp.int32), length[:, None] - 1)
 
 
 def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax.Array:
-    """float32 [B, size, pixels]: how much of each pixel each of `size` pixels shows."""
+    """Returns float32 [B, size, pixels], the bilinear weight of each input pixel in each output pixel."""
     last = length.astype(jnp.float32)[:, None] - 1
     centres = start.astype(jnp.float32)[:, None] + jnp.clip(_places(length, size) - 0.5, 0, last)
     distance = jnp.abs(centres[:, :, None] - jnp.arange(pixels, dtype=jnp.float32)[None, None, :])
@@ -136,16 +136,16 @@ def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax
 
 
 def random_shift(images: jax.Array, padding: int, key: jax.Array, *, fill: int = 0) -> jax.Array:
-    """Shifts each image [H, W, ...] by up to `padding` pixels either way, a random crop of the padded image.
+    """Shifts each image by up to `padding` pixels along each axis, which is a random crop of the padded image.
 
     Args:
       images: [B, H, W, ...].
-      padding: in pixels.
-      key: of the shifts.
-      fill: the value of what moves in.
+      padding: the largest shift in pixels.
+      key: the random key.
+      fill: the value of pixels that are shifted in.
 
     Returns:
-      As `images`.
+      Images of the same shape and dtype.
     """
     batch, height, width, *rest = images.shape
     edges = ((0, 0), (padding, padding), (padding, padding), *[(0, 0)] * len(rest))
@@ -160,7 +160,7 @@ def random_shift(images: jax.Array, padding: int, key: jax.Array, *, fill: int =
 
 
 def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
-    """Mirrors each image of [B, H, W, ...] left to right with probability one half."""
+    """Flips each image of [B, H, W, ...] left to right with probability 1/2."""
     flip = jax.random.bernoulli(key, shape=(images.shape[0], *[1] * (images.ndim - 1)))
     return jnp.where(flip, images[:, :, ::-1], images)
 
@@ -173,14 +173,14 @@ def random_erasing(
     area: tuple[float, float] = (0.02, 1 / 3),
     ratio: tuple[float, float] = (0.3, 3.3),
 ) -> jax.Array:
-    """Fills a rectangle of some images with Gaussian noise, which after normalisation looks like any pixels.
+    """Fills a rectangle of some images with Gaussian noise, which resembles normalised pixels.
 
-    The label of what is erased stays what it was, also that of its pixels.
+    Labels and masks stay as they are.
 
     Args:
       images: floating [B, H, W, C], normalised.
-      key: to draw from.
-      probability: of an image to be erased.
+      key: the random key.
+      probability: the probability that an image is erased.
       area: smallest and largest share of the image.
       ratio: smallest and largest height over width.
 

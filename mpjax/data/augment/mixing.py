@@ -1,6 +1,6 @@
-"""Two images in one, and their labels in the same shares: mixup and CutMix.
+"""Mixes pairs of images and their labels: mixup and CutMix.
 
-Each image is mixed with the one as far from the batch's end as it is from its start: batches are shuffled already.
+Image i is mixed with image B - 1 - i. Batches are already shuffled, so pairs need not be drawn.
 
 Shapes: B batch, H height, W width, C channels, K classes.
 """
@@ -18,8 +18,8 @@ def mixup(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -
     Args:
       images: floating [B, H, W, C], normalised.
       targets: floating [B, K], a distribution over classes each.
-      key: to draw each image's share from.
-      alpha: the share is Beta(alpha, alpha) distributed; above 0, such as 0.2.
+      key: the random key of each image's share.
+      alpha: the parameter of the shares, which are Beta(alpha, alpha) distributed; above 0, such as 0.2.
 
     Returns:
       Images and targets of the same shapes and dtypes.
@@ -32,20 +32,20 @@ def mixup(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -
 
 
 def cutmix(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
-    """Puts a rectangle of one image into the other (Yun et al., 2019, arXiv:1905.04899).
+    """Replaces a rectangle of each image by that of another (Yun et al., 2019, arXiv:1905.04899).
 
     Args:
-      images: [B, H, W, C], of any dtype.
+      images: [B, H, W, C] of any dtype.
       targets: floating [B, K], a distribution over classes each.
-      key: to draw from.
-      alpha: the share that stays is Beta(alpha, alpha) distributed, before the image's border cuts the rectangle;
-        above 0, such as 1.
+      key: the random key.
+      alpha: the parameter of the shares that stay, which are Beta(alpha, alpha) distributed before the image's border
+        clips the rectangle; above 0, such as 1.
 
     Returns:
-      Images and targets of the same shapes and dtypes; targets are mixed in the exact shares of pixels.
+      Images and targets of the same shapes and dtypes; targets are mixed by the exact shares of pixels.
 
     Raises:
-      UsageError: as for `mixup`.
+      UsageError: see `mixup`.
     """
     share_key, place_key = jax.random.split(key)
     shares = _shares(images, targets, share_key, alpha)
@@ -54,7 +54,7 @@ def cutmix(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) 
 
 
 def cutmix_masks(images: jax.Array, masks: jax.Array, key: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
-    """CutMix where every pixel has a label: `masks`, [B, H, W] of any dtype, get the same rectangles."""
+    """Applies CutMix to images and masks: `masks`, [B, H, W] of any dtype, get the same rectangles."""
     share_key, place_key = jax.random.split(key)
     shares = _beta(share_key, images.shape[0], alpha)
     inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
@@ -70,18 +70,18 @@ def mixup_or_cutmix(
     *,
     cutmix_share: float = 0.5,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mixup of some images and CutMix of the others, as recipes for ImageNet have it (timm's `Mixup`, per element).
+    """Applies mixup to some images and CutMix to the others, as in ImageNet recipes (timm's `Mixup`, per element).
 
     Args:
       images: floating [B, H, W, C], normalised.
       targets: floating [B, K], a distribution over classes each.
-      key: to draw from.
+      key: the random key.
       mixup_alpha: see `mixup`; 0.8 is usual.
       cutmix_alpha: see `cutmix`; 1 is usual.
       cutmix_share: probability of CutMix for an image.
 
     Raises:
-      UsageError: as for `mixup`.
+      UsageError: see `mixup`.
     """
     mixup_key, cutmix_key, choice_key = jax.random.split(key, 3)
     mixed = mixup(images, targets, mixup_key, mixup_alpha)
@@ -101,16 +101,16 @@ def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float)
 
 
 def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
-    """float32 [B]: the share of each image that stays."""
+    """Draws float32 [B], the share of each image that stays."""
     if alpha <= 0:
         raise UsageError(
-            f"alpha: got {alpha}; wanted a number above 0, such as 0.2; without mixing, leave the call out"
+            f"alpha: got {alpha}; wanted a number above 0, such as 0.2; to train without mixing, remove the call"
         )
     return jax.random.beta(key, alpha, alpha, (batch,), jnp.float32)
 
 
 def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
-    """Rectangles of the image's shape around a random pixel, 1 - share of its area, cut at the border."""
+    """Draws rectangles of the image's aspect ratio and 1 - share of its area around random pixels, not yet clipped."""
     side = jnp.sqrt(1 - shares)
     heights = jnp.floor(height * side).astype(jnp.int32)
     widths = jnp.floor(width * side).astype(jnp.int32)
@@ -121,7 +121,7 @@ def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
 
 
 def _kept(inside: jax.Array) -> jax.Array:
-    """float32 [B]: the share of pixels outside the rectangle."""
+    """Returns float32 [B], the share of pixels outside the rectangle."""
     pixels = inside.shape[1] * inside.shape[2]
     return jnp.sum(~inside, axis=(1, 2), dtype=jnp.int32).astype(jnp.float32) / pixels
 

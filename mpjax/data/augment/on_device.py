@@ -1,4 +1,4 @@
-"""What happens to a batch of images on the device, inside the jitted step: augmentation, then normalisation."""
+"""Augments and normalises batches of images on the device, inside the jitted step."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,17 +18,17 @@ from mpjax.errors import UsageError
 def prepare(
     batch: Mapping[str, jax.Array], key: jax.Array | None, *, config: Data, fields: Fields
 ) -> dict[str, jax.Array]:
-    """A batch as the objective takes it.
+    """Augments and normalises a batch for the objective.
 
     Args:
-      batch: `image` [B, H, W, C]; uint8 is scaled from 0..255 to [0, 1], floating images are taken as they are. A
-        `mask` [B, H, W] moves with its image.
-      key: of the augmentation, in training; None: no augmentation.
-      config: which augmentations, and `mean` and `std` of one value or one per channel.
-      fields: what the batch holds.
+      batch: `image` [B, H, W, C]; uint8 is scaled from 0..255 to [0, 1], floating images are not scaled. A `mask`
+        [B, H, W] moves with its image.
+      key: the random key of the augmentation; None: no augmentation.
+      config: the augmentations, and `mean` and `std` of one value or one per channel.
+      fields: the fields of the batch.
 
     Returns:
-      The batch, its images float32; where they were mixed, with a `target`, float32 [B, num_classes].
+      The batch with float32 images; if labelled images were mixed, also a `target`, float32 [B, num_classes].
 
     Raises:
       UsageError: images of another dtype or rank, a `mean` or `std` of another length, or a `std` that is not positive.
@@ -47,7 +47,7 @@ def prepare(
 
 
 class _Keys(NamedTuple):
-    """A random key for each augmentation, so that one does not change what another draws."""
+    """One random key per augmentation, so that enabling one does not change the draws of another."""
 
     shift: jax.Array
     flip: jax.Array
@@ -58,13 +58,13 @@ class _Keys(NamedTuple):
 
 
 def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, jax.Array]:
-    """What acts on the stored values, on images and masks alike: uint8 moves a quarter of the bytes."""
+    """Augments stored images and masks, before the cast to float32: uint8 moves a quarter of the bytes."""
     images, mask = batch["image"], batch.get("mask")
     if config.random_resized_crop:
         images, mask = random_resized_crop(images, keys.crop, mask, area=(config.random_resized_crop, 1.0))
     if config.crop_padding:
         images = random_shift(images, config.crop_padding, keys.shift)
-        # Black moves in, which no label is about.
+        # Pixels that are shifted in are black padding, which has no label.
         mask = None if mask is None else random_shift(mask, config.crop_padding, keys.shift, fill=IGNORED)
     if config.flip:
         images = random_flip(images, keys.flip)
@@ -82,10 +82,10 @@ def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, j
 
 
 def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys) -> dict[str, jax.Array]:
-    """What acts on normalised images: parts erased, then pairs mixed, whose labels become a `target` [B, num_classes].
+    """Erases parts of normalised images, then mixes pairs; mixed labels become a `target` [B, num_classes].
 
     Raises:
-      UsageError: Mixup of masks, whose classes have no mean.
+      UsageError: mixup with masks, which cannot be averaged.
     """
     if config.random_erasing:
         batch["image"] = random_erasing(batch["image"], keys.erasing, config.random_erasing)
@@ -107,16 +107,16 @@ def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys
 
 
 def normalisation(config: Data, channels: int) -> tuple[np.ndarray, np.ndarray]:
-    """`mean` and `std` as float32 [1, 1, 1, 1 or C].
+    """Returns `mean` and `std` as float32 [1, 1, 1, 1 or C].
 
     Raises:
-      UsageError: they are neither one value nor one per channel.
+      UsageError: one has neither one value nor one per channel, or a `std` is not positive.
     """
     return _per_channel("mean", config.mean, channels), _per_channel("std", config.std, channels)
 
 
 def _per_channel(field: str, values: tuple[float, ...], channels: int) -> np.ndarray:
-    """`values` as float32 [1, 1, 1, 1 or C]."""
+    """Returns `values` as float32 [1, 1, 1, 1 or C]."""
     if len(values) not in (1, channels):
         raise UsageError(
             f"data.{field}: got {len(values)} values {values} for images of {channels} channels; "

@@ -1,11 +1,11 @@
-"""The operations of RandAugment: brightness value by value, blends with a duller image, affine moves."""
+"""Implements the operations of RandAugment: tables of levels, blends with a duller image, affine moves."""
 
 import jax
 import jax.numpy as jnp
 
 
 def look_up(images: jax.Array, table: jax.Array) -> jax.Array:
-    """Replaces each level: uint8 [B, H, W, C] by `table[b, c, level]`."""
+    """Replaces each level of uint8 images [B, H, W, C] by `table[b, c, level]`."""
     batch, height, width, channels = images.shape
     levels = images.reshape(batch, height * width, channels).astype(jnp.int32)
     by_level = jnp.swapaxes(table, 1, 2).astype(jnp.uint8)
@@ -13,44 +13,44 @@ def look_up(images: jax.Array, table: jax.Array) -> jax.Array:
 
 
 def histogram(images: jax.Array) -> jax.Array:
-    """int32 [B, C, 256]: how many pixels have each level."""
+    """Counts the pixels of each level, int32 [B, C, 256]."""
 
     def counted(levels: jax.Array) -> jax.Array:
         return jnp.zeros(256, jnp.int32).at[levels].add(1, mode="promise_in_bounds")
 
     pixels = images.reshape(images.shape[0], -1, images.shape[-1]).astype(jnp.int32)
-    # Mapped over images, so that each device counts its own.
+    # vmapped over images, so that each device counts its own shard.
     return jax.vmap(jax.vmap(counted, in_axes=1))(pixels)
 
 
 def identity() -> jax.Array:
-    """Every level stays."""
+    """Returns the table that keeps every level, int32 [1, 1, 256]."""
     return jnp.arange(256, dtype=jnp.int32)[None, None, :]
 
 
 def invert() -> jax.Array:
-    """Black becomes white."""
+    """Returns the table that inverts every level: black becomes white."""
     return 255 - identity()
 
 
 def solarize(threshold: jax.Array) -> jax.Array:
-    """Levels from the threshold on, int32 [B], are inverted."""
+    """Returns the table that inverts levels from the threshold on, int32 [B]."""
     return jnp.where(identity() < threshold[:, None, None], identity(), invert())
 
 
 def posterize(bits: jax.Array) -> jax.Array:
-    """Keeps the highest `bits`, int32 [B], of the 8."""
+    """Returns the table that keeps the highest `bits`, int32 [B], of the 8."""
     dropped = (8 - bits)[:, None, None]
     return jnp.left_shift(jnp.right_shift(identity(), dropped), dropped)
 
 
 def brightness(factor: jax.Array) -> jax.Array:
-    """Away from black by a factor, float32 [B]: 0 gives black, 1 the image."""
+    """Returns the table that scales levels by a factor, float32 [B]: 0 gives black, 1 the image."""
     return blend(jnp.zeros_like(identity()), identity(), factor[:, None, None])
 
 
 def contrast(images: jax.Array, factor: jax.Array) -> jax.Array:
-    """Away from the mean gray of each image by a factor, float32 [B]: 0 gives gray, 1 the image."""
+    """Returns the table that scales the distance to each image's mean gray, float32 [B]: 0 gives gray, 1 the image."""
     total = jnp.sum(gray(images), axis=(1, 2), dtype=jnp.int32)
     pixels = images.shape[1] * images.shape[2]
     mean = (2 * total + pixels) // (2 * pixels)
@@ -58,7 +58,7 @@ def contrast(images: jax.Array, factor: jax.Array) -> jax.Array:
 
 
 def autocontrast(counts: jax.Array) -> jax.Array:
-    """Stretches each channel from its darkest to its brightest level; `counts` as from `histogram`."""
+    """Returns the table that maps each channel's darkest level to 0 and brightest to 255, from its `histogram`."""
     there = counts > 0
     low = jnp.argmax(there, axis=-1).astype(jnp.int32)[..., None]
     high = 255 - jnp.argmax(there[..., ::-1], axis=-1).astype(jnp.int32)[..., None]
@@ -67,22 +67,22 @@ def autocontrast(counts: jax.Array) -> jax.Array:
 
 
 def equalize(counts: jax.Array) -> jax.Array:
-    """Spreads each channel's levels so that all are about as frequent; `counts` as from `histogram`."""
+    """Returns the table that equalizes how frequent each channel's levels are, from its `histogram`."""
     before = jnp.cumsum(counts, axis=-1, dtype=jnp.int32) - counts
-    # Before the brightest level that occurs are all pixels but its own.
+    # The maximum counts all pixels but those of the brightest level that occurs.
     step = jnp.max(jnp.where(counts > 0, before, 0), axis=-1, keepdims=True) // 255
     spread = jnp.minimum((step // 2 + before) // jnp.maximum(step, 1), 255)
     return jnp.where(step > 0, spread, identity())
 
 
 def blend(dull: jax.Array, images: jax.Array, factor: jax.Array) -> jax.Array:
-    """`dull` where the factor is 0, `images` where it is 1, beyond them otherwise; integers in 0..255, rounded down."""
+    """Blends `dull` (factor 0) and `images` (factor 1) or extrapolates; clips to 0..255 and rounds integers down."""
     dull, wide = dull.astype(jnp.float32), images.astype(jnp.float32)
     return jnp.clip(dull + factor * (wide - dull), 0, 255).astype(images.dtype)
 
 
 def gray(images: jax.Array) -> jax.Array:
-    """int32 [B, H, W]: luma of RGB by ITU-R BT.601, in Pillow's fixed-point numbers; one channel as it is."""
+    """Returns int32 [B, H, W], ITU-R BT.601 luma in Pillow's fixed-point arithmetic; a single channel is unchanged."""
     wide = images.astype(jnp.int32)
     if images.shape[-1] == 1:
         return wide[..., 0]
@@ -90,12 +90,12 @@ def gray(images: jax.Array) -> jax.Array:
 
 
 def gray_images(images: jax.Array) -> jax.Array:
-    """uint8 [B, H, W, C]: all channels are the gray."""
+    """Returns uint8 [B, H, W, C] with the gray value in every channel."""
     return jnp.broadcast_to(gray(images).astype(jnp.uint8)[..., None], images.shape)
 
 
 def smooth(images: jax.Array) -> jax.Array:
-    """uint8 [B, H, W, C]: means of 3x3 pixels, the middle one counted five times; the border stays."""
+    """Averages 3x3 pixels of uint8 [B, H, W, C], with weight 5 for the middle one; border pixels stay."""
     wide = images.astype(jnp.int32)
     rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
     sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
@@ -103,7 +103,13 @@ def smooth(images: jax.Array) -> jax.Array:
 
 
 def warp(values: jax.Array, moves: jax.Array, fill: int) -> jax.Array:
-    """Moves images [B, H, W, C] or masks [B, H, W] of any dtype; what comes from outside is `fill`."""
+    """Applies affine transforms to images [B, H, W, C] or masks [B, H, W] of any dtype, by nearest neighbour.
+
+    Args:
+      values: the images or masks.
+      moves: float32 [B, 2, 3], maps output to input coordinates (x, y, 1).
+      fill: the value of output pixels that map outside the input.
+    """
     batch, height, width = values.shape[:3]
     x = (jnp.arange(width, dtype=jnp.float32) + 0.5)[None, None, :]
     y = (jnp.arange(height, dtype=jnp.float32) + 0.5)[None, :, None]
@@ -118,7 +124,7 @@ def warp(values: jax.Array, moves: jax.Array, fill: int) -> jax.Array:
 
 
 def rotation(degrees: jax.Array, height: int, width: int) -> jax.Array:
-    """Turns counterclockwise around the middle of the image; [B] degrees."""
+    """Returns moves that rotate counterclockwise by `degrees` [B] around the middle of the image."""
     angle = jnp.deg2rad(degrees)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     x, y = width / 2, height / 2
@@ -126,13 +132,13 @@ def rotation(degrees: jax.Array, height: int, width: int) -> jax.Array:
 
 
 def shear(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Moves each row by `x` [B] times its height in the image, each column by `y` [B] times its place."""
+    """Returns moves that shift each row by `x` [B] times its y coordinate and each column by `y` [B] times its x."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, x, zero, y, one, zero)
 
 
 def translation(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Moves the image by `x` pixels to the left and `y` up, [B] each."""
+    """Returns moves that shift the image by `x` [B] pixels to the left and `y` [B] pixels up."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, zero, x, zero, one, y)
 

@@ -1,8 +1,8 @@
-"""A few random operations per image, all of one strength: RandAugment (Cubuk et al., 2019, arXiv:1909.13719).
+"""Applies RandAugment: a few random operations per image of one strength (Cubuk et al., 2019, arXiv:1909.13719).
 
-Choosing one of 14 branches per image would compute all 14 for every image. Here an operation is a setting of three
-stages instead, each of which leaves an image alone unless set otherwise: a table of levels, a blend with a duller
-version, and an affine move. So each image pays for one of each, whichever operations it gets.
+A choice among 14 branches per image would compute all 14 for every image. Here every operation is a setting of three
+stages: a table of levels, a blend with a duller version, and an affine move. A stage is the identity by default. So
+each image costs one pass through the three stages, whichever operation it gets.
 
 Shapes: B batch, H height, W width, C channels.
 """
@@ -44,20 +44,20 @@ def randaugment(
     magnitude: float = 9.0,
     mask_fill: int = 0,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Applies random operations to each image, one after another.
+    """Applies random operations to each image in sequence.
 
-    At magnitude 10, as in AutoAugment (Cubuk et al., 2018, arXiv:1805.09501, table 6): rotation by 30 degrees, shear of
-    0.3, translation by 0.45 of the image, each either way; solarize from level 0 on; posterize to 4 bits; brightness,
-    contrast, color and sharpness by 0.1 or 1.9. At 0 nothing happens but autocontrast, equalize and invert, which have
-    no strength.
+    Magnitude 10 has the ranges of AutoAugment (Cubuk et al., 2018, arXiv:1805.09501, table 6): rotation by 30 degrees,
+    shear of 0.3, translation by 0.45 of the image, each in both directions; solarize from level 0 on; posterize to 4
+    bits; brightness, contrast, color and sharpness by 0.1 or 1.9. At magnitude 0, only autocontrast, equalize and
+    invert change the image, because they have no strength.
 
     Args:
       images: uint8 [B, H, W, C] of 1 or 3 channels.
-      key: to draw from.
-      mask: integer [B, H, W], moved as its image; None: there is none.
-      operations: how many per image, N of the paper.
-      magnitude: from 0 to 10, M of the paper.
-      mask_fill: the label of what moves in, such as the ignored one; images get gray.
+      key: the random key.
+      mask: integer [B, H, W], moved with its image, or None.
+      operations: the number of operations per image, N in the paper.
+      magnitude: the strength from 0 to 10, M in the paper.
+      mask_fill: the label of pixels that move in, such as the ignored class; images get gray.
 
     Returns:
       Images and mask, of the same shapes and dtypes.
@@ -83,14 +83,14 @@ def randaugment(
 def apply_operations(
     images: jax.Array, mask: jax.Array | None, choice: jax.Array, strength: jax.Array, *, mask_fill: int = 0
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Applies to each image the operation of its number.
+    """Applies one operation to each image.
 
     Args:
       images: uint8 [B, H, W, C] of 1 or 3 channels.
       mask: integer [B, H, W] or None.
-      choice: int32 [B], places in `OPERATIONS`.
-      strength: float32 [B] in [-1, 1]; the sign is the direction, where there are two.
-      mask_fill: the label of what moves in.
+      choice: int32 [B], indices into `OPERATIONS`.
+      strength: float32 [B] in [-1, 1]; the sign is the direction of operations that have two.
+      mask_fill: the label of pixels that move in.
     """
     height, width = images.shape[1:3]
     factor = 1 + 0.9 * strength
@@ -106,7 +106,7 @@ def apply_operations(
 
 
 def _table(images: jax.Array, choice: jax.Array, strength: jax.Array, factor: jax.Array) -> jax.Array:
-    """int32 [B, C, 256]: the first stage."""
+    """Returns int32 [B, C, 256], the table of the first stage."""
     counts = pixels.histogram(images)
     amount = jnp.abs(strength)
     made = {
@@ -125,7 +125,7 @@ def _table(images: jax.Array, choice: jax.Array, strength: jax.Array, factor: ja
 
 
 def _moves(choice: jax.Array, strength: jax.Array, height: int, width: int) -> jax.Array:
-    """float32 [B, 2, 3]: the last stage."""
+    """Returns float32 [B, 2, 3], the affine moves of the last stage."""
     zero = jnp.zeros_like(strength)
     made = {
         "rotate": rotation(30 * strength, height, width),

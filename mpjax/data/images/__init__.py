@@ -1,1 +1,1 @@
-"""Images and masks on the host."""
+"""Decoding of images and masks on the host."""

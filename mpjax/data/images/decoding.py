@@ -1,4 +1,4 @@
-"""Images on the host: what their headers say, decoding, cropping and resizing."""
+"""Reads the headers of images and decodes, crops and resizes them on the host."""
 
 import contextlib
 import io
@@ -15,28 +15,28 @@ from mpjax.errors import DataWarning, UsageError
 
 
 Box = tuple[float, float, float, float]
-"""Left, top, right and bottom of the part of an image that is wanted."""
+"""Left, top, right and bottom of a crop, in pixels of the stored image."""
 
 Frame = Callable[[int, int, np.random.Generator], Box]
-"""From the width and height of an image to the part that is wanted; only random frames draw."""
+"""A function from the width and height of an image to its crop; only random crops use the generator."""
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""Pillow's names of those that images may be stored in."""
+"""The formats that images may be stored in, as Pillow names them."""
 
 
 class FileBytes(bytes):
-    """The content of a file; messages name the file."""
+    """The content of a file, with its path for error messages."""
 
     path: str
 
     @classmethod
     def read(cls, path: str) -> "FileBytes":
-        """The file at `path`.
+        """Reads the file at `path`.
 
         Raises:
-          UsageError: it is no regular file: to read a pipe would wait forever.
+          UsageError: it is not a regular file; reading a pipe would block forever.
         """
         require_regular(path)
         with open(path, "rb") as file:
@@ -46,45 +46,45 @@ class FileBytes(bytes):
 
 
 def require_regular(path: str) -> None:
-    """Raises UsageError where `path` is a pipe, a socket or a device."""
+    """Raises UsageError if `path` is a pipe, a socket, a device or a folder."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise UsageError(f"{path}: no regular file; wanted an image; remove it from the folder")
+        raise UsageError(f"{path}: not a regular file; wanted an image; remove it from the folder")
 
 
 def name_of(stored: object) -> str:
-    """The path of an image that was a file; empty for any other."""
+    """Returns the path of an image that was read from a file, or an empty string."""
     return getattr(stored, "path", "")
 
 
 def decode(stored: bytes | np.ndarray, channels: int) -> np.ndarray:
-    """The image as stored: [H, W, channels] uint8 if it was encoded, the same array if it was one."""
+    """Decodes an encoded image at its stored size to uint8 [H, W, channels]; returns an array unchanged."""
     return _pixels(_converted(_picture(stored, channels), channels, stored)) if isinstance(stored, bytes) else stored
 
 
 def size_of(stored: bytes | np.ndarray, channels: int) -> tuple[int, int]:
-    """Width and height of an image; of an encoded one without decoding it."""
+    """Returns the width and height of an image; an encoded image is not decoded."""
     return _picture(stored, channels).size
 
 
 def resize(
     stored: bytes | np.ndarray, channels: int, size: int, box: Box, *, resample: Resampling = Resampling.BILINEAR
 ) -> np.ndarray:
-    """The part of an image inside `box`, as [size, size, channels] uint8.
+    """Crops an image to `box` and resizes the crop to uint8 [size, size, channels].
 
     Args:
       stored: an encoded image of any mode (palette, grayscale and CMYK become RGB), or a uint8 array [H, W, C].
       channels: 1, 3 or 4.
-      size: side of the result.
-      box: which part.
-      resample: antialiased linear interpolation, or, for class numbers, `Resampling.NEAREST`.
+      size: the side of the result.
+      box: the crop.
+      resample: antialiased linear interpolation, or `Resampling.NEAREST` for class numbers.
 
     Raises:
-      UsageError: the image cannot be decoded, or is not one that can be resized.
+      UsageError: the image cannot be decoded, is not uint8, or has a number of channels that cannot be resized.
     """
     picture = _picture(stored, channels)
     width, height = picture.size
     side = min(box[2] - box[0], box[3] - box[1])
-    # A JPEG can be decoded at 1/2, 1/4 or 1/8, much faster; never below the size that is wanted.
+    # A JPEG decodes much faster at 1/2, 1/4 or 1/8 of its size; `draft` never goes below the wanted size.
     picture.draft(None, (int(np.ceil(width * size / side)), int(np.ceil(height * size / side))))
     across, down = picture.width / width, picture.height / height
     box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
@@ -93,7 +93,11 @@ def resize(
 
 
 def centre(share: float = 1.0) -> Frame:
-    """The square in the middle whose side is `share` of the shorter side."""
+    """Returns a frame that crops the centre square; its side is `share` of the image's shorter side.
+
+    >>> centre()(200, 100, None)
+    (50.0, 0.0, 150.0, 100.0)
+    """
 
     def frame(width: int, height: int, rng: np.random.Generator) -> Box:
         del rng
@@ -105,7 +109,10 @@ def centre(share: float = 1.0) -> Frame:
 
 
 def random_part(width: int, height: int, rng: np.random.Generator) -> Box:
-    """A random part: 8% to 100% of the area, 3:4 to 4:3 in ratio, anywhere; the middle where ten draws do not fit."""
+    """Draws a random crop of 8% to 100% of the area and an aspect ratio of 3:4 to 4:3.
+
+    If none of ten draws fits into the image, it returns the centre square.
+    """
     for _ in range(10):
         area = rng.uniform(0.08, 1.0) * width * height
         ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
@@ -118,13 +125,13 @@ def random_part(width: int, height: int, rng: np.random.Generator) -> Box:
 
 def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
     if channels not in _MODES:
-        raise UsageError(f"image: {channels} channels; only images of 1, 3 or 4 are resized; write --data.image_size 0")
+        raise UsageError(f"image: {channels} channels; only 1, 3 or 4 can be resized; write --data.image_size 0")
     if isinstance(stored, bytes):
         with decoding(stored):
             return opened(stored)
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
-            f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] is resized; "
+            f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] can be resized; "
             "write --data.image_size 0 to take images as they are stored"
         )
     return Image.fromarray(stored[..., 0] if channels == 1 else stored)
@@ -136,10 +143,10 @@ def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) 
         if picture.mode == _MODES[channels]:
             return picture
         if channels != 4 and _is_transparent(picture):
-            # In the same words for every image, so that it is told once.
+            # The text is the same for every image, so that Python shows the warning once.
             warnings.warn(
-                "image: some have transparent pixels, which are taken in the colours stored under them; to have it "
-                "otherwise, put the images on a background before, or in the function of --data.preprocess",
+                "image: some images have transparent pixels, which keep the colours stored under them; to change that, "
+                "put the images on a background beforehand, or in the function of --data.preprocess",
                 DataWarning,
                 stacklevel=2,
             )
@@ -147,7 +154,7 @@ def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) 
 
 
 def _is_transparent(picture: Image.Image) -> bool:
-    """Whether an image has an alpha channel, or a colour that stands for one, and is not opaque everywhere."""
+    """Returns True if an image has an alpha channel or a transparent colour, and is not fully opaque."""
     if "transparency" in picture.info:
         picture = picture.convert("RGBA")
     if "A" not in picture.getbands():
@@ -157,16 +164,18 @@ def _is_transparent(picture: Image.Image) -> bool:
 
 
 def opened(stored: bytes | str) -> Image.Image:
-    """An image in one of `FORMATS`, whatever its name ends in; for EPS and others Pillow would start other programs."""
+    """Opens an image in one of `FORMATS`, whatever its extension; for EPS and others Pillow would start programs."""
     return Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored, formats=FORMATS)
 
 
 @contextlib.contextmanager
 def decoding(stored: object, called: str = "image") -> Iterator[None]:
-    """Names the image in whatever Pillow raises at a damaged one: errors of syntax, of struct, of its size and others.
+    """Converts any error that Pillow raises for a damaged image into one that names the image.
+
+    Pillow raises many types: SyntaxError, struct.error, errors of the image's size and others.
 
     Raises:
-      UsageError: says what is wrong with it.
+      UsageError: the image is damaged; the message says how.
     """
     try:
         yield
@@ -186,25 +195,25 @@ def _pixels(picture: Image.Image) -> np.ndarray:
 
 SAMPLE = 1000
 _GRAY = {"1", "L", "LA"}
-_DEEP = ("I", "F")  # how the names of modes of more than 8 bits begin
+_DEEP = ("I", "F")  # the first letters of Pillow's modes with more than 8 bits
 
 
 def stored_shape(count: int, open_at: Callable[[int], bytes | str], called: str) -> tuple[int | None, int | None, int]:
-    """The shape [H, W, C] of the images of a set, judged by up to `SAMPLE` of them, evenly spread.
+    """Returns the shape [H, W, C] of the images of a set, from the headers of up to `SAMPLE` evenly spaced ones.
 
-    Reading the headers of a million files takes minutes; an image beyond the sample that has another size than all in
-    it is refused when it is read.
+    Reading the headers of a million files takes minutes. If all sampled images have one size, an image outside the
+    sample with another size is refused when it is read.
 
     Args:
-      count: images in the set.
-      open_at: the image at an index: its bytes, or its path, of which only the header is read.
-      called: what messages call the images.
+      count: the number of images in the set.
+      open_at: a function from an index to the image's bytes or its path; only the header of a file is read.
+      called: the name of the images in error messages.
 
     Returns:
-      H and W are None where they vary; C is 1 where all are grayscale, else 3.
+      H and W are None if they vary. C is 1 if all sampled images are grayscale, else 3.
 
     Raises:
-      UsageError: one of them is no image, or has more than 8 bits.
+      UsageError: a sampled image cannot be decoded, or has more than 8 bits per channel.
     """
     chosen = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
     sizes, modes = _headers((open_at(int(index)) for index in chosen), called)
@@ -213,7 +222,12 @@ def stored_shape(count: int, open_at: Callable[[int], bytes | str], called: str)
 
 
 def evenly(sequences: Sequence[Sequence]) -> tuple[int, Callable[[int], tuple[int, int]]]:
-    """Several sequences as one: how long it is, and from an index in it to (which sequence, index there)."""
+    """Returns the total length of several sequences, and a function from an index in all to (sequence, index in it).
+
+    >>> length, at = evenly(["ab", "cde"])
+    >>> length, at(3)
+    (5, (1, 1))
+    """
     ends = np.cumsum([len(sequence) for sequence in sequences])
 
     def at(index: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Masks: decoded, and what their stored values mean: which is which class, and which is ignored."""
+"""Decodes masks and maps their stored values to class numbers and ignored pixels."""
 
 import dataclasses
 import functools
@@ -16,15 +16,16 @@ from mpjax.errors import DataWarning, UsageError
 
 
 def class_numbers(stored: Any) -> Any:
-    """The class number of each pixel of an encoded mask, [H, W, 1]; an array is what it is.
+    """Decodes a mask to the stored value of each pixel, [H, W, 1]; returns an array unchanged.
 
-    A palette is left alone: the numbers are the classes, its colours are for looking at (as in Pascal VOC's masks).
+    A palette is not applied: its indices are the class numbers and its colours are only for display, as in Pascal
+    VOC's masks.
 
     Args:
       stored: an encoded image, or an array.
 
     Raises:
-      UsageError: it is no image, or a colour image.
+      UsageError: the bytes are not an image, or they are a colour image.
     """
     if not isinstance(stored, bytes):
         return stored
@@ -34,14 +35,14 @@ def class_numbers(stored: Any) -> Any:
     if pixels.ndim != 2:
         raise UsageError(
             f"{name_of(stored) or 'mask'}: a colour image (Pillow's mode {picture.mode}); wanted one channel of class "
-            "numbers; convert the masks, each colour to its class"
+            "numbers; convert each colour of the masks to its class"
         )
     return pixels.astype(np.uint8)[..., None] if pixels.dtype == np.bool_ else pixels[..., None]
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodedMasks:
-    """Examples whose `mask` is class numbers, whatever it is stored as."""
+    """Examples whose `mask` is decoded to an array of stored values."""
 
     examples: Examples
 
@@ -60,17 +61,17 @@ def _decoded(example: Example) -> Example:
 
 
 _LOOKED_AT = 256
-"""How many masks, spread over the training split, tell which values there are."""
+"""The number of masks, evenly spaced over the training split, that are searched for their values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskValues:
-    """The meaning of stored values.
+    """The mapping from the stored values of masks to class numbers.
 
     Attributes:
       classes: the stored value of each class, from class 0.
-      ignored: the stored values of pixels that do not count.
-      name: of the data set, for messages.
+      ignored: the stored values of ignored pixels.
+      name: the name of the data set, for messages.
     """
 
     classes: tuple[int, ...]
@@ -78,10 +79,13 @@ class MaskValues:
     name: str
 
     def class_numbers(self, mask: np.ndarray) -> np.ndarray:
-        """uint8 of the shape of `mask`: class numbers, and `IGNORED` where a pixel does not count.
+        """Maps stored values to uint8 class numbers, and ignored pixels to `IGNORED`.
+
+        >>> MaskValues(classes=(0, 255), ignored=(7,), name="cells").class_numbers(np.array([255, 0, 7]))
+        array([  1,   0, 255], dtype=uint8)
 
         Raises:
-          UsageError: a value has no meaning.
+          UsageError: a value is neither a class nor ignored.
         """
         values, meanings = self._sorted
         if mask.dtype == np.uint8:
@@ -90,29 +94,29 @@ class MaskValues:
             place = np.searchsorted(values, mask).clip(max=len(values) - 1)
         if (values[place] != mask).any():
             strange = int(mask[values[place] != mask].flat[0])
-            besides = f", nor {_listed(self.ignored)}, which does not count" if self.ignored else ""
+            besides = f", nor an ignored value ({_listed(self.ignored)})" if self.ignored else ""
             raise UsageError(
-                f"mask: value {strange} of '{self.name}' is none of {_listed(self.classes)}{besides}; "
+                f"mask: value {strange} of '{self.name}' is not one of {_listed(self.classes)}{besides}; "
                 f"{_advice(strange)}"
             )
         return meanings[place]
 
     @functools.cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The known values in ascending order, and what each is."""
+        """Returns the known values in ascending order, and the class number or `IGNORED` for each."""
         meanings = {value: number for number, value in enumerate(self.classes)} | dict.fromkeys(self.ignored, IGNORED)
         values = sorted(meanings)
         return np.asarray(values), np.asarray([meanings[value] for value in values], np.uint8)
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
-        """For each byte, where it would stand among the known values: a table is much faster than a search."""
+        """Returns the index of each byte among the known values: a table is much faster than a search."""
         return np.searchsorted(self._sorted[0], np.arange(256)).clip(max=len(self._sorted[0]) - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassMasks:
-    """Examples whose `mask` is class numbers and `IGNORED`."""
+    """Examples whose `mask` holds class numbers and `IGNORED`."""
 
     examples: Examples
     values: MaskValues
@@ -128,25 +132,25 @@ class ClassMasks:
 
     def _mapped(self, example: Example) -> Example:
         if "mask" not in example:
-            return example  # the contract tells what is missing
+            return example  # `conform` reports the missing field
         return {**example, "mask": self.values.class_numbers(_integers(example["mask"]))}
 
 
 def mask_values(train: Examples, num_classes: int, config: Data, name: str) -> MaskValues:
-    """The meaning of the stored values, as the settings say it or as the masks of the training split have it.
+    """Returns the mapping from stored values to classes, from the settings or from the masks of the training split.
 
-    Masks of class numbers mean themselves. Where the stored values are others, and exactly as many as classes, they are
-    the classes in ascending order; that is told, and so is a class that no mask has, and masks most of which do not
-    count.
+    Class numbers map to themselves. If the masks hold other values, and exactly as many as there are classes, the
+    values are the classes in ascending order, and a warning says so. A warning also names classes that no searched
+    mask contains, and reports if more than half of the pixels are ignored.
 
     Args:
-      train: the examples of the training split, their masks decoded.
-      num_classes: of the task.
-      config: `mask_values` and `ignore_index`.
-      name: of the data set.
+      train: the examples of the training split, with decoded masks.
+      num_classes: the number of classes of the task.
+      config: the settings `mask_values` and `ignore_index`.
+      name: the name of the data set.
 
     Raises:
-      UsageError: the stored values are not known to be classes; settings that contradict each other.
+      UsageError: the stored values cannot be matched to the classes, or the settings contradict each other.
     """
     given, ignored = tuple(config.mask_values), tuple(config.ignore_index)
     if given and (len(given) != num_classes or len(set(given)) != len(given) or set(ignored) & set(given)):
@@ -168,11 +172,14 @@ def mask_values(train: Examples, num_classes: int, config: Data, name: str) -> M
     if not given and not set(seen) <= set(classes):
         if len(seen) != num_classes:
             raise UsageError(
-                f"mask: the stored values {looked_at} are {_listed(seen)}, and the {num_classes} classes of the task "
+                f"mask: the stored values {looked_at} are {_listed(seen)}, but the {num_classes} classes of the task "
                 f"are 0 to {num_classes - 1}; {_advice(seen[-1])}"
             )
         classes = tuple(seen)
-        _tell(f"the stored values {_listed(seen)} are taken as classes 0 to {num_classes - 1}: as many {looked_at}")
+        _tell(
+            f"the stored values {_listed(seen)} are used as classes 0 to {num_classes - 1}: exactly {num_classes} "
+            f"values occur {looked_at}"
+        )
     values = MaskValues(classes, ignored, name)
     if not counts:
         return values
@@ -180,7 +187,7 @@ def mask_values(train: Examples, num_classes: int, config: Data, name: str) -> M
         _tell(f"class {', '.join(missing)} of {num_classes} does not occur {looked_at}")
     share = sum(counts.get(value, 0) for value in ignored) / sum(counts.values())
     if share > 0.5:
-        _tell(f"{share:.0%} of the pixels do not count, by --data.ignore_index {_listed(ignored)}, {looked_at}")
+        _tell(f"{share:.0%} of the pixels are ignored by --data.ignore_index {_listed(ignored)}, {looked_at}")
     return values
 
 
@@ -189,7 +196,7 @@ def _integers(mask) -> np.ndarray:
     if not np.issubdtype(found.dtype, np.integer):
         raise UsageError(
             f"mask: dtype {found.dtype}; wanted integers; write mask.astype(np.int32) in the function of "
-            "--data.preprocess, and mask.argmax(-1) for one-hot masks"
+            "--data.preprocess, or mask.argmax(-1) for one-hot masks"
         )
     return found
 
@@ -201,7 +208,7 @@ def _tell(text: str) -> None:
 def _advice(value: int) -> str:
     return (
         "write --data.mask_values with the stored value of each class, as in --data.mask_values 0 255, or "
-        f"--data.ignore_index {value} if pixels of that value do not count"
+        f"--data.ignore_index {value} to ignore pixels of that value"
     )
 
 

@@ -1,4 +1,4 @@
-"""From Arrow columns to arrays, with the dtypes that were stored and not those that Python lists would have."""
+"""Converts Arrow columns to NumPy arrays and keeps the stored dtypes, which Python lists would lose."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from pyarrow import compute
 from mpjax.errors import UsageError
 
 
-pc: Any = compute  # its functions are made when it is imported: type checkers do not know them
+pc: Any = compute  # pyarrow creates its functions at import time, so type checkers do not see them
 
 
 def numbers(column: Any, called: str) -> np.ndarray:
-    """A column of numbers, or of nested lists of numbers of one shape, as [N, ...].
+    """Returns a column of numbers, or of equally shaped nested lists of numbers, as an array [N, ...].
 
     Args:
       column: a pyarrow array of N rows.
-      called: what messages call it.
+      called: the column's name in error messages.
 
     Raises:
-      UsageError: a value is missing, lists differ in length, or it holds no numbers.
+      UsageError: a value is missing, the lists differ in length, or the values are not numbers.
     """
     rows = len(column)
     column, shape = flat(column), []
@@ -29,7 +29,7 @@ def numbers(column: Any, called: str) -> np.ndarray:
         bounds = pc.min_max(pc.list_value_length(column)).as_py() if len(column) else {"min": 0, "max": 0}
         if bounds["min"] != bounds["max"]:
             raise UsageError(
-                f"{called}: lists of {bounds['min']} to {bounds['max']} values; wanted lists of one length; "
+                f"{called}: lists of {bounds['min']} to {bounds['max']} values; wanted lists of equal length; "
                 "pad or cut them"
             )
         shape.append(bounds["min"])
@@ -41,18 +41,18 @@ def numbers(column: Any, called: str) -> np.ndarray:
 
 
 def flat(column: Any) -> Any:
-    """One array, without the wrapping of an extension type such as `datasets.Array3D`."""
+    """Merges the chunks of a column and unwraps extension types such as `datasets.Array3D`."""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
 
 
 def require_all(column: Any, called: str) -> None:
-    """Raises UsageError where a value is missing."""
+    """Raises UsageError if a value is missing."""
     if column.null_count:
         first = column.is_null().to_pylist().index(True)
         raise UsageError(
-            f"{called}: {column.null_count} of {len(column)} values are missing, the first in row {first} of those "
-            "read at once; drop or fill these rows in the data"
+            f"{called}: {column.null_count} of {len(column)} values are missing, the first in row {first} of the rows "
+            "read together; drop or fill these rows in the data"
         )
 
 

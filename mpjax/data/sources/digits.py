@@ -1,4 +1,4 @@
-"""The default data sets: 1,797 handwritten digits from scikit-learn, to classify, or to find on a canvas."""
+"""The default data sets: 1,797 handwritten digits from scikit-learn, for classification and for segmentation."""
 
 import pathlib
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ class Digits(tfds.core.GeneratorBasedBuilder):
 
 
 def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
-    """The digits of the test split or of the other: place in the original, uint8 [8, 8] pixels, label."""
+    """Yields the digits of the test or training split: index in the original set, uint8 [8, 8] pixels, label."""
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
@@ -69,17 +69,17 @@ def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
 
 
 def prepare_digits(data_dir: pathlib.Path) -> None:
-    """Writes the digits below `data_dir` as array_record files, unless they are there; see `write_once`."""
+    """Writes the digits below `data_dir` as array_record files, unless they exist; see `write_once`."""
     write_once(Digits(data_dir=data_dir, file_format="array_record"))
 
 
 SIZE = 32
 CLASSES = 11  # the background and ten digits
 TRAIN, TEST = 2000, 400
-DIGITS = (2, 5)  # how many on a canvas, from and below
-TRIES = 1000  # then a digit is left out: where two or three lie badly there is no room for another
-SIDES = (9, 15)  # of a digit, in pixels, from and below
-INK = 96  # a pixel at least this bright is the digit's
+DIGITS = (2, 5)  # number of digits on a canvas, half-open range
+TRIES = 1000  # draws per canvas; placed digits can leave no room, then the remaining ones are left out
+SIDES = (9, 15)  # side of a digit in pixels, half-open range
+INK = 96  # pixels at least this bright belong to the digit
 
 _CANVAS_DESCRIPTION = """Two to four handwritten digits on a black canvas of 32x32 pixels, at random places and in sizes
 from 9x9 to 14x14, none on top of another. The mask says of each pixel which digit it is ink of: 0 is background and
@@ -123,11 +123,11 @@ class DigitsCanvas(tfds.core.GeneratorBasedBuilder):
 
 
 def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """One canvas.
+    """Draws one canvas of digits that do not overlap.
 
     Args:
-      digits: uint8 pixels [8, 8] and labels, to draw from.
-      random: moves on.
+      digits: the uint8 pixels [8, 8] and labels to draw from.
+      random: the generator to draw with.
 
     Returns:
       The image and the mask, both uint8 [32, 32].
@@ -153,5 +153,5 @@ def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -
 
 
 def prepare_digits_canvas(data_dir: pathlib.Path) -> None:
-    """Writes the set below `data_dir` as array_record files, unless it is there; see `write_once`."""
+    """Writes the canvases below `data_dir` as array_record files, unless they exist; see `write_once`."""
     write_once(DigitsCanvas(data_dir=data_dir, file_format="array_record"))

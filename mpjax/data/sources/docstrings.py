@@ -1,4 +1,4 @@
-"""Text that every Python brings along: the documentation strings of its standard library, and whose each is."""
+"""A text data set that needs no download: the docstrings of Python's standard library, labelled by package."""
 
 import ast
 import collections
@@ -37,8 +37,8 @@ class Docstring(NamedTuple):
     """One documentation string.
 
     Attributes:
-      name: of what it documents, `json.decoder:JSONDecoder.decode`.
-      text: the string, its indentation removed.
+      name: the name of the documented object, such as `json.decoder:JSONDecoder.decode`.
+      text: the docstring without its indentation.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Docstring(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The first part of the name."""
+        """Returns the top-level package or module."""
         return self.name.partition(":")[0].partition(".")[0]
 
     @property
     def is_test(self) -> bool:
-        """Whether it is in the test split; the same on every machine."""
+        """Returns True if the docstring is in the test split, which is the same on every machine."""
         return zlib.crc32(self.name.encode()) % TEST_EVERY == 0
 
 
@@ -88,16 +88,16 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
 
 def read_docstrings(library: pathlib.Path) -> Iterator[Docstring]:
-    """The documentation strings of every module, class and function below a folder, by name; nothing is imported."""
+    """Yields the docstrings of every module, class and function below a folder, ordered by path; imports nothing."""
     for path in sorted(library.rglob("*.py"), key=lambda path: path.relative_to(library).as_posix()):
         parts = path.relative_to(library).with_suffix("").parts
         if _SKIPPED.isdisjoint(parts):
             module = ".".join(parts).removesuffix(".__init__")
             try:
-                with warnings.catch_warnings(action="ignore"):  # old files have invalid escapes
+                with warnings.catch_warnings(action="ignore"):  # some old files contain invalid escapes
                     tree = ast.parse(path.read_bytes())
             except (SyntaxError, ValueError):
-                continue  # some files are there to be broken
+                continue  # some files are broken on purpose
             yield from _documented(tree, module, ())
 
 
@@ -111,10 +111,10 @@ def _documented(node: ast.AST, module: str, inside: tuple[str, ...]) -> Iterator
 
 
 def of_largest(docstrings: Iterable[Docstring]) -> tuple[list[Docstring], list[str]]:
-    """Each text once, of the packages that have the most; and the sorted names of these packages.
+    """Returns the distinct docstrings of the `CLASSES` packages that have the most, and the sorted package names.
 
     Raises:
-      UsageError: there are too few of them to classify.
+      UsageError: fewer than `CLASSES` packages have docstrings.
     """
     once: dict[str, Docstring] = {}
     for docstring in docstrings:
@@ -124,7 +124,7 @@ def of_largest(docstrings: Iterable[Docstring]) -> tuple[list[Docstring], list[s
     if len(largest) < CLASSES:
         raise UsageError(
             f"docstrings: {len(largest)} documented packages in {_library()}; wanted at least {CLASSES}; "
-            "this Python has no source files of its library: install them, or another Python"
+            "the source files of this Python's standard library are missing: install them, or use another Python"
         )
     return [docstring for docstring in once.values() if docstring.package in largest], sorted(largest)
 
@@ -134,8 +134,10 @@ def _library() -> pathlib.Path:
 
 
 def prepare_docstrings(data_dir: pathlib.Path) -> str:
-    """Writes the set of this Python below `data_dir`, unless it is there, and returns its name; see `write_once`."""
+    """Writes the docstrings of this Python below `data_dir`, unless they exist, and returns the data set's name."""
     version = f"docstrings/{Docstrings.BUILDER_CONFIGS[0].name}"
-    if not (data_dir / version / str(Docstrings.VERSION) / "dataset_info.json").exists():  # reading takes seconds
+    if not (
+        data_dir / version / str(Docstrings.VERSION) / "dataset_info.json"
+    ).exists():  # reading takes seconds
         write_once(Docstrings(data_dir=data_dir, file_format="array_record"))
     return version

@@ -1,4 +1,4 @@
-"""Folders of images as a data set: a folder for each class, or images beside masks."""
+"""Opens folders of images as a data set: one folder per class, or images and masks side by side."""
 
 import dataclasses
 import hashlib
@@ -21,12 +21,12 @@ from mpjax.errors import UsageError
 NAME = "folder"
 _ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 _LITTER = {"thumbs.db", "desktop.ini"}
-_WHOLE = "train"  # what the only split is called where there are no folders of splits
+_WHOLE = "train"  # the name of the only split if there are no split folders
 
 
 @dataclasses.dataclass(frozen=True)
 class FolderExamples:
-    """Examples of which some columns are files, each read when it is asked for, and some are numbers."""
+    """Examples whose columns are image files, read on access, or numbers in memory."""
 
     files: Mapping[str, Sequence[str]]
     numbers: Mapping[str, np.ndarray]
@@ -42,14 +42,14 @@ class FolderExamples:
         return [self[index] for index in indices]
 
     def only(self, columns: Sequence[str]) -> "FolderExamples":
-        """The same examples with these columns."""
+        """Returns the same examples with only these columns."""
         return FolderExamples(
             {name: self.files[name] for name in columns if name in self.files},
             {name: self.numbers[name] for name in columns if name in self.numbers},
         )
 
     def between(self, start: int, stop: int) -> "FolderExamples":
-        """Some of the examples."""
+        """Returns the examples `start` to `stop` (not included)."""
         part = slice(start, stop)
         return FolderExamples(
             {name: paths[part] for name, paths in self.files.items()},
@@ -58,23 +58,24 @@ class FolderExamples:
 
 
 def open_folder(path: str, task: TaskName, config: Data) -> Table:
-    """Opens `PATH/SPLIT/CLASS/*.png`, for segmentation `PATH/SPLIT/images/*.jpg` with `PATH/SPLIT/masks/*.png`.
+    """Opens a folder of images as a data set.
 
-    Masks have the names of their images. Without folders of splits, PATH is one split, `train`, of which parts are
-    taken: `train[:90%]`, `train[90%:]`. The order in a split follows a hash of the file names, so that every part has
-    something of every class.
+    Images to classify are `PATH/SPLIT/CLASS/*.png`. For segmentation, images are `PATH/SPLIT/images/*.jpg` and their
+    masks are `PATH/SPLIT/masks/*.png` with the same names. Without split folders, PATH is one split, `train`, and the
+    settings select parts of it: `train[:90%]`, `train[90%:]`. The examples of a split are ordered by a hash of their
+    file names, so that every part contains examples of every class.
 
     Raises:
-      UsageError: there is no such folder or split, a class is empty, a file is no image, or a mask or its image is
-        missing.
+      UsageError: the folder or split does not exist, the task needs text, a class is empty, a file is not an image,
+        or a mask or its image is missing.
     """
     set_name = f"{NAME}:{path}"
     root = expanded(path)
     if not root.is_dir():
-        raise UsageError(f"data set '{set_name}': no folder {root}; wanted one with a folder for each class in it")
+        raise UsageError(f"data set '{set_name}': there is no folder {root}; wanted one with a folder for each class")
     if "image" not in TASKS[task].fields:
         raise UsageError(
-            f"data set '{set_name}' is for images; {task} wants text: write --data.name hf:PATH or another"
+            f"data set '{set_name}' holds images, but {task} needs text; write --data.name hf:PATH or another text set"
         )
     wanted = dict.fromkeys(base_names(config.train_split) + base_names(config.test_split))
     folders = _split_folders(root, list(wanted), set_name)
@@ -99,9 +100,9 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
 
 
 def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict[str, pathlib.Path]:
-    """The folder of each split; where there are none, the whole as `train`."""
+    """Returns the folder of each split; without split folders, `root` as the split `train`."""
     there = _folders(root)
-    # A class may be called train too, but holds files, not folders.
+    # A class may also be called train, but it holds files, not folders.
     if not any(name in there and _folders(root / name) for name in wanted):
         return {_WHOLE: root}
     if missing := [name for name in wanted if name not in there and name != "all"]:
@@ -114,15 +115,18 @@ def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict
 
 
 def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[str, FolderExamples], int]:
-    """Examples of every split, and how many classes there are: the sorted names of the folders in any of the splits."""
+    """Returns the examples of every split and the number of classes.
+
+    The classes are the sorted names of the folders in all splits.
+    """
     files = {split: _files_by_class(folder, set_name) for split, folder in folders.items()}
     names = sorted({name for classes in files.values() for name in classes})
     first, *others = files
     for split in others:
         if unknown := sorted(files[split].keys() - files[first].keys()):
             raise UsageError(
-                f"data set '{set_name}': split '{split}' has the class '{unknown[0]}', but '{first}' has not: it has "
-                f"{', '.join(sorted(files[first])[:20])}; wanted one folder for each class, of one name in all splits"
+                f"data set '{set_name}': split '{split}' has the class '{unknown[0]}', but '{first}' does not: it has "
+                f"{', '.join(sorted(files[first])[:20])}; wanted the same class names in all splits"
             )
     numbers = {name: number for number, name in enumerate(names)}
     examples = {}
@@ -147,7 +151,7 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
         )
     if set(classes) == {"images", "masks"}:
         raise UsageError(
-            f"data set '{set_name}': {folder} has images and their masks, and --task classification wants a folder for "
+            f"data set '{set_name}': {folder} has images and their masks, but --task classification needs a folder for "
             "each class; write --task segmentation"
         )
     found = {name: _images(folder / name) for name in classes}
@@ -163,13 +167,13 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
 
 
 def _pairs(folder: pathlib.Path) -> FolderExamples:
-    """Images and the masks of the same names, whatever their endings."""
+    """Pairs images with the masks of the same names; file extensions may differ."""
     images, masks = (_by_stem(folder / kind) for kind in ("images", "masks"))
     for some, others, kind, other in ((images, masks, "image", "mask"), (masks, images, "mask", "image")):
         if alone := sorted(some.keys() - others.keys()):
             raise UsageError(
                 f"{some[alone[0]]}: {kind} without {other}: wanted {folder / (other + 's') / alone[0]}.png or another "
-                f"ending ({len(alone)} such in {folder})"
+                f"extension ({len(alone)} such files in {folder})"
             )
     stems = sorted(images, key=_spread)
     return FolderExamples({"image": [images[stem] for stem in stems], "mask": [masks[stem] for stem in stems]}, {})
@@ -177,18 +181,22 @@ def _pairs(folder: pathlib.Path) -> FolderExamples:
 
 def _by_stem(folder: pathlib.Path) -> dict[str, str]:
     if not folder.is_dir():
-        raise UsageError(f"no folder {folder}; for segmentation, wanted PATH/SPLIT/images and PATH/SPLIT/masks")
+        raise UsageError(f"there is no folder {folder}; segmentation needs PATH/SPLIT/images and PATH/SPLIT/masks")
     found: dict[str, str] = {}
     for path in _images(folder):
         stem = pathlib.PurePath(path).stem
         if stem in found:
-            raise UsageError(f"{found[stem]} and {path}: wanted one file of that name, whatever its ending")
+            raise UsageError(f"{found[stem]} and {path}: wanted one file of that name; remove or rename one of them")
         found[stem] = path
     return found
 
 
 def _images(folder: pathlib.Path) -> list[str]:
-    """The paths of the images in a folder."""
+    """Returns the paths of the images in a folder.
+
+    Raises:
+      UsageError: a file does not have the extension of an image.
+    """
     with os.scandir(folder) as entries:
         found = list(entries)
     paths = []
@@ -197,14 +205,15 @@ def _images(folder: pathlib.Path) -> list[str]:
             continue
         if not entry.name.lower().endswith(_ENDINGS):
             raise UsageError(
-                f"{entry.path}: no image by its ending; wanted only images there ({', '.join(_ENDINGS)}); move it away"
+                f"{entry.path}: not an image by its extension; wanted only images in this folder "
+                f"({', '.join(_ENDINGS)}); move the file elsewhere"
             )
         paths.append(entry.path)
     return paths
 
 
 def _spread(name: str) -> bytes:
-    """What files are ordered by: as good as random, and the same everywhere."""
+    """Returns a hash of a file name as a sort key: the order looks random and is the same on every machine."""
     return hashlib.blake2b(name.replace(os.sep, "/").encode(errors="surrogateescape"), digest_size=8).digest()
 
 

@@ -1,4 +1,4 @@
-"""How a tensorflow-datasets set that needs no download gets to disk: once, whole, and without a word."""
+"""Writes a tensorflow-datasets set that needs no download to disk: once, completely and silently."""
 
 import contextlib
 import errno
@@ -11,10 +11,10 @@ from mpjax.errors import UsageError
 
 
 def write_once(builder: tfds.core.DatasetBuilder) -> None:
-    """Writes the files of `builder`, unless they are there.
+    """Writes the files of `builder`, unless they exist.
 
-    Safe to call from several processes at once and to kill: the files are written to a folder of their own, which is
-    renamed when it is complete.
+    Several processes may call it at once, and it may be killed: it writes to a temporary folder and renames that
+    folder when it is complete.
 
     Raises:
       UsageError: the disk is full.
@@ -25,13 +25,13 @@ def write_once(builder: tfds.core.DatasetBuilder) -> None:
         with _quiet():
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
     except (OSError, RuntimeError) as error:
-        # Another process renamed its copy, the same as ours, into place first.
+        # Another process renamed its identical copy into place first.
         if _complete(builder):
             return
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
             raise UsageError(
-                f"no space is left to write {builder.name} to {builder.data_path}: free some, or name another folder "
-                "by the variable MPJAX_CACHE"
+                f"no space is left to write {builder.name} to {builder.data_path}: free some, or set the environment "
+                "variable MPJAX_CACHE to another folder"
             ) from error
         raise
 
@@ -42,7 +42,7 @@ def _complete(builder: tfds.core.DatasetBuilder) -> bool:
 
 @contextlib.contextmanager
 def _quiet():
-    """Silences tfds's progress bars and its lines on standard output."""
+    """Hides tfds's progress bars and what it prints to standard output."""
     shown = tqdm_utils._active
     tfds.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""Hugging Face data sets as tables: what their columns hold, and how they are read through Arrow."""
+"""Opens Hugging Face data sets as tables: the type of each column, and how it is read through Arrow."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,16 @@ from mpjax.errors import UsageError
 
 
 Read = Callable[[Any], Any]
-"""From an Arrow column to one value per row."""
+"""A function from an Arrow column to one value per row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrowExamples:
-    """One split. `datasets` maps its files into memory, so that threads read without a lock and without copies.
+    """One split. `datasets` memory-maps its files, so threads read without a lock and without copies.
 
     Args:
-      dataset: a `datasets.Dataset` that gives Arrow tables.
-      read: by column, how its values are taken from Arrow.
+      dataset: a `datasets.Dataset` that returns Arrow tables.
+      read: the function that reads each column.
     """
 
     dataset: Any
@@ -46,14 +46,14 @@ class ArrowExamples:
 
 
 def open_huggingface(what: str, config: Data) -> Table:
-    """Opens a data set of Hugging Face's library.
+    """Opens a data set with Hugging Face's `datasets`.
 
     Args:
       what: a path, or a name on the hub; see `load_splits`.
-      config: which splits.
+      config: the names of the splits.
 
     Raises:
-      UsageError: it cannot be loaded, or has no such split.
+      UsageError: the data set cannot be loaded, has no such split, or its columns differ between the splits.
     """
     splits = load_splits(what)
     import datasets
@@ -72,7 +72,7 @@ def open_huggingface(what: str, config: Data) -> Table:
         if (other := test.features.get(name)) != feature:
             raise UsageError(
                 f"data set '{set_name}': column '{name}' is {feature} in split '{config.train_split}', but "
-                f"{other or 'not there'} in split '{config.test_split}'; wanted the same columns in both"
+                f"{other or 'missing'} in split '{config.test_split}'; wanted the same columns in both splits"
             )
         columns[name], reads[name] = _column(name, feature, train, test)
     return _table(set_name, columns, reads, train, test)
@@ -95,7 +95,7 @@ def _table(set_name: str, columns: Mapping[str, Column], reads: Mapping[str, Rea
 
 
 def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Read]:
-    """What a column holds, and how it is read."""
+    """Returns the type of a column and the function that reads it."""
     import datasets
 
     called = f"column '{name}'"
@@ -114,7 +114,7 @@ def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Rea
 
 
 def _nested(feature: Any) -> str:
-    """The dtype of the numbers in nested lists; empty for anything else."""
+    """Returns the dtype of the numbers in nested lists, or an empty string for any other feature."""
     import datasets
 
     if isinstance(feature, (datasets.Array2D, datasets.Array3D)):
@@ -127,12 +127,12 @@ def _nested(feature: Any) -> str:
 
 
 def _of_lists(called: str, dtype: str, first: Any) -> tuple[Column, Read]:
-    """Lists as deep as an image are taken for one: [H][W][C], or [H][W], which gets one channel."""
+    """Returns the type and reader of nested lists; [H][W][C] is an image, and so is [H][W], with a channel added."""
     read = _numbers(called)
     try:
         shape = read(first)[0].shape
     except UsageError:
-        return Other(f"lists of {dtype} of several lengths"), lambda column: column.to_pylist()
+        return Other(f"lists of {dtype} of different lengths"), lambda column: column.to_pylist()
     if len(shape) == 3:
         return Image(shape), read
     if len(shape) == 2:
@@ -177,7 +177,13 @@ def _shape_of_images(name: str, train: Any, test: Any) -> tuple[int | None, int 
 
 
 def _classes(name: str, set_name: str, train: Any, test: Any) -> tuple[Label, Read]:
-    """A column as class numbers, the same ones in both splits: integers as they are, texts in alphabetical order."""
+    """Returns the label type of a column and a reader of its class numbers, which are the same in both splits.
+
+    Integers are class numbers already. Texts are numbered in alphabetical order.
+
+    Raises:
+      UsageError: a value is missing, negative or an empty text, or the column holds neither integers nor text.
+    """
     called = f"column '{name}'"
     values = [arrow.flat(split.select_columns([name])[:][name]) for split in (train, test)]
     for value in values:
@@ -198,7 +204,7 @@ def _classes(name: str, set_name: str, train: Any, test: Any) -> tuple[Label, Re
         names = pa.array(sorted({text for value in values for text in arrow.pc.unique(value).to_pylist()}), kind)
         if "" in names.to_pylist():
             raise UsageError(
-                f"label ({called} of '{set_name}'): some are empty texts; wanted the name of a class in every row; "
+                f"label ({called} of '{set_name}'): some texts are empty; wanted the name of a class in every row; "
                 "drop or fill these rows, or number the classes in a function for --data.preprocess"
             )
 

@@ -1,4 +1,4 @@
-"""From `hf:...` to the splits of a Hugging Face data set: in a file, in a folder, in their cache or on their hub."""
+"""Loads the splits of a Hugging Face data set that `hf:...` names: a file, a folder, or a name in the cache or hub."""
 
 import contextlib
 import json
@@ -23,20 +23,20 @@ _KINDS = {
     ".txt": "text",
 }
 _TEXTS = ("string", "large_string", "string_view")
-# What stands for no number, as pandas has it.
+# The texts that pandas reads as a missing number.
 _MISSING = ("", "NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "-NaN")
 _MISSING += ("-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
 _FORMATS = ("csv", "json", "parquet", "arrow", "imagefolder", "text")
 
 
 def load_splits(what: str) -> dict[str, Any]:
-    """The splits of a data set, as `datasets.Dataset`s by name; a single file is `train`.
+    """Loads the splits of a data set as `datasets.Dataset`s by name; a single file is the split `train`.
 
     Args:
       what: `PATH` of a file or folder, `FORMAT:PATH`, or `NAME` or `NAME/CONFIG` on the hub.
 
     Raises:
-      UsageError: the package is missing, there is nothing there, or it cannot be read.
+      UsageError: the package `datasets` is missing, or the data set does not exist or cannot be read.
     """
     try:
         import datasets
@@ -70,7 +70,7 @@ def _loaded(datasets: Any, what: str) -> Any:
     except datasets.exceptions.DatasetNotFoundError:
         if not name:
             raise
-        return datasets.load_dataset(name, config)  # an old name without an owner, as glue/sst2
+        return datasets.load_dataset(name, config)  # a legacy name without an owner, such as glue/sst2
 
 
 def _local(datasets: Any, path: pathlib.Path, kind: str, what: str) -> Any:
@@ -83,7 +83,7 @@ def _local(datasets: Any, path: pathlib.Path, kind: str, what: str) -> Any:
     kind = kind or _KINDS.get(path.suffix, "")
     if not kind:
         raise UsageError(
-            f"data set '{NAME}:{what}': {path.suffix or 'no ending'} says no format; wanted one of "
+            f"data set '{NAME}:{what}': {path.suffix or 'no extension'} is not a known format; wanted one of "
             f"{', '.join(_KINDS)}; or write {NAME}:FORMAT:{path} with FORMAT one of {', '.join(_FORMATS)}"
         )
     settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
@@ -91,7 +91,7 @@ def _local(datasets: Any, path: pathlib.Path, kind: str, what: str) -> Any:
 
 
 def _read(datasets: Any, what: str, **settings: Any) -> Any:
-    """Files in a format; in csv a text that is empty, or says NA or None, is that text and no missing value."""
+    """Loads files of a format; in csv, an empty text, NA or None in a text column stays a text, not a missing value."""
     loaded = datasets.load_dataset(what, **settings)
     first = next(iter(loaded.values()))
     if first.info.builder_name != "csv":
@@ -101,13 +101,13 @@ def _read(datasets: Any, what: str, **settings: Any) -> Any:
     texts = {name for name, feature in first.features.items() if getattr(feature, "dtype", "") in _TEXTS}
     if not any(split.data.column(name).null_count for split in loaded.values() for name in texts):
         return loaded
-    # A second time, with the columns known: without _MISSING a column of numbers with gaps would be one of texts.
+    # Load again now that the columns are known. Without _MISSING, a number column with gaps would become text.
     gaps = {name: list(_MISSING) for name in first.features if name not in texts}
     return datasets.load_dataset(what, keep_default_na=False, na_values=gaps, **settings)
 
 
 def _require_names(split: Any) -> None:
-    """Raises UsageError where the first line of a csv file, which gives the names, is an example."""
+    """Raises UsageError if the first line of a csv file looks like an example instead of the column names."""
     names = split.column_names
     numbers = [name for name in names if _is_number(name)]
     if numbers and {*names} not in ({*map(str, range(len(names)))}, {*map(str, range(1, len(names) + 1))}):
@@ -119,8 +119,8 @@ def _require_names(split: Any) -> None:
             return
         reason = f"{name!r} is also a value in its column"
     raise UsageError(
-        f"the first line of a csv file gives the names of its columns, and is here {','.join(names)}, which looks like "
-        f"an example: {reason}; add a line of names before it, such as text,label"
+        f"the first line of a csv file must give the names of its columns, but it is {','.join(names)}, which looks "
+        f"like an example: {reason}; add a line of names before it, such as text,label"
     )
 
 
@@ -138,7 +138,8 @@ def _explained(what: str, error: Exception) -> UsageError:
     if isinstance(error, ConnectionError):
         code = f'import datasets; datasets.load_dataset({_arguments(what)}).save_to_disk("DIR")'
         message += (
-            f"; there is no file or folder of that name, and the hub cannot be reached. Where there is network, write\n"
+            "; there is no file or folder of that name, and the hub cannot be reached. On a machine with network, "
+            "write\n"
             f"  {shlex.join(['python', '-c', code])}\n"
             f"then copy DIR here and write --data.name {NAME}:DIR"
         )
@@ -151,7 +152,7 @@ def _explained(what: str, error: Exception) -> UsageError:
 
 def _arguments(what: str) -> str:
     name, config = what.rsplit("/", 1) if what.count("/") > 1 else (what, "")
-    # JSON's texts are Python's too; in double quotes the shell's single ones around them stay legible.
+    # JSON strings are valid Python; their double quotes need no escaping inside the shell's single quotes.
     return ", ".join(json.dumps(text) for text in (name, config) if text)
 
 

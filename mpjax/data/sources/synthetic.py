@@ -1,4 +1,4 @@
-"""Generated images with a pattern for each class: any configuration can be tried before its data is there."""
+"""Generates random images with one pattern per class, to try a configuration before its data is available."""
 
 import dataclasses
 import re
@@ -17,7 +17,7 @@ _NOISE = 64
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticExamples:
-    """Examples that are drawn when they are read: each a function of the seed, the split and its index."""
+    """Examples generated on access; each is a function of the seed, the split and its index."""
 
     num_classes: int
     image_shape: tuple[int, int, int]
@@ -31,7 +31,7 @@ class SyntheticExamples:
     def __getitem__(self, index: int) -> Example:
         label = index % self.num_classes
         height, width, channels = self.image_shape
-        # A few large squares of colour for the class, under noise: low frequencies survive resizing and cropping.
+        # Each class is a few large squares of colour plus noise: low frequencies survive resizing and cropping.
         coarse = np.random.default_rng((self.seed, label)).integers(
             256 - _NOISE, size=(_PATTERN_SIDE, _PATTERN_SIDE, channels), dtype=np.uint8
         )
@@ -45,13 +45,13 @@ class SyntheticExamples:
 
 
 def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: int, seed: int = 0) -> Source:
-    """A data set of random patterns that a model can learn.
+    """Returns a data set of random patterns that a model can learn.
 
     Args:
-      num_classes: how many patterns.
+      num_classes: the number of classes; each has one pattern.
       image_shape: (H, W, C) of the uint8 images.
-      size: examples in each split; labels are as even as that allows.
-      seed: another seed, other patterns.
+      size: the number of examples in each split; the labels cycle through the classes.
+      seed: the seed of the patterns and of the noise.
 
     Raises:
       UsageError: size is 0.
@@ -62,10 +62,13 @@ def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: 
 
 
 def parse_synthetic(name: str, size: int) -> Source:
-    """The data set that `synthetic:32x32x3:100` (height x width x channels : classes) names.
+    """Parses a name such as `synthetic:32x32x3:100` (height x width x channels : classes) and returns its data set.
+
+    >>> parse_synthetic("synthetic:8x8x1:10", size=100).train[3]["image"].shape
+    (8, 8, 1)
 
     Raises:
-      UsageError: the name reads otherwise, or asks for nothing.
+      UsageError: the name has another form, one of its numbers is 0, or size is 0.
     """
     found = re.fullmatch(rf"{NAME}:([1-9]\d*)x([1-9]\d*)x([1-9]\d*):([1-9]\d*)", name)
     if not found:

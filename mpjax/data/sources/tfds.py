@@ -1,4 +1,4 @@
-"""Prepared tensorflow-datasets sets: find one on disk, check that it can serve, and read it without TensorFlow."""
+"""Finds prepared tensorflow-datasets sets on disk, checks them, and reads them without TensorFlow."""
 
 import dataclasses
 import difflib
@@ -23,7 +23,7 @@ _GENERATED = ("digits", "digits_canvas", "docstrings")  # written on first use
 
 @dataclasses.dataclass(frozen=True)
 class PreparedExamples:
-    """One split on disk; uint8 images stay encoded, so that they can be decoded at the size that is wanted."""
+    """One split on disk; uint8 images stay encoded, so that they can be decoded at the wanted size."""
 
     records: Sequence[bytes]
     parse: Callable[[bytes], Example]
@@ -39,8 +39,8 @@ class PreparedExamples:
 
 
 def prepared_names(data_dir: pathlib.Path) -> list[str]:
-    """The sets below `data_dir`, as `name/version` or `name/config/version`, oldest version first."""
-    levels = ("*/*", "*/*/*")  # no deeper: there may be folders of a million images
+    """Returns the sets below `data_dir` as `name/version` or `name/config/version`, oldest version first."""
+    levels = ("*/*", "*/*/*")  # no deeper: a folder may hold a million images
     found = [info.parent.relative_to(data_dir) for at in levels for info in data_dir.glob(f"{at}/dataset_info.json")]
     # A process killed between writing and renaming leaves a folder called incomplete.XXXXXX_version.
     whole = [path for path in found if not path.name.startswith("incomplete.")]
@@ -48,11 +48,11 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
 
 
 def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
-    """Opens the newest version of the set that `config.name` names, or the version that it ends in.
+    """Opens the set `config.name`: its newest version, or the version that the name ends in.
 
     Raises:
-      UsageError: it is not below `data_dir`, is not in array_record files, or has no such split; the message says how
-        to get there.
+      UsageError: the set is not below `data_dir`, is not stored as array_record files, or has no such split. The
+        message says how to prepare it.
     """
     import tensorflow_datasets as tfds
 
@@ -85,11 +85,11 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
 
 
 def _column(feature: Any, classes: int = 0) -> Column:
-    """What a feature of tensorflow-datasets holds.
+    """Returns the column type of a tensorflow-datasets feature.
 
     Args:
       feature: the feature.
-      classes: how many a mask has that is a plain tensor, which cannot say it; 0: not known.
+      classes: the number of classes of a mask stored as a plain tensor, which does not record it; 0 if unknown.
     """
     import tensorflow_datasets as tfds
 
@@ -111,11 +111,11 @@ def _column(feature: Any, classes: int = 0) -> Column:
 
 
 def _parser(features: dict[str, Any]) -> Callable[[bytes], Example]:
-    """From a serialized example to its columns."""
+    """Returns a function from a serialized example to its columns."""
     import tensorflow_datasets as tfds
 
     wanted: Any = tfds.features.FeaturesDict(features)
-    # mpjax decodes images itself: tfds decodes with OpenCV where it finds it, to other pixels than with Pillow.
+    # mpjax decodes images itself: tfds uses OpenCV if it is installed, and OpenCV's pixels differ from Pillow's.
     encoded = [n for n, f in features.items() if isinstance(f, tfds.features.Image) and f.np_dtype == np.uint8]
     decoders = {name: tfds.decode.SkipDecoding() for name in encoded} or None
     return lambda record: wanted.deserialize_example_np(record, decoders=decoders)
@@ -133,7 +133,7 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
     advice = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
         f"data set '{name}' is not prepared: looked for {data_dir / name}/VERSION/dataset_info.json; {advice}"
-        f"prepared there: {', '.join(prepared) or 'none'}; always there: {', '.join(_GENERATED)}, "
+        f"prepared there: {', '.join(prepared) or 'none'}; always available: {', '.join(_GENERATED)}, "
         f"synthetic:32x32x3:10; others: folder:PATH, hf:PATH, hf:OWNER/NAME.\n"
         "To prepare it, on a machine with network:\n"
         "  pip install tensorflow tensorflow-datasets && "
@@ -143,7 +143,11 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
 
 
 def _records(builder: Any, split: str) -> Sequence[bytes]:
-    """The serialized examples of a split, in tfds's notation."""
+    """Returns the serialized examples of a split, given in tfds's notation.
+
+    Raises:
+      UsageError: the split does not exist or is empty, or one of its files is missing.
+    """
     import tensorflow_datasets as tfds
 
     try:

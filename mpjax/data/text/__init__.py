@@ -1,1 +1,1 @@
-"""Texts: tokenizers, and blocks of tokens."""
+"""Tokenizes texts and cuts them into examples."""

@@ -1,4 +1,4 @@
-"""From texts to tokens of one length: padded texts for a classifier, blocks of all texts for a language model."""
+"""Turns texts into tokens of one length: padded texts for classifiers, blocks for language models."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,19 +15,19 @@ from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.errors import UsageError
 
 
-_AT_ONCE = 10_000  # texts: enough for the tokenizer's threads, few enough to hold as Python objects
+_AT_ONCE = 10_000  # texts: enough to occupy the tokenizer's threads, few enough to hold as Python objects
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedExamples:
-    """Texts as `tokens` [length], padded at the end, their `length`, and their `label`.
+    """Texts as `tokens` [length], padded at the end, with their `length` and `label`.
 
     Args:
-      values: unsigned [total], the tokens of all texts, one text after the other.
-      starts: int64 [N + 1], where each begins.
+      values: unsigned [total], the tokens of all texts, concatenated.
+      starts: int64 [N + 1], the start of each text, and the total.
       labels: [N].
-      length: of the examples.
-      padding: the token that fills them up.
+      length: the number of tokens of an example.
+      padding: the padding token.
     """
 
     values: np.ndarray
@@ -52,11 +52,13 @@ class TokenizedExamples:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """One long text as `tokens` [length + 1]: a block's last token is the next one's first, so each is predicted once.
+    """One long text in blocks of `tokens` [length + 1].
+
+    The last token of a block is the first of the next block, so that each token is predicted once.
 
     Args:
       values: unsigned [total].
-      length: tokens that a block predicts.
+      length: the number of tokens that a block predicts.
     """
 
     values: np.ndarray
@@ -83,20 +85,23 @@ def tokenized(
     label: Callable[[], Field],
     origin: str = "",
 ) -> Source:
-    """The texts of a set as tokens, all of them now: they are held in memory, two bytes a token.
+    """Tokenizes all texts of a set and holds the tokens in memory.
+
+    A token takes two bytes, or four if the vocabulary exceeds 2**16. For `language_modeling`, the texts of a split are
+    concatenated in order. An end-of-text token stands before the first text and after each text. Tokens after the last
+    whole block are dropped.
 
     Args:
-      name: of the set, for messages.
-      task: `text_classification`, or `language_modeling`: all texts of a split in their order, each followed by the
-        end-of-text token, one before the first; tokens after the last whole block are left out.
+      name: the name of the set, for messages.
+      task: `text_classification` or `language_modeling`.
       train: examples with `text`, str or UTF-8 bytes, and for classification `label`.
       test: the same.
       config: `tokenizer` and `length`.
-      label: what the labels are, for classification.
-      origin: where the texts come from, for messages.
+      label: a function that returns the field of the labels, for classification.
+      origin: the origin of the texts, for messages.
 
     Raises:
-      UsageError: there is no such tokenizer, a text is none, or a split has not enough of it for one example.
+      UsageError: the tokenizer does not exist, a value is not a text, or a split is too short for one block.
     """
     if config.length < 1:
         raise UsageError(f"--data.length {config.length}: wanted at least 1 token, as in --data.length 128")
@@ -156,12 +161,12 @@ def _text(example: Mapping[str, Any], where: str) -> str:
         try:
             return text.decode()
         except UnicodeDecodeError as error:
-            raise UsageError(f"{where}: not UTF-8: {error}; convert it where the data is made") from error
+            raise UsageError(f"{where}: not UTF-8: {error}; convert the data to UTF-8") from error
     raise UsageError(f"{where}: got {type(text).__name__}; wanted str or UTF-8 bytes")
 
 
 def _without_empty(ragged: Ragged, tokenizer: Tokenizer) -> Ragged:
-    """A text without any token gets one: attention over nothing is not a number."""
+    """Gives each empty text one padding token, because attention over no tokens is NaN."""
     empty = ragged.lengths == 0
     if not empty.any():
         return ragged

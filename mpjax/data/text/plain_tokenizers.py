@@ -1,4 +1,4 @@
-"""What a tokenizer is, and those that need no files: a token for each byte, or for each word by its checksum."""
+"""Defines the tokenizer protocol and the tokenizers that need no files: bytes and hashed words."""
 
 import dataclasses
 import re
@@ -12,10 +12,10 @@ from mpjax.errors import UsageError
 
 
 class Ragged(NamedTuple):
-    """Sequences of several lengths.
+    """Sequences of different lengths.
 
     Attributes:
-      values: int32 [sum of lengths], one sequence after the other.
+      values: int32 [sum of lengths], the concatenated sequences.
       lengths: int64 [N].
     """
 
@@ -24,42 +24,46 @@ class Ragged(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """Text to token numbers."""
+    """Converts texts to token ids."""
 
     @property
     def vocabulary(self) -> int:
-        """Token numbers are below this."""
+        """Returns the vocabulary size; token ids are below it."""
         ...
 
     @property
     def padding(self) -> int:
-        """What fills short texts up."""
+        """Returns the padding token."""
         ...
 
     @property
     def end(self) -> int:
-        """What stands between texts."""
+        """Returns the end-of-text token."""
         ...
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """Each text as it is, without special tokens."""
+        """Tokenizes each whole text without special tokens."""
         ...
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Each text between the special tokens that a classifier expects, cut to `length` with these."""
+        """Tokenizes each text with the special tokens that a classifier expects, truncated to `length` in total."""
         ...
 
 
-PADDING, END, START, SPECIAL = 0, 1, 2, 3  # special tokens, and how many there are
+PADDING, END, START, SPECIAL = 0, 1, 2, 3  # the special tokens and their number
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclasses.dataclass(frozen=True)
 class BytesTokenizer:
-    """UTF-8: byte b is token b + 3, after padding (0), end (1) and start (2); needs no files and knows every text.
+    """A tokenizer of UTF-8 bytes: byte b is token b + 3, after padding (0), end (1) and start (2).
 
-    The numbers of padding, end and bytes are those of ByT5 (Xue et al., 2021, arXiv:2105.13626), whose unknown token is
-    the start here, from which a classifier reads: no byte is unknown.
+    It needs no files and encodes every text. Padding, end and bytes have the ids of ByT5 (Xue et al., 2021,
+    arXiv:2105.13626). The unknown token of ByT5 is the start token here, because no byte is unknown; a classifier reads
+    from the start token.
+
+    >>> BytesTokenizer().whole(["hi"]).values.tolist()
+    [107, 108]
     """
 
     vocabulary: int = 256 + SPECIAL
@@ -67,16 +71,16 @@ class BytesTokenizer:
     end: int = END
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """The bytes of each text."""
+        """Tokenizes the bytes of each text."""
         encoded = [text.encode(errors="replace") for text in texts]
         values = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int32) + SPECIAL
         return Ragged(values, np.fromiter(map(len, encoded), np.int64, len(encoded)))
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Start, bytes, end."""
+        """Tokenizes each text as start, bytes, end."""
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
-        # A character is at least a byte: what is cut off here need not be encoded.
+        # A character has at least one byte, so characters after `length` need not be encoded.
         encoded = [text[:length].encode(errors="replace")[: length - 2] for text in texts]
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 2
         values = np.frombuffer(b"".join(b"?%b?" % text for text in encoded), np.uint8).astype(np.int32) + SPECIAL
@@ -87,9 +91,10 @@ class BytesTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class WordsTokenizer:
-    """Words and punctuation marks in lower case, each the token of its checksum; a few words share a token.
+    """A tokenizer of lower-case words and punctuation marks by their CRC-32 checksum; a few words share a token.
 
-    The hashing trick (Weinberger et al., 2009, arXiv:0902.2206). It cannot be undone, so it is for classification.
+    This is the hashing trick (Weinberger et al., 2009, arXiv:0902.2206). Tokens cannot be decoded, so it is meant for
+    classification.
     """
 
     vocabulary: int = 8192
@@ -97,11 +102,11 @@ class WordsTokenizer:
     end: int = END
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """The words of each text."""
+        """Tokenizes the words of each text."""
         return _ragged([self._numbers(text) for text in texts])
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Start, words, end."""
+        """Tokenizes each text as start, words, end."""
         if length < 3:
             raise UsageError(f"--data.length {length}: wanted at least 3: the tokenizer adds a start and an end")
         return _ragged([[START, *self._numbers(text)[: length - 2], END] for text in texts])

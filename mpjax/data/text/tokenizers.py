@@ -1,4 +1,4 @@
-"""The tokenizer that a setting names: a plain one, or one of Hugging Face."""
+"""Loads the tokenizer of `--data.tokenizer`: a plain one or one from Hugging Face."""
 
 import dataclasses
 import itertools
@@ -23,12 +23,12 @@ _INSTALL = "write: pip install 'mpjax[hf]'; or --data.tokenizer bytes"
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` package, which works on all cores.
+    """A tokenizer of the `tokenizers` package, which uses all cores.
 
     Args:
-      name: for messages.
+      name: the name in messages.
       tokenizer: a `tokenizers.Tokenizer`.
-      special: token numbers of `padding` and `end`, where the tokenizer has them.
+      special: the ids of the tokens `padding` and `end`, None if the tokenizer lacks one.
     """
 
     name: str
@@ -37,17 +37,17 @@ class HuggingFaceTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Token numbers are below this."""
+        """Returns the vocabulary size; token ids are below it."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def padding(self) -> int:
-        """Its padding token, or its end-of-text token where it has none, as GPT-2's: the length tells them apart."""
+        """Returns the padding token, or the end-of-text token if there is none (GPT-2): `length` tells them apart."""
         return self.end if (padding := self.special["padding"]) is None else padding
 
     @property
     def end(self) -> int:
-        """Its end-of-text token."""
+        """Returns the end-of-text token; raises UsageError if the tokenizer has none."""
         if (end := self.special["end"]) is None:
             raise UsageError(
                 f"tokenizer {self.name} has no end-of-text token; wanted one of {', '.join(_USUAL_END)}, or eos_token "
@@ -56,12 +56,12 @@ class HuggingFaceTokenizer:
         return end
 
     def whole(self, texts: Sequence[str]) -> Ragged:
-        """Each text without special tokens."""
+        """Tokenizes each whole text without special tokens."""
         self.tokenizer.no_truncation()
         return self._encoded(texts, special=False)
 
     def framed(self, texts: Sequence[str], length: int) -> Ragged:
-        """Each text as the tokenizer frames a single one, as in [CLS] text [SEP]."""
+        """Tokenizes each text with the tokenizer's special tokens for a single text, such as [CLS] text [SEP]."""
         if length <= (added := self.tokenizer.num_special_tokens_to_add(False)):
             raise UsageError(
                 f"--data.length {length}: wanted at least {added + 1}: the tokenizer {self.name} adds {added} tokens"
@@ -77,14 +77,14 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer that `--data.tokenizer` names.
+    """Loads the tokenizer that `--data.tokenizer` names.
 
     Args:
       name: `bytes`, `words`, a tokenizer.json, a folder with one or with the files of a `transformers` tokenizer, or a
         name on the Hugging Face hub.
 
     Raises:
-      UsageError: there is none of that name, or a package is missing to read it.
+      UsageError: the tokenizer does not exist or is damaged, or the package to read it is missing.
     """
     if name in PLAIN:
         return PLAIN[name]()
@@ -106,7 +106,7 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
         raise UsageError(f"--data.tokenizer {name} needs the package tokenizers ({error}); {_INSTALL}") from error
     try:
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises no narrower one
+    except Exception as error:  # the package raises no narrower exception
         raise UsageError(f"--data.tokenizer {name}: {file} cannot be read: {error}; wanted a tokenizer.json") from error
     named = _named_beside(file)
     padding = (
@@ -121,7 +121,7 @@ def _from_file(file: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _named_beside(file: pathlib.Path) -> dict[str, str]:
-    """The special tokens that the files beside a tokenizer.json name."""
+    """Reads the special tokens from the files beside a tokenizer.json."""
     named: dict[str, str] = {}
     for beside in ("special_tokens_map.json", "tokenizer_config.json"):
         if (file.parent / beside).exists():
@@ -148,7 +148,7 @@ def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
         import transformers
     except ImportError as error:
         raise UsageError(
-            f"--data.tokenizer {name}: {folder} has no tokenizer.json, and to read other files needs the package "
+            f"--data.tokenizer {name}: {folder} has no tokenizer.json, and reading other files needs the package "
             f"transformers ({error}); write: pip install transformers"
         ) from error
     try:
@@ -164,7 +164,7 @@ def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _downloaded(name: str) -> pathlib.Path:
-    """The folder of a tokenizer of the hub, from the cache where it is there."""
+    """Returns the folder of a tokenizer from the hub, or from the cache if it is there."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -176,7 +176,7 @@ def _downloaded(name: str) -> pathlib.Path:
         return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_TOKENIZER_FILES)))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--data.tokenizer {name}: no file or folder of that name, and not to be had from the Hugging Face hub: "
+            f"--data.tokenizer {name}: no file or folder of that name, and the Hugging Face hub did not provide it: "
             f"{str(error).strip().splitlines()[0]}; copy its tokenizer.json here and write --data.tokenizer FOLDER, or "
             "--data.tokenizer bytes"
         ) from error

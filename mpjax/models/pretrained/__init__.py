@@ -1,4 +1,4 @@
-"""Weights from elsewhere and for elsewhere: safetensors into a model and out of it, in the right precision."""
+"""Loads pretrained weights from safetensors files into a model and exports them, in the right precision."""
 
 from mpjax.models.pretrained.export import export_safetensors
 from mpjax.models.pretrained.load import load_pretrained

@@ -1,4 +1,4 @@
-"""A model's weights to a safetensors file, in the layout of another library if asked: the inverse of loading."""
+"""Exports the weights of a model to a safetensors file, in our layout or in that of another library."""
 
 import collections
 import os
@@ -29,20 +29,21 @@ def export_safetensors(
     layout: str = "mpjax",
     allow_lossy: bool = False,
 ) -> PretrainedReport:
-    """Writes a model's parameters and statistics to `path`, whole or not at all; `load_pretrained` reads them back.
+    """Writes a model's parameters and statistics to `path` atomically. `load_pretrained` reads them back.
 
     Args:
       model: an NNX module.
-      path: the file, `.safetensors`.
-      dtype: of the parameters in the file, statistics at least float32; None: as they are stored.
-      layout: "mpjax", for any model; "huggingface" or "timm" for models that these libraries have.
-      allow_lossy: write values that `dtype` cannot hold as inf or zero.
+      path: the file, whose name ends in `.safetensors`.
+      dtype: the dtype of the parameters in the file; statistics are at least float32. None: the model's dtypes.
+      layout: "mpjax" for any model; "huggingface" or "timm" for models that these libraries have.
+      allow_lossy: whether values may overflow to inf or flush to zero in `dtype`.
 
     Returns:
       A `PretrainedReport` of what was written.
 
     Raises:
-      UsageError: a file of another kind, a layout that the model does not have, values that overflow or flush to zero.
+      UsageError: the name of the file has another ending, the model does not have the layout, or values overflow or
+        flush to zero without `allow_lossy`.
     """
     file = pathlib.Path(path)
     if file.suffix != ".safetensors":
@@ -78,7 +79,7 @@ def export_safetensors(
                 "nothing was written",
                 lossy,
                 "write a wider dtype (on the command line --dtype bfloat16 or float32); in Python "
-                "allow_lossy=True takes the loss instead",
+                "allow_lossy=True accepts the loss instead",
             )
         )
     _write(file, _foreign(arrays, chosen), layout)
@@ -86,7 +87,7 @@ def export_safetensors(
 
 
 def _foreign(arrays: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.ndarray]:
-    """The arrays by the file's keys, in the file's arrangement, fused where it fuses them."""
+    """Returns the arrays by the file's keys, in the file's axis order and shape, with fused tensors concatenated."""
     parts = collections.defaultdict(dict)
     whole = dict(layout.filler)
     for name, array in arrays.items():
@@ -98,13 +99,13 @@ def _foreign(arrays: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.n
             whole[entry.key] = theirs
     for (key, axis, count), pieces in parts.items():
         whole[key] = np.concatenate([pieces[index] for index in range(count)], axis)
-    # Without order="C" a transposed view would be written as it lies in memory.
+    # safetensors writes the memory as it is, so a transposed view has to be made contiguous.
     return {key: np.array(array, order="C", copy=None) for key, array in whole.items()}
 
 
 def _write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], layout: str) -> None:
-    # Transformers refuses a file that does not say for which library it is. Only one item: safetensors writes several
-    # in any order, and equal models would give unequal files.
+    # Transformers refuses a file without `format`. There is only this item because safetensors writes several in any
+    # order, so that equal models would give different files.
     about = {"format": "np" if layout == "mpjax" else "pt"}
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(file.name + ".tmp")

@@ -1,4 +1,4 @@
-"""From what a user calls weights to safetensors files: a file, a folder, or an id of the Hugging Face hub."""
+"""Finds the safetensors files of a file, a folder or an id of the Hugging Face hub."""
 
 import json
 import os
@@ -18,14 +18,15 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def find_files(path: str | os.PathLike) -> list[pathlib.Path]:
-    """The safetensors files that `path` stands for.
+    """Returns the safetensors files that `path` refers to.
 
     Args:
-      path: a `.safetensors` file; a folder with `model.safetensors`, `model.safetensors.index.json` and its parts, or
-        one `.safetensors` file of another name; an id of the hub, `owner/name`.
+      path: a `.safetensors` file; a folder with `model.safetensors`, with `model.safetensors.index.json` and its
+        parts, or with one `.safetensors` file of another name; an id of the hub, `owner/name`.
 
     Raises:
-      UsageError: a pickle, which can run any code when it is opened; nothing there; a hub that cannot be reached.
+      UsageError: `path` is a pickle, which can run any code when it is opened; it has no usable file; or the hub
+        cannot be reached.
     """
     local = expanded(path)
     if local.is_dir():
@@ -49,8 +50,8 @@ def _safe(file: pathlib.Path) -> pathlib.Path:
 
 
 def _conversion(pickle: pathlib.Path) -> str:
-    """The line that makes safetensors of a PyTorch pickle, by PyTorch's reader that runs no code."""
-    # JSON's texts are Python's too; in double quotes the shell's single ones around them stay legible.
+    """Returns the command that converts a PyTorch pickle to safetensors, with PyTorch's reader that runs no code."""
+    # JSON strings are Python literals too, and their double quotes stay legible inside the shell's single quotes.
     file, into = json.dumps(str(pickle)), json.dumps(str(pickle.with_suffix(".safetensors")))
     code = (
         f"import torch, safetensors.torch as s; "
@@ -69,7 +70,7 @@ def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
     if len(found) == 1:
         return found
     if found:
-        raise UsageError(f"several weights in {folder}: name one of {', '.join(file.name for file in found)}")
+        raise UsageError(f"several safetensors files in {folder}: name one of {', '.join(file.name for file in found)}")
     if pickles := sorted(file for file in folder.iterdir() if file.suffix in PICKLES):
         return [_safe(pickles[0])]
     if (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir():
@@ -86,13 +87,13 @@ def _parts(folder: pathlib.Path) -> list[pathlib.Path]:
         if strange := [
             name for name in names if not isinstance(name, str) or not name or pathlib.PurePath(name).name != name
         ]:
-            raise ValueError(f"{strange[0]!r} is no name of a file")
+            raise ValueError(f"{strange[0]!r} is not a file name")
         if not names:
             raise ValueError("it names no files")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UsageError(f"{folder / INDEX} is damaged ({error!r}); fetch it again") from error
     if missing := [name for name in names if not os.path.isfile(folder / name)]:
-        raise UsageError(f"parts that {INDEX} names are not in {folder}: {', '.join(missing)}")
+        raise UsageError(f"{INDEX} names files that are missing from {folder}: {', '.join(missing)}")
     return [_safe(folder / name) for name in names]
 
 
@@ -100,10 +101,10 @@ PATTERNS = ["model.safetensors", "model-*.safetensors", "model.safetensors.index
 
 
 def download(name: str) -> pathlib.Path:
-    """The folder of a hub model's files, fetched unless they are in the hub's cache.
+    """Returns the folder of a hub model's files. Downloads them unless they are in the hub's cache.
 
     Args:
-      name: `owner/name`, or the bare name of an old model.
+      name: the id, `owner/name`, or only `name` for some old models.
 
     Raises:
       UsageError: huggingface_hub is not installed, the hub cannot be reached, or it has no such model.
@@ -117,9 +118,9 @@ def download(name: str) -> pathlib.Path:
         ) from error
     try:
         return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=PATTERNS))
-    except Exception as error:  # those of its HTTP library too, and which library that is differs by version
+    except Exception as error:  # also errors of its HTTP library, which differs by version
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise UsageError(f"{taken}, which did not give it: {reason}\n{_by_hand(name)}") from error
+        raise UsageError(f"{taken}, but the download failed: {reason}\n{_by_hand(name)}") from error
 
 
 def _by_hand(name: str) -> str:

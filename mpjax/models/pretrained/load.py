@@ -1,4 +1,4 @@
-"""What a cast of an array to another floating dtype loses, counted."""
+"""Loads safetensors files into a model and counts what the casts to its dtypes lose."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ _CHUNK = 2**20
 
 
 class Losses(NamedTuple):
-    """Of one array in one cast.
+    """The losses of one array in one cast.
 
     Attributes:
-      nonfinite: NaN and inf before the cast.
-      overflow: finite values that become inf.
-      flushed: values other than zero that become zero.
+      nonfinite: the number of NaN and inf before the cast.
+      overflow: the number of finite values that become inf.
+      flushed: the number of nonzero values that become zero.
       error: the largest relative error of all other values.
     """
 
@@ -42,18 +42,18 @@ class Losses(NamedTuple):
 
 
 def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`array` in `dtype`, rounded to nearest; itself if it is in that dtype."""
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # told by `losses`
+    """Casts `array` to `dtype`, rounding to nearest. Returns `array` itself if it has that dtype already."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # `losses` counts them
         return array.astype(dtype, copy=False)
 
 
 def losses(array: np.ndarray, dtype: np.dtype) -> Losses:
-    """Counts what `cast(array, dtype)` loses, in pieces, so that no second array of this size is made."""
+    """Counts what `cast(array, dtype)` loses. Works in chunks to avoid a second array of this size."""
     counts = np.zeros(3, np.int64)
     error = 0.0
     flat = array.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
-        # float64 holds every value of the dtypes that a file of weights has.
+        # float64 represents every value of the dtypes in `FLOATING` exactly.
         before = flat[start : start + _CHUNK].astype(np.float64)
         finite = np.isfinite(before)
         counts[0] += before.size - np.count_nonzero(finite)
@@ -82,29 +82,29 @@ def load_pretrained(
     allow_lossy: bool = False,
     skip: Sequence[str] = (),
 ) -> PretrainedReport:
-    """Puts weights from safetensors files into `model`, in place, in the dtypes that `policy` stores.
+    """Loads weights from safetensors files into `model`, in place, in the parameter dtypes of `policy`.
 
-    Nothing is written unless everything fits. Tensors are read one at a time.
+    The model changes only if everything fits. Tensors are read one at a time.
 
     Args:
-      model: an NNX module, also an abstract one from `nnx.eval_shape`, which then never has initial values.
+      model: an NNX module. It may be abstract (from `nnx.eval_shape`), so that no initial values are computed.
       path: a `.safetensors` file, a folder with one or with the parts and their index, or an id of the Hugging Face
         hub.
-      policy: parameters are stored as `apply_policy(model, policy)` would, rules included, statistics at least in
-        float32; None: in the dtypes they have now.
+      policy: the policy of the stored dtypes, the same as after `apply_policy(model, policy)`, rules included;
+        statistics are at least float32. None: the current dtypes.
       layout: "mpjax" for files of `export_safetensors` (any model); "huggingface" or "timm" for models that these
-        libraries have; None: found from the keys.
-      allow_lossy: take values that the stored dtype cannot hold as inf or zero.
-      skip: patterns of paths to leave at their initial values, `("head/*",)`, as for another number of classes; or of
-        keys in the file to leave unread.
+        libraries have; None: the layout that the keys of the file match best.
+      allow_lossy: whether values may overflow to inf or flush to zero in the stored dtype.
+      skip: patterns of paths to leave at their initial values, such as `("head/*",)` for another number of classes,
+        or of keys in the file to leave unread.
 
     Returns:
-      A `PretrainedReport`: prints as a table and iterates over rows (`path`, `key`, `shape`, `before`, `after`,
+      A `PretrainedReport`. It prints as a table and iterates over rows (`path`, `key`, `shape`, `before`, `after`,
       `overflow`, `flushed`, `error`), one for each variable of the model.
 
     Raises:
-      UsageError: a pickle; nothing at `path`; keys that are missing, unexpected or mis-shaped, all of them listed; NaN
-        or inf in the file; values that overflow or flush to zero, without `allow_lossy`.
+      UsageError: `path` is a pickle or does not exist; tensors are missing, unexpected or of another shape (up to
+        20 of each are listed); the file has NaN or inf; or values overflow or flush to zero without `allow_lossy`.
     """
     from flax import nnx
 
@@ -125,13 +125,13 @@ def load_pretrained(
 
 
 def _read(fit: Match) -> Iterator[tuple[str, np.ndarray]]:
-    """Path and numbers of each variable that the file has, as the file has them, in our arrangement."""
+    """Yields the path and the values of each variable in the file, in the file's dtype and our axis order and shape."""
     for name, tensor in fit.tensors.items():
         yield name, read_entry(tensor, fit.layout.entries[name])
 
 
 def read_entry(tensor: Tensor, entry: Entry) -> np.ndarray:
-    """What one variable is in a file, in our arrangement."""
+    """Reads one variable from a file, in the file's dtype and our axis order and shape."""
     array = tensor.read()
     if entry.part:
         array = np.split(array, entry.part.count, entry.part.axis)[entry.part.index]
@@ -141,10 +141,10 @@ def read_entry(tensor: Tensor, entry: Entry) -> np.ndarray:
 def _checked(
     fit: Match, variables: Mapping[str, Any], dtypes: Mapping[str, np.dtype], *, allow_lossy: bool
 ) -> Iterator[Row]:
-    """The rows of the report.
+    """Yields the rows of the report.
 
     Raises:
-      UsageError: after the last row: what is not finite in the file, what the cast would lose, what should be tied.
+      UsageError: after the last row, if the file has NaN or inf, the cast loses values, or tied tensors differ.
     """
     bad, lossy = [], []
     found = dict(_counted(fit, dtypes))
@@ -164,7 +164,7 @@ def _checked(
             )
         yield Row(name, key, tuple(value.shape), before, dtypes[name], lost.overflow, lost.flushed, lost.error)
     untied = [
-        f"{one.key} differs from {other.key}, which the model has in place of both"
+        f"{one.key} differs from {other.key}, but the model shares one array for both"
         for one, other in fit.tied
         if not np.array_equal(one.read(), other.read())
     ]
@@ -176,15 +176,15 @@ def _checked(
             refusal(
                 "nothing was loaded",
                 lossy,
-                f"keep such a module in float32 by a rule: on the command line --precision.rules '{module}' float32, "
-                f"in Python Policy(..., rules={{'{module}': 'float32'}}), where allow_lossy=True takes the loss "
+                f"keep the module in float32 with a rule: on the command line --precision.rules '{module}' float32, "
+                f"in Python Policy(..., rules={{'{module}': 'float32'}}); in Python allow_lossy=True accepts the loss "
                 "instead",
             )
         )
 
 
 def refusal(undone: str, lossy: Sequence[str], advice: str) -> str:
-    """The message about values that a cast would lose."""
+    """Returns the message about values that a cast would lose."""
     more = [f"and {len(lossy) - _SHOWN} more"] if lossy[_SHOWN:] else []
     listed = "\n  ".join([*lossy[:_SHOWN], *more])
     return f"values that the stored dtype cannot hold ({undone}):\n  {listed}\n{advice}"
@@ -199,7 +199,7 @@ def _counted(fit: Match, dtypes: Mapping[str, np.dtype]):
 
 
 def _like(old, new: np.ndarray):
-    """`new` where `old` is."""
+    """Returns `new` as a JAX array with the sharding of `old`."""
     sharding = getattr(old, "sharding", None)
-    # A copy: the buffers of a training state are donated, and must be nobody else's.
+    # A copy, because a training step donates these buffers: nothing else may share them.
     return jax.device_put(new, sharding, may_alias=False)

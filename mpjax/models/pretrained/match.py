@@ -1,4 +1,4 @@
-"""Which tensor of a file is which variable of a model, and all that does not fit, in one message."""
+"""Matches the tensors of a file with the variables of a model and reports every mismatch in one message."""
 
 import dataclasses
 import difflib
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 WRAPPERS = ("module.", "model.", "_orig_mod.", "timm_model.")
-"""What wrappers of a model (data parallel, Lightning, torch.compile) put before all of its keys."""
+"""Prefixes that wrappers of a model (data parallel, Lightning, torch.compile) add to all of its keys."""
 
 _SHOWN = 20
-_FEW = 4  # patterns: more of them than anyone would write
+_FEW = 4  # patterns; nobody would type more
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A file and a model that fit.
+    """The tensors of a file, matched with the variables of a model.
 
     Attributes:
-      layout: how the file holds the model.
-      tensors: the tensor of each variable, by our path; those skipped are not in it.
-      ignored: keys of the file that are not used.
-      tied: (tensor, tensor) that must be equal.
+      layout: the layout of the file.
+      tensors: the tensor of each variable, by our path, without skipped variables.
+      ignored: the keys of the file that are not used.
+      tied: pairs of tensors that must be equal.
     """
 
     layout: Layout
@@ -49,14 +49,14 @@ def match_arrays(
     """Finds the tensor of each variable.
 
     Args:
-      model: may be abstract.
-      tensors: what the file has.
-      layout: the layout's name; None: the one of whose keys the file has most.
-      skip: patterns of our paths to leave as they are, or of the file's keys to leave unread.
+      model: the model; may be abstract.
+      tensors: the tensors of the file, by key.
+      layout: the name of the layout; None: the layout with the most keys in the file.
+      skip: patterns of our paths to leave unchanged, or of the file's keys to leave unread.
 
     Raises:
-      UsageError: no such layout, patterns that match nothing, and all tensors that are missing, unexpected, of another
-        shape or no floating numbers.
+      UsageError: the layout does not exist, a pattern matches nothing, or tensors are missing, unexpected, or of
+        another shape or kind of dtype. The message lists up to 20 faults of each kind.
     """
     chosen = _choose(model, tensors, layout)
     variables = variables_of(model)
@@ -65,7 +65,7 @@ def match_arrays(
     skipped = {path for path in variables if _matches(path, skip)}
     _refuse_idle(skip, [*variables, *tensors, *keys])
 
-    # What the layout says of variables that this model does not have is of no concern.
+    # Entries of the layout for variables that this model does not have are ignored.
     key_of = {path: key for path, key in wanted.items() if path in variables}
     known = {*key_of.values(), *chosen.tied}
     idle = {
@@ -80,7 +80,7 @@ def match_arrays(
         if path not in key_of:
             faults.append(f"missing: {path}, for which the {chosen.name} layout has no key")
         elif key_of[path] not in keys:
-            # Only for the first of them, which are shown: comparing all names with all takes seconds.
+            # Only for the faults that are shown: comparing all names with all takes seconds.
             near = [keys[key].key for key in _nearest(key_of[path], spare or keys)] if len(faults) < _SHOWN else []
             faults.append(f"missing: {chosen.entries[path].key} ({path}){_or_nearest(near)}")
         else:
@@ -104,8 +104,8 @@ def match_arrays(
 
 
 def foreign_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
-    """The shape in a file of what has `shape` in our model."""
-    # An array without memory of its own, so that the transform itself tells what it does to shapes.
+    """Returns the shape in the file of an array with `shape` in our model."""
+    # The transform runs on a broadcast scalar, which takes no memory.
     theirs = list(entry.transform.write(np.broadcast_to(np.zeros((), bool), shape)).shape)
     if entry.part:
         theirs[entry.part.axis] *= entry.part.count
@@ -128,17 +128,17 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
         keys = _plain_keys(tensors, layout)
         hits = sum(key in keys for key in _plain((entry.key for entry in layout.entries.values()), layout))
         first = next(iter(layout.entries.values()), None)
-        reasons.append(f"\n  {title}: wants keys as {first.key if first else '(none)'}")
+        reasons.append(f"\n  {title}: expects keys such as {first.key if first else '(none)'}")
         scored.append((hits, layout))
-    hits, best = max(scored, key=lambda pair: pair[0])  # the first of equals
+    hits, best = max(scored, key=lambda pair: pair[0])  # the first layout wins a tie
     if not hits:
         some = ", ".join(list(tensors)[:3]) or "no tensors at all"
-        raise UsageError(f"the file is in no layout known for {type(model).__name__}: it has {some}{''.join(reasons)}")
+        raise UsageError(f"the file matches no layout of {type(model).__name__}: it has {some}{''.join(reasons)}")
     return best
 
 
 def _plain_keys(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """The tensors by their keys without wrappers, the layout's base and old names."""
+    """Returns the tensors by key, without wrappers and the layout's base, and with old names replaced."""
 
     def renamed(key: str) -> str:
         for old, new in layout.renamed:
@@ -205,18 +205,21 @@ def _summary(faults: list[str], layout: Layout) -> str:
 
 
 def _pattern(name: str, separator: str) -> str:
-    """What matches all of the module that `name` is in."""
+    """Returns the pattern that matches everything in the module of `name`."""
     module = name.rpartition(separator)[0]
     return f"{module}{separator}*" if module else name
 
 
 def _skip_advice(faults: list[str], patterns: list[str], variables: int) -> str:
-    """What to skip, where a few modules do not fit: not for another model's file, nor for numbers of a wrong kind."""
+    """Returns advice on what to skip if only a few modules do not fit.
+
+    Returns "" for the file of another model, and if a dtype does not fit.
+    """
     of_model = sum(not fault.startswith("unexpected") for fault in faults)
     if len(patterns) > _FEW or 2 * of_model >= variables or any(fault.startswith("dtype") for fault in faults):
         return ""
     quoted = [f"'{pattern}'" for pattern in patterns]
     return (
-        f"\nto leave these at their initial values, or unread where they are only in the file, write "
+        f"\nto skip them (variables keep their initial values, other keys of the file are not read), write "
         f"--model.pretrained_skip {' '.join(quoted)}, in Python skip=({', '.join(quoted)},)"
     )

@@ -1,4 +1,4 @@
-"""What went where: one row for each variable of a model, and how they print."""
+"""Reports what was loaded or exported, with one row for each variable of the model."""
 
 import dataclasses
 from collections import Counter
@@ -8,20 +8,20 @@ from typing import NamedTuple
 import numpy as np
 
 
-_LISTED = 4  # names; the table has all of them
+_LISTED = 4  # names
 
 
 class Row(NamedTuple):
     """One variable.
 
     Attributes:
-      path: in the model, attribute names and indices joined by `/`.
-      key: in the file; None for one that was skipped, which keeps its initial values.
-      shape: of the model's array.
-      before: dtype it came from: the file's when loading, the model's when exporting.
-      after: dtype it is now in.
-      overflow: finite values that became inf.
-      flushed: values other than zero that became zero.
+      path: the path in the model, attribute names and indices joined by `/`.
+      key: the key in the file; None: skipped, the variable keeps its initial values.
+      shape: the shape of the model's array.
+      before: the dtype before the cast: the file's when loading, the model's when exporting.
+      after: the dtype after the cast.
+      overflow: the number of finite values that became inf.
+      flushed: the number of nonzero values that became zero.
       error: the largest relative rounding error of all other values.
     """
 
@@ -37,13 +37,13 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PretrainedReport:
-    """Every variable of a model, before and after. Prints as a table and iterates over its rows.
+    """The dtypes and the losses of every variable. Prints as a table and iterates over its rows.
 
     Attributes:
-      source: the file or the folder.
+      source: the path of the file or folder.
       layout: "mpjax", "huggingface" or "timm".
       rows: one for each variable of the model.
-      ignored: keys of the file that carry nothing for this model, or that `skip` names.
+      ignored: the keys of the file that were not read: unused by the model or skipped.
     """
 
     source: str
@@ -59,27 +59,27 @@ class PretrainedReport:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Paths of the variables that keep their initial values."""
+        """Returns the paths of the variables that keep their initial values."""
         return tuple(row.path for row in self.rows if row.key is None)
 
     @property
     def overflow(self) -> int:
-        """Finite values that became inf, of all variables."""
+        """Returns the number of finite values that became inf, over all variables."""
         return sum(row.overflow for row in self.rows)
 
     @property
     def flushed(self) -> int:
-        """Values other than zero that became zero, of all variables."""
+        """Returns the number of nonzero values that became zero, over all variables."""
         return sum(row.flushed for row in self.rows)
 
     @property
     def error(self) -> float:
-        """The largest relative rounding error of all variables."""
+        """Returns the largest relative rounding error over all variables."""
         return max((row.error for row in self.rows), default=0.0)
 
     @property
     def totals(self) -> str:
-        """One line: how many variables and numbers, in which dtypes, what was lost, and what was left as it was."""
+        """Returns one line: the number of variables and values, their dtypes, the losses, and the skipped variables."""
         moved = [row for row in self.rows if row.key is not None]
         numbers = sum(int(np.prod(row.shape)) for row in moved)
         turns = Counter(_turn(row) for row in moved)
@@ -97,7 +97,7 @@ class PretrainedReport:
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         lines = [table[0], "  ".join("-" * width for width in widths), *table[1:], "", self.totals]
         if self.ignored:
-            lines.append(f"not read, for the model has no use for them: {_listed(self.ignored)}")
+            lines.append(f"keys of the file that were not read: {_listed(self.ignored)}")
         return "\n".join(lines)
 
 

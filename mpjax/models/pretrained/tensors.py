@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: names, shapes and dtypes at once, numbers one tensor at a time."""
+"""Opens safetensors files: lists names, shapes and dtypes at once and reads values one tensor at a time."""
 
 import contextlib
 import pathlib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 FLOATING = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""The floating dtypes that are read; eight bits and fewer are for quantised models, whose scales lie elsewhere."""
+"""The floating dtypes that are read. Narrower ones belong to quantised models, whose scales are stored elsewhere."""
 
 DTYPES = FLOATING | {
     "BOOL": "bool",
@@ -34,13 +34,13 @@ _LFS = b"version https://git-lfs"
 
 
 class Tensor(NamedTuple):
-    """A tensor that has not been read.
+    """A tensor in a file whose values have not been read.
 
     Attributes:
-      file: an open safetensors file.
-      key: its name there.
-      shape: its shape.
-      dtype: its dtype, "float32"; as the format spells it ("F8_E4M3") where it is not of `DTYPES`.
+      file: the open safetensors file.
+      key: the tensor's name in the file.
+      shape: the tensor's shape.
+      dtype: the tensor's dtype, such as "float32"; as the format spells it ("F8_E4M3") if it is not in `DTYPES`.
     """
 
     file: "safe_open"
@@ -49,10 +49,10 @@ class Tensor(NamedTuple):
     dtype: str
 
     def read(self) -> np.ndarray:
-        """The numbers.
+        """Reads the values.
 
         Raises:
-          UsageError: it has a shape that no array can have, as (0, 2**62).
+          UsageError: the shape is impossible for an array, such as (0, 2**62).
         """
         try:
             return self.file.get_tensor(self.key)
@@ -64,22 +64,22 @@ class Tensor(NamedTuple):
 
 @contextlib.contextmanager
 def open_tensors(files: Sequence[pathlib.Path]) -> Iterator[Mapping[str, Tensor]]:
-    """The tensors of some files by name, memory-mapped; can be read while the context lasts.
+    """Yields the tensors of the files by name. They are memory-mapped and can be read inside the context only.
 
     Raises:
-      UsageError: a file is no safetensors file, or two have a tensor of one name.
+      UsageError: a file is not a safetensors file, or two files have a tensor of the same name.
     """
     with contextlib.ExitStack() as stack:
         tensors: dict[str, Tensor] = {}
         for path in files:
             try:
-                # NumPy knows bfloat16 only once ml_dtypes is imported, which JAX has done.
+                # NumPy knows bfloat16 only after ml_dtypes is imported. JAX imports it.
                 file = stack.enter_context(safe_open(path, framework="np"))
             except SafetensorError as error:
                 raise UsageError(_why_not(path, error)) from error
             for key in file.keys():  # noqa: SIM118 (no mapping)
                 if key in tensors:
-                    raise UsageError(f"{key} is in two files of {path.parent}: remove the one that is left over")
+                    raise UsageError(f"{key} is in two files of {path.parent}: delete the stale file")
                 about = file.get_slice(key)
                 dtype = str(about.get_dtype())
                 tensors[key] = Tensor(file, key, tuple(about.get_shape()), DTYPES.get(dtype, dtype))
@@ -90,14 +90,14 @@ def _why_not(path: pathlib.Path, error: Exception) -> str:
     with path.open("rb") as file:
         if file.read(len(_LFS)) == _LFS:
             return f"{path} is a pointer of Git LFS, not the weights: write `git lfs pull` in its repository"
-    return f"{path} is no safetensors file, or is damaged ({error}); fetch it again"
+    return f"{path} is not a safetensors file or is damaged ({error}); fetch it again"
 
 
 def variables_of(model: "nnx.Module") -> "dict[str, nnx.Variable]":
-    """Parameters, statistics and other lasting arrays by path (attribute names and indices joined by `/`).
+    """Returns parameters, statistics and other persistent arrays by path (attribute names and indices joined by `/`).
 
-    Random streams, caches and intermediate values are left out. The variables are the model's own: what they are set
-    to, the model has.
+    Random streams, caches and intermediate values are left out. The variables are not copies: setting one changes the
+    model.
     """
     from flax import nnx
 

@@ -1,1 +1,1 @@
-"""Which modules of a model are faster in float32 than in half precision, on the device at hand."""
+"""Finds the modules of a model that are faster in float32 than in half precision on the present device."""

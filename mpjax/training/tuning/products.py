@@ -1,4 +1,4 @@
-"""The products of a model as programs of their own: which modules multiply or convolve, with what, in which dtypes."""
+"""Extracts the modules of a model that contain matrix products or convolutions, as programs to time."""
 
 import dataclasses
 import re
@@ -25,12 +25,12 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Program(NamedTuple):
-    """A module by itself, forward and backward.
+    """The forward and backward pass of one module.
 
     Attributes:
-      run: two lists of arrays, those to differentiate by and the others, to the results; to be compiled.
+      run: a function of two lists of arrays, differentiated and not, that returns output and gradients; not compiled.
       inputs: shapes and dtypes of the two lists.
-      text: as JAX prints it; of equal programs one needs to be timed.
+      text: the jaxpr as text; programs with the same text need to be timed only once.
     """
 
     run: Callable
@@ -39,13 +39,13 @@ class Program(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A module with products of its own.
+    """A module that contains matrix products or convolutions.
 
     Attributes:
-      path: of the module.
-      type: its class's name.
-      half: its program in half precision.
-      full: its program in float32 among neighbours in half, the casts at its borders included.
+      path: the path of the module.
+      type: the name of its class.
+      half: the program in half precision.
+      full: the program in float32 with half-precision input and output, including the casts between them.
     """
 
     path: str
@@ -55,12 +55,12 @@ class Product(NamedTuple):
 
 
 def products_of(task: Task, policy: Policy, batch: Mapping[str, Any]) -> list[Product]:
-    """The modules that have products, that a rule may name, and that no rule decides yet; outermost only.
+    """Returns the outermost submodules that have products of their own and that no rule of the user decides.
 
     Args:
-      task: a model and its loss.
-      policy: what it computes in: half precision.
-      batch: the shapes of what one device gets at a time.
+      task: the model and its loss.
+      policy: the half-precision policy of the model.
+      batch: the shapes of one device's micro-batch.
     """
     calls, owners = _calls(task, batch)
     modules = modules_of(task.abstract)
@@ -69,23 +69,23 @@ def products_of(task: Task, policy: Policy, batch: Mapping[str, Any]) -> list[Pr
         if _is_open(path, task.precision) and not any(is_in(path, one.path) for one in found):
             half, full = (_program(modules[path], calls[path], policy, d) for d in (policy.compute_dtype, FLOAT32))
             found.append(Product(path, type(modules[path]).__name__, half, full))
-    order = list(calls)  # as the program has them
+    order = list(calls)  # in the order of the program
     return sorted(found, key=lambda product: order.index(product.path))
 
 
 def is_in(path: str, module: str) -> bool:
-    """Whether a path is that of a module or of one in it."""
+    """Returns True if `path` is the path of `module` or of a module inside it."""
     return f"{path}/".startswith(f"{module}/")
 
 
 def _is_open(path: str, report: PolicyReport) -> bool:
-    """Whether no rule of the user's decides a module, or one in it."""
+    """Returns True if no rule of the user decides the module or a module inside it."""
     return all(row.rule in ("policy", NORM) for row in report if is_in(row.path, path))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Recording:
-    """Writes down the abstract arguments of a module's first call."""
+    """A wrapper that records the abstract arguments of a module's first call."""
 
     path: str
     calls: dict[str, tuple]
@@ -98,7 +98,7 @@ class _Recording:
 
 
 def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[str]]:
-    """The abstract arguments of each module's first call, and the paths of the modules that have products."""
+    """Returns the abstract arguments of each module's first call, and the paths of the modules that own products."""
     calls: dict[str, tuple] = {}
 
     def loss(params, stats, key, batch):
@@ -117,7 +117,7 @@ def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[
 
 
 def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.dtype) -> Program:
-    """A module's program, computing in `compute_dtype`, its input and output in the policy's."""
+    """Builds a module's program, computing in `compute_dtype` with input and output in the policy's compute dtype."""
     module = nnx.merge(*nnx.split(module))
     outside = policy.compute_dtype
     apply_policy(module, Policy(widest(policy.param_dtype, compute_dtype), compute_dtype, outside))
@@ -136,7 +136,7 @@ def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.
             params, rest, (args, kwargs) = jax.tree.unflatten(treedef, filled)
             return nnx.merge(graph, params, rest)(*args, **kwargs)
 
-        # The output serves as its own gradient: what counts is that it is of the right shape and not zero.
+        # The output serves as its own cotangent: it has the right shape and is not zero.
         output, pull = jax.vjp(forward, by)
         return output, pull(output)
 
@@ -154,14 +154,14 @@ def _count(tree) -> int:
 
 
 def _as(leaf, dtype: np.dtype):
-    """What comes from half-precision neighbours."""
+    """Returns an abstract floating-point leaf in `dtype`, and any other leaf unchanged."""
     if not _is_abstract(leaf) or not is_floating(leaf):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
 
 def arrays_like(shapes: list, seed: int = 0) -> list[jax.Array]:
-    """Arrays to run a program on: no zeros, on which some processors are faster."""
+    """Creates arrays to run a program on. They are not zero, because some processors are faster on zeros."""
 
     def one(number: int, shape) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(seed), number)

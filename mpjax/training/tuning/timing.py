@@ -1,4 +1,4 @@
-"""Two programs timed side by side, and the rules that timings speak for."""
+"""Times two programs side by side, and derives float32 rules from timings."""
 
 import glob
 import math
@@ -15,24 +15,24 @@ from mpjax.training.tuning.products import is_in
 
 
 ROUNDS = 9
-"""How often each program is timed."""
+"""Number of timings of each program."""
 
 SHORTEST = 0.004
-"""Seconds that a timing takes at least; shorter programs run several times in it."""
+"""Shortest duration of a timing in seconds; shorter programs run several times per timing."""
 
 MARGIN = 0.1
-"""Half precision counts as slower where float32 is faster by this share, in three quarters of the rounds at least."""
+"""Half precision counts as slower if float32 is faster by this share in at least three quarters of the rounds."""
 
 GAIN = 0.01
-"""Rules are kept that make a step faster by this share, in three quarters of the rounds at least."""
+"""Rules are kept if they make a step faster by this share in at least three quarters of the rounds."""
 
 
 class Timing(NamedTuple):
-    """Seconds per run, a number for each round.
+    """Seconds per run of two programs, one number for each round.
 
     Attributes:
-      half: of the program in half precision; of a step, without the rules.
-      full: of the program in float32; of a step, with the rules.
+      half: seconds of the program in half precision, or of the step without the rules.
+      full: seconds of the program in float32, or of the step with the rules.
     """
 
     half: tuple[float, ...]
@@ -40,11 +40,11 @@ class Timing(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How many times as fast the second is, the median of the rounds."""
+        """Returns the speedup of the second program over the first, the median over the rounds."""
         return statistics.median(self._ratios)
 
     def faster_by(self, margin: float) -> bool:
-        """Whether the second is faster by more than `margin` in three quarters of the rounds at least."""
+        """Returns True if the second is faster by more than `margin` in at least three quarters of the rounds."""
         return statistics.quantiles(self._ratios, n=4, method="inclusive")[0] > 1 + margin
 
     @property
@@ -53,7 +53,7 @@ class Timing(NamedTuple):
 
 
 def side_by_side(half: Callable[[], Any], full: Callable[[], Any], rounds: int = ROUNDS) -> Timing:
-    """Times two functions that return arrays, in turns, after each has run once."""
+    """Measures the run times of two functions that return arrays, alternating, after a warm-up run of each."""
     for run in (half, full):
         _seconds(run, 1)
     repeats = [max(1, math.ceil(SHORTEST / max(_seconds(run, 1), 1e-7))) for run in (half, full)]
@@ -75,12 +75,12 @@ def _seconds(run: Callable[[], Any], repeats: int) -> float:
 
 
 class Timed(NamedTuple):
-    """Modules whose programs are equal, and how long they take.
+    """Modules with equal programs, and their timing.
 
     Attributes:
-      type: their class's name.
+      type: the name of their class.
       modules: their paths.
-      timing: of one of them, forward and backward, in half precision and in float32.
+      timing: the forward and backward pass of one of them, in half precision and in float32.
     """
 
     type: str
@@ -89,16 +89,16 @@ class Timed(NamedTuple):
 
     @property
     def slower_in_half(self) -> bool:
-        """Whether half precision is slower by more than `MARGIN`, in three quarters of the rounds at least."""
+        """Returns True if float32 is faster by more than `MARGIN` in at least three quarters of the rounds."""
         return self.timing.faster_by(MARGIN)
 
 
 def rules_of(timed: Iterable[Timed], report: PolicyReport) -> dict[str, str]:
-    """The rules that keep what is slower in half precision in float32, and nothing else: pattern to "float32".
+    """Returns rules, pattern to "float32", that cover the modules slower in half precision and no others.
 
     Args:
-      timed: all modules that have products.
-      report: what each module has without these rules.
+      timed: the timed modules.
+      report: the dtypes and the deciding rule of each module without these rules.
     """
     slow = {path for one in timed if one.slower_in_half for path in one.modules}
     rest = [row.path for row in report if row.rule != NORM and not any(is_in(row.path, path) for path in slow)]
@@ -110,7 +110,7 @@ def rules_of(timed: Iterable[Timed], report: PolicyReport) -> dict[str, str]:
 
 
 def _candidates(path: str) -> Sequence[str]:
-    """Patterns for a path, the widest first: by its last name anywhere, `*/depthwise`, and the path itself."""
+    """Returns patterns for a path, the widest first: its last name anywhere, as `*/depthwise`, then the path itself."""
     name = path.rpartition("/")[2]
     alone = glob.escape(path)
     return [alone] if name == path or name.isdecimal() else [f"*/{glob.escape(name)}", alone]

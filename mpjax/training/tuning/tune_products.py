@@ -1,4 +1,4 @@
-"""Tuning: times a model's products in both dtypes, proposes rules, keeps those that make the step faster."""
+"""Tunes a model: times its products in both dtypes, proposes rules, and keeps them if the step gets faster."""
 
 import concurrent.futures
 import hashlib
@@ -17,12 +17,12 @@ from mpjax.training.tuning.timing import GAIN, Timed, Timing, rules_of, side_by_
 
 
 class Tuning(NamedTuple):
-    """What was found.
+    """The result of tuning.
 
     Attributes:
-      timed: all modules that have products, those with equal programs together.
-      proposed: the rules that keep what is slower in half precision in float32.
-      step: the whole step, without these rules and with them; None if there are none.
+      timed: the timed modules, grouped by equal programs.
+      proposed: the rules that keep modules slower in half precision in float32.
+      step: the timing of the whole step without and with these rules; None if there are no rules.
     """
 
     timed: tuple[Timed, ...]
@@ -31,7 +31,7 @@ class Tuning(NamedTuple):
 
     @property
     def rules(self) -> dict[str, str]:
-        """The rules to take: those proposed, if they make the step faster."""
+        """Returns the proposed rules if they make the step faster, else no rules."""
         return self.proposed if self.step is not None and self.step.faster_by(GAIN) else {}
 
     def __str__(self) -> str:
@@ -53,17 +53,17 @@ def tune(
     time_step: Callable[[Mapping[str, str]], Timing],
     side_by_side: Callable[[Callable, Callable], Timing] = side_by_side,
 ) -> Tuning:
-    """Times each kind of product once, then the step without and with the rules that follow.
+    """Measures each kind of product once, then the step without and with the proposed rules.
 
     Args:
-      task: the model under its policy, for what its modules have now.
-      products: of the model.
-      time_step: rules to the timing of a step without and with them.
-      side_by_side: times two programs.
+      task: the model under its policy; provides the present dtypes of its modules.
+      products: the products of the model.
+      time_step: a function from rules to the timing of a step without and with them.
+      side_by_side: a function that times two programs.
     """
     kinds = kinds_of(products)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        # Compiling takes the most of the time, and a processor each.
+        # Compilation takes most of the time and occupies one processor per program.
         compiled = [[_compiled(pool, program) for program in (one.half, one.full)] for one, *_ in kinds]
     timed = tuple(
         Timed(one.type, (one.path, *(other.path for other in others)), side_by_side(*map(_ready, programs)))
@@ -74,7 +74,7 @@ def tune(
 
 
 def kinds_of(products: list[Product]) -> list[list[Product]]:
-    """Products of equal programs together, without those whose code decides by itself what it computes in."""
+    """Groups products by equal programs; leaves out those whose program is the same in both dtypes."""
     kinds: dict[tuple[str, str], list[Product]] = {}
     for product in products:
         if product.half.text != product.full.text:
@@ -92,14 +92,14 @@ def _compiled(pool: concurrent.futures.Executor, program: Program) -> _Compiled:
 
 
 def _ready(compiled: _Compiled) -> Callable[[], Any]:
-    """The program on arrays of its own, which are there only while it is timed."""
+    """Returns the program bound to new arrays, which are freed with it after the timing."""
     arrays = [arrays_like(shapes) for shapes in compiled.program.inputs]
     executable = compiled.executable.result()
     return lambda: executable(*arrays)
 
 
 def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
-    """What was found for `key`; None if nothing was, or the file is damaged."""
+    """Reads the result stored for `key`; returns None if there is none or the file is damaged."""
     try:
         found = json.loads(tuning_file(folder, key).read_text())
         if found["key"] != _plain(key):
@@ -112,7 +112,7 @@ def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
 
 
 def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -> pathlib.Path:
-    """Keeps what was found for `key`; gives the file."""
+    """Writes the result for `key` and returns the path of the file."""
     file = tuning_file(folder, key)
     file.parent.mkdir(parents=True, exist_ok=True)
     found = {
@@ -123,19 +123,19 @@ def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -
     }
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(strict_json.encode(found, indent=2) + "\n")
-    unfinished.replace(file)  # at once: another run may read it
+    unfinished.replace(file)  # atomic, because another run may read the file
     return file
 
 
 def tuning_file(folder: pathlib.Path, key: Mapping[str, Any]) -> pathlib.Path:
-    """Where it is: named for device and model, and by a digest of the whole key."""
+    """Returns the path of the result, named after device, model and a digest of the whole key."""
     digest = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()[:12]
     words = "-".join(str(key[name]) for name in ("device", "model") if name in key)
     return folder / ("".join(c if c.isalnum() else "_" for c in words) + f"-{digest}.json")
 
 
 def _plain(key: Mapping[str, Any]):
-    """The key as JSON gives it back."""
+    """Returns the key after a round trip through JSON."""
     return json.loads(json.dumps(key))
 
 

@@ -97,7 +97,7 @@ def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():
         (b"no image", 3, "image: cannot be decoded"),
         (encoded(Image.new("RGB", (64, 64)), "JPEG")[:400], 3, "image: cannot be decoded"),
         (np.zeros((4, 4, 3), np.float32), 3, r"image: float32 \(4, 4, 3\); only uint8"),
-        (np.zeros((4, 4, 2), np.uint8), 2, "image: 2 channels; only images of 1, 3 or 4"),
+        (np.zeros((4, 4, 2), np.uint8), 2, "image: 2 channels; only 1, 3 or 4 can be resized"),
     ],
 )
 def test_what_cannot_be_resized(stored, channels, says):
@@ -115,7 +115,7 @@ def transparent(mode):
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_transparent_pixels_are_told_of(mode, channels):
-    with pytest.warns(DataWarning, match="transparent pixels, which are taken in the colours stored under them"):
+    with pytest.warns(DataWarning, match="transparent pixels, which keep the colours stored under them"):
         assert decode(encoded(transparent(mode)), channels).shape == (2, 2, channels)
 
 
@@ -155,7 +155,7 @@ def test_a_damaged_image_is_named(content, tmp_path):
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.png")
-    with pytest.raises(UsageError, match="a.png: no regular file; wanted an image; remove it"):
+    with pytest.raises(UsageError, match="a.png: not a regular file; wanted an image; remove it"):
         FileBytes.read(str(tmp_path / "a.png"))
 
 

@@ -40,7 +40,9 @@ def test_class_numbers_mean_themselves():
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint16])
 def test_masks_of_0_and_255_are_two_classes_and_that_is_told(dtype):
     values, told = found([np.array([[0, 255], [255, 255]], dtype)], 2)
-    assert told == ["mask: the stored values 0, 255 are taken as classes 0 to 1: as many in 1 of 1 masks of 'cells'"]
+    assert told == [
+        "mask: the stored values 0, 255 are used as classes 0 to 1: exactly 2 values occur in 1 of 1 masks of 'cells'"
+    ]
     numbers = values.class_numbers(np.array([[0, 255]], dtype))
     assert (numbers.tolist(), numbers.dtype) == ([[0, 1]], np.uint8)
 
@@ -50,9 +52,9 @@ def test_what_does_not_count_is_asked_for():
     with pytest.raises(UsageError) as raised:
         found(masks, 3)
     assert str(raised.value) == (
-        "mask: the stored values in 1 of 1 masks of 'cells' are 0, 1, 2, 255, and the 3 classes of the task are 0 to 2"
+        "mask: the stored values in 1 of 1 masks of 'cells' are 0, 1, 2, 255, but the 3 classes of the task are 0 to 2"
         "; write --data.mask_values with the stored value of each class, as in --data.mask_values 0 255, or "
-        "--data.ignore_index 255 if pixels of that value do not count"
+        "--data.ignore_index 255 to ignore pixels of that value"
     )
     values, told = found(masks, 3, ignore_index=(255,))
     assert told == []
@@ -81,7 +83,7 @@ def test_a_value_that_appears_later_is_an_error_that_names_it():
     values, _ = found([[[0, 255]]], 2)
     for mask in (np.array([0, 254], np.uint8), np.array([0, -1]), np.array([70_000])):
         with pytest.raises(
-            UsageError, match=rf"mask: value {mask[-1]} of 'cells' is none of 0, 255; write --data.mask_v"
+            UsageError, match=rf"mask: value {mask[-1]} of 'cells' is not one of 0, 255; write --data.mask_v"
         ):
             ClassMasks(Masks([mask]), values)[0]
 
@@ -91,7 +93,10 @@ def test_a_class_that_no_mask_has_is_told():
     assert told == ["mask: class 2, 3 of 4 does not occur in 2 of 2 masks of 'cells'"]
 
 
-@pytest.mark.parametrize(("mask", "told"), [([0, 1, 9, 9], []), ([0, 1, 9, 9, 9], ["60% of the pixels do not count"])])
+@pytest.mark.parametrize(
+    ("mask", "told"),
+    [([0, 1, 9, 9], []), ([0, 1, 9, 9, 9], ["60% of the pixels are ignored by --data.ignore_index 9"])],
+)
 def test_masks_most_of_which_do_not_count_are_told(mask, told):
     _, said = found([mask], 2, ignore_index=(9,))
     assert [text[len("mask: ") :].partition(",")[0] for text in said] == told

@@ -26,7 +26,7 @@ def test_lists_in_lists(kind):
 
 
 def test_lists_of_several_lengths():
-    with pytest.raises(UsageError, match="column 'x': lists of 1 to 2 values; wanted lists of one length"):
+    with pytest.raises(UsageError, match="column 'x': lists of 1 to 2 values; wanted lists of equal length"):
         arrow.numbers(pa.array([[1], [1, 2]]), "column 'x'")
 
 

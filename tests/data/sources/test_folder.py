@@ -136,12 +136,12 @@ def test_a_split_that_is_not_named_is_not_taken_for_a_class(pets):
 
 def test_a_class_that_training_does_not_have(pets):
     save(pets / "test/eel/0.png")
-    refused("split 'test' has the class 'eel', but 'train' has not: it has cat, dog", pets)
+    refused("split 'test' has the class 'eel', but 'train' does not: it has cat, dog", pets)
 
 
 def test_a_file_that_is_no_image_by_its_ending(pets):
     (pets / "train/cat/notes.txt").write_text("x")
-    refused("notes.txt: no image by its ending", pets)
+    refused("notes.txt: not an image by its extension", pets)
 
 
 def test_litter_of_file_managers_is_passed_over(pets):
@@ -180,7 +180,7 @@ def test_two_files_of_one_name(scans):
 
 
 def test_no_masks(pets):
-    refused("no folder .*train/images; for segmentation, wanted PATH/SPLIT/images", pets, "segmentation", num_classes=3)
+    refused("no folder .*train/images; segmentation needs PATH/SPLIT/images", pets, "segmentation", num_classes=3)
 
 
 def test_how_many_classes_masks_have_must_be_said(scans):
@@ -188,7 +188,7 @@ def test_how_many_classes_masks_have_must_be_said(scans):
 
 
 def test_it_has_no_text(pets):
-    refused("is for images; language_modeling wants text", pets, "language_modeling")
+    refused("holds images, but language_modeling needs text", pets, "language_modeling")
 
 
 def test_only_what_is_wanted_is_read(pets):

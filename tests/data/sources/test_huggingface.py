@@ -158,12 +158,16 @@ def test_floating_labels_are_refused_by_column(tmp_path, dtype):
     name = saved(
         tmp_path, features(text=datasets.Value("string"), score=datasets.Value(dtype)), text=["x"], score=[1.0]
     )
-    write = r"where those of 'score' are whole, write --data.columns label score --data.num_classes N --data.preprocess"
+    write = (
+        r"if the values of 'score' are whole, write --data.columns label score --data.num_classes N --data.preprocess"
+    )
     with pytest.raises(
         UsageError, match=rf"label \(column 'score' of .*\): dtype {dtype}; wanted class numbers.*{write}"
     ):
         opened(name, "text_classification", columns={"label": "score"})
-    with pytest.raises(UsageError, match=rf"no column that could be the label, .* a floating number is no.*{write}"):
+    with pytest.raises(
+        UsageError, match=rf"no column that could be the label, .* a floating-point number is not.*{write}"
+    ):
         opened(name, "text_classification")
 
 
@@ -205,7 +209,7 @@ def test_an_empty_text_of_a_csv_is_a_text_and_an_empty_label_is_refused(tmp_path
     assert [int(example["length"]) for example in source.train] == [3, 2, 2]
     assert source.fields["label"] == Label(2)
     (tmp_path / "b.csv").write_text("text,label\na,yes\nb,\n")
-    with pytest.raises(UsageError, match=r"label \(column 'label' of .*\): some are empty texts"):
+    with pytest.raises(UsageError, match=r"label \(column 'label' of .*\): some texts are empty"):
         opened(f"hf:{tmp_path / 'b.csv'}", "text_classification", test_split="train")
 
 

@@ -74,7 +74,7 @@ def test_a_tensor_that_the_model_ties_to_another_must_be_equal_to_it(tmp_path, s
         assert mpjax.load_pretrained(again, path).ignored == ()
     else:
         with pytest.raises(
-            UsageError, match=r"lm_head.weight differs from transformer.wte.weight, which the model has"
+            UsageError, match=r"lm_head.weight differs from transformer.wte.weight, but the model shares"
         ):
             mpjax.load_pretrained(again, path)
 
@@ -109,8 +109,8 @@ def test_values_that_the_files_dtype_cannot_hold_are_refused(small, tmp_path):
     assert str(raised.value).splitlines() == [
         "values that the stored dtype cannot hold (nothing was written):",
         "  stem/bias: of 2 values in float32, 1 overflow and 1 flush to zero in float16",
-        "write a wider dtype (on the command line --dtype bfloat16 or float32); in Python allow_lossy=True takes the "
-        "loss instead",
+        "write a wider dtype (on the command line --dtype bfloat16 or float32); in Python allow_lossy=True accepts "
+        "the loss instead",
     ]
     assert list(tmp_path.iterdir()) == []
     report = export_safetensors(small, tmp_path / "a.safetensors", dtype="float16", allow_lossy=True)

@@ -44,7 +44,7 @@ def test_a_sharded_model_stands_for_its_parts(saved, tmp_path):
 def test_a_part_that_is_not_there_is_named(saved, tmp_path):
     saved({"a": np.zeros(1)}, "1.safetensors")
     index(tmp_path, ["1.safetensors", "2.safetensors"])
-    with pytest.raises(UsageError, match="parts that .* names are not in .*: 2.safetensors$"):
+    with pytest.raises(UsageError, match="index.json names files that are missing from .*: 2.safetensors$"):
         find_files(tmp_path)
 
 
@@ -101,7 +101,10 @@ def test_a_run_of_mpjax_is_refused_with_the_line_that_exports_it(tmp_path):
     ("make", "says"),
     [
         ([], "no safetensors in .*: wanted model.safetensors, or model.safetensors.index.json with its parts"),
-        (["a.safetensors", "b.safetensors"], "several weights in .*: name one of a.safetensors, b.safetensors"),
+        (
+            ["a.safetensors", "b.safetensors"],
+            "several safetensors files in .*: name one of a.safetensors, b.safetensors",
+        ),
     ],
 )
 def test_a_folder_that_does_not_say_what_it_is_is_refused(tmp_path, make, says):

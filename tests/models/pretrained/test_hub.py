@@ -35,8 +35,8 @@ def test_without_network_the_message_says_how_to_fetch_by_hand(hub):
     with pytest.raises(UsageError) as raised:
         download("microsoft/resnet-50")
     assert str(raised.value).splitlines() == [
-        "there is no file or folder 'microsoft/resnet-50', so it was taken for an id of the Hugging Face hub, which "
-        "did not give it: Name or service not known",
+        "there is no file or folder 'microsoft/resnet-50', so it was taken for an id of the Hugging Face hub, but "
+        "the download failed: Name or service not known",
         "or fetch it by hand on a machine with network, and give the folder in place of the id:",
         '  hf download microsoft/resnet-50 --include "*.safetensors" "*.json" --local-dir resnet-50',
     ]

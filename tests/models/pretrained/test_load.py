@@ -80,8 +80,8 @@ def test_a_lossy_conversion_is_refused_by_name_with_what_to_write(small, weights
         "values that the stored dtype cannot hold (nothing was loaded):",
         "  head.kernel (head/kernel): of 8 values in float32, 0 overflow and 1 flush to zero in float16",
         "  stem.kernel (stem/kernel): of 6 values in float32, 2 overflow and 1 flush to zero in float16",
-        "keep such a module in float32 by a rule: on the command line --precision.rules 'head' float32, in Python "
-        "Policy(..., rules={'head': 'float32'}), where allow_lossy=True takes the loss instead",
+        "keep the module in float32 with a rule: on the command line --precision.rules 'head' float32, in Python "
+        "Policy(..., rules={'head': 'float32'}); in Python allow_lossy=True accepts the loss instead",
     ]
     assert_untouched(small)
 

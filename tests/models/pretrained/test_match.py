@@ -62,7 +62,10 @@ def test_a_layout_can_be_named(weights):
     ("layout", "says"),
     [
         ("hf", "no layout 'hf' for ResNet: wanted one of huggingface, timm, mpjax"),
-        (None, r"in no layout known for ResNet: it has a.b\n  huggingface: wants keys as resnet.encoder.*\n  timm: "),
+        (
+            None,
+            r"matches no layout of ResNet: it has a.b\n  huggingface: expects keys such as resnet.encoder.*\n  timm: ",
+        ),
     ],
 )
 def test_a_layout_that_is_not_known_is_refused(layout, says):
@@ -138,7 +141,7 @@ def test_where_a_module_does_not_fit_the_advice_says_what_to_write_and_is_enough
     weights["head.kernal"] = weights.pop("head.kernel")
     weights["stem.bias"] = np.zeros(5, np.float32)
     assert refused(small, tensors(weights)).splitlines()[-1] == (
-        "to leave these at their initial values, or unread where they are only in the file, write "
+        "to skip them (variables keep their initial values, other keys of the file are not read), write "
         "--model.pretrained_skip 'head.*' 'head/*' 'stem/*', in Python skip=('head.*', 'head/*', 'stem/*',)"
     )
     assert len(match_arrays(small, tensors(weights), skip=("head.*", "head/*", "stem/*")).tensors) == 4

@@ -29,7 +29,7 @@ def test_it_prints_as_a_table_with_its_totals_and_what_was_left_out():
         "",
         "2 variables (224 numbers) of model.safetensors, timm layout: 1 float32 to float16, 1 float32; 1 overflow, 20 "
         "flush to zero, largest relative error 0.00024; left at initial values: head/kernel",
-        "not read, for the model has no use for them: bn1.num_batches_tracked",
+        "keys of the file that were not read: bn1.num_batches_tracked",
     ]
 
 

@@ -43,8 +43,8 @@ def test_a_key_that_two_files_have_is_refused(saved):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"nonsense", "is no safetensors file, or is damaged"),
-        (b"", "is no safetensors file, or is damaged"),
+        (b"nonsense", "is not a safetensors file or is damaged"),
+        (b"", "is not a safetensors file or is damaged"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a pointer of Git LFS.*`git lfs pull`"),
     ],
 )

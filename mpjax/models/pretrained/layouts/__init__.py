@@ -1,4 +1,4 @@
-"""The layouts of each model: one file for each family, and our own for any model."""
+"""Lists the layouts of each model: those of its family, and our own for any model."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from flax import nnx
 
 
-# A family's file says for which class of models it is (MODEL), and maps a layout's name to the function that makes it
-# for a model of that class (LAYOUTS).
+# In the file of a family, MODEL is the class of its models. LAYOUTS maps the name of a layout to the function that
+# makes the layout for a model of that class.
 FAMILIES = (resnet, vit, bert, gpt2)
 
 
 def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], Layout]]:
-    """The layouts in which files of this model may come, by name; our own is the last."""
+    """Returns the layouts that a file of this model may have, by name; our own is the last."""
     known = {}
     for family in FAMILIES:
         if isinstance(model, family.MODEL):

@@ -1,4 +1,4 @@
-"""BERT in the files of Hugging Face transformers (`BertForSequenceClassification`)."""
+"""Maps BERT to the files of Hugging Face transformers (`BertForSequenceClassification`)."""
 
 from mpjax.models.bert import BERT
 from mpjax.models.pretrained.layouts.entry import Entry, Layout, attention_entries, layer_entries
@@ -8,7 +8,7 @@ MODEL = BERT
 
 
 def huggingface(model: BERT) -> Layout:
-    """The keys of `BertForSequenceClassification`; the heads of pre-training are left unread."""
+    """Returns the layout of `BertForSequenceClassification`. The pre-training heads are not read."""
     embeddings = "bert.embeddings"
     names = {
         "tokens": f"{embeddings}.word_embeddings",

@@ -1,4 +1,4 @@
-"""What a layout of weights is: for each variable of a model, its key in a file and how its array is laid out there."""
+"""Defines a layout: for each variable of a model, its key in a file and the axis order and shape there."""
 
 import dataclasses
 import functools
@@ -17,12 +17,12 @@ Turn = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Transform:
-    """One array, in the file's arrangement and in ours; moves numbers, never changes one.
+    """A pair of functions between the file's axis order and shape and ours. Values move but never change.
 
     Attributes:
-      name: as a table shows it.
-      read: the file's array to ours.
-      write: ours to the file's, the inverse of `read`.
+      name: a short description.
+      read: the function from the file's array to ours.
+      write: the function from our array to the file's, the inverse of `read`.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Transform:
     write: Turn
 
     def then(self, second: "Transform") -> "Transform":
-        """Reads by this transform, then by `second`; writes in the opposite order."""
+        """Returns the transform that reads with this one, then with `second`, and writes in the opposite order."""
         return Transform(
             f"{self.name}, {second.name}",
             lambda array: second.read(self.read(array)),
@@ -39,15 +39,15 @@ class Transform:
 
 
 def transposed(name: str, *axes: int) -> Transform:
-    """Our axis `i` is the file's axis `axes[i]`."""
+    """Returns the transform in which our axis `i` is the file's axis `axes[i]`."""
     back = tuple(axes.index(axis) for axis in range(len(axes)))
     return Transform(name, functools.partial(np.transpose, axes=axes), functools.partial(np.transpose, axes=back))
 
 
 def reshaped(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Transform:
-    """The same numbers in the same order: the file's shape `theirs`, our shape `ours`.
+    """Returns the transform between the file's shape `theirs` and our shape `ours`. Values keep their order.
 
-    The projection to 12 heads of 64 features: `LINEAR.then(reshaped((768, 768), (768, 12, 64)))`.
+    A projection to 12 heads of 64 features is `LINEAR.then(reshaped((768, 768), (768, 12, 64)))`.
     """
     return Transform(
         f"{_shape(theirs)} to {_shape(ours)}",
@@ -57,7 +57,7 @@ def reshaped(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Transform:
 
 
 def _reshape(array: np.ndarray, *, wanted: tuple[int, ...], into: tuple[int, ...]) -> np.ndarray:
-    # An array of another shape but as many numbers would be reshaped in silence.
+    # np.reshape would accept any array with the same number of values.
     if array.shape != wanted:
         raise ValueError(f"shape {array.shape} where {wanted} is wanted")
     return array.reshape(into)
@@ -69,16 +69,16 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 SAME = Transform("as it is", lambda array: array, lambda array: array)
 LINEAR = transposed("transposed", 1, 0)  # PyTorch's nn.Linear: [out, in]; ours [in, out]
-CONV = transposed("OIHW to HWIO", 2, 3, 1, 0)  # PyTorch's nn.Conv2d, grouped ones too
+CONV = transposed("OIHW to HWIO", 2, 3, 1, 0)  # PyTorch's nn.Conv2d, also grouped
 
 
 class Part(NamedTuple):
-    """One of `count` equal parts of a fused array, as query, key and value are often stored.
+    """One of `count` equal parts of a fused array, such as query, key and value in one matrix.
 
     Attributes:
-      index: which part, from 0.
-      count: how many there are.
-      axis: along which axis of the file's array.
+      index: the index of the part, from 0.
+      count: the number of parts.
+      axis: the axis of the file's array along which it is split.
     """
 
     index: int
@@ -88,12 +88,12 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Where one variable of the model is in a file.
+    """The place of one variable of the model in a file.
 
     Attributes:
       key: the tensor's name in the file.
-      transform: between the file's arrangement (of the part, where there is one) and ours.
-      part: the part of the file's tensor that this variable is; None: all of it.
+      transform: the transform between the file's tensor (or its `part`) and our array.
+      part: the part of the file's tensor that holds this variable; None: the whole tensor.
     """
 
     key: str
@@ -103,17 +103,17 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the files of one library hold one model.
+    """The keys and shapes of one model in the files of one library.
 
     Attributes:
-      name: "huggingface", "timm", "mpjax".
-      entries: our path (attribute names and indices joined by `/`) to its entry, for every parameter and statistic.
-      base: what the library puts before the keys of all but the head, as in `bert.encoder…`; files of the model without
-        a head lack it, and are read all the same. Entries have it.
-      ignored: patterns (`*` for anything) of keys, without `base`, that carry nothing the model has.
-      tied: keys without `base` that repeat another key's tensor; must be equal to it where present.
-      renamed: (old, new) pieces of keys, for names that the library itself has changed.
-      filler: tensors that carry nothing, but that the library wants to find in an exported file.
+      name: "huggingface", "timm" or "mpjax".
+      entries: the entry of every parameter and statistic, by our path (attribute names and indices joined by `/`).
+      base: the prefix of all keys but the head's, such as `bert.` in `bert.encoder…`. The keys in `entries` have it.
+        Files of a model without a head lack it and are read too.
+      ignored: patterns (`*` for anything) of keys, without `base`, that the model does not use.
+      tied: keys, without `base`, that repeat the tensor of another key. The two must be equal if both are present.
+      renamed: (old, new) substrings of keys, for names that the library has changed.
+      filler: tensors without information that the library expects in an exported file.
     """
 
     name: str
@@ -137,14 +137,14 @@ _KERNELS = {2: LINEAR, 4: CONV}
 
 
 def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, Entry]:
-    """The entries of linear layers, 2-D convolutions, embeddings and norms.
+    """Returns the entries of linear layers, 2-D convolutions, embeddings and norms.
 
     Args:
-      model: what holds the layers; may be abstract.
-      names: module path of a layer to its name in the file: `{"stem/conv": "conv1"}`.
+      model: the model with the layers; may be abstract.
+      names: the name of each layer in the file, by its path in the model: `{"stem/conv": "conv1"}`.
 
     Returns:
-      Our path to entry, for all variables of these layers: `{"stem/conv/kernel": Entry("conv1.weight", CONV)}`.
+      The entries of all variables of these layers, by our path: `{"stem/conv/kernel": Entry("conv1.weight", CONV)}`.
     """
     entries = {}
     for path, variable in variables_of(model).items():
@@ -156,12 +156,15 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, Entr
 
 
 def attention_entries(attention: Attention, path: str, query: str, key: str, value: str, out: str) -> dict[str, Entry]:
-    """The entries of an attention whose projections are four of PyTorch's linear layers.
+    """Returns the entries of an attention whose four projections are PyTorch linear layers in the file.
 
     Args:
-      attention: ours; may be abstract.
-      path: where it is in the model.
-      query: the name of the layer in the file; so are `key`, `value` and `out`.
+      attention: our module; may be abstract.
+      path: the path of the module in the model.
+      query: the name of the query projection in the file.
+      key: the name of the key projection in the file.
+      value: the name of the value projection in the file.
+      out: the name of the output projection in the file.
     """
     width, heads, features = attention.query.kernel.get_value().shape
     matrix = width, heads * features
@@ -177,6 +180,6 @@ def attention_entries(attention: Attention, path: str, query: str, key: str, val
 
 
 def own_layout(model: nnx.Module) -> Layout:
-    """Every variable under its own path, `blocks.0.conv1.kernel`; a file may have `/` in place of the dots."""
+    """Returns the layout with each variable under its own path, `blocks.0.conv1.kernel`; `/` may replace the dots."""
     entries = {path: Entry(path.replace("/", ".")) for path in variables_of(model)}
     return Layout("mpjax", entries, renamed=(("/", "."),))

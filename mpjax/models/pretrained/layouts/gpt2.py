@@ -1,4 +1,4 @@
-"""GPT-2 in the files of Hugging Face transformers (`GPT2LMHeadModel`)."""
+"""Maps GPT-2 to the files of Hugging Face transformers (`GPT2LMHeadModel`)."""
 
 from mpjax.models.attention import Attention
 from mpjax.models.gpt2 import GPT2
@@ -9,7 +9,10 @@ MODEL = GPT2
 
 
 def huggingface(model: GPT2) -> Layout:
-    """The keys of `GPT2LMHeadModel`, whose kernels are [in, out] as ours are; the logits' matrix is the tokens'."""
+    """Returns the layout of `GPT2LMHeadModel`.
+
+    Its kernels are [in, out], the same as ours. The kernel of the logits is the token embedding.
+    """
     names = {"tokens": "transformer.wte", "norm": "transformer.ln_f"}
     entries = {"positions": Entry("transformer.wpe.weight")}
     for number, block in enumerate(model.blocks):
@@ -24,13 +27,13 @@ def huggingface(model: GPT2) -> Layout:
         "huggingface",
         layer_entries(model, names) | entries,
         base="transformer.",
-        ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),  # constants: the causal mask
+        ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),  # constants for the causal mask
         tied={"lm_head.weight": "wte.weight"},
     )
 
 
 def _attention(attention: Attention, ours: str, theirs: str) -> dict[str, Entry]:
-    """Query, key and value are one matrix side by side."""
+    """Returns the entries of an attention whose query, key and value are one matrix, side by side along the outputs."""
     width, heads, features = attention.query.kernel.get_value().shape
     out = reshaped((width, width), (heads, features, width))
     entries = {

@@ -1,4 +1,4 @@
-"""ResNet in the files of Hugging Face transformers (`ResNetForImageClassification`) and of timm and torchvision."""
+"""Maps ResNet to the files of Hugging Face transformers (`ResNetForImageClassification`), timm and torchvision."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,10 @@ MODEL = ResNet
 
 
 def huggingface(model: ResNet) -> Layout:
-    """The keys of `ResNetForImageClassification`; its bottlenecks stride in the 3x3 convolution, as ours do."""
+    """Returns the layout of `ResNetForImageClassification`.
+
+    Its bottlenecks stride in the 3x3 convolution, as ours do.
+    """
     embedder = "resnet.embedder.embedder"
     names = {
         "stem/conv": f"{embedder}.convolution",
@@ -31,7 +34,7 @@ def huggingface(model: ResNet) -> Layout:
 
 
 def timm(model: ResNet) -> Layout:
-    """The keys of `timm.create_model("resnet50")`, which are torchvision's."""
+    """Returns the layout of `timm.create_model("resnet50")`, the same as torchvision's."""
     names = {"stem/conv": "conv1", "stem/norm": "bn1", "head": "fc"}
     for block, stage, index in _blocks(model):
         layer = f"layer{stage + 1}.{index}"
@@ -49,13 +52,13 @@ LAYOUTS = {"huggingface": huggingface, "timm": timm}
 def _layout(name: str, model: ResNet, names: Mapping[str, str], base: str = "") -> Layout:
     entries = layer_entries(model, names)
     norms = [entry.key.removesuffix("running_mean") for entry in entries.values() if entry.key.endswith("running_mean")]
-    # PyTorch counts the batches of each norm; the count is only used where it has no momentum.
+    # PyTorch counts the batches of each norm, but uses the count only if the norm has no momentum.
     counts = {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
     return Layout(name, entries, base=base, ignored=("*.num_batches_tracked",), filler=counts)
 
 
 def _blocks(model: ResNet) -> Iterator[tuple[str, int, int]]:
-    """Path, stage and index in the stage of each block; a stage is a row of blocks of one width."""
+    """Yields path, stage and index in the stage of each block. A stage is a run of consecutive blocks of one width."""
     widths = [block.conv1.kernel.get_value().shape[-1] for block in model.blocks]
     number = itertools.count()
     for stage, (_, row) in enumerate(itertools.groupby(widths)):

@@ -1,4 +1,4 @@
-"""ViT in the files of Hugging Face transformers (`ViTForImageClassification`)."""
+"""Maps ViT to the files of Hugging Face transformers (`ViTForImageClassification`)."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ SAVED = {
     "value": "attention.attention.value",
     "out": "attention.output.dense",
 }
-"""What `save_pretrained` calls the parts of a block."""
+"""The names of the parts of a block in files of `save_pretrained`."""
 
 IN_MEMORY = {
     "block": "vit.layers",
@@ -29,16 +29,19 @@ IN_MEMORY = {
     "value": "attention.v_proj",
     "out": "attention.o_proj",
 }
-"""What `state_dict` calls them from transformers 5 on."""
+"""Their names in `state_dict`, from transformers 5 on."""
 
 
 def huggingface(model: ViT) -> Layout:
-    """The keys of `ViTForImageClassification`, which has a class token: `pool="cls"`, and an epsilon of 1e-12."""
+    """Returns the layout of `ViTForImageClassification`.
+
+    That model has a class token (`pool="cls"`) and an epsilon of 1e-12.
+    """
     return _layout("huggingface", model, SAVED)
 
 
 def state_dict(model: ViT) -> Layout:
-    """The same of a `state_dict` that was written as it is."""
+    """Returns the layout of a `state_dict` that was saved without `save_pretrained`."""
     return _layout("huggingface_state_dict", model, IN_MEMORY)
 
 
