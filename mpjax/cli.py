@@ -41,9 +41,9 @@ def diagnose(argv: Sequence[str]) -> int:
     """Runs `scripts/diagnose.py` and returns its exit code."""
 
     def command() -> None:
-        from mpjax.config.commands import load_inquiry
+        from mpjax.config.commands import load_diagnose
 
-        settings = load_inquiry(argv, prog="diagnose.py")
+        settings = load_diagnose(argv, prog="diagnose.py")
         from mpjax.commands.diagnose import diagnose_run
 
         diagnose_run(settings)

@@ -1,10 +1,10 @@
-"""No library for the model: a dict of parameters and functions, in float16 with dynamic loss scaling.
+"""A model without a library: a dict of parameters and functions, in float16 with dynamic loss scaling.
 
-- `mpjax.autocast` runs the loss function with its matrix products in float16, softmax and sums in float32,
-- `tx` is wrapped in `mpjax.dynamic_loss_scaling`, and the gradients come from `mpjax.scaled_value_and_grad`,
-- `mpjax.where_finite` takes back all else that a step changes, here a step number and a moving average,
+- `mpjax.autocast` runs the matrix products of the loss function in float16, and softmax and sums in float32.
+- `TX` is wrapped in `mpjax.dynamic_loss_scaling`, and `mpjax.scaled_value_and_grad` computes the gradients.
+- `mpjax.where_finite` restores everything else that a step changes: here the step number and the moving average.
 - `mpjax.master_weights` lets the same loop store its parameters in half precision: `create_state(key, "float16")`. It
-  does nothing to parameters that are float32.
+  does nothing to float32 parameters.
 """
 
 from functools import partial
@@ -18,13 +18,13 @@ import mpjax
 
 
 class State(NamedTuple):
-    """All that a step changes.
+    """Everything that a step changes.
 
     Attributes:
-      params: dict of arrays, in the dtype they are stored in.
+      params: dict of arrays, in the parameter dtype.
       average: exponential moving average of the parameters, float32.
-      opt_state: of the optimizer, with the loss scale and the float32 master weights.
-      step: steps applied.
+      opt_state: the optimizer state, including the loss scale and the float32 master weights.
+      step: number of applied steps.
     """
 
     params: dict[str, jax.Array]
@@ -37,18 +37,18 @@ TX = mpjax.dynamic_loss_scaling(mpjax.master_weights(optax.chain(optax.clip_by_g
 
 
 def mlp(params, x):
-    """Two layers: [batch, features] -> [batch, classes]."""
+    """Applies two layers: [batch, features] -> [batch, classes]."""
     hidden = jax.nn.gelu(x @ params["w1"] + params["b1"])
     return hidden @ params["w2"] + params["b2"]
 
 
 def loss_fn(params, x, labels) -> jax.Array:
-    """Cross entropy of labels that are numbers."""
+    """Computes the cross entropy of integer labels."""
     return optax.softmax_cross_entropy_with_integer_labels(mlp(params, x), labels).mean()
 
 
 def create_state(key, param_dtype="float32") -> State:
-    """Parameters and everything made from them."""
+    """Creates the parameters and everything derived from them."""
     key1, key2 = jax.random.split(key)
     init = jax.nn.initializers.he_normal()
     params = {
@@ -57,13 +57,13 @@ def create_state(key, param_dtype="float32") -> State:
         "w2": init(key2, (64, 3), param_dtype),
         "b2": jnp.zeros(3, param_dtype),
     }
-    average = jax.tree.map(lambda p: jnp.array(p, jnp.float32), params)  # a copy: `train_step` gives its input away
+    average = jax.tree.map(lambda p: jnp.array(p, jnp.float32), params)  # a copy: `train_step` donates its input
     return State(params, average, TX.init(params), jnp.int32(0))
 
 
 @partial(jax.jit, donate_argnums=0)
 def train_step(state: State, x, labels) -> tuple[State, jax.Array]:
-    """One step; the loss that it returns is unscaled and float32."""
+    """Takes one step; returns the unscaled float32 loss."""
     value_and_grad = mpjax.scaled_value_and_grad(mpjax.autocast(loss_fn, "mixed_float16"))
     loss, grads = value_and_grad(state.opt_state, state.params, x, labels)
     updates, opt_state = TX.update(grads, state.opt_state, state.params)
@@ -75,13 +75,13 @@ def train_step(state: State, x, labels) -> tuple[State, jax.Array]:
 
 @jax.jit
 def accuracy(state: State, x, labels) -> jax.Array:
-    """Evaluation of the average, under the same autocast."""
+    """Evaluates the moving average under the same autocast."""
     logits = mpjax.autocast(mlp, "mixed_float16")(state.average, x)
     return jnp.mean(logits.argmax(-1) == labels)
 
 
 def make_batch(key, size: int = 128):
-    """Three arms of a spiral."""
+    """Returns points on three arms of a spiral."""
     arm, place, noise = jax.random.split(key, 3)
     labels = jax.random.randint(arm, (size,), 0, 3)
     radius = jax.random.uniform(place, (size,), minval=0.2)
@@ -90,7 +90,7 @@ def make_batch(key, size: int = 128):
 
 
 def main(steps: int = 100, param_dtype: str = "float32") -> tuple[float, float]:
-    """Trains; returns the first loss and the last."""
+    """Trains; returns the first and the last loss."""
     state = create_state(jax.random.key(0), param_dtype)
     losses = []
     for step in range(steps):

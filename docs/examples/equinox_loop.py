@@ -1,12 +1,12 @@
-"""Equinox: a model with batch norm, whose state is passed along, in float16 with dynamic loss scaling.
+"""Equinox: a model with batch norm, whose state is an argument, in float16 with dynamic loss scaling.
 
 An Equinox model has no dtypes to set. `mpjax.autocast` runs it with the matrix products and convolutions in float16 and
-with exponentials, logarithms and sums in float32, as torch.amp would:
+with exponentials, logarithms and sums in float32, as torch.amp does:
 
-- `eqx.partition` tells the arrays to differentiate from the rest,
-- the loss function is wrapped in `mpjax.autocast`, evaluation too,
-- `tx` is wrapped in `mpjax.dynamic_loss_scaling`, and the gradients come from `mpjax.scaled_value_and_grad`,
-- `mpjax.where_finite` takes back the batch statistics of a step that overflowed.
+- `eqx.partition` separates the arrays to differentiate from the rest.
+- `mpjax.autocast` wraps the loss function and the evaluation.
+- `TX` is wrapped in `mpjax.dynamic_loss_scaling`, and `mpjax.scaled_value_and_grad` computes the gradients.
+- `mpjax.where_finite` restores the batch statistics after a step that overflowed.
 """
 
 import equinox as eqx
@@ -21,7 +21,7 @@ POLICY = mpjax.get_policy("mixed_float16")
 
 
 class ConvNet(eqx.Module):
-    """Two convolutions with batch norm; it says nothing about dtypes."""
+    """Two convolutions with batch norm; the model sets no dtypes."""
 
     conv1: eqx.nn.Conv2d
     norm1: eqx.nn.BatchNorm
@@ -38,7 +38,7 @@ class ConvNet(eqx.Module):
         self.head = eqx.nn.Linear(16, classes, key=keys[2])
 
     def __call__(self, image, state):
-        """[channels, height, width] -> [classes]."""
+        """Applies the model: [channels, height, width] -> [classes]."""
         x, state = self.norm1(self.conv1(image), state)
         x, state = self.norm2(self.conv2(jax.nn.relu(x)), state)
         return self.head(jax.nn.relu(x).mean((1, 2))), state
@@ -48,19 +48,19 @@ TX = mpjax.dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(1.0), opta
 
 
 def logits_of(model: ConvNet, state, images):
-    """The model over a batch: [batch, channels, height, width] -> [batch, classes], and the new state."""
+    """Applies the model to a batch: [batch, channels, height, width] -> [batch, classes], and the new state."""
     return jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(images, state)
 
 
 def create(key):
-    """The model, the state of its batch norms, and the optimizer's state."""
+    """Creates the model, the state of its batch norms, and the optimizer state."""
     model, state = eqx.nn.make_with_state(ConvNet)(classes=4, key=key)
     return model, state, TX.init(eqx.filter(model, eqx.is_inexact_array))
 
 
 @eqx.filter_jit
 def train_step(model: ConvNet, state, opt_state, images, labels):
-    """One step; the loss that it returns is unscaled and float32."""
+    """Takes one step; returns the unscaled float32 loss."""
     params, static = eqx.partition(model, eqx.is_inexact_array)
 
     def loss_fn(params, state):
@@ -75,13 +75,13 @@ def train_step(model: ConvNet, state, opt_state, images, labels):
 
 @eqx.filter_jit
 def accuracy(model: ConvNet, state, images, labels):
-    """Evaluation: under the same autocast, with the running statistics."""
+    """Evaluates under the same autocast, with the running statistics."""
     logits, _ = mpjax.autocast(logits_of, POLICY)(eqx.nn.inference_mode(model), state, images)
     return jnp.mean(logits.argmax(-1) == labels)
 
 
 def make_batch(key, size: int = 64):
-    """Noise with a bright quadrant; the label says which."""
+    """Returns noise images with one bright quadrant; the label is its number."""
     which, noise = jax.random.split(key)
     labels = jax.random.randint(which, (size,), 0, 4)
     quadrants = jax.image.resize(jax.nn.one_hot(labels, 4).reshape(size, 1, 2, 2), (size, 1, 8, 8), "nearest")
@@ -89,7 +89,7 @@ def make_batch(key, size: int = 64):
 
 
 def main(steps: int = 40) -> tuple[float, float]:
-    """Trains; returns the first loss and the last."""
+    """Trains; returns the first and the last loss."""
     model, state, opt_state = create(jax.random.key(0))
     losses = []
     for step in range(steps):

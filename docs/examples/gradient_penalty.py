@@ -1,12 +1,12 @@
-"""A gradient penalty under loss scaling: a WGAN-GP critic (Gulrajani et al., 2017) whose loss holds a gradient.
+"""A gradient penalty under loss scaling: a WGAN-GP critic (Gulrajani et al., 2017) whose loss has a gradient.
 
-Loss scaling protects the outer gradient, the one with respect to the parameters. The inner one, with respect to the
-inputs, runs backwards through the same float16 layers and can underflow there like any other. So it is taken of an
-output times the same scale, and divided by the scale in float32 before it goes into the penalty. The scale is a power
-of two, so that neither rounds.
+Loss scaling protects the outer gradient, with respect to the parameters. The inner gradient, with respect to the
+inputs, runs backward through the same float16 layers and can underflow there too. The critic's output is therefore
+multiplied by the same scale before the inner gradient is taken, and the gradient is divided by the scale in float32
+before the penalty. The scale is a power of two, so neither operation rounds.
 
-The critic tells two clouds of points apart that lie a distance d = 3 from each other. With slope s everywhere its loss
-is 10 (s - 1)^2 - d s, which is least at s = 1 + d/20: the loss ends near -(d + d^2/40) = -3.225.
+The critic separates two clouds of points at a distance d = 3. With slope s everywhere its loss is
+10 (s - 1)^2 - d s, which is smallest at s = 1 + d/20: the loss ends near -(d + d^2/40) = -3.225.
 """
 
 from functools import partial
@@ -19,24 +19,24 @@ import mpjax
 
 
 DISTANCE = 3.0
-"""Between the centres of the two clouds."""
+"""The distance between the centres of the two clouds."""
 
 
 def critic(params, x):
-    """Three layers: [batch, 2] -> [batch]."""
+    """Applies three layers: [batch, 2] -> [batch]."""
     x = jax.nn.softplus(x @ params["w1"] + params["b1"])
     x = jax.nn.softplus(x @ params["w2"] + params["b2"])
     return (x @ params["w3"])[:, 0]
 
 
 def input_gradient(score, params, x, scale):
-    """The gradient of each score with respect to its own input, in float32: [batch, 2]."""
+    """Computes the gradient of each score with respect to its own input, in float32: [batch, 2]."""
     scaled = jax.grad(lambda x: jnp.sum(score(params, x).astype(jnp.float32)) * scale)(x)
     return scaled.astype(jnp.float32) / scale
 
 
 def loss_fn(params, real, fake, where, scale, policy):
-    """Wasserstein loss and penalty on slopes that are not 1 between the clouds; `where` is in [0, 1)."""
+    """Computes the Wasserstein loss and the penalty on slopes other than 1 between the clouds; `where` is in [0, 1)."""
     score = mpjax.autocast(critic, policy)
     between = where * real + (1 - where) * fake
     squares = jnp.sum(input_gradient(score, params, between, scale) ** 2, axis=-1)
@@ -46,7 +46,7 @@ def loss_fn(params, real, fake, where, scale, policy):
 
 
 def create_params(key):
-    """Parameters in float32."""
+    """Creates float32 parameters."""
     keys = jax.random.split(key, 3)
     init = jax.nn.initializers.glorot_normal()
     return {
@@ -59,7 +59,7 @@ def create_params(key):
 
 
 def make_train_step(tx, policy):
-    """A compiled step for an optimizer wrapped in one of mpjax's loss scalings."""
+    """Returns a compiled step for an optimizer wrapped in one of mpjax's loss scalings."""
 
     @jax.jit
     def train_step(params, opt_state, real, fake, where):
@@ -74,7 +74,7 @@ def make_train_step(tx, policy):
 
 
 def make_batch(key, size: int = 128):
-    """Points of two clouds, and numbers in [0, 1) that say where between them to look at the slope."""
+    """Returns points of two clouds, and positions in [0, 1) between them at which the penalty takes the slope."""
     real, fake, where = jax.random.split(key, 3)
     shift = jnp.array([DISTANCE, 0.0])
     return (
@@ -85,7 +85,7 @@ def make_batch(key, size: int = 128):
 
 
 def main(steps: int = 200, policy="mixed_float16") -> tuple[float, float]:
-    """Trains the critic; returns the first loss and the last, which should be near -3.2."""
+    """Trains the critic; returns the first and the last loss, which should be near -3.2."""
     tx = mpjax.dynamic_loss_scaling(optax.adam(3e-3, b1=0.5, b2=0.9))
     params = create_params(jax.random.key(0))
     opt_state = tx.init(params)

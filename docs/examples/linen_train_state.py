@@ -1,12 +1,12 @@
 """Flax linen: a network with batch norm and a TrainState, in float16 with dynamic loss scaling.
 
-A linen model says its dtype itself, so nothing but the optimizer and the loss changes:
+A linen model sets its own dtype, so only the optimizer and the loss change:
 
-- the layers compute in `dtype`; linen keeps parameters and batch statistics in float32,
-- `tx` is wrapped in `mpjax.dynamic_loss_scaling`,
-- the gradients come from `mpjax.scaled_value_and_grad`,
-- a step that overflowed must not count: `apply_gradients` takes back the step number and the batch statistics; `tx` has
-  already taken back parameters and moments.
+- The layers compute in `dtype`; linen keeps parameters and batch statistics in float32.
+- `tx` is wrapped in `mpjax.dynamic_loss_scaling`.
+- `mpjax.scaled_value_and_grad` computes the gradients.
+- A step that overflowed must not count: `apply_gradients` restores the step number and the batch statistics; `tx` has
+  already restored parameters and moments.
 """
 
 from functools import partial
@@ -25,30 +25,30 @@ POLICY = mpjax.get_policy("mixed_float16")
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with batch norm; a model that has no `dtype` could be run under `mpjax.autocast` instead."""
+    """Two convolutions with batch norm; a model without a `dtype` could run under `mpjax.autocast` instead."""
 
     classes: int
     dtype: Any = POLICY.compute_dtype
 
     @nn.compact
     def __call__(self, images, train: bool):
-        """[batch, height, width, channels] -> [batch, classes]."""
+        """Applies the model: [batch, height, width, channels] -> [batch, classes]."""
         conv = partial(nn.Conv, kernel_size=(3, 3), use_bias=False, dtype=self.dtype)
         norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, dtype=self.dtype)
         x = nn.relu(norm()(conv(8)(images)))
         x = nn.relu(norm()(conv(16, strides=2)(x)))
         x = x.mean((1, 2))
         logits = nn.Dense(self.classes, dtype=self.dtype)(x)
-        return logits.astype(POLICY.output_dtype)  # float32, and so is the loss
+        return logits.astype(POLICY.output_dtype)  # float32, so the loss is float32 too
 
 
 class TrainState(train_state.TrainState):
-    """Flax's state and batch statistics; a step that overflowed leaves everything but the loss scale as it was."""
+    """Flax's state with batch statistics; a step that overflowed changes only the loss scale."""
 
     batch_stats: Any
 
     def apply_gradients(self, *, grads, batch_stats):
-        """The state after one step."""
+        """Returns the state after one step."""
         new = super().apply_gradients(grads=grads, batch_stats=batch_stats)
         step, batch_stats = mpjax.where_finite(
             new.opt_state, (new.step, new.batch_stats), (self.step, self.batch_stats)
@@ -57,7 +57,7 @@ class TrainState(train_state.TrainState):
 
 
 def create_state(key) -> TrainState:
-    """Parameters, statistics and the wrapped optimizer; clipping is inside, where gradients are unscaled."""
+    """Creates parameters, statistics and the wrapped optimizer; clipping is inside, where gradients are unscaled."""
     model = ConvNet(classes=4)
     variables = model.init(key, jnp.zeros((1, 8, 8, 1)), train=False)
     tx = mpjax.dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)))
@@ -68,7 +68,7 @@ def create_state(key) -> TrainState:
 
 @partial(jax.jit, donate_argnums=0)
 def train_step(state: TrainState, images, labels) -> tuple[TrainState, jax.Array]:
-    """One step; the loss that it returns is unscaled and float32."""
+    """Takes one step; returns the unscaled float32 loss."""
 
     def loss_fn(params):
         variables = {"params": params, "batch_stats": state.batch_stats}
@@ -82,13 +82,13 @@ def train_step(state: TrainState, images, labels) -> tuple[TrainState, jax.Array
 
 @jax.jit
 def accuracy(state: TrainState, images, labels) -> jax.Array:
-    """Evaluation: the same model in the same dtypes, with the running statistics."""
+    """Evaluates the same model in the same dtypes, with the running statistics."""
     logits = state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, images, train=False)
     return jnp.mean(logits.argmax(-1) == labels)
 
 
 def make_batch(key, size: int = 64):
-    """Noise with a bright quadrant; the label says which."""
+    """Returns noise images with one bright quadrant; the label is its number."""
     which, noise = jax.random.split(key)
     labels = jax.random.randint(which, (size,), 0, 4)
     quadrants = jax.image.resize(jax.nn.one_hot(labels, 4).reshape(size, 2, 2, 1), (size, 8, 8, 1), "nearest")
@@ -96,7 +96,7 @@ def make_batch(key, size: int = 64):
 
 
 def main(steps: int = 40) -> tuple[float, float]:
-    """Trains; returns the first loss and the last."""
+    """Trains; returns the first and the last loss."""
     state = create_state(jax.random.key(0))
     losses = []
     for step in range(steps):

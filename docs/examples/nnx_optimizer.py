@@ -1,10 +1,10 @@
 """Flax NNX: any model and `nnx.Optimizer`, in float16 with dynamic loss scaling.
 
-- `mpjax.apply_policy` sets the dtypes of every layer, norms in float32, and returns a table of what it did,
-- `tx` is wrapped in `mpjax.dynamic_loss_scaling`,
-- the loss to differentiate is `mpjax.scale_loss(loss, optimizer.opt_state)`,
-- the model changes its batch statistics while it runs, and `nnx.Optimizer` counts every step: after one that overflowed
-  both are taken back with `mpjax.where_finite`.
+- `mpjax.apply_policy` sets the dtypes of every layer, norms in float32, and returns a table of the result.
+- `tx` is wrapped in `mpjax.dynamic_loss_scaling`.
+- The loss to differentiate is `mpjax.scale_loss(loss, optimizer.opt_state)`.
+- The model updates its batch statistics in the forward pass, and `nnx.Optimizer` counts every step.
+  `mpjax.where_finite` restores both after a step that overflowed.
 """
 
 import jax
@@ -16,7 +16,7 @@ import mpjax
 
 
 class ConvNet(nnx.Module):
-    """Two convolutions with batch norm; it says nothing about dtypes."""
+    """Two convolutions with batch norm; the model sets no dtypes."""
 
     def __init__(self, classes: int, *, rngs: nnx.Rngs):
         self.conv1 = nnx.Conv(1, 8, (3, 3), use_bias=False, rngs=rngs)
@@ -26,14 +26,14 @@ class ConvNet(nnx.Module):
         self.head = nnx.Linear(16, classes, rngs=rngs)
 
     def __call__(self, images, train: bool):
-        """[batch, height, width, channels] -> [batch, classes]."""
+        """Applies the model: [batch, height, width, channels] -> [batch, classes]."""
         x = nnx.relu(self.norm1(self.conv1(images), use_running_average=not train))
         x = nnx.relu(self.norm2(self.conv2(x), use_running_average=not train))
         return self.head(x.mean((1, 2)))
 
 
 def create(seed: int) -> tuple[ConvNet, nnx.Optimizer]:
-    """The model under its policy, and the wrapped optimizer; clipping is inside, where gradients are unscaled."""
+    """Creates the model with its policy and the wrapped optimizer; clipping is inside, where gradients are unscaled."""
     model = ConvNet(classes=4, rngs=nnx.Rngs(seed))
     mpjax.apply_policy(model, "mixed_float16")  # print it to see every layer's dtypes
     tx = mpjax.dynamic_loss_scaling(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)))
@@ -42,7 +42,7 @@ def create(seed: int) -> tuple[ConvNet, nnx.Optimizer]:
 
 @nnx.jit
 def train_step(model: ConvNet, optimizer: nnx.Optimizer, images, labels) -> jax.Array:
-    """One step, in place; the loss that it returns is unscaled and float32."""
+    """Takes one step in place; returns the unscaled float32 loss."""
     old_statistics, old_step = nnx.as_pure(nnx.state(model, nnx.BatchStat)), optimizer.step[...]
 
     def loss_fn(model):
@@ -60,12 +60,12 @@ def train_step(model: ConvNet, optimizer: nnx.Optimizer, images, labels) -> jax.
 
 @nnx.jit
 def accuracy(model: ConvNet, images, labels) -> jax.Array:
-    """Evaluation: the same model in the same dtypes, with the running statistics."""
+    """Evaluates the same model in the same dtypes, with the running statistics."""
     return jnp.mean(model(images, train=False).argmax(-1) == labels)
 
 
 def make_batch(key, size: int = 64):
-    """Noise with a bright quadrant; the label says which."""
+    """Returns noise images with one bright quadrant; the label is its number."""
     which, noise = jax.random.split(key)
     labels = jax.random.randint(which, (size,), 0, 4)
     quadrants = jax.image.resize(jax.nn.one_hot(labels, 4).reshape(size, 2, 2, 1), (size, 8, 8, 1), "nearest")
@@ -73,7 +73,7 @@ def make_batch(key, size: int = 64):
 
 
 def main(steps: int = 40) -> tuple[float, float]:
-    """Trains; returns the first loss and the last."""
+    """Trains; returns the first and the last loss."""
     model, optimizer = create(seed=0)
     losses = []
     for step in range(steps):

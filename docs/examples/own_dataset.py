@@ -1,13 +1,13 @@
-"""Your own Hugging Face data set: columns of other names, classes as words, and pixels that need a function.
+"""Your own Hugging Face data set: custom column names, classes as words, and pixels that need a function.
 
-- `make_dataset` writes what you may have: scans as PNG files, black ink on white paper, in a column `scan`, and the
-  name of each digit as text,
-- `--data.columns` says which column is the image and which the label,
-- `ink` goes between the stored example and the trainer: it turns the scan into what the model is to see, and the word
-  into a class number (without a function, words become classes in alphabetical order by themselves),
-- the trainer checks what comes out: `careless` returns int64, and is refused before the first step.
+- `make_dataset` writes a typical data set: scans as PNG files, black ink on white paper, in a column `scan`, and the
+  name of each digit as text.
+- `--data.columns` says which column is the image and which is the label.
+- `ink` runs on each stored example: it converts the scan to the model's input, and the word to a class number (without
+  a function, words become classes in alphabetical order).
+- The trainer checks the result: `careless` returns int64, which is an error before the first step.
 
-The same from the command line, once the folder is there:
+The same from the command line, once the folder exists:
 
     python scripts/train.py --data.name hf:FOLDER --data.columns image scan label digit --data.num_classes 10 \\
         --data.preprocess docs/examples/own_dataset.py:ink
@@ -45,18 +45,18 @@ def make_dataset(folder: str | pathlib.Path) -> None:
 
 
 def ink(example: dict) -> dict:
-    """From uint8 [8, 8, 3], black on white, to float32 [8, 8, 1]: 1 where there is ink, 0 where there is paper."""
+    """Converts uint8 [8, 8, 3], black on white, to float32 [8, 8, 1]: 1 is ink, 0 is paper."""
     gray = example["image"].mean(axis=-1, keepdims=True)  # float64
     return {"image": (1 - gray / 255).astype(np.float32), "label": WORDS.index(example["label"])}
 
 
 def careless(example: dict) -> dict:
-    """The same idea without a thought to dtypes: the image becomes int64, and nobody knows how to scale that."""
+    """Returns the image as int64, by mistake; the trainer cannot know how to scale it."""
     return {"image": 255 - example["image"].astype(int), "label": WORDS.index(example["label"])}
 
 
 def config_for(folder: str | pathlib.Path, function: str, steps: int, output_dir: str | pathlib.Path) -> mpjax.Config:
-    """Settings to train on the data set in `folder` through a function of this file."""
+    """Returns settings to train on the data set in `folder` with a function of this file."""
     base = mpjax.Config(steps=mpjax.Duration(steps), output_dir=str(output_dir))
     data = dataclasses.replace(
         base.data,
@@ -71,11 +71,11 @@ def config_for(folder: str | pathlib.Path, function: str, steps: int, output_dir
 
 
 class Told(NamedTuple):
-    """What came of it.
+    """The results.
 
     Attributes:
-      refusal: what the trainer says of `careless`.
-      summary: of the run with `ink`, as `mpjax.run` returns it.
+      refusal: the error of the trainer for `careless`.
+      summary: the summary of the run with `ink`, from `mpjax.run`.
     """
 
     refusal: str
@@ -83,7 +83,7 @@ class Told(NamedTuple):
 
 
 def main(steps: int = 400) -> Told:
-    """Makes the data set, is refused, and trains."""
+    """Writes the data set, shows the error for `careless`, and trains with `ink`."""
     with tempfile.TemporaryDirectory() as root:
         folder = pathlib.Path(root) / "scans"
         make_dataset(folder)

@@ -1,10 +1,10 @@
-"""Your own model in the trainer: `--model.name docs/examples/own_model.py:Net`, in float16 to the last parameter.
+"""Your own model in the trainer: `--model.name docs/examples/own_model.py:Net`, with float16 parameters.
 
-- `Net` takes the fields of a batch and `rngs`, and says nothing about dtypes: a policy sets them,
+- `Net` takes the fields of a batch and `rngs`, and sets no dtypes: a policy sets them.
 - `mpjax.audit` lists the dtype of every operation, forward and backward, without computing anything. Under policy
-  `float16`, which stores parameters in float16 too, it points to `Gate`, whose gradient, a sum over all pixels of a
-  batch, adds up in float16,
-- a rule keeps the parameters of `Gate` in float32, and with them that sum. The rest stays in float16, with float32
+  `float16`, which stores parameters in float16 too, it names `Gate`: its gradient is a sum over all pixels of a batch,
+  and accumulates in float16.
+- A rule keeps the parameters of `Gate`, and therefore this sum, in float32. The rest stays in float16, with float32
   master weights in the optimizer.
 
 The same from the command line:
@@ -30,20 +30,20 @@ RULES = {"type:Gate": "float32"}
 
 
 class Gate(nnx.Module):
-    """A factor for each channel of what a block adds, small at first (layer scale, arXiv:2103.17239)."""
+    """A factor per channel for the output of a block, small at first (layer scale, arXiv:2103.17239)."""
 
     def __init__(self, width: int):
         self.scale = nnx.Param(jnp.full((width,), 0.1))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., width] to as many."""
-        # Spread out as it is stored, so that its gradient adds up in that dtype; then cast, or all that follows would
-        # be float32.
+        """Scales [..., width]."""
+        # Broadcast in the parameter dtype, so that the gradient accumulates in it; then cast, so that the result is not
+        # promoted to float32.
         return x * jnp.broadcast_to(self.scale[...], x.shape).astype(x.dtype)
 
 
 class Block(nnx.Module):
-    """A grouped convolution for what is near, attention for what is far."""
+    """A grouped convolution for local features and attention for distant ones."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.near = nnx.Conv(width, width, (3, 3), feature_group_count=4, rngs=rngs)
@@ -53,18 +53,18 @@ class Block(nnx.Module):
         self.gate = Gate(width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Features [B, H, W, width] to as many."""
+        """Applies the block to features [B, H, W, width]."""
         x = x + nnx.relu(self.norm1(self.near(x)))
         pixels = self.norm2(x).reshape(x.shape[0], -1, x.shape[-1])  # [B, H W, width]
         return x + self.gate(self.far(pixels)).reshape(x.shape)
 
 
 class Net(nnx.Module):
-    """The whole network.
+    """The network.
 
     Args:
-      fields: what a batch holds: `fields["image"].shape` and `fields["label"].num_classes`.
-      rngs: where initial values come from.
+      fields: the fields of a batch; `fields["image"].shape` and `fields["label"].num_classes` set the sizes.
+      rngs: the random numbers of the initial values.
     """
 
     def __init__(self, fields, *, rngs: nnx.Rngs):
@@ -74,7 +74,7 @@ class Net(nnx.Module):
         self.head = nnx.Linear(width, fields["label"].num_classes, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Images [B, H, W, C] to logits [B, num_classes]."""
+        """Maps images [B, H, W, C] to logits [B, num_classes]."""
         x = self.stem(images)
         for block in self.blocks:
             x = block(x)
@@ -82,7 +82,7 @@ class Net(nnx.Module):
 
 
 def settings(steps: int, output_dir: str) -> mpjax.Config:
-    """A run of this model on the default data set."""
+    """Returns the settings to train this model on the default data set."""
     base = mpjax.Config(steps=mpjax.Duration(steps), output_dir=output_dir)
     return dataclasses.replace(
         base,
@@ -93,7 +93,7 @@ def settings(steps: int, output_dir: str) -> mpjax.Config:
 
 
 def audit(rules: dict[str, str]) -> tuple[PolicyReport, Audit]:
-    """What each module gets from policy `float16` with such rules, and the dtypes in the gradient of its loss."""
+    """Returns the report of policy `float16` with `rules` on the model, and the audit of its gradient."""
     policy = dataclasses.replace(mpjax.get_policy("float16"), rules=rules)
     model = Net({"image": Image((8, 8, 1)), "label": Label(10)}, rngs=nnx.Rngs(0))
     given = mpjax.apply_policy(model, policy)
@@ -106,13 +106,13 @@ def audit(rules: dict[str, str]) -> tuple[PolicyReport, Audit]:
 
 
 class Told(NamedTuple):
-    """What came of it.
+    """The results.
 
     Attributes:
       before: the audit without rules.
-      given: what `mpjax.apply_policy` gave each module, with the rule.
+      given: the report of `mpjax.apply_policy`, with the rule.
       after: the audit with the rule.
-      summary: of the run, as `mpjax.run` returns it.
+      summary: the summary of the run, from `mpjax.run`.
     """
 
     before: Audit
@@ -122,7 +122,7 @@ class Told(NamedTuple):
 
 
 def main(steps: int = 150) -> Told:
-    """Audits without the rule and with it, then trains."""
+    """Audits without and with the rule, then trains."""
     _, before = audit({})
     print("without the rule, sums in float16:", *suspects(before), sep="\n  ")
     given, after = audit(RULES)
@@ -134,7 +134,7 @@ def main(steps: int = 150) -> Told:
 
 
 def suspects(found: Audit) -> list[str]:
-    """The operations that should be in float32, and are not, by module."""
+    """Lists the operations by module that should be in float32 and are not."""
     return [f"{row.path}: {row.count} {row.operation} in {row.dtype}" for row in found.narrow] or ["none"]
 
 

@@ -1,12 +1,12 @@
 """A U-Net whose Dice loss overflows in float16: from NaN to a verdict to a run that learns.
 
-The loss sums probabilities and their squares over all pixels of a batch, in the dtype that it computes in. A batch here
-has 294,912 of them, and float16 ends at 65,504.
+The loss sums probabilities and their squares over all pixels of a batch, in its compute dtype. A batch here has 294,912
+of them, and the largest float16 number is 65,504.
 
-- The loop is one's own: `mpjax.apply_policy`, an optimizer in `mpjax.dynamic_loss_scaling`, and `mpjax.scale_loss`,
-- `mpjax.diagnose` says what is wrong with its first step, and where,
-- `found.repaired_policy`, the policy with the rules that it proposes, goes into the same loop, which then learns as it
-  does in float32.
+- The loop is hand-written: `mpjax.apply_policy`, an optimizer in `mpjax.dynamic_loss_scaling`, and `mpjax.scale_loss`.
+- `mpjax.diagnose` says what is wrong with the first step, and where.
+- `found.repaired_policy` is the policy with the rules that the diagnosis proposes. With it, the same loop learns as in
+  float32.
 """
 
 import functools
@@ -27,7 +27,7 @@ BATCH = 16
 
 
 class UNet(nnx.Module):
-    """Two levels down, two up, and the shortcuts between them; it says nothing about dtypes."""
+    """Two levels down, two up, with skip connections; the model sets no dtypes."""
 
     def __init__(self, classes: int, width: int = 8, *, rngs: nnx.Rngs):
         self.down1 = nnx.Conv(1, width, (3, 3), rngs=rngs)
@@ -38,7 +38,7 @@ class UNet(nnx.Module):
         self.out = nnx.Conv(width, classes, (1, 1), rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """[B, H, W, 1] -> logits [B, H, W, classes]; H and W are multiples of 4."""
+        """Maps images [B, H, W, 1] to logits [B, H, W, classes]; H and W are multiples of 4."""
         fine = nnx.relu(self.down1(images))
         coarse = nnx.relu(self.down2(_halved(fine)))
         x = nnx.relu(self.middle(_halved(coarse)))
@@ -62,7 +62,7 @@ class DiceBCE(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, logits: jax.Array, masks: jax.Array) -> jax.Array:
-        """Both [B, H, W, classes] -> scalar."""
+        """Computes the scalar loss of logits and masks, both [B, H, W, classes]."""
         logits, masks = logits.astype(self.dtype), masks.astype(self.dtype)
         p = nnx.sigmoid(logits)
         overlap = jnp.sum(p * masks)
@@ -79,16 +79,16 @@ class Segmenter(nnx.Module):
         self.loss = DiceBCE()
 
     def __call__(self, images: jax.Array, masks: jax.Array) -> jax.Array:
-        """[B, H, W, 1] and [B, H, W, classes] -> the loss, a scalar."""
+        """Computes the scalar loss of images [B, H, W, 1] and masks [B, H, W, classes]."""
         return self.loss(self.unet(images), masks)
 
 
 class Batch(NamedTuple):
-    """What a step takes.
+    """The input of a step.
 
     Attributes:
       images: [B, 96, 96, 1] float32, digits on noise.
-      masks: [B, 96, 96, 2] float32, ones where there is paper and where there is ink.
+      masks: [B, 96, 96, 2] float32, 1 at pixels of paper (channel 0) and of ink (channel 1).
     """
 
     images: jax.Array
@@ -96,12 +96,12 @@ class Batch(NamedTuple):
 
 
 def loss_of(model: Segmenter, batch: Batch) -> jax.Array:
-    """The loss of a batch, as `mpjax.diagnose` wants it."""
+    """Computes the loss of a batch, with the signature that `mpjax.diagnose` expects."""
     return model(batch.images, batch.masks)
 
 
 def make_batch(seed: int) -> Batch:
-    """Four digits on each image, five times their size, anywhere."""
+    """Returns images with four digits each, at five times their size and random positions."""
     random, digits = np.random.default_rng(seed), _digits()
     pages = np.zeros((BATCH, SIZE, SIZE), np.float32)
     for page in pages:
@@ -116,12 +116,12 @@ def make_batch(seed: int) -> Batch:
 
 @functools.cache
 def _digits() -> np.ndarray:
-    """[1797, 40, 40] float32, 0 to 1."""
+    """Returns the digits as [1797, 40, 40] float32, 0 to 1."""
     return np.kron(load_digits().images.astype(np.float32) / 16, np.ones((5, 5), np.float32))
 
 
 def create(policy: "str | mpjax.Policy") -> tuple[Segmenter, nnx.Optimizer]:
-    """The same model whatever the policy, with the policy on it, and its optimizer."""
+    """Creates the model, with the same initial values under every policy, and its optimizer."""
     model = Segmenter(rngs=nnx.Rngs(0))
     mpjax.apply_policy(model, policy)
     return model, nnx.Optimizer(model, mpjax.dynamic_loss_scaling(optax.adam(1e-2)), wrt=nnx.Param)
@@ -129,7 +129,7 @@ def create(policy: "str | mpjax.Policy") -> tuple[Segmenter, nnx.Optimizer]:
 
 @nnx.jit
 def train_step(model: Segmenter, optimizer: nnx.Optimizer, batch: Batch) -> jax.Array:
-    """One step, in place; the loss that it returns is unscaled."""
+    """Takes one step in place; returns the unscaled loss."""
 
     def scaled(model):
         loss = loss_of(model, batch)
@@ -142,18 +142,18 @@ def train_step(model: Segmenter, optimizer: nnx.Optimizer, batch: Batch) -> jax.
 
 @nnx.jit
 def dice_of_ink(model: Segmenter, batch: Batch) -> jax.Array:
-    """Twice the overlap of predicted and true ink over their sizes: 1 is perfect."""
+    """Computes twice the overlap of predicted and true ink, divided by their total size: 1 is perfect."""
     found, ink = model.unet(batch.images)[..., 1] > 0, batch.masks[..., 1] > 0
     return 2 * jnp.sum(found & ink) / (jnp.sum(found) + jnp.sum(ink))
 
 
 class Run(NamedTuple):
-    """What became of a training run.
+    """The result of a training run.
 
     Attributes:
-      losses: of each step.
-      dice: of the ink of a batch that it was not trained on.
-      skipped: steps that changed nothing.
+      losses: the loss of each step.
+      dice: the Dice score of the ink on a batch that was not trained on.
+      skipped: number of skipped steps.
       scale: the loss scale at the end.
     """
 
@@ -169,7 +169,7 @@ class Run(NamedTuple):
 
 
 def train(policy: "str | mpjax.Policy", steps: int) -> Run:
-    """Trains under a policy."""
+    """Trains a new model under a policy."""
     model, optimizer = create(policy)
     losses = [float(train_step(model, optimizer, make_batch(seed))) for seed in range(steps)]
     scaling = mpjax.loss_scale_state(optimizer.opt_state)
@@ -178,14 +178,14 @@ def train(policy: "str | mpjax.Policy", steps: int) -> Run:
 
 
 def diagnose_first_step(policy: "str | mpjax.Policy") -> mpjax.Diagnosis:
-    """What is wrong with the first step under a policy."""
+    """Diagnoses the first step under a policy."""
     model, optimizer = create(policy)
     scale = float(mpjax.loss_scale_state(optimizer.opt_state).scale[...])
     return mpjax.diagnose(model, loss_of, make_batch(0), policy=policy, loss_scale=scale)
 
 
 def main(steps: int = 30) -> tuple[Run, mpjax.Diagnosis, Run, Run]:
-    """Trains in float16, asks why it fails, trains as advised; gives both runs, the diagnosis, and float32's run."""
+    """Trains in float16, diagnoses the failure, trains as proposed and in float32; returns all results."""
     broken = train("mixed_float16", steps)
     print(f"mixed_float16: {broken}\n")
 

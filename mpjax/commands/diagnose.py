@@ -10,7 +10,7 @@ import jax
 
 from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts
 from mpjax.config import Config
-from mpjax.config.commands import Inquiry
+from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest
@@ -31,7 +31,7 @@ FURTHER = 20
 """Steps in float32 after which a run that precision alone broke is below the loss of an untrained model again."""
 
 
-def diagnose_run(settings: Inquiry) -> Diagnosis | Fastest:
+def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     """Diagnoses a step of a run, prints the verdict and writes it into the run's folder.
 
     Returns:

@@ -1,21 +1,33 @@
 """A plan on one page: settings in; the step compiled for each GPU and policy; a table, an image or JSON out."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from mpjax import strict_json
-from mpjax.config import Config
+from mpjax.commands.parts import make_step
+from mpjax.config import Config, Duration
 from mpjax.config.commands import Plan, check_plan
+from mpjax.config.folders import data_folder
+from mpjax.config.limits import check
 from mpjax.config.paths import expanded
 from mpjax.data import Fields
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.measure import Measured, is_here, measure_step
 from mpjax.plan.plot import plot_plans
-from mpjax.plan.shapes import planned_fields
-from mpjax.plan.step import planned_step
+from mpjax.plan.shapes import batch_shapes, planned_fields
+from mpjax.plan.step import Step, wide
 from mpjax.plan.table import plan_table, title
+from mpjax.training.precision_plan import plan_precision
+from mpjax.training.setup import make_state
+
+
+EPOCH = 1000
+"""Steps per epoch, to convert durations given in epochs. Schedules change constants of the program, not its cost."""
 
 
 LEFT_OUT = (
@@ -29,7 +41,7 @@ def plan_run(
     config: Config,
     *,
     present: Callable[[str, int], bool] = is_here,
-    measure: Callable[[Config, Fields], Measured] | None = None,
+    measure: Callable[[Step, Fields], Measured] | None = None,
 ) -> dict[str, Any]:
     """Plans the run that `config` describes and prints what was found.
 
@@ -47,17 +59,17 @@ def plan_run(
         is missing.
     """
     check_plan(settings)
-    measure = measure or _measure
+    measure = measure or functools.partial(measure_step, seed=config.seed, ema=config.training.ema > 0)
     policies = settings.policies or (config.precision.policy,)
+    fields = fields_of(config, vocabulary=settings.vocabulary)
     runs = [
         dataclasses.replace(config, precision=dataclasses.replace(config.precision, policy=policy))
         for policy in policies
     ]
-    fields = planned_fields(config, vocabulary=settings.vocabulary)
+    steps = [planned_step(run, fields) for run in runs]
     plans = estimates(
         settings.gpu,
-        runs,
-        fields,
+        steps,
         devices=settings.devices,
         attention=settings.attention,
         memory_fraction=settings.memory_fraction,
@@ -68,8 +80,8 @@ def plan_run(
         # Those that take least come first: a device tells its peak since the process began.
         for plan in sorted(plans, key=lambda plan: plan.memory.total):
             if plan.fits and present(plan.gpu, plan.devices):
-                run = runs[policies.index(plan.policy)]
-                plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(run, fields))
+                step = steps[policies.index(plan.policy)]
+                plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(step, fields))
     result = {"model": config.model.name, "data": config.data.name, "plans": [_described(plan) for plan in plans]}
     if settings.json:
         print(strict_json.encode(result))
@@ -80,8 +92,30 @@ def plan_run(
     return result
 
 
-def _measure(config: Config, fields: Fields) -> Measured:
-    return measure_step(planned_step(config, fields), fields, seed=config.seed, ema=config.training.ema > 0)
+def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:
+    """Returns the fields of a run's batches; see `planned_fields`."""
+    return planned_fields(config.task, config.data, data_folder(config), vocabulary=vocabulary)
+
+
+def planned_step(config: Config, fields: Fields) -> Step:
+    """Builds the step of a run on batches of these fields, without creating an array.
+
+    Raises:
+      UsageError: the settings are invalid, or the model does not accept such batches.
+    """
+    check(config)
+    plan = plan_precision(config.precision)
+
+    def steps(duration: Duration) -> int:
+        return duration.in_steps(config.data.batch_size, EPOCH)
+
+    with wide(plan):
+        warmup = steps(config.optimizer.warmup)
+        task, tx, train_step = make_step(config, plan, fields, steps=steps(config.steps), warmup=warmup)
+        make = functools.partial(make_state, task, tx, ema=config.training.ema > 0)
+        state = jax.eval_shape(make, jax.random.key(config.seed), {})
+    batch = batch_shapes(fields, config.data.batch_size)
+    return Step(config.precision.policy, plan, task, tx, train_step, state, batch, config.training.accumulate)
 
 
 def _described(plan: Estimate) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def load_export(argv: Sequence[str], *, prog: str) -> Export:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Inquiry:
+class Diagnose:
     """Diagnose whether precision is at fault: run one step of a run under its policy and in float32, find where they
     diverge, and find what repairs it."""
 
@@ -159,13 +159,13 @@ class Inquiry:
     """Print one JSON object instead of text."""
 
 
-def load_inquiry(argv: Sequence[str], *, prog: str) -> Inquiry:
+def load_diagnose(argv: Sequence[str], *, prog: str) -> Diagnose:
     """Parses a command line of diagnose.py.
 
     Raises:
       SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
     """
-    return tyro.cli(Inquiry, args=list(argv), prog=prog, use_underscores=True)
+    return tyro.cli(Diagnose, args=list(argv), prog=prog, use_underscores=True)
 
 
 GpuName = Literal["v100", "a100", "l4", "h100", "h200", "b200"]

@@ -10,16 +10,14 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 
-from mpjax.config import Config
 from mpjax.config.commands import GpuName
-from mpjax.data import Fields
 from mpjax.errors import UsageError
 from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.devices import GPUS, Gpu
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
-from mpjax.plan.step import Step, planned_step
+from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of
 from mpjax.plan.traffic import Traffic, traffic_of
 
@@ -112,8 +110,7 @@ class Estimate:
 
 def estimates(
     gpus: Sequence[GpuName],
-    runs: Sequence[Config],
-    fields: Fields,
+    steps: Sequence[Step],
     *,
     devices: int = 1,
     attention: str = "auto",
@@ -121,12 +118,11 @@ def estimates(
     fit: bool = True,
     verify: bool = False,
 ) -> list[Estimate]:
-    """Estimates each run on each GPU. The result is grouped by GPU.
+    """Estimates each step on each GPU. The result is grouped by GPU.
 
     Args:
       gpus: the GPUs to plan for.
-      runs: configs that differ only in precision.
-      fields: the fields of the runs' batches.
+      steps: training steps that differ only in precision.
       devices: number of devices that share a batch.
       attention: as in `mpjax.plan.compiled.start`.
       memory_fraction: fraction of a GPU's memory that a run may use.
@@ -136,25 +132,24 @@ def estimates(
     Raises:
       UsageError: the settings are invalid, or XLA cannot compile a step for a GPU.
     """
-    multiple, batch = devices * runs[0].training.accumulate, runs[0].data.batch_size
+    multiple, batch = devices * steps[0].accumulate, steps[0].batch_size
     other = other_batch(batch, multiple)
     for gpu in gpus:
         mesh_of(gpu, devices)  # raises for an unsupported GPU before anything is traced
     # XLA compiles outside Python, so threads run in parallel.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        steps = [planned_step(run, fields) for run in runs]
 
         def begin(number: int, gpu: GpuName, size: int) -> "concurrent.futures.Future[Compiled]":
             return start(pool, steps[number].of(size), gpu, devices=devices, attention=attention)
 
         programs: dict[tuple[GpuName, int], concurrent.futures.Future[Compiled]]
-        programs = {(gpu, n): begin(n, gpu, batch) for n in range(len(runs)) for gpu in gpus}
-        smaller = {n: begin(n, gpus[0], other) for n in range(len(runs)) if fit}
+        programs = {(gpu, n): begin(n, gpu, batch) for n in range(len(steps)) for gpu in gpus}
+        smaller = {n: begin(n, gpus[0], other) for n in range(len(steps)) if fit}
 
         def plan(gpu: GpuName, number: int) -> Estimate:
             program = programs[gpu, number].result()
             traffic = traffic_of(parse(program.executable.as_text()))
-            used, policy = _attention(steps[number], traffic), runs[number].precision.policy
+            used, policy = _attention(steps[number], traffic), steps[number].policy
             require_attention(attention, used, gpu=gpu, policy=policy)
             return Estimate(
                 gpu=gpu,
@@ -191,7 +186,7 @@ def estimates(
 
         if fit:
             found = {key: dataclasses.replace(own, fit=fitted(*key)) for key, own in found.items()}
-    return [found[gpu, number] for gpu in gpus for number in range(len(runs))]
+    return [found[gpu, number] for gpu in gpus for number in range(len(steps))]
 
 
 def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from mpjax import data
-from mpjax.config import Config
-from mpjax.config.choices import TASKS
-from mpjax.config.folders import data_folder
+from mpjax.config import schema
+from mpjax.config.choices import TASKS, TaskName
 from mpjax.data import Fields, Image, Label, Length, Mask, Source, Tokens
 from mpjax.data.text.plain_tokenizers import BytesTokenizer, WordsTokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
@@ -70,34 +69,36 @@ VOCABULARIES: Mapping[str, int] = {
 """Vocabulary sizes of known tokenizers, by their name in `--data.tokenizer`."""
 
 
-def planned_fields(config: Config, *, vocabulary: int = 0) -> Fields:
+def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, *, vocabulary: int = 0) -> Fields:
     """Returns the fields of the batches of a run.
 
     Args:
-      config: the run's config.
+      task: the task of the run.
+      config: the `data` section of its settings.
+      data_dir: the folder of data sets, for a set that is not known.
       vocabulary: the tokenizer's vocabulary size; 0 to use a known size or to load the tokenizer.
 
     Raises:
       UsageError: the data set is neither known nor available, it does not suit the task, or a size is missing. The
         message names the flag to set.
     """
-    known = KNOWN.get(_base(config.data.name))
+    known = KNOWN.get(_base(config.name))
     if known is None:
-        return _of_the_set(config)
-    wanted, has = TASKS[config.task].fields[0], "text" if known.image is None else "image"
-    classes = config.data.num_classes or known.classes
+        return _of_the_set(task, config, data_dir)
+    wanted, has = TASKS[task].fields[0], "text" if known.image is None else "image"
+    classes = config.num_classes or known.classes
     if wanted != has:
-        raise UsageError(f"--data.name {config.data.name} contains {has}s, but --task {config.task} needs {wanted}s")
+        raise UsageError(f"--data.name {config.name} contains {has}s, but --task {task} needs {wanted}s")
     if known.image is None:
-        tokens = vocabulary or _vocabulary(config.data.tokenizer)
-        length = config.data.length
-        if config.task == "language_modeling":
+        tokens = vocabulary or _vocabulary(config.tokenizer)
+        length = config.length
+        if task == "language_modeling":
             return {"tokens": Tokens(length + 1, tokens)}
         return {"tokens": Tokens(length, tokens), "length": Length(length), "label": Label(classes)}
     fields: Fields = {"image": Image(known.image), "label": Label(classes)}
-    if config.task == "segmentation":
+    if task == "segmentation":
         fields = {"image": Image(known.image), "mask": Mask(known.image[:2], classes)}
-    return data.batch_fields(Source(config.data.name, fields, _NONE, _NONE), config.data)
+    return data.batch_fields(Source(config.name, fields, _NONE, _NONE), config)
 
 
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -136,21 +137,21 @@ def _base(name: str) -> str:
     return "/".join(part for part in parts if not part[:1].isdigit())
 
 
-def _of_the_set(config: Config) -> Fields:
+def _of_the_set(task: TaskName, config: schema.Data, data_dir: pathlib.Path) -> Fields:
     """Reads the fields from the data set.
 
     Raises:
       UsageError: the data set cannot be opened.
     """
     try:
-        source = data.open_source(config.data, pathlib.Path(data_folder(config)), config.task)
-        return data.batch_fields(source, config.data)
+        source = data.open_source(config, data_dir, task)
+        return data.batch_fields(source, config)
     except UsageError as error:
-        size = config.data.image_size or 224
+        size = config.image_size or 224
         raise UsageError(
-            f"{error}\nA plan needs only shapes, but the shapes of --data.name {config.data.name} are not known. "
+            f"{error}\nA plan needs only shapes, but the shapes of --data.name {config.name} are not known. "
             f"Known data sets: {', '.join(KNOWN)}. For other images and labels write --data.name "
-            f"synthetic:{size}x{size}x3:{config.data.num_classes or 1000} (height x width x channels : classes)"
+            f"synthetic:{size}x{size}x3:{config.num_classes or 1000} (height x width x channels : classes)"
         ) from error
 
 

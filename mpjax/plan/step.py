@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,19 +9,11 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from mpjax.config import Config, Duration
-from mpjax.config.limits import check
-from mpjax.data import Fields
-from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.training import TrainState
 from mpjax.training.mesh import batch_sharding, replicated
-from mpjax.training.precision_plan import PrecisionPlan, plan_precision
-from mpjax.training.setup import Task, make_state, make_step
-
-
-EPOCH = 1000
-"""Steps per epoch, to convert durations given in epochs. Schedules change constants of the program, not its cost."""
+from mpjax.training.precision_plan import PrecisionPlan
+from mpjax.training.setup import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +21,7 @@ class Step:
     """A training step and its abstract inputs.
 
     Attributes:
+      policy: the name of the policy, as the user wrote it.
       plan: the precision plan.
       task: model, precision and objective.
       tx: the optimizer.
@@ -39,6 +31,7 @@ class Step:
       accumulate: number of micro-batches per batch.
     """
 
+    policy: str
     plan: PrecisionPlan
     task: Task
     tx: optax.GradientTransformation
@@ -69,36 +62,11 @@ class Step:
 
     def wide(self) -> contextlib.AbstractContextManager:
         """Returns the context to trace the step in. It enables x64 if the precision plan uses float64."""
-        return _wide(self.plan)
+        return wide(self.plan)
 
 
-def planned_step(config: Config, fields: Fields) -> Step:
-    """Builds the step of a run on batches of these fields.
-
-    Raises:
-      UsageError: the settings are invalid, or the model does not accept such batches.
-    """
-    check(config)
-    plan = plan_precision(config.precision)
-    with _wide(plan):
-        return _planned(config, plan, fields)
-
-
-def _planned(config: Config, plan: PrecisionPlan, fields: Fields) -> Step:
-    def steps(duration: Duration) -> int:
-        return duration.in_steps(config.data.batch_size, EPOCH)
-
-    warmup = steps(config.optimizer.warmup)
-    task, tx, train_step = make_step(config, plan, fields, steps=steps(config.steps), warmup=warmup)
-
-    make = functools.partial(make_state, task, tx, ema=config.training.ema > 0)
-    state = jax.eval_shape(make, jax.random.key(config.seed), {})
-    return Step(
-        plan, task, tx, train_step, state, batch_shapes(fields, config.data.batch_size), config.training.accumulate
-    )
-
-
-def _wide(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
+def wide(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
+    """Returns a context that enables x64 if a precision plan uses float64."""
     return jax.enable_x64(jax.config.read("jax_enable_x64") or plan.float64)
 
 

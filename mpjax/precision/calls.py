@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Wrapper(Protocol):
-    """Code that runs around a module's call. A value: modules with equal wrappers have equal graph definitions.
+    """Code that runs around a module's call, as a value: equal wrappers keep graph definitions equal.
 
     Attributes:
       depth: the position among the wrappers of a module; the smallest is outermost.

@@ -12,7 +12,7 @@ from mpjax.commands.diagnose import diagnose_run, replay
 from mpjax.commands.parts import make_parts
 from mpjax.commands.train import run
 from mpjax.config import load_config
-from mpjax.config.commands import Inquiry
+from mpjax.config.commands import Diagnose
 from mpjax.errors import Diverged, UsageError
 from mpjax.loop.checkpoint import read_checkpoint, to_arrays
 
@@ -45,7 +45,7 @@ def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, position):
 
 @pytest.mark.slow
 def test_a_healthy_step_is_healthy_and_its_page_is_in_the_folder(healthy, capsys):
-    found = diagnose_run(Inquiry(run=str(healthy), step=8))
+    found = diagnose_run(Diagnose(run=str(healthy), step=8))
     assert (found.verdict, found.path, found.rules, found.policy) == (
         "healthy",
         None,
@@ -61,7 +61,7 @@ def test_a_healthy_step_is_healthy_and_its_page_is_in_the_folder(healthy, capsys
 
 @pytest.mark.slow
 def test_another_policy_and_another_scale_can_be_asked_about(healthy):
-    found = diagnose_run(Inquiry(run=str(healthy), policy="mixed_bfloat16", loss_scale=1.0))
+    found = diagnose_run(Diagnose(run=str(healthy), policy="mixed_bfloat16", loss_scale=1.0))
     assert (found.verdict, found.loss_scale) == ("healthy", 1.0)
     assert found.policy.startswith("params=float32,compute=bfloat16")
     assert (healthy / "diagnosis_13.json").exists()  # the step after the last
@@ -69,7 +69,7 @@ def test_another_policy_and_another_scale_can_be_asked_about(healthy):
 
 @pytest.mark.slow
 def test_a_scale_too_high_is_named_with_one_that_is_not(healthy):
-    found = diagnose_run(Inquiry(run=str(healthy), step=3, loss_scale=2.0**24))
+    found = diagnose_run(Diagnose(run=str(healthy), step=3, loss_scale=2.0**24))
     assert (found.verdict, found.direction, found.verified, found.rules) == ("loss_scale", "backward", True, {})
     assert found.better_scale < 2.0**24
 
@@ -83,7 +83,7 @@ def test_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_pr
                 [*flags, "--optimizer.warmup", "0", "--optimizer.schedule", "constant", "--precision.patience", "9"]
             )
         )
-    found = diagnose_run(Inquiry(run=str(tmp_path / "a"), step=2))
+    found = diagnose_run(Diagnose(run=str(tmp_path / "a"), step=2))
     assert (found.verdict, found.path, found.direction) == ("not_precision", "layers/0", "forward")
     assert (found.rules, found.better_scale, found.verified) == ({}, None, False)
     assert "the run does not recover in float32 either: 20 steps from here the loss is" in found.evidence
@@ -99,7 +99,7 @@ def test_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_pr
 )
 def test_what_cannot_be_asked_says_why(healthy, settings, says):
     with pytest.raises(UsageError, match=says):
-        diagnose_run(Inquiry(**{"run": str(healthy), **settings}))
+        diagnose_run(Diagnose(**{"run": str(healthy), **settings}))
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_half_stored_parameters_that_stall_are_found_in_the_run(tmp_path):
     flags = [*FLAGS, "--output_dir", str(tmp_path / "a"), "--precision.policy", "bfloat16", "--optimizer.name", "sgd"]
     stalling = ["--precision.master_weights", "off", "--optimizer.learning_rate", "1e-4", "--optimizer.warmup", "0"]
     run(load_config([*flags, *stalling]))
-    found = diagnose_run(Inquiry(run=str(tmp_path / "a"), step=5))
+    found = diagnose_run(Diagnose(run=str(tmp_path / "a"), step=5))
     assert (found.verdict, found.direction) == ("rounding", "update")
     assert "--precision.master_weights on" in found.advice[0]
 
@@ -143,9 +143,9 @@ def test_a_run_whose_gradients_are_finite_and_their_norm_is_not_is_no_precision_
 @pytest.mark.slow
 def test_a_run_without_metrics_or_checkpoints_is_diagnosed_from_its_settings(healthy, tmp_path):
     (tmp_path / "config.toml").write_text((healthy / "config.toml").read_text())
-    assert diagnose_run(Inquiry(run=str(tmp_path), step=1, search="none")).verdict == "healthy"
+    assert diagnose_run(Diagnose(run=str(tmp_path), step=1, search="none")).verdict == "healthy"
 
 
 def test_a_step_that_the_run_never_had_is_refused(healthy):
     with pytest.raises(UsageError, match=r"--step 100: the run has 12 steps"):
-        diagnose_run(Inquiry(run=str(healthy), step=100))
+        diagnose_run(Diagnose(run=str(healthy), step=100))

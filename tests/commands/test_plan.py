@@ -21,9 +21,9 @@ def planned(monkeypatch, plan_of):
     """Plans of round numbers instead of those of a compiler; gives what was asked for."""
     asked = []
 
-    def estimates(gpus, runs, fields, **settings):
-        asked.append((gpus, [run.precision.policy for run in runs], sorted(fields), settings))
-        return [plan_of(run.precision.policy, gpu) for gpu in gpus for run in runs]
+    def estimates(gpus, steps, **settings):
+        asked.append((gpus, [step.policy for step in steps], sorted(steps[0].batch), settings))
+        return [plan_of(step.policy, gpu) for gpu in gpus for step in steps]
 
     monkeypatch.setattr(plan, "estimates", estimates)
     return asked
@@ -78,8 +78,8 @@ def test_where_the_gpu_is_present_steps_that_fit_are_measured(small, planned):
     """The float32 run of the example does not fit."""
     measured = []
 
-    def measure(run, fields):
-        measured.append(run.precision.policy)
+    def measure(step, fields):
+        measured.append(step.policy)
         return MEASURED
 
     settings = Plan(gpu=("a100", "h100"), policies=("float32", "mixed_bfloat16"), devices=4)
@@ -95,8 +95,8 @@ def test_what_takes_least_is_measured_first(small, planned, plan_of, monkeypatch
     plans = [dataclasses.replace(plan_of(policy), limit=10**12) for policy in ("float32", "bfloat16")]
     monkeypatch.setattr(plan, "estimates", lambda *_, **__: plans)
 
-    def measure(run, fields):
-        measured.append(run.precision.policy)
+    def measure(step, fields):
+        measured.append(step.policy)
         return MEASURED
 
     settings = Plan(gpu=("h100",), policies=("float32", "bfloat16"))
@@ -106,7 +106,7 @@ def test_what_takes_least_is_measured_first(small, planned, plan_of, monkeypatch
 
 
 def test_measuring_can_be_left_out(small, planned):
-    def measure(run, fields):
+    def measure(step, fields):
         raise AssertionError("measured")
 
     plan_run(

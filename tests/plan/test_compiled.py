@@ -11,13 +11,12 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.hlo import parse, shapes_of
-from mpjax.plan.shapes import planned_fields
-from mpjax.plan.step import planned_step
 from mpjax.plan.target import mesh_of, toolkit_folder
 from mpjax.plan.traffic import Traffic, traffic_of
 
@@ -30,7 +29,7 @@ RESNET50 = "--data.name imagenet2012 --data.image_size 224 --model.name resnet50
 def compiled(flags: str, gpu="h200", devices: int = 1) -> Compiled:
     config = load_config(flags.split())
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return start(pool, planned_step(config, planned_fields(config)), gpu, devices=devices).result()
+        return start(pool, planned_step(config, fields_of(config)), gpu, devices=devices).result()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,7 +81,7 @@ def test_a_step_that_xla_cannot_compile_is_a_clear_error(plugin, small, monkeypa
         concurrent.futures.ThreadPoolExecutor(1) as pool,
         pytest.raises(UsageError, match="--gpu h100: XLA cannot compile this step for this GPU: no tiles"),
     ):
-        start(pool, planned_step(small, planned_fields(small)), "h100").result()
+        start(pool, planned_step(small, fields_of(small)), "h100").result()
 
 
 @pytest.mark.slow

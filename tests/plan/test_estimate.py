@@ -1,13 +1,11 @@
 """Plans of a run under several policies, for several GPUs."""
 
-import dataclasses
-
 import pytest
 
+from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.plan.estimate import estimates, require_attention
-from mpjax.plan.shapes import planned_fields
 
 
 SMALL = "--data.name synthetic:32x32x3:10 --data.batch_size 64 --model.name mlp --model.width 256 --steps 100"
@@ -17,15 +15,16 @@ VIT = (
 )
 
 
-def runs_of(flags: str, *policies: str):
+def steps_of(flags: str, *policies: str):
     configs = [load_config([*flags.split(), "--precision.policy", policy]) for policy in policies]
-    return configs, planned_fields(configs[0])
+    fields = fields_of(configs[0])
+    return [planned_step(config, fields) for config in configs]
 
 
 @pytest.fixture(scope="module")
 def plans(plugin):
-    configs, fields = runs_of(SMALL, "float32", "mixed_bfloat16")
-    return estimates(["h200", "a100"], configs, fields, memory_fraction=0.5)
+    steps = steps_of(SMALL, "float32", "mixed_bfloat16")
+    return estimates(["h200", "a100"], steps, memory_fraction=0.5)
 
 
 def test_the_policies_of_a_gpu_come_after_one_another(plans):
@@ -53,14 +52,13 @@ def test_a_run_may_use_the_share_of_memory_that_it_is_given(plans):
 
 @pytest.mark.slow
 def test_the_largest_batch_is_found_and_fits(plugin):
-    (config,), fields = runs_of(SMALL, "float32")
+    (step,) = steps_of(SMALL, "float32")
     share = 0.0002
-    (plan,) = estimates(["h200"], [config], fields, memory_fraction=share, verify=True)
+    (plan,) = estimates(["h200"], [step], memory_fraction=share, verify=True)
     assert plan.fit is not None
     assert plan.fit.compiled
     assert plan.fit.batch > 64
-    larger = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=plan.fit.batch))
-    (full,) = estimates(["h200"], [larger], fields, memory_fraction=share, fit=False)
+    (full,) = estimates(["h200"], [step.of(plan.fit.batch)], memory_fraction=share, fit=False)
     assert 0.5 * plan.limit < full.memory.total <= plan.limit
     assert full.fit is None
 
@@ -68,10 +66,10 @@ def test_the_largest_batch_is_found_and_fits(plugin):
 @pytest.fixture(scope="module")
 def transformers(plugin):
     """As a run would take attention on each GPU, and without the fused kernel."""
-    configs, fields = runs_of(VIT, "mixed_bfloat16")
+    steps = steps_of(VIT, "mixed_bfloat16")
     return [
-        *estimates(["h200", "v100"], configs, fields, fit=False),
-        *estimates(["h200"], configs, fields, attention="xla", fit=False),
+        *estimates(["h200", "v100"], steps, fit=False),
+        *estimates(["h200"], steps, attention="xla", fit=False),
     ]
 
 

@@ -4,11 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from mpjax.commands.plan import fields_of, planned_step
 from mpjax.data import Image, Label, Length, Mask, Tokens
 from mpjax.plan import measure
 from mpjax.plan.measure import is_here, measure_step, random_batch, times_of
-from mpjax.plan.shapes import planned_fields
-from mpjax.plan.step import planned_step
 
 
 def test_a_run_s_step_is_run_on_all_devices_and_the_median_of_its_times_counts(small, monkeypatch):
@@ -18,7 +17,7 @@ def test_a_run_s_step_is_run_on_all_devices_and_the_median_of_its_times_counts(s
         return [1.0, 9.0, 2.0, 3.0, 2.5]
 
     monkeypatch.setattr(measure, "times_of", two_steps)
-    fields = planned_fields(small)
+    fields = fields_of(small)
     found = measure_step(planned_step(small, fields), fields)
     assert (found.seconds, found.quartiles) == (2.5, pytest.approx((1.5, 6.0)))
     assert (found.peak, found.device) == (None, "cpu")
@@ -29,7 +28,7 @@ def test_a_peak_counts_where_no_program_before_took_more(small, monkeypatch, pea
     said = iter(peaks)
     monkeypatch.setattr(measure, "peak_of", lambda device: next(said))
     monkeypatch.setattr(measure, "times_of", lambda step, state: [1.0, 2.0, 3.0])
-    fields = planned_fields(small)
+    fields = fields_of(small)
     assert measure_step(planned_step(small, fields), fields).peak == wanted
 
 

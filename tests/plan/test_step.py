@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from mpjax.commands.parts import fresh_state, make_parts
+from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.plan.shapes import planned_fields
-from mpjax.plan.step import planned_step
 from mpjax.training.mesh import data_mesh
 
 
@@ -17,7 +16,7 @@ FLAGS = "--data.name synthetic:8x8x1:10 --data.batch_size 24 --model.width 8 --s
 
 def step_of(flags: str):
     config = load_config(flags.split())
-    return planned_step(config, planned_fields(config))
+    return planned_step(config, fields_of(config))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def test_it_lowers_to_the_text_of_the_run_s_own_step(more):
     config = load_config(f"{FLAGS} {more}".split())
     parts = make_parts(config)
     state = jax.eval_shape(lambda: fresh_state(config, parts))
-    step = planned_step(config, planned_fields(config))
+    step = planned_step(config, fields_of(config))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), step.state) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
     own, planned = (function.lower(state, step.batch).as_text() for function in (parts.train_step, step.train_step))
     assert own == planned

@@ -723,7 +723,7 @@ def test_a_scan_whose_carry_changes_its_dtype_is_told_what_to_write():
     model = Scanned()
     apply_policy(model, "mixed_float16")
     with pytest.raises(
-        DtypeError, match=r"Scanned: .* float32\[2,4\] .* float16\[2,4\].* Cast it before the loop, as in x ="
+        DtypeError, match=r"Scanned: .* float32\[2,4\] .* float16\[2,4\].* Cast the carry before the loop, as in x ="
     ):
         model(jnp.ones((2, 4)))
     model.cast = True

@@ -136,8 +136,6 @@ def _library() -> pathlib.Path:
 def prepare_docstrings(data_dir: pathlib.Path) -> str:
     """Writes the docstrings of this Python below `data_dir`, unless they exist, and returns the data set's name."""
     version = f"docstrings/{Docstrings.BUILDER_CONFIGS[0].name}"
-    if not (
-        data_dir / version / str(Docstrings.VERSION) / "dataset_info.json"
-    ).exists():  # reading takes seconds
+    if not (data_dir / version / str(Docstrings.VERSION) / "dataset_info.json").exists():  # reading takes seconds
         write_once(Docstrings(data_dir=data_dir, file_format="array_record"))
     return version

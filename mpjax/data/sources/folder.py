@@ -167,7 +167,11 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
 
 
 def _pairs(folder: pathlib.Path) -> FolderExamples:
-    """Pairs images with the masks of the same names; file extensions may differ."""
+    """Matches images with the masks of the same names; file extensions may differ.
+
+    Raises:
+      UsageError: a mask or an image has no partner, or a folder is missing.
+    """
     images, masks = (_by_stem(folder / kind) for kind in ("images", "masks"))
     for some, others, kind, other in ((images, masks, "image", "mask"), (masks, images, "mask", "image")):
         if alone := sorted(some.keys() - others.keys()):

@@ -42,7 +42,7 @@ def _complete(builder: tfds.core.DatasetBuilder) -> bool:
 
 @contextlib.contextmanager
 def _quiet():
-    """Hides tfds's progress bars and what it prints to standard output."""
+    """Disables tfds's progress bars and drops what it prints to standard output."""
     shown = tqdm_utils._active
     tfds.disable_progress_bar()
     try:
