@@ -87,9 +87,9 @@ def run(config: Config) -> dict:
         feed = parts.feed.calls(start, when.call_counts(start))
         first = next(feed, None)  # none is left of a finished run
         compiling = time.perf_counter()
-        feeds = {count: parts.feed.like(first, count) for count in when.kinds_of_calls(start)}
-        train_call = compile_calls(parts.train_call, state, feeds)
-        probe = compile_calls(parts.probe, state, feeds) if when.layers and feeds else None
+        abstract = {count: parts.feed.abstract(first, count) for count in when.kinds_of_calls(start)}
+        train_call = compile_calls(parts.train_call, state, abstract)
+        probe = compile_calls(parts.probe, state, abstract) if when.layers and abstract else None
         compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
 
         def so_far() -> dict[str, float]:

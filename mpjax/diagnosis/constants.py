@@ -1,8 +1,8 @@
-"""The constants of float32's program, each beside the one that stands for it in the half-precision program.
+"""Matches each constant of the half-precision program with its float32 value.
 
-A number that a model's code writes is rounded when its step is traced: in float16 an epsilon of 1e-8 is zero, and 1e6
-is inf. The reference needs the numbers that float32 has there. Both programs come from the same code, so they have the
-same operations in the same order but for casts, and a constant's counterpart stands where it does.
+Tracing rounds the literals in a model's code: in float16 an epsilon of 1e-8 is zero, and 1e6 is inf. The reference
+needs their float32 values, which the float32 program contains. Both programs are traced from the same code. Apart from
+casts they have the same operations in the same order, so a constant is matched by its position.
 """
 
 import difflib
@@ -19,14 +19,14 @@ from mpjax.precision.dtypes import is_floating
 
 
 class Constants(NamedTuple):
-    """What the constants of a half-precision program are in float32.
+    """The float32 values of the constants in a half-precision program.
 
     Attributes:
-      exact: by `id` of a literal, or of the variable of a constant: its value in float32's program.
-      complete: whether the first program with these constants and without rounding is the second: all floating
-        operations were matched, and no branch or number of turns depends on values. If not, float32's program has to be
-        run itself.
-      by_itself: whether float32's program has half precision in it, which the code asks for whatever the policy.
+      exact: the value in the float32 program, by the `id` of a literal or of a constant's variable.
+      complete: whether the half-precision program, with these constants and without rounding, computes the same as the
+        float32 program: all floating operations were matched, and no branch or trip count depends on floating values.
+        If not, the float32 program must be run itself.
+      by_itself: whether the float32 program contains half precision, because the code casts to it under any policy.
     """
 
     exact: Mapping[int, np.ndarray] = {}
@@ -38,8 +38,8 @@ def constants_of(half, full) -> Constants:
     """Matches two closed jaxprs of the same code.
 
     Args:
-      half: in half precision; the ids are of what it holds.
-      full: in float32.
+      half: the jaxpr in half precision; the ids in `Constants.exact` belong to it.
+      full: the jaxpr in float32.
     """
     exact: dict[int, np.ndarray] = {}
     agreed = list(_matched(half, full, exact))
@@ -48,7 +48,7 @@ def constants_of(half, full) -> Constants:
 
 
 def _matched(half, full, exact: dict) -> Iterator[bool]:
-    """Fills `exact`; yields whether each part of the first program has its counterpart."""
+    """Fills `exact`, and yields for each part of the first program whether it has a counterpart."""
     first, second = _Origins(half), _Origins(full)
     mine, theirs = first.operations, second.operations
     pairs = list(_in_step(mine, theirs))
@@ -64,7 +64,10 @@ def _matched(half, full, exact: dict) -> Iterator[bool]:
 
 
 def _depends_on_values(eqn) -> bool:
-    """Whether what runs depends on floating values, for which the emulator asks the half-precision run alone."""
+    """Returns True for a branch or a loop whose control flow may depend on floating values.
+
+    The emulator decides its control flow with the half-precision values alone.
+    """
     if eqn.primitive.name == "while":
         condition = opened(eqn.params["cond_jaxpr"])[0]
         return any(is_floating(atom.aval) for each in condition.eqns for atom in each.invars)
@@ -72,7 +75,7 @@ def _depends_on_values(eqn) -> bool:
 
 
 def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
-    """Equations of two programs that do the same, in order."""
+    """Yields pairs of matching equations of two programs, in order."""
     keys, others = ([_key(eqn) for eqn in eqns] for eqns in (mine, theirs))
     if keys == others:
         yield from zip(mine, theirs, strict=True)
@@ -86,16 +89,16 @@ def _key(eqn) -> tuple:
 
 
 def _same(mine: tuple[int, np.ndarray] | None, theirs: tuple[int, np.ndarray] | None, exact: dict) -> bool:
-    """Notes the counterpart of a constant; returns whether both are constants of one shape, or neither is one."""
+    """Records a constant's float32 value, and returns True if both are constants of one shape or neither is one."""
     if mine is None or theirs is None:
         return mine is theirs
     value = theirs[1].astype(np.float32)
-    # A body that two calls share has one counterpart, or none that can be told.
+    # Two calls may share one body. Its constant then needs the same float32 value in both.
     return value.shape == mine[1].shape and np.array_equal(exact.setdefault(mine[0], value), value, equal_nan=True)
 
 
 class _Origins:
-    """The floating operations of a body without its casts, and where its values come from."""
+    """The floating operations of a body without casts, and the constants behind its values."""
 
     def __init__(self, jaxpr):
         body, consts = opened(jaxpr)
@@ -105,7 +108,7 @@ class _Origins:
         self._values = dict(zip(body.constvars, consts, strict=True))
 
     def constant(self, atom) -> tuple[int, np.ndarray] | None:
-        """The id and the value of the constant that an atom is, cast or not; None if it is none."""
+        """Returns the id and the value of the floating constant behind an atom, through casts; None if it has none."""
         while not isinstance(atom, core.Literal) and atom in self._casts:
             atom = self._casts[atom]
         if not is_floating(atom.aval):

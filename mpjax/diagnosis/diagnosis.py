@@ -1,4 +1,4 @@
-"""What `diagnose` returns: facts that print, and that write themselves as JSON and as a page."""
+"""The result of `diagnose`, which prints as text and exports to JSON and HTML."""
 
 import dataclasses
 import pathlib
@@ -13,30 +13,35 @@ from mpjax.diagnosis.render.text import rich_of, text_of
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis(Facts):
-    """Whether precision is to blame, where, and what to change. Prints as text, and in rich as a table.
+    """The result of a diagnosis: whether precision is the cause, where, and what to change.
+
+    `print` shows it as text, `rich.print` as a table.
 
     Attributes:
       verdict: "healthy", "overflow", "underflow", "rounding", "loss_scale" (too high) or "not_precision".
-      path: module path where it begins, or the parameter's whose update it is; None if healthy or unknown.
+      path: the module path where the fault begins, or the path of the parameter whose update has the fault; None if
+        healthy or unknown.
       direction: "forward", "backward" or "update"; None if healthy or unknown.
       operation: the primitive; None if healthy or unknown.
-      source: file and line; None if healthy or unknown.
-      evidence: one paragraph.
-      rules: to add to the policy: pattern of a module's path to "float32"; empty if none are needed or none help.
-      better_scale: a loss scale with which the step is healthy, under the rules if there are some; None if none is
+      source: the file and line; None if healthy or unknown.
+      evidence: one paragraph with the numbers behind the verdict.
+      rules: the rules to add to the policy, from the pattern of a module path to "float32"; empty if none are needed
+        or none help.
+      better_scale: a loss scale with which the step is healthy, under the rules if there are any; None if none is
         needed or none helps.
-      verified: whether what is advised was run and is healthy: the better scale, the rules, float32 parameters.
-      float32_flops: share of the products' operations that leave half precision under the rules.
-      advice: what to do, one line each.
-      table: one row for each module and direction, in program order, and for each parameter's update.
+      verified: whether the step is healthy when run with the advice: the better scale, the rules, or float32
+        parameters.
+      float32_flops: the share of the FLOPs of matrix products and convolutions that the rules move to float32.
+      advice: the recommended changes, one line each.
+      table: one row for each module and direction, in program order, and one for each parameter's update.
       policy: the policy, as text.
       loss_scale: the loss scale.
-      loss: of the step in half precision and in float32.
-      flushed: share of the gradient values that are zero in half precision and not in float32, by parameter.
+      loss: the loss of the step in half precision and in float32.
+      flushed: the share of gradient values that are zero in half precision and not in float32, by parameter.
     """
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """All of it as JSON text, also written to `file` if given; inf and nan as text."""
+        """Returns all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["table"] = [row._asdict() | {"dtype": row.dtype.name} for row in self.table]
         fields["exponents"] = [EXPONENTS.start, EXPONENTS.stop]
@@ -46,11 +51,11 @@ class Diagnosis(Facts):
         return text
 
     def to_html(self, file: str | pathlib.Path | None = None, *, scales: Sequence[tuple[int, float, bool]] = ()) -> str:
-        """All of it as one HTML page that needs nothing else, also written to `file` if given.
+        """Returns a self-contained HTML page, and writes it to `file` if given.
 
         Args:
-          file: where to write it.
-          scales: `(step, loss scale, skipped)` of the run it comes from, drawn as a curve.
+          file: the file to write.
+          scales: `(step, loss scale, skipped)` for steps of the run, plotted as a curve.
         """
         text = page_of(self, [ScaleStep(*step) for step in scales])
         if file is not None:

@@ -1,4 +1,4 @@
-"""What a diagnosis says, as a value: the verdict with its evidence, what to change, and the table behind it."""
+"""The fields of a diagnosis, and the text to paste into a config, a command line or a policy."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from mpjax.diagnosis.trace import Row
 
 
 class ScaleStep(NamedTuple):
-    """The loss scale of a run at one step, and whether that step was skipped."""
+    """The loss scale of one step of a run, and whether the step was skipped."""
 
     step: int
     scale: float
@@ -18,7 +18,7 @@ class ScaleStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Whether precision is to blame, where, and what to change. Its attributes are those of `Diagnosis`."""
+    """The fields of a `Diagnosis`, which documents them."""
 
     verdict: str
     path: str | None
@@ -39,25 +39,25 @@ class Facts:
 
     @property
     def worst(self) -> list[Row]:
-        """The rows, most harm first."""
+        """Returns the rows, most harmful first."""
         return sorted(self.table, key=lambda row: row.harm, reverse=True)
 
     @property
     def toml(self) -> str:
-        """What to paste into a config file; empty if nothing is to be changed."""
+        """Returns the TOML to paste into a config file; empty if there is nothing to change."""
         scale = [] if self.better_scale is None else [f'[precision]\nloss_scale = "{self.better_scale:.10g}"']
         lines = [f'{json.dumps(path, ensure_ascii=False)} = "{dtype}"' for path, dtype in self.rules.items()]
         return "\n".join([*scale, *(["[precision.rules]", *lines] if lines else [])])
 
     @property
     def flags(self) -> str:
-        """The same as flags of the command line."""
+        """Returns the same settings as command-line flags."""
         scale = [] if self.better_scale is None else [f"--precision.loss_scale {self.better_scale:.10g}"]
         return " ".join([*scale, *filter(None, [flags_of(self.rules)])])
 
     @property
     def repaired_policy(self) -> str:
-        """The policy with the rules, for `apply_policy` and `autocast`; empty if there are no rules."""
+        """Returns the policy with the rules, for `apply_policy` and `autocast`; empty if there are no rules."""
         if not self.rules:
             return ""
         dtypes, *own = self.policy.split(";")
@@ -66,6 +66,6 @@ class Facts:
 
     @property
     def headline(self) -> str:
-        """The verdict and its place."""
+        """Returns the verdict with the module, direction and operation."""
         place = "" if self.path is None else f" in {self.path or 'no module'} ({self.direction}, {self.operation})"
         return f"verdict: {self.verdict}{place}"

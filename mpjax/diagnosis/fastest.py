@@ -1,4 +1,4 @@
-"""The policy that leaves most to half precision and keeps a step within a tolerance of float32's."""
+"""Searches for the policy with the most half precision that keeps a step within a tolerance of float32."""
 
 import dataclasses
 import math
@@ -26,20 +26,20 @@ from mpjax.precision.policy import PRESETS, Policy, get_policy
 
 
 SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)
-"""Loss scales that a step in float16 is tried with; a dynamic scale finds the largest that is finite by itself."""
+"""The loss scales tried with float16, largest first, as dynamic loss scaling also finds the largest finite one."""
 
 
 class Candidate(NamedTuple):
     """A policy that was tried.
 
     Attributes:
-      preset: its name.
-      rules: to add to it: module path to "float32".
-      within: whether the step, run under them, is within the tolerance.
-      float32_flops: share of the products' operations that the rules keep in float32.
-      loss_scale: with which it was tried; 1 for none.
-      loss_error: relative error of the loss.
-      gradient_error: relative error of all gradients together, in the Euclidean norm.
+      preset: the name of the preset.
+      rules: the rules to add to the preset, from module path to "float32".
+      within: whether the step under this policy is within the tolerance.
+      float32_flops: the share of the FLOPs of matrix products and convolutions that the rules keep in float32.
+      loss_scale: the loss scale that it was tried with; 1 for none.
+      loss_error: the relative error of the loss.
+      gradient_error: the relative error of all gradients together, in the Euclidean norm.
     """
 
     preset: str
@@ -52,18 +52,20 @@ class Candidate(NamedTuple):
 
     @property
     def flags(self) -> str:
-        """As train.py takes it."""
+        """Returns the policy as flags of train.py."""
         return f"--precision.policy {self.preset} {flags_of(self.rules)}".rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
 class Fastest:
-    """What `fastest_policy` found.
+    """The result of `fastest_policy`.
 
     Attributes:
-      best: the policy to take; None if none within the tolerance has a product in half precision.
-      tried: all that were tried, the most half precision first.
-      tolerance: largest relative error of the loss, and largest share of a gradient's norm lost to zero.
+      best: the policy to use; None if no policy within the tolerance has a matrix product or convolution in half
+        precision.
+      tried: all policies that were tried, in order.
+      tolerance: the largest accepted relative error of the loss, and the largest accepted share of a gradient's norm
+        that underflows to zero.
     """
 
     best: Candidate | None
@@ -71,7 +73,7 @@ class Fastest:
     tolerance: float
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """All of it as JSON text, also written to `file` if given; inf and nan as text."""
+        """Returns all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
         fields = {
             "best": self.best and self.best._asdict(),
             "tried": [candidate._asdict() for candidate in self.tried],
@@ -83,13 +85,13 @@ class Fastest:
         return text
 
     def __str__(self) -> str:
-        best = self.best.flags if self.best else "none but float32"
+        best = self.best.flags if self.best else "only float32"
         lines = [f"fastest policy within {self.tolerance:g}: {best}"]
         for candidate in self.tried:
-            errors = f"loss off by {candidate.loss_error:.2g}, gradients by {candidate.gradient_error:.2g}"
+            errors = f"loss error {candidate.loss_error:.2g}, gradient error {candidate.gradient_error:.2g}"
             if not math.isfinite(candidate.loss_error + candidate.gradient_error):
                 errors = "not finite"
-            kept = f", {candidate.float32_flops:.1%} of the products' work in float32" if candidate.rules else ""
+            kept = f", {candidate.float32_flops:.1%} of the FLOPs in float32" if candidate.rules else ""
             scale = f", loss scale {candidate.loss_scale:g}" if candidate.loss_scale != 1 else ""
             answer = "yes" if candidate.within else "no "
             lines.append(f"  {answer} {candidate.preset:<14}  {errors}{kept}{scale}")
@@ -97,16 +99,21 @@ class Fastest:
 
 
 def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) -> Fastest:
-    """Looks for the policy that leaves most to half precision, for one training step of a Flax NNX model.
+    """Searches for the policy with the most half precision, for one training step of a Flax NNX model.
 
-    Tried are float16 and bfloat16: also for the parameters, with float32 masters; for computing alone; and, if none of
-    these will do, for computing with the smallest set of modules in float32.
+    The search tries bfloat16 and float16, first as the parameter dtype too (with float32 master weights), then as the
+    compute dtype alone. If no policy is within the tolerance, it tries the compute dtypes again with the smallest set
+    of modules in float32.
 
     Args:
-      model: as of `mpjax.diagnose`, in the mode it is in; it is left as it is.
-      loss_fn: `loss_fn(model, batch)`, a scalar, or a pair of it and more.
+      model: an NNX module, in training or evaluation mode. It is not modified.
+      loss_fn: `loss_fn(model, batch)`; returns a scalar, or a pair of the scalar and auxiliary values.
       batch: a pytree of arrays.
-      tolerance: largest relative error of the loss, and largest share of a gradient's norm lost to zero.
+      tolerance: the largest accepted relative error of the loss, and the largest accepted share of a gradient's norm
+        that underflows to zero.
+
+    Returns:
+      A `Fastest`: the best policy, and all that were tried.
 
     Raises:
       UsageError: the step is not finite in float32.
@@ -115,7 +122,10 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
 
 
 def fastest_policy_of_function(loss_fn: Callable, params, batch, *, tolerance: float = 0.05) -> Fastest:
-    """As `fastest_policy`, for a function of parameters and batch under autocast, whose parameters stay as they are."""
+    """Searches as `fastest_policy` does, for a function of parameters and batch under autocast.
+
+    The parameter dtypes do not change: the search tries the compute dtype alone.
+    """
     presets = ("mixed_bfloat16", "mixed_float16")
     return fastest_program(lambda policy: program_of_function(loss_fn, params, batch, policy), tolerance, presets)
 
@@ -125,19 +135,25 @@ def fastest_program(
     tolerance: float,
     presets: Sequence[str] = ("bfloat16", "float16", "mixed_bfloat16", "mixed_float16"),
 ) -> Fastest:
-    """As `fastest_policy`, for whatever makes the step's program under a policy.
+    """Searches as `fastest_policy` does, for the program that `make` returns for a policy.
 
     Args:
-      make: policy to program.
-      tolerance: as of `fastest_policy`.
-      presets: those to try, the most half precision first; of equals that which needs no loss scale.
+      make: a function from policy to the step's program.
+      tolerance: as in `fastest_policy`.
+      presets: the presets to try, the most half precision first; among equals, those without a loss scale first.
+
+    Returns:
+      A `Fastest`.
+
+    Raises:
+      UsageError: the step is not finite in float32, or the tolerance is not positive and finite.
     """
     check_numbers(tolerance=tolerance)
     policies = {preset.name: preset.policy for preset in PRESETS if preset.name in presets}
     full = make(get_policy("float32"))
     reference = Reference(full, outputs_of(WITHOUT_ROUNDING, full, 1.0), tolerance)
     if not all_finite(reference.outputs):
-        raise UsageError("the step is not finite in float32: no policy repairs it; mpjax.diagnose says where it begins")
+        raise UsageError("the step is not finite in float32, so no policy repairs it; mpjax.diagnose names the operation")
     tried = [_tried(make, name, policies[name], {}, reference) for name in presets]
     if not any(candidate.within for candidate in tried):
         for name in presets[-2:]:
@@ -147,7 +163,7 @@ def fastest_program(
             rules = smallest_rules(fault)
             if rules:
                 tried.append(_tried(make, name, policies[name], rules, reference))
-    # Of those with rules, the most products in half; min takes the first of equals.
+    # Fewest FLOPs in float32 wins. On a tie min returns the first, which has more half precision.
     within = [candidate for candidate in tried if candidate.within and candidate.float32_flops < 1]
     return Fastest(min(within, key=lambda candidate: candidate.float32_flops, default=None), tuple(tried), tolerance)
 
@@ -170,7 +186,7 @@ def _tried(
 
 
 def _scale(program: Program, name: str) -> float:
-    """The first of `SCALES` with which the step is finite; 1 where bfloat16 needs none."""
+    """Returns the first of `SCALES` with which the step is finite; 1 for bfloat16, which needs no loss scale."""
     if "bfloat16" in name:
         return 1.0
     return next((scale for scale in SCALES if all_finite(outputs_of(ROUNDING, program, scale))), 1.0)

@@ -1,4 +1,4 @@
-"""Is precision to blame? One step under a policy and in float32, where they part, and what repairs it."""
+"""Diagnoses one training step: compares it under a policy with float32, and searches for a repair."""
 
 import functools
 import math
@@ -35,25 +35,25 @@ def diagnose(
     tx: optax.GradientTransformation | None = None,
     opt_state=None,
 ) -> Diagnosis:
-    """Runs one training step of a Flax NNX model under a policy and in float32, and says what differs and why.
+    """Runs one training step of a Flax NNX model under a policy and in float32, and reports what differs and why.
 
     Args:
-      model: an NNX module in the mode it is in (training or evaluation); it is left as it is, whatever its own dtypes.
-      loss_fn: `loss_fn(model, batch)`, a scalar, or a pair of it and more.
+      model: an NNX module, in training or evaluation mode. It is not modified. Its own dtypes do not matter.
+      loss_fn: `loss_fn(model, batch)`; returns a scalar, or a pair of the scalar and auxiliary values.
       batch: a pytree of arrays.
-      policy: the policy in question, a `Policy` or what `get_policy` takes.
-      loss_scale: what the loss is multiplied by before it is differentiated.
-      tolerance: largest relative error of the loss, and largest share of a gradient's norm lost to zero, that counts
-        as healthy.
-      search: whether to look for the smallest set of modules to keep in float32, and to verify it.
-      tx: the optimizer, if its update is to be looked at too: parameters stored in half precision may not move.
-      opt_state: its state, as of `nnx.state(model, nnx.Param)`; by default that of its first step.
+      policy: the policy to diagnose: a `Policy` or an argument of `get_policy`.
+      loss_scale: the factor that the loss is multiplied by before differentiation.
+      tolerance: the largest relative error of the loss, and the largest share of a gradient's norm that underflows to
+        zero, in a healthy step.
+      search: whether to search for the smallest set of modules to keep in float32, and to verify it.
+      tx: the optimizer, to also check its update: parameters stored in half precision may not change.
+      opt_state: the optimizer's state for `nnx.state(model, nnx.Param)`; by default a fresh `tx.init`.
 
     Returns:
       A `Diagnosis`: `verdict`, `path`, `direction`, `operation`, `source`, `rules`, `verified`, `table`.
 
     Raises:
-      UsageError: a policy without half precision, which has nothing to diagnose, or a model that is no NNX module.
+      UsageError: the policy has no half precision, or the model is not an NNX module.
     """
     from flax import nnx
 
@@ -82,17 +82,23 @@ def diagnose_function(
     tolerance: float = 0.05,
     search: bool = True,
 ) -> Diagnosis:
-    """As `diagnose`, for a function of parameters and batch under autocast: Flax linen, Haiku, Equinox, your own.
+    """Diagnoses a function of parameters and batch under autocast, for Flax linen, Haiku, Equinox or your own code.
 
     Args:
-      loss_fn: `loss_fn(params, batch)`, a scalar, or a pair of it and more. Its named scopes, which linen and Haiku
-        open, are the paths; of an Equinox module its own.
-      params: a pytree, as an Equinox module, whose arrays are differentiated.
+      loss_fn: `loss_fn(params, batch)`; returns a scalar, or a pair of the scalar and auxiliary values. Its named
+        scopes are the module paths. Linen and Haiku open them; an Equinox module has its own paths.
+      params: a pytree, for example an Equinox module. Its floating arrays are differentiated.
       batch: a pytree.
-      policy: as of `diagnose`; its casts are placed by `autocast`.
-      loss_scale: as of `diagnose`.
-      tolerance: as of `diagnose`.
-      search: as of `diagnose`.
+      policy: as in `diagnose`; `autocast` inserts its casts.
+      loss_scale: as in `diagnose`.
+      tolerance: as in `diagnose`.
+      search: as in `diagnose`.
+
+    Returns:
+      A `Diagnosis`, as `diagnose` does.
+
+    Raises:
+      UsageError: the policy has no half precision.
     """
     make = functools.partial(program_of_function, loss_fn, params, batch)
     with progress_at() as progress:
@@ -116,12 +122,12 @@ def diagnose_program(
     progress: Progress = SILENT,
     optimizer: Optimizer | None = None,
 ) -> Diagnosis:
-    """As `diagnose`, for whatever makes the step's program under a policy; one in full precision is looked at too."""
+    """Diagnoses the program that `make` returns for a policy; unlike in `diagnose`, the policy may be float32."""
     check_numbers(tolerance=tolerance, loss_scale=scale)
     full = make(get_policy("float32"))
     program = make(policy).beside(full)._replace(progress=progress)
     known = program if program.constants.complete else full
-    del full  # and, where it is not `known`, its copy of the parameters
+    del full  # frees its copy of the parameters, unless it is `known`
     trace = run(program, scale)
     if known is not program:
         trace = trace._replace(wide=outputs_of(WITHOUT_ROUNDING, known, scale))
@@ -161,12 +167,12 @@ def diagnose_program(
 
 
 def _module(path: str) -> str:
-    """Returns a module's path for that of the scope in it that an einsum opens, or an Equinox layer by its class."""
+    """Returns the module path of a scope, without the scopes of einsums and of Equinox classes."""
     return "/".join(part for part in without_class(path).split("/") if "->" not in part)
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:
-    """The share of the products' operations that rules keep in float32."""
+    """Returns the share of the FLOPs of matrix products and convolutions that the rules keep in float32."""
     flops = program.flops()
     kept = sum(n for path, n in flops.items() if covers(rules, path))
     return kept / sum(flops.values()) if flops else 0.0
@@ -182,29 +188,29 @@ def _advice(
 ) -> Iterator[str]:
     if finding.site is not None and finding.site.direction == "update":
         yield (
-            "Keep float32 copies of the parameters, mpjax.master_weights(optimizer), --precision.master_weights on, or "
-            "store them in float32: then the update is not lost (verified by running)."
+            "Keep float32 master weights, with mpjax.master_weights(optimizer) or --precision.master_weights on, or "
+            "store the parameters in float32. Then the update is not lost (verified by running)."
         )
     elif finding.better_scale is not None and rules:
         yield (
-            f"Keep in float32, {share:.1%} of the products' work: {_lines(rules)}, and scale the loss by "
-            f"{finding.better_scale:g} (verified by running, both together), {_OR_DYNAMIC}"
+            f"Keep in float32: {_lines(rules)} ({share:.1%} of the FLOPs). Set the loss scale to "
+            f"{finding.better_scale:g} (both verified together by running), {_OR_DYNAMIC}"
         )
     elif finding.better_scale is not None:
-        yield f"Scale the loss by {finding.better_scale:g} (verified by running), {_OR_DYNAMIC}"
+        yield f"Set the loss scale to {finding.better_scale:g} (verified by running), {_OR_DYNAMIC}"
     elif rules:
-        yield f"Keep in float32, {share:.1%} of the products' work: {_lines(rules)} (verified by running)."
+        yield f"Keep in float32: {_lines(rules)} ({share:.1%} of the FLOPs, verified by running)."
     elif outside:
         place = f"at {finding.site.source}" if finding.site else "such as the loss"
         yield (
-            f"Compute in float32 what is outside of all modules, {place}, where no rule reaches: call "
-            ".astype(jnp.float32) on what goes into it. With all of it in float32 the step is healthy (emulated)."
+            f"Compute in float32 outside of all modules, {place}. No rule applies there: call .astype(jnp.float32) on "
+            "the inputs of that code. With all of it in float32 the step is healthy (emulated)."
         )
     elif searched:
-        yield "No set of modules to keep in float32 repairs the step."
+        yield "No set of modules in float32 repairs the step."
 
 
-_OR_DYNAMIC = "or let mpjax.dynamic_loss_scaling(optimizer), --precision.loss_scale dynamic, find the scale."
+_OR_DYNAMIC = "or use mpjax.dynamic_loss_scaling(optimizer) (--precision.loss_scale dynamic), which finds a scale."
 
 
 def _lines(rules: Mapping[str, str]) -> str:
@@ -212,7 +218,7 @@ def _lines(rules: Mapping[str, str]) -> str:
 
 
 def check_numbers(**numbers: float) -> None:
-    """Raises UsageError for a number that is not positive and finite."""
+    """Raises a UsageError for a number that is not positive and finite."""
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise UsageError(f"{name} is {value}: wanted a positive number")

@@ -1,4 +1,4 @@
-"""The training step that is diagnosed, as one program: arrays in; scaled loss and scaled gradients by path out."""
+"""Traces a training step into one program, from arrays to the scaled loss and the scaled gradients."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -21,17 +21,18 @@ from mpjax.precision.rules import without_class
 
 
 class Program(NamedTuple):
-    """A step under a policy.
+    """A training step under a policy.
 
     Attributes:
-      jaxpr: from `inputs` and the loss scale to the loss, scaled, and the gradients, scaled.
-      inputs: arrays; parameters that the policy stores in half precision as they were before.
-      gradients: the parameters' paths, in the order of the gradients.
-      owners: the module path of each input that is a parameter; "" otherwise.
-      names: of the inputs: "parameter layers/0/kernel", "batch/image".
-      modules: module paths for which a rule of the policy means something, in program order.
-      progress: is told how far a run of it is.
-      constants: what its constants are in float32.
+      jaxpr: the closed jaxpr, from `inputs` and the loss scale to the scaled loss and the scaled gradients.
+      inputs: the input arrays. Parameters that the policy stores in half precision have their values from before the
+        cast.
+      gradients: the paths of the differentiated parameters, in the order of the gradients.
+      owners: the module path of each parameter, in the order of the inputs.
+      names: the names of the inputs: "parameter layers/0/kernel", "batch/image".
+      modules: the module paths that a rule of the policy can apply to, in program order.
+      progress: receives the progress of a run.
+      constants: the values that the program's constants have in float32.
     """
 
     jaxpr: Any
@@ -44,15 +45,15 @@ class Program(NamedTuple):
     constants: Constants = Constants()
 
     def at(self, scale: float) -> tuple[Any, list, tuple[str, ...], Progress, Mapping]:
-        """What to run for a loss scale, as `Emulator.run` takes it."""
+        """Returns the arguments of `Emulator.run` for a loss scale."""
         return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress, self.constants.exact
 
     def beside(self, full: "Program") -> "Program":
-        """The same with the constants of float32's program."""
+        """Returns the program with the constants of the float32 program `full`."""
         return self._replace(constants=constants_of(self.jaxpr, full.jaxpr))
 
     def flops(self) -> dict[str, float]:
-        """Multiplications and additions of the products, by path; those in a loop count once."""
+        """Returns the FLOPs of matrix products and convolutions by path; those in a loop count once."""
         counts: dict[str, float] = {}
         for path, eqn in equations(self.jaxpr):
             if (flops := _flops(eqn)) > 0:
@@ -61,9 +62,9 @@ class Program(NamedTuple):
 
 
 def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program:
-    """The step of `loss_fn(model, batch)` for a Flax NNX model, which is left as it is.
+    """Traces the step of `loss_fn(model, batch)` for a Flax NNX model, which is not modified.
 
-    The model is in the mode (training or evaluation) that it is in; its scopes are named by its paths.
+    The model stays in its mode (training or evaluation). Its module paths become the named scopes.
     """
     from flax import nnx
 
@@ -71,13 +72,13 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
 
     if not isinstance(model, nnx.Module):
         raise UsageError(
-            f"wanted a Flax NNX module, got {type(model).__name__}; the form for a function of parameters has "
+            f"wanted a Flax NNX module, got {type(model).__name__}; for a function of parameters use the variant with "
             "_function in its name"
         )
     before = nnx.state(model, nnx.Param)
     model = nnx.clone(model)
     report = apply_policy(model, policy)
-    name_scopes(model)  # around the casts, which are the module's
+    name_scopes(model)  # after apply_policy, so that the casts are inside the module's scope
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss_of(params, rest, batch):
@@ -88,31 +89,32 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
 
 
 def program_of_function(loss_fn: Callable, params, batch, policy: Policy) -> Program:
-    """The step of `loss_fn(params, batch)`, a function of pytrees, under autocast."""
+    """Traces the step of `loss_fn(params, batch)`, a function of pytrees, under autocast."""
     return program_of(autocast(loss_fn, policy), params, {"batch": batch})
 
 
 def program_of(
     loss_of: Callable, params, others: Mapping[str, Any], *, before=None, ruled: Iterable[str] | None = None
 ) -> Program:
-    """The step of `loss_of(params, *others.values())`, a scalar or a pair of one, whose casts are in it already.
+    """Traces the step of `loss_of(params, *others.values())`, which already contains the policy's casts.
 
     Args:
-      loss_of: a function of pytrees, of which arrays are traced.
-      params: differentiated.
-      others: not differentiated, by the names to call them by.
-      before: `params` as they were before the policy cast them, the reference's; by default as they are.
-      ruled: module paths for which a rule of the policy means something; by default every named scope.
+      loss_of: a function of pytrees; returns a scalar, or a pair of the scalar and auxiliary values. Array leaves are
+        traced.
+      params: the pytree that the loss is differentiated with respect to.
+      others: the other arguments by name, not differentiated.
+      before: `params` before the policy cast them, for the reference; by default `params`.
+      ruled: the module paths that a rule of the policy can apply to; by default every named scope.
 
     Raises:
-      UsageError: the loss is no floating scalar.
+      UsageError: the loss is not a floating scalar.
     """
     arrays, with_arrays = split_arrays((params, *others.values()))
 
     def step(*inputs):
         *values, scale = inputs
         params, *rest = with_arrays(values)
-        own, with_own = split_arrays(params)  # other leaves, as the functions in an Equinox module, are left
+        own, with_own = split_arrays(params)  # an Equinox module has leaves that are not arrays
 
         def scaled(own):
             loss = _loss_in(loss_of(with_own(own), *rest))
@@ -129,7 +131,7 @@ def program_of(
     inputs = [own if array.dtype in HALF else array for own, array in zip(originals, arrays, strict=False)]
     paths = dict.fromkeys(path for path, _ in equations(jaxpr))
     ruled = {without_class(path) for path in paths} if ruled is None else set(ruled)
-    # Modules that hold others open a scope of their own, though they may do nothing in it.
+    # A module that only contains other modules has no equation of its own, so its path is added here.
     around = dict.fromkeys(part for path in (*paths, *owners) for part in _prefixes(path))
     return Program(
         jaxpr=jaxpr,
@@ -145,13 +147,13 @@ def program_of(
 
 
 def _loss_in(result) -> jax.Array:
-    """The loss in what a loss function gives: a scalar, or a scalar and more, as with `has_aux=True`."""
+    """Returns the loss from the result of a loss function: a scalar, or a pair as with `has_aux=True`."""
     loss = result[0] if isinstance(result, tuple) and len(result) == 2 else result
     if not (is_array(loss) or isinstance(loss, float)):
-        raise UsageError(f"the loss is to be a floating scalar, or a pair of it and more, got {type(result).__name__}")
+        raise UsageError(f"the loss must be a floating scalar, or a pair (loss, aux), got {type(result).__name__}")
     loss = jnp.asarray(loss)
     if loss.shape or not is_floating(loss):
-        raise UsageError(f"the loss is to be a floating scalar, got {loss.dtype.name}{list(loss.shape)}")
+        raise UsageError(f"the loss must be a floating scalar, got {loss.dtype.name}{list(loss.shape)}")
     return loss
 
 
@@ -161,13 +163,13 @@ def _prefixes(path: str) -> list[str]:
 
 
 def _named(tree) -> list[tuple[str, Any]]:
-    """The arrays of a tree by their paths."""
+    """Returns the arrays of a pytree with their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(_name(path), leaf) for path, leaf in leaves if is_array(leaf)]
 
 
 def _name(path: tuple) -> str:
-    """A parameter's path; without `value`, the attribute in which NNX holds an array."""
+    """Returns a parameter's path, without `value`, the attribute in which NNX holds the array."""
     return path_name(path).removesuffix("/value")
 
 

@@ -14,7 +14,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, check_same_dtypes, widest
-from mpjax.precision.skip_step import Attempt, CountedState, alone, counted, select, together
+from mpjax.precision.skip_step import Attempt, CountedState, one_optimizer, select, several_optimizers, with_counts
 
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ def dynamic_loss_scaling(
             inner_state=inner_state,
         )
 
-    attempt = counted(_attempt(inner)) if tolerance else _attempt(inner)
+    attempt = with_counts(_attempt(inner)) if tolerance else _attempt(inner)
     return _loss_scaling(attempt, initial_scale, adjust, axis_name)
 
 
@@ -211,9 +211,9 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
 
 def _attempt(inner: Optimizers) -> Attempt:
     if not isinstance(inner, Mapping):
-        return alone(inner)
+        return one_optimizer(inner)
     _require(len(inner) > 0, "an optimizer, or several by name", "none")
-    return together({name: alone(tx) for name, tx in inner.items()})
+    return several_optimizers({name: one_optimizer(tx) for name, tx in inner.items()})
 
 
 def _loss_scaling(attempt: Attempt, initial_scale, adjust, axis_name) -> optax.GradientTransformationExtraArgs:
@@ -226,7 +226,7 @@ def _loss_scaling(attempt: Attempt, initial_scale, adjust, axis_name) -> optax.G
         unscaled = jax.tree.map(lambda g: _unscale(g, state.scale), updates)
         step = attempt.where_finite(unscaled, state.finite, state.inner_state, params, extra, axis_name)
         after = state._replace(finite=step.finite, inner_state=step.state)
-        return step.updates, select(step.done, adjust(after, step.clean), after)
+        return step.updates, select(step.closes_window, adjust(after, step.window_finite), after)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -25,15 +25,15 @@ class Step(NamedTuple):
       updates: the optimizer's updates; minus zero if the gradients were not finite.
       finite: bool scalar, True if the gradients were finite, here and earlier in the window of micro-batches.
       state: the optimizer's state; as before if the gradients were not finite.
-      done: bool scalar, True if the step closed a window, that of any optimizer if there are several.
-      clean: bool scalar, True if every window that the step closed was finite; drives the loss scale.
+      closes_window: bool scalar, True if the step closed a window, that of any optimizer if there are several.
+      window_finite: bool scalar, True if every window that the step closed was finite; drives the loss scale.
     """
 
     updates: Any
     finite: jax.Array
     state: Any
-    done: jax.Array
-    clean: jax.Array
+    closes_window: jax.Array
+    window_finite: jax.Array
 
 
 class Attempt(NamedTuple):
@@ -76,7 +76,7 @@ class CountedState(NamedTuple):
     inner_state: Any
 
 
-def alone(inner: optax.GradientTransformation) -> Attempt:
+def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
     """Returns the `Attempt` of one optimizer."""
     inner = optax.with_extra_args_support(inner)
 
@@ -95,7 +95,7 @@ def alone(inner: optax.GradientTransformation) -> Attempt:
     return Attempt(functools.partial(_init_in_float32, inner), where_finite, unconditionally)
 
 
-def together(attempts: Mapping[str, Attempt]) -> Attempt:
+def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
     """Returns the `Attempt` of several optimizers by name; each one is skipped for its own gradients only.
 
     Parameters and gradients are mappings with the same names.
@@ -132,14 +132,14 @@ def together(attempts: Mapping[str, Attempt]) -> Attempt:
             _like(gradients, {name: step.updates for name, step in steps.items()}),
             _all(step.finite for step in steps.values()),
             {name: GroupState(step.finite, step.state) for name, step in steps.items()},
-            ~_all(~step.done for step in steps.values()),
-            _all(step.finite | ~step.done for step in steps.values()),
+            ~_all(~step.closes_window for step in steps.values()),
+            _all(step.finite | ~step.closes_window for step in steps.values()),
         )
 
     return Attempt(init, where_finite, unconditionally)
 
 
-def counted(attempt: Attempt) -> Attempt:
+def with_counts(attempt: Attempt) -> Attempt:
     """Returns the attempt with its steps and skipped steps counted in its state."""
 
     def init(params) -> CountedState:
@@ -147,8 +147,8 @@ def counted(attempt: Attempt) -> Attempt:
 
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
         step = attempt.where_finite(gradients, was_finite, state.inner_state, params, extra, axis_name)
-        steps = state.steps + step.done.astype(jnp.int32)
-        skipped = state.skipped + (step.done & ~step.clean).astype(jnp.int32)
+        steps = state.steps + step.closes_window.astype(jnp.int32)
+        skipped = state.skipped + (step.closes_window & ~step.window_finite).astype(jnp.int32)
         return step._replace(state=CountedState(steps, skipped, step.state))
 
     def unconditionally(gradients, state, params, extra):

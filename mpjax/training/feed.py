@@ -35,7 +35,7 @@ class Feed(Protocol):
         """Yields the input of each call; the calls have `counts` steps, the first of which is number `position` + 1."""
         ...
 
-    def like(self, fed: Any, count: int) -> Any:
+    def abstract(self, fed: Any, count: int) -> Any:
         """Returns the shapes of the input of a call of `count` steps, given the input of another call."""
         ...
 
@@ -73,7 +73,7 @@ class Single:
         for batch, _ in zip(self.batches.from_position(position), counts, strict=False):
             yield place(batch, self.sharding)
 
-    def like(self, fed: Any, count: int) -> Any:
+    def abstract(self, fed: Any, count: int) -> Any:
         """Returns `fed`, since all calls have one step."""
         return fed
 
@@ -97,7 +97,7 @@ class Stacked:
             several = list(itertools.islice(stream, count))
             yield place({name: np.stack([batch[name] for batch in several]) for name in several[0]}, sharding)
 
-    def like(self, fed: Any, count: int) -> Any:
+    def abstract(self, fed: Any, count: int) -> Any:
         """Returns the shapes of a stack of `count` batches."""
         return jax.tree.map(lambda x: _of_steps(x, count), fed)
 
@@ -127,7 +127,7 @@ class Resident:
             numbers = np.stack(list(itertools.islice(stream, count))).astype(np.int32)
             yield Rows(self.table, jax.device_put(numbers, sharding))
 
-    def like(self, fed: Any, count: int) -> Any:
+    def abstract(self, fed: Any, count: int) -> Any:
         """Returns the same set with the shape of the row numbers for `count` steps."""
         return fed._replace(numbers=_of_steps(fed.numbers, count))
 

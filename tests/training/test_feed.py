@@ -79,7 +79,7 @@ def test_the_shapes_for_another_number_of_steps(kind, sharding):
     feed = kind(BATCHES, sharding)
     two, three = (next(feed.calls(0, [count])) for count in (2, 3))
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), three)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), feed.like(two, 3)) == shapes
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), feed.abstract(two, 3)) == shapes
 
 
 def test_a_resident_set_is_sent_once(sharding):
