@@ -159,7 +159,7 @@ def in_calls(step: Callable, state, batches: list) -> tuple[Callable, mpjax.Trai
 
 
 def seconds_per_step(step: Callable, state, batches: list, steps: int) -> tuple[float, object]:
-    start = time.perf_counter()
+    start, metrics = time.perf_counter(), None
     for index in range(steps):
         state, metrics = step(state, batches[index % len(batches)])
     jax.block_until_ready((state, metrics))

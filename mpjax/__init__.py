@@ -3,7 +3,9 @@
 Public names are imported on first use. `import mpjax` alone imports neither Flax nor a data library.
 """
 
+import difflib
 import importlib
+import importlib.metadata
 from typing import Any
 
 
@@ -46,14 +48,18 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)  # noqa: PLE0605 (a list, computed)
 
 
-_PARTS = ("config", "data", "diagnosis", "loop", "models", "precision", "report", "training")
+_PARTS = ("config", "data", "diagnosis", "loop", "models", "plan", "precision", "report", "training")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("mpjax")
     if name in _PARTS:
         return importlib.import_module(f"mpjax.{name}")
     if name not in _HOME:
-        raise AttributeError(f"module 'mpjax' has no attribute '{name}'")
+        near = difflib.get_close_matches(name, (*__all__, *_PARTS), n=1)
+        hint = f". Did you mean: '{near[0]}'?" if near else ""
+        raise AttributeError(f"module 'mpjax' has no attribute '{name}'{hint}")
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value

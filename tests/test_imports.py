@@ -1,6 +1,8 @@
 """The order of the folders, what `import mpjax` brings along, and the public names."""
 
 import ast
+import graphlib
+import importlib.metadata
 import pathlib
 import subprocess
 import sys
@@ -142,6 +144,56 @@ def test_what_is_defined_under_a_public_name_is_exported(name):
     assert defined == (name in mpjax.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'mpjax' has no attribute 'polcy'"):
-        mpjax.polcy  # noqa: B018
+def test_an_unknown_name_is_an_attribute_error_that_suggests_the_nearest():
+    with pytest.raises(AttributeError, match="module 'mpjax' has no attribute 'get_polcy'. Did you mean: 'get_policy'"):
+        mpjax.get_polcy  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'mpjax' has no attribute 'xyzzy'$"):
+        mpjax.xyzzy  # noqa: B018
+
+
+def test_the_version_is_that_of_the_installed_package_and_types_are_told():
+    assert mpjax.__version__ == importlib.metadata.version("mpjax")
+    assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("folder", ORDER[:-1])
+def test_a_folder_is_an_attribute_of_the_package(folder):
+    assert getattr(mpjax, folder).__name__ == f"mpjax.{folder}"
+
+
+def imports_of(source, modules):
+    """Modules of mpjax that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            inner = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in modules else node.module for name in inner)
+
+
+def test_no_module_imports_itself_around_others():
+    """Not even by an import inside a function: modules can be put in an order."""
+    names = {path: ".".join(("mpjax", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in sources()}
+    modules = {name.removesuffix(".__init__"): path for path, name in names.items()}
+    graph = {name: set(imports_of(path, modules)) - {name} for name, path in modules.items()}
+    assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(modules)
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_function_has_the_name_of_its_module(source):
+    defined = [node.name for node in ast.parse(source.read_text()).body if isinstance(node, ast.FunctionDef)]
+    assert source.stem not in defined
+
+
+UNTESTED = {
+    "config/schema.py",
+}
+"""Files of which others' tests are: dataclasses and tables alone."""
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_file_has_tests_beside_it(source):
+    place = source.relative_to(PACKAGE)
+    folder = pathlib.Path(__file__).parent / place.parent
+    mirrored = (folder / f"test_{place.name}").is_file() or list((folder / place.stem).glob("test_*.py"))
+    assert mirrored or place.name == "__init__.py" or str(place) in UNTESTED

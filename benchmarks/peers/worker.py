@@ -113,6 +113,7 @@ class _Session:
     def _run(self, steps: int) -> tuple[float, float, dict[str, float]]:
         assert self.step is not None
         began, began_cores = time.perf_counter(), time.process_time()
+        metrics = {}
         for index in range(self.taken, self.taken + steps):
             metrics = self.step(index)
         found = {name: float(metrics[name]) for name in ("loss", "accuracy", "grad_norm")}  # waits for the last step

@@ -53,17 +53,16 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
 
     state, batch = replay(config, parts, parts.train_call, folder, number)
     if settings.search == "fastest":
-        fastest = fastest_of_step(config, parts.plan, parts.source, state, batch, tolerance=settings.tolerance)
+        fastest = fastest_of_step(parts.task_under, state, batch, seed=config.seed, tolerance=settings.tolerance)
         print(fastest.to_json() if settings.json else f"step {number} of {folder}\n{fastest}")
         return fastest
-    plan = parts.plan._replace(policy=get_policy(settings.policy)) if settings.policy else parts.plan
     with progress_at() as progress:
         found = diagnose_step(
-            config,
-            plan,
-            parts.source,
+            parts.task_under,
+            get_policy(settings.policy) if settings.policy else parts.plan.policy,
             state,
             batch,
+            seed=config.seed,
             loss_scale=settings.loss_scale or None,
             tolerance=settings.tolerance,
             search=settings.search == "repair",
@@ -80,8 +79,8 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
 def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int) -> str:
     """What is wrong with a step after which training cannot go on; also left in the run's folder."""
     state, batch = replay(config, parts, train_call, folder, number)
-    search = config.diagnosis.search
-    found = diagnose_step(config, parts.plan, parts.source, state, batch, search=search, tx=parts.tx)
+    search, seed = config.diagnosis.search, config.seed
+    found = diagnose_step(parts.task_under, parts.plan.policy, state, batch, seed=seed, search=search, tx=parts.tx)
     found = in_view_of_float32(found, config, state, number, diverged=True)
     page = write(found, folder, number)
     again = shlex.join(["python", "scripts/diagnose.py", "--run", str(folder), "--step", str(number)])
@@ -150,7 +149,7 @@ def in_view_of_float32(
     first = next(stream)
     _, untrained = parts.train_step(fresh_state(config, parts), first)
     state = adopt(fresh_state(config, parts), jax.device_get(to_arrays(state)), same_scaling=False)
-    batch = first
+    batch, metrics = first, untrained
     for _ in range(FURTHER):
         state, metrics = parts.train_step(state, batch)
         batch = next(stream)

@@ -8,7 +8,7 @@ import optax
 from jax.sharding import Mesh
 
 from mpjax import data, strict_json
-from mpjax.commands.parts import CHECKPOINTS, set_up_jax
+from mpjax.commands.parts import CHECKPOINTS, make_task, set_up_jax
 from mpjax.commands.train import evaluate_state
 from mpjax.config import to_toml
 from mpjax.config.commands import Evaluation
@@ -22,7 +22,7 @@ from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.mesh import data_mesh, evaluation_sharding, replicated
 from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import Task, initial_state, make_task
+from mpjax.training.setup import Task, initial_state
 
 
 _OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")

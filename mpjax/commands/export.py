@@ -4,14 +4,13 @@ import pathlib
 
 from mpjax import data
 from mpjax.commands.evaluate import trained_state
-from mpjax.commands.parts import set_up_jax
+from mpjax.commands.parts import make_task, set_up_jax
 from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, data_folder
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import PretrainedReport, export_safetensors
 from mpjax.training.mesh import data_mesh
 from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import make_task
 
 
 def export_run(settings: Export) -> PretrainedReport:

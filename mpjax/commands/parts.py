@@ -1,24 +1,33 @@
 """What a run is made of: settings in; precision, data, model, optimizer and compiled steps out."""
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from mpjax import data
+from mpjax import data, models
 from mpjax.config import Config
 from mpjax.config.folders import cache_folder, data_folder
 from mpjax.config.limits import check
 from mpjax.diagnosis.training import make_probe
 from mpjax.loop.when import When
-from mpjax.training import TrainState, make_eval_step
+from mpjax.precision.calls import modules_of
+from mpjax.precision.casting import autocast, full_precision
+from mpjax.precision.modules import apply_policy, scope_policy, storage_policy
+from mpjax.precision.policy import Policy
+from mpjax.training import TrainState, make_eval_step, make_train_step
 from mpjax.training.feed import Feed, feed_of
 from mpjax.training.mesh import batch_sharding, data_mesh, replicated
+from mpjax.training.objectives import objective_of
+from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
-from mpjax.training.setup import Task, initial_state, make_step
-from mpjax.training.state import Arrays
+from mpjax.training.remat import apply_remat
+from mpjax.training.setup import Task, check_fit, initial_state
+from mpjax.training.state import Arrays, take_apart, uncast
 from mpjax.training.train_step import make_train_call
 
 
@@ -43,6 +52,7 @@ class Parts(NamedTuple):
       tests: evaluation data.
       when: the length of training, and what is due when.
       task: model, precision, objective.
+      task_under: the same under another policy.
       tx: the optimizer.
       train_step: `(state, batch) -> (state, metrics)`, compiled at its first call.
       train_call: `(state, fed, count) -> (state, metrics)`: so many steps, compiled at the first call of each count.
@@ -59,11 +69,12 @@ class Parts(NamedTuple):
     tests: data.EvalBatches
     when: When
     task: Task
+    task_under: Callable[[Policy], Task]
     tx: optax.GradientTransformation
-    train_step: Callable
-    train_call: Callable
+    train_step: jax.stages.Wrapped
+    train_call: jax.stages.Wrapped
     eval_step: Callable
-    probe: Callable
+    probe: jax.stages.Wrapped
 
 
 def make_parts(config: Config) -> Parts:
@@ -106,14 +117,95 @@ def make_parts(config: Config) -> Parts:
     warmup = steps(config.optimizer.warmup)
     task, tx, train_step = make_step(config, plan, fields, steps=when.steps, warmup=warmup)
 
+    def task_under(policy: Policy) -> Task:
+        return make_task(config, plan._replace(policy=policy), fields)
+
     # What is compiled around it
     train_call = make_train_call(train_step, feed.batch)
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
     look = make_probe(task, tx, seed=config.seed, accumulate=config.training.accumulate)
     probe = jax.jit(lambda state, fed, count: look(state, feed.batch(fed, 0)), static_argnums=2)
     return Parts(
-        plan, source, mesh, batches, split, feed, tests, when, task, tx, train_step, train_call, eval_step, probe
+        plan=plan,
+        source=source,
+        mesh=mesh,
+        batches=batches,
+        split=split,
+        feed=feed,
+        tests=tests,
+        when=when,
+        task=task,
+        task_under=task_under,
+        tx=tx,
+        train_step=train_step,
+        train_call=train_call,
+        eval_step=eval_step,
+        probe=probe,
     )
+
+
+def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
+    """Builds the task that `config` describes, on batches of these fields, without creating an array.
+
+    Raises:
+      UsageError: a rule of the policy matches no module, or the model has no blocks to rematerialise.
+    """
+    autocasting = plan.mode == "autocast"
+    policy = storage_policy(plan.policy) if autocasting else plan.policy
+
+    def make_model(key: jax.Array) -> nnx.Module:
+        model = models.build_model(config.model, fields=fields, rngs=nnx.Rngs(key))
+        apply_policy(model, policy)
+        apply_remat(model, config.training.remat)
+        return model
+
+    abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))
+    # Pixels are not activations: autocast must not cast the operations that augment them.
+    prepare = full_precision(functools.partial(data.prepare, config=config.data, fields=fields))
+    objective = objective_of(config.task, prepare, policy, label_smoothing=config.training.label_smoothing)
+    cast = uncast
+    if autocasting:
+        cast = functools.partial(
+            autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
+        )
+    return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model, abstract)
+
+
+def make_step(
+    config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int
+) -> tuple[Task, optax.GradientTransformation, jax.stages.Wrapped]:
+    """Builds the task that `config` describes, its optimizer, and its compiled training step.
+
+    Args:
+      config: the settings of the run.
+      plan: the precision of the run.
+      fields: the fields of a batch.
+      steps: the length of training, which schedules need.
+      warmup: the steps until the peak of the learning rate.
+
+    Raises:
+      UsageError: as `make_task`, or the model does not fit the task.
+    """
+    task = make_task(config, plan, fields)
+    check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+    schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
+    tx = with_precision(
+        update_rule(config.optimizer, schedule),
+        config.precision,
+        loss_scale=plan.loss_scale,
+        masters=plan.master_weights,
+    )
+    train_step = make_train_step(
+        task.structure,
+        tx,
+        task.objective.loss,
+        cast=task.cast,
+        learning_rate=schedule,
+        accumulate=config.training.accumulate,
+        ema=config.training.ema,
+        seed=config.seed,
+    )
+    return task, tx, train_step
 
 
 def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) -> TrainState:

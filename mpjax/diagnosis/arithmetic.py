@@ -1,4 +1,4 @@
-"""One operation of a half-precision program, computed in float32 and rounded."""
+"""Computes one operation of a half-precision program in float32, and rounds its results."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, HALF, is_floating
 
 
 def in_numpy(*arrays: np.ndarray, primitive, params: tuple) -> list[np.ndarray] | None:
-    """The result of a JAX primitive on NumPy arrays, or None if it is not one of these.
+    """Returns the results of a JAX primitive on NumPy arrays, or None if NumPy cannot compute it.
 
     Args:
       arrays: the operands.
-      primitive: the primitive.
-      params: its parameters, as pairs.
+      primitive: a JAX primitive.
+      params: the primitive's parameters, as pairs of name and value.
     """
     function = IN_NUMPY.get(primitive.name)
     if function is None or any(array.dtype.itemsize > 4 for array in arrays):
@@ -31,7 +31,7 @@ def in_numpy(*arrays: np.ndarray, primitive, params: tuple) -> list[np.ndarray] 
 
 
 def _divided(params, x: np.ndarray, y: np.ndarray):
-    return x / y if x.dtype == np.float32 else None  # of integers XLA's rounds towards zero
+    return x / y if x.dtype == np.float32 else None  # XLA's integer division rounds towards zero
 
 
 def _broadcast(params, x: np.ndarray, *dynamic):
@@ -74,11 +74,15 @@ IN_NUMPY: Mapping[str, Callable] = {
 
 
 def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.Array:
-    """Float32 `values` rounded to the nearest number of a half dtype, ties to even, and held in float32.
+    """Rounds float32 `values` to the nearest number of a half dtype, ties to even; the result stays float32.
 
-    Overflow gives inf, and what is too small zero, subnormals included, as in IEEE 754. A cast to float16 and back may
-    be left out by XLA; `lax.reduce_precision` may not, but takes subnormals for zero. Not `ranged`, the numbers have
-    as many bits but no largest and no smallest one, float32's aside.
+    As in IEEE 754, overflow gives inf, and small values become subnormal or zero. XLA may remove a cast to float16 and
+    back. It may not remove `lax.reduce_precision`, but that flushes subnormals to zero.
+
+    Args:
+      values: float32 array of any shape.
+      dtype: the half dtype; with any other the values are returned unchanged.
+      ranged: False rounds the significand only and keeps float32's exponent range.
     """
     if dtype == BFLOAT16:
         return _with_bits(values, mantissa_bits=7)
@@ -90,7 +94,7 @@ def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.
 
 
 def _with_bits_numpy(values: np.ndarray, *, mantissa_bits: int) -> np.ndarray:
-    # To nearest, ties to even: half of the last bit kept, less one where that bit is even, carries into it.
+    # Round to nearest, ties to even: add half of the last kept bit, minus one where that bit is 0; the carry rounds up.
     bits, rest = values.view(np.uint32), 23 - mantissa_bits
     carried = bits + (np.uint32(2 ** (rest - 1) - 1) + (bits >> np.uint32(rest) & np.uint32(1)))
     return np.where(np.isfinite(values), (carried & np.uint32(2**32 - 2**rest)).view(np.float32), values)
@@ -104,13 +108,13 @@ def _with_bits(values: jax.Array, *, mantissa_bits: int) -> jax.Array:
 @functools.partial(compiled, numpy=lambda values: values.astype(np.float16).astype(np.float32))
 def _round_to_float16(values: jax.Array) -> jax.Array:
     normal = jax.lax.reduce_precision(values, exponent_bits=5, mantissa_bits=10)
-    # Below 2^-14 the numbers of float16 lie 2^-24 apart; jnp.round takes ties to even.
+    # Below 2^-14 the spacing of float16 is 2^-24; jnp.round rounds ties to even.
     subnormal = jnp.round(values * np.float32(2**24)) * np.float32(2**-24)
     return jnp.where(jnp.abs(values) < np.float32(2**-14), subnormal, normal)
 
 
 def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Float32 `values` that are numbers of a half dtype, in that dtype: the same numbers in half the memory."""
+    """Casts float32 `values`, already rounded to a half dtype, to that dtype: the same numbers in half the memory."""
     return _to_bfloat16(values) if dtype == BFLOAT16 else _to_float16(values)
 
 
@@ -121,7 +125,7 @@ def _to_float16(values: jax.Array) -> jax.Array:
 
 @functools.partial(compiled, numpy=lambda values: values.astype(BFLOAT16))
 def _to_bfloat16(values: jax.Array) -> jax.Array:
-    # By their bits, as some processors' own cast takes subnormals for zero.
+    # By bits, because the cast of some processors flushes subnormals to zero.
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32) >> 16
     halves = jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isnan(values), jnp.bfloat16(jnp.nan), halves)
@@ -131,24 +135,24 @@ _BITS = frozenset({"nextafter", "bitcast_convert_type"})
 
 
 def is_half(aval) -> bool:
-    """Whether a variable is a half-precision number."""
+    """Returns True if an abstract value has a half-precision dtype."""
     return is_floating(aval) and aval.dtype in HALF
 
 
 def casts_down(eqn) -> bool:
-    """Whether operands are brought to half precision whatever they are: by a product in a layer, or by a cast."""
+    """Returns True if an equation casts operands of any dtype to half precision: a matrix product, or a cast."""
     name = eqn.primitive.name
     to_half = name == "convert_element_type" and eqn.params["new_dtype"] in HALF
     return to_half or OPERATIONS.rule(name) == "low"
 
 
 def is_opaque(eqn) -> bool:
-    """Whether an equation means something in its own dtypes only: kernels, bits."""
+    """Returns True if an equation is valid in its own dtypes only: a kernel, or an operation on bits."""
     return eqn.primitive.name in _BITS or OPERATIONS.rule(eqn.primitive.name) == "as_traced"
 
 
 def room_for(values: list):
-    """A power of two that brings values to where float16 has all its bits and their sum does not overflow."""
+    """Returns the power of two that scales values to float16's normal range without overflow of their sum."""
     floats = [x for x in values if is_floating(x) and x.size]
     if not floats:
         return 1.0
@@ -158,17 +162,17 @@ def room_for(values: list):
 
 
 def widened(value):
-    """A half-precision array in float32; all others as they are."""
+    """Casts a half-precision array to float32; returns any other value unchanged."""
     return converted(value, dtype=FLOAT32) if getattr(value, "dtype", None) in HALF else value
 
 
 def _converted_numpy(value: np.ndarray, *, dtype: np.dtype) -> np.ndarray | None:
-    return value.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else None  # XLA saturates integers
+    return value.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else None  # XLA's casts to integers saturate
 
 
 @functools.partial(compiled, numpy=_converted_numpy)
 def converted(value, *, dtype: np.dtype) -> jax.Array:
-    """An array in another dtype."""
+    """Casts an array to another dtype."""
     return jax.lax.convert_element_type(value, dtype)
 
 
@@ -180,14 +184,14 @@ def _bound(*values, primitive, params: tuple) -> list:
 def results_of(
     eqn, values: list, debug_info, *, true_half: bool, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> list:
-    """The results of an equation, those of half precision held in float32.
+    """Computes the results of an equation; half-precision results are held in float32.
 
     Args:
-      eqn: the equation.
-      values: its operands, those of half precision in float32.
-      debug_info: of its jaxpr.
-      true_half: whether to compute in half precision itself.
-      precision: of products; by default float32 itself, where a device would take fewer bits.
+      eqn: an equation of a jaxpr.
+      values: the operands; half-precision operands are held in float32.
+      debug_info: the debug info of the jaxpr.
+      true_half: True to compute in half precision itself, False to compute in float32.
+      precision: the precision of matrix products in float32. The default is true float32 on every device.
     """
     if true_half:
         given = [
@@ -205,5 +209,5 @@ def results_of(
         for name, value in eqn.params.items()
     }
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        params["precision"] = (precision, precision)  # an algorithm of the program's may be for half only
+        params["precision"] = (precision, precision)  # the program's own may support half precision only
     return _bound(*values, primitive=eqn.primitive, params=tuple(params.items()))

@@ -1,10 +1,10 @@
-"""Operations, each a program of its own: compiled ahead of time for its arrays, or NumPy's where these are small.
+"""Runs single operations: compiled ahead of time for the shapes of their arrays, or in NumPy if the arrays are small.
 
-An operation that JAX dispatches by itself leaves 1.4 MB behind for each shape, and one compiled ahead of time 0.2 MB
-(jax 0.10.2 on a CPU). A ResNet-50's step has 700 of them: that is as much as half of its arrays.
+An operation that JAX dispatches keeps 1.4 MB of memory for each shape; one compiled ahead of time keeps 0.2 MB
+(jax 0.10.2 on a CPU). A ResNet-50's step has 700 of them, which adds up to half the size of its arrays.
 
-To compile a program takes about 50 ms on a CPU, which for small arrays is nearly all of what it takes. NumPy's function
-of the same gives the same bits.
+Compilation takes about 50 ms on a CPU, which is nearly all of the time of an operation on small arrays. The same
+operation in NumPy gives the same bits.
 """
 
 import ctypes
@@ -18,22 +18,22 @@ from jax.core import Tracer
 
 
 KEPT = 4096
-"""Programs; a search runs the same ones again and again."""
+"""The number of compiled programs that are cached; a search runs the same programs many times."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 SMALL = 2**14
-"""Values; arrays of no more together are small."""
+"""The largest total number of values in arrays that NumPy computes."""
 
 
 def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R]:
-    """`fn` of arrays, and of keyword options that can be hashed, compiled; within another program, a part of that.
+    """Wraps `fn` so that it runs compiled ahead of time; during a trace it is traced as usual.
 
     Args:
-      fn: in JAX.
-      numpy: the same in NumPy, for small arrays on a CPU; gives None where it has no such function.
+      fn: a JAX function of arrays, and of keyword options. If an option cannot be hashed, `fn` runs uncompiled.
+      numpy: the same function in NumPy, for small arrays on a CPU; it returns None for cases that it does not support.
     """
 
     @functools.wraps(fn)
@@ -55,20 +55,20 @@ def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R
 
 
 def _are_small(arrays) -> bool:
-    """Whether they are small arrays on a CPU, in dtypes that NumPy has: random keys are none."""
+    """Returns True for small arrays on a CPU in NumPy dtypes, which random keys do not have."""
     plain = all(isinstance(array.dtype, np.dtype) for array in arrays)
     return plain and sum(map(np.size, arrays)) <= SMALL and jax.local_devices()[0].platform == "cpu"
 
 
 def brought_here(array):
-    """Returns an array of several devices, as a run has them, on the one for which programs are compiled."""
+    """Copies an array to the device for which programs are compiled, if this process can address all of it."""
     if isinstance(array, Tracer) or _is_here(array) or not array.is_fully_addressable:
         return array
     return jax.device_put(array, jax.local_devices()[0])
 
 
 def _is_here(array) -> bool:
-    """Whether it is an array on the default device and on no other, for which programs are compiled."""
+    """Returns True for an array on the default device only, for which programs are compiled."""
     if isinstance(array, Tracer):
         return False
     return not isinstance(array, jax.Array) or array.devices() == {jax.local_devices()[0]}
@@ -76,7 +76,7 @@ def _is_here(array) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def _program(fn: Callable, options: tuple, shapes: tuple):
-    def run(*arrays):  # a function of its own, so that JAX keeps nothing of it for others
+    def run(*arrays):  # a new function, so that JAX caches nothing of it for other programs
         return fn(*arrays, **dict(options))
 
     return jax.jit(run).lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).compile()
@@ -84,7 +84,7 @@ def _program(fn: Callable, options: tuple, shapes: tuple):
 
 def _trim():
     try:
-        return ctypes.CDLL(None).malloc_trim  # of glibc; elsewhere there is none
+        return ctypes.CDLL(None).malloc_trim  # glibc only
     except (AttributeError, OSError, TypeError):
         return lambda padding: 0
 
@@ -93,9 +93,9 @@ _malloc_trim = _trim()
 
 
 def give_back() -> None:
-    """Lets go of what the C library has free.
+    """Releases the C library's free memory to the operating system.
 
-    Arrays of many sizes that come and go one by one leave holes between those that stay. Glibc keeps them: in a
-    ResNet-50 they are as large as half of the arrays themselves.
+    Allocating and freeing arrays of many sizes leaves holes between the live arrays. Glibc keeps the holes: in a
+    ResNet-50 they take half as much memory as the arrays themselves.
     """
     _malloc_trim(0)

@@ -1,6 +1,6 @@
-"""The emulator inside control flow: loops are compiled, calls entered, of branches one is taken for both runs.
+"""Emulates control flow: loops are compiled, and both runs take the same branch of a conditional.
 
-Whether a value is free of rounding is known before a loop runs: as a dtype is, it is the same in all turns.
+Whether a value is free of rounding is determined before a loop runs: like a dtype, it is the same in all iterations.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,33 +19,36 @@ from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
 
 
 class Runner(Protocol):
-    """What control flow is handed to run its bodies with: an `Emulator`."""
+    """The part of `Emulator` that control flow uses to run its bodies."""
 
     @property
     def recorder(self) -> Any:
-        """What takes the readings, or None."""
+        """Returns the recorder that takes the readings, or None."""
         ...
 
     @property
     def isolated(self) -> bool:
-        """Whether each module gets the reference's values."""
+        """Returns True if each module gets the reference's values as inputs."""
         ...
 
     def run_body(self, jaxpr, inputs: list[Pair], place: Place) -> list[Pair]:
-        """Returns the outputs of a jaxpr."""
+        """Runs a jaxpr and returns its outputs."""
         ...
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Returns a value as it is kept until it is used."""
+        """Returns a pair as it is stored until its use."""
         ...
 
     def recording(self, recorder) -> Self:
-        """Returns the same with another recorder, or with none."""
+        """Returns a copy with another recorder, or with none."""
         ...
 
 
 def cond(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """`lax.cond` and `lax.switch`: one branch for both runs. Compiled, it takes no readings of its own."""
+    """Runs `lax.cond` or `lax.switch`: both runs take the branch that the half-precision run selects.
+
+    Inside a compiled loop the branches take no readings.
+    """
     index, *operands = pairs
     branches = eqn.params["branches"]
     if not isinstance(index.low, Tracer):
@@ -68,7 +71,7 @@ def cond(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
 
 
 def while_loop(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """`lax.while_loop`: as often as the half-precision run goes round, for both."""
+    """Runs `lax.while_loop`: both runs take as many iterations as the half-precision run."""
     params = eqn.params
     cond_consts, body_consts, carry = _split(pairs, params["cond_nconsts"], params["body_nconsts"])
 
@@ -86,7 +89,7 @@ def while_loop(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[P
 
 
 def scan(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
-    """`lax.scan`."""
+    """Runs `lax.scan`."""
     params = eqn.params
     num_consts, num_carry = scan_counts(params)
     consts, carry, xs = _split(pairs, num_consts, num_carry)
@@ -112,11 +115,12 @@ class _Loop:
     """A loop whose state is the carry of both runs and the readings so far.
 
     Args:
-      emulator: its recorder, if any, gets the readings of all turns together.
-      once: a turn of an emulator: the carry, and what else is given to it, to the carry and to what else comes out.
-      carry: what goes in first.
-      path: of the module that the loop stands in, whose own the carry is: its errors add up from turn to turn.
-      rows: shapes of what else a turn is given.
+      emulator: the emulator; its recorder, if any, gets the readings of all iterations, combined.
+      once: one iteration: `(emulator, carry, *rows) -> (carry, other outputs)`.
+      carry: the initial carry.
+      path: the module that the loop belongs to. The carry counts as computed by it, so that even an isolated run
+        accumulates errors over the iterations.
+      rows: the shapes of the other inputs of an iteration.
     """
 
     def __init__(self, emulator: Runner, once: Callable, carry: list[Pair], path: str, *rows):
@@ -135,23 +139,23 @@ class _Loop:
         self.start = _arrays(carry), none_like(shapes)
 
     def pairs(self, state) -> list[Pair]:
-        """The carry in a state."""
+        """Returns the carry of a state as pairs."""
         return [Pair(wide, low, self.path, free, m) for (wide, low, m), free in zip(state[0], self.free, strict=True)]
 
     def turn(self, state, *rows):
-        """One turn: the state after it, and what else comes out."""
+        """Runs one iteration; returns the next state and the other outputs."""
         outputs, measured = self._recorded(state, rows)
         carry, ys = outputs
         return (carry, [joined(a, b) for a, b in zip(state[1], measured, strict=True)]), ys
 
     def ended(self, state) -> list[Pair]:
-        """What comes out of the last state."""
+        """Returns the final carry, and hands the readings to the recorder."""
         if self.emulator.recorder is not None:
             self.emulator.recorder.extend(self.sites, state[1])
         return self.pairs(state)
 
     def _recorded(self, state, rows):
-        """A turn's outputs and its readings alone."""
+        """Runs one iteration; returns its outputs and its readings."""
         recorder = self.emulator.recorder and self.emulator.recorder.within()
         outputs = self._run(self.emulator.recording(recorder), state, rows)
         if recorder is None:
@@ -170,12 +174,12 @@ def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], 
 
 
 def _arrays(pairs: Sequence[Pair]) -> list[tuple]:
-    """What a loop carries of values; all in float32, as what goes in may be rounded and what comes out not."""
+    """Returns the arrays of a loop's carry, in float32, because an input may be rounded and its output not."""
     return [(_array(p.wide), _array(p.low), Marks(*map(jnp.asarray, p.marks))) for p in pairs]
 
 
 def _array(value) -> jax.Array:
-    value = jnp.asarray(value)  # as a loop's arrays need a dtype of their own
+    value = jnp.asarray(value)  # a loop's carry needs arrays with a dtype
     return value.astype(FLOAT32) if value.dtype in HALF else value
 
 

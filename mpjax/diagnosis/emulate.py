@@ -1,8 +1,8 @@
-"""Runs a half-precision program twice at once: as it is, and as it would be without rounding.
+"""Runs a half-precision program and, at the same time, its float32 reference.
 
-Half-precision values are computed in float32 and rounded after each operation, so that one can see what rounding did,
-leave it out, or leave it out in some modules only. The second run, of the same operations without any rounding, is the
-reference: the program in float32. Operations run one by one: no compiler may then join them and leave out a rounding.
+Half-precision values are computed in float32 and rounded after each operation. The effect of rounding can therefore be
+measured, and rounding can be disabled everywhere or in some modules only. The reference runs the same operations
+without any rounding. Operations run one by one, because a compiler could fuse them and leave out a rounding.
 """
 
 import dataclasses
@@ -39,28 +39,29 @@ from mpjax.precision.dtypes import BFLOAT16, HALF, is_floating
 
 
 def everywhere(path: str) -> bool:
-    """Rounds in every module."""
+    """Returns True: every module rounds."""
     return True
 
 
 def nowhere(path: str) -> bool:
-    """Rounds in no module."""
+    """Returns False: no module rounds."""
     return False
 
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """How to run a program.
+    """The settings of an emulated run, and the run itself.
 
     Attributes:
-      rounds: module path to whether its operations and its stored parameters round.
-      ranged: whether half precision has a largest and a smallest number; else it only has few bits.
-      reference: whether to run the reference at all; else `wide` is `low`.
-      isolated: whether each module gets the reference's values as its inputs, so that what it does wrong is its own;
-        else errors are carried on.
-      recorder: takes the reading of each result.
-      done: called after each operation; a loop is one.
-      exact: what the program's constants are in float32's, by `id`, as of `Constants`.
+      rounds: a function of a module path; True if the module's operations and stored parameters are rounded.
+      ranged: True if half precision has its own exponent range, so that values overflow and underflow; False if only
+        the significand is rounded.
+      reference: True to run the reference too; otherwise `wide` is `low`.
+      isolated: True to give each module the reference's values as inputs, which measures the module's own error;
+        otherwise errors propagate from module to module.
+      recorder: the recorder that takes a reading of each result.
+      done: a function that is called after each operation; a loop counts as one.
+      exact: the float32 values of the program's constants, by `id`, as in `Constants`.
     """
 
     rounds: Callable[[str], bool] = everywhere
@@ -79,14 +80,14 @@ class Emulator:
         progress: Progress = SILENT,
         exact: Mapping[int, np.ndarray] | None = None,
     ) -> list[Pair]:
-        """The outputs of a closed jaxpr.
+        """Runs a closed jaxpr and returns its outputs.
 
         Args:
           jaxpr: the program.
-          inputs: arrays; those that it takes in half precision may be float32.
-          owners: the module path of each input that belongs to one; "" otherwise, and for those not given.
-          progress: is told of it.
-          exact: as the attribute.
+          inputs: the input arrays; half-precision inputs may be given in float32.
+          owners: the module path of each input, "" for inputs that belong to no module; may be shorter than `inputs`.
+          progress: the progress bar that shows the run.
+          exact: the float32 values of the constants in this run; they replace those of the attribute.
         """
         reads = "each module alone" if self.isolated else "half precision and float32"
         done = progress.started(None if self.recorder is None else reads, _count(jaxpr))
@@ -96,11 +97,11 @@ class Emulator:
         return dataclasses.replace(self, done=done, exact=exact or {}).run_body(jaxpr, pairs, Place())
 
     def recording(self, recorder) -> Self:
-        """Returns the same with another recorder, or with none."""
+        """Returns a copy with another recorder, or with none."""
         return dataclasses.replace(self, recorder=recorder)
 
     def entered(self, var, value, owner: str) -> Pair:
-        """An input of the program, as the variable `var` holds it."""
+        """Returns the pair of a program input that the variable `var` holds, and records its rounding."""
         pair = self.constant(var, value, owner)
         if self.recorder is None or not is_floating(var.aval):
             return pair
@@ -112,13 +113,20 @@ class Emulator:
         return pair._replace(marks=Marks(finite, finite))
 
     def constant(self, var, value, owner: str) -> Pair:
-        """An array that is there before any operation, as the variable `var` holds it."""
+        """Returns the pair of an input or constant array that the variable `var` holds."""
         value, rounds = widened(value), self.rounds(owner)
         low = self._rounded(value, var.aval, rounds)
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)
 
     def with_exact(self, pairs: list[Pair], atoms: Sequence, place: Place, eqn=None) -> list[Pair]:
-        """The operands of an equation, or the outputs of a body, its constants beside what they are in float32."""
+        """Returns pairs with the float32 value of each constant as its reference value.
+
+        Args:
+          pairs: the operands of an equation, or the outputs of a body.
+          atoms: the variables and literals of the pairs.
+          place: where the equation or body stands.
+          eqn: the equation; None for the outputs of a body.
+        """
         if not any(id(atom) in self.exact for atom in atoms):
             return pairs
         rounds = self._rounds_in(place, eqn, pairs)
@@ -139,19 +147,19 @@ class Emulator:
         return self.held(Pair(exact, low, place.path, not rounds and is_half(atom.aval), marks), atom.aval)
 
     def held(self, pair: Pair, aval) -> Pair:
-        """A value as it is kept until it is used: what is rounded in half the memory."""
+        """Returns a pair as it is stored until its use: a rounded value in its half dtype, in half the memory."""
         rounded = is_half(aval) and not pair.free and (self.ranged or aval.dtype == BFLOAT16)
         if rounded and pair.low.dtype != aval.dtype:
             pair = pair._replace(low=narrowed(pair.low, aval.dtype))
         return pair if self.reference else pair._replace(wide=pair.low)
 
     def run_body(self, jaxpr, inputs: list[Pair], place: Place) -> list[Pair]:
-        """The outputs of a jaxpr, open or closed, that stands somewhere in the program.
+        """Runs an open or closed jaxpr inside the program and returns its outputs.
 
         Args:
-          jaxpr: the program.
-          inputs: taken out of the list, so that nothing holds one that is used no more.
-          place: of its equations.
+          jaxpr: the body to run.
+          inputs: the input pairs. The list is emptied, so that a value is freed after its last use.
+          place: the place of the body's equations.
         """
         count = itertools.count(1)
 
@@ -181,7 +189,7 @@ class Emulator:
         return self.with_exact(outputs, opened(jaxpr)[0].outvars, place)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """The results of an operation, its operands taken out of the list."""
+        """Returns the results of an operation; empties `pairs`, the list of its operands."""
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
         rounds = self._rounds_in(place, eqn, pairs)
         lows = [self._taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]
@@ -192,7 +200,7 @@ class Emulator:
         wide = results_of(eqn, wides, debug_info, true_half=opaque)
         same = all(low is w for low, w in zip(lows, wides, strict=True))
         exact = wide if same else results_of(eqn, lows, debug_info, true_half=opaque)
-        ranged = self.ranged or any(var.aval.dtype == BFLOAT16 for var in eqn.outvars)  # which has float32's range
+        ranged = self.ranged or any(var.aval.dtype == BFLOAT16 for var in eqn.outvars)  # bfloat16 has float32's range
         native = SUMS | PRODUCTS if ranged else SUMS
         if some_half and rounds and eqn.primitive.name in native:
             room = 1.0 if ranged else room_for(lows)
@@ -200,7 +208,7 @@ class Emulator:
             low = [x / room for x in results_of(eqn, given, debug_info, true_half=True)]
         else:
             low = [self._rounded(x, var.aval, rounds) for x, var in zip(exact, eqn.outvars, strict=True)]
-        del lows, wides  # so that those used no more are gone while the results are read
+        del lows, wides  # frees operands without further uses before the results are read
         outputs = []
         for var, w, x, y in zip(eqn.outvars, wide, exact, low, strict=True):
             marks = Marks()
@@ -210,11 +218,14 @@ class Emulator:
         return outputs
 
     def _rounds_in(self, place: Place, eqn, pairs: list[Pair]) -> bool:
-        """Returns whether an equation, or None for the end of a body, rounds: free values make float32 of others."""
+        """Returns True if the results of an equation are rounded; `eqn` is None at the end of a body.
+
+        A free operand is float32 and promotes the result to float32, unless the equation casts to half precision.
+        """
         return self.rounds(place.path) and (eqn is None or casts_down(eqn) or not any(pair.free for pair in pairs))
 
     def _taken(self, pair: Pair, aval, path: str, rounds: bool):
-        """An operand as an equation in `path` gets it: in its dtype, and if isolated free of other modules' errors."""
+        """Returns an operand as an equation in `path` gets it; if isolated, without the errors of other modules."""
         elsewhere = self.isolated and pair.path != path
         value = widened(pair.wide if elsewhere and is_floating(aval) else pair.low)
         return self._rounded(value, aval, rounds) if elsewhere or pair.free else value
@@ -229,19 +240,19 @@ NO_SOURCE = "(no source line)"
 
 
 def site_of(eqn, var, place: Place) -> Site:
-    """Where a result of an equation is."""
+    """Returns the site of a result of an equation."""
     direction = "backward" if place.backward else "forward"
     source = source_of((eqn, *place.callers))
     return Site(place.path, direction, eqn.primitive.name, np.dtype(var.aval.dtype), tuple(var.aval.shape), source)
 
 
 def _count(jaxpr) -> int:
-    """The number of operations, calls entered."""
+    """Returns the number of operations, including those inside calls."""
     body = opened(jaxpr)[0]
     return sum(_count(called(eqn)) if eqn.primitive.name in CALLS else 1 for eqn in body.eqns)
 
 
 def _taken_out(values: list) -> Iterator:
-    """Yields the values of a list, which holds them no longer."""
+    """Yields the values of a list and removes each from it."""
     while values:
         yield values.pop(0)

@@ -26,7 +26,7 @@ from mpjax.precision.policy import PRESETS, Policy, get_policy
 
 
 SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)
-"""The loss scales tried with float16, largest first, as dynamic loss scaling also finds the largest finite one."""
+"""The loss scales tried with float16, largest first. Dynamic loss scaling also finds the largest finite scale."""
 
 
 class Candidate(NamedTuple):
@@ -153,7 +153,7 @@ def fastest_program(
     full = make(get_policy("float32"))
     reference = Reference(full, outputs_of(WITHOUT_ROUNDING, full, 1.0), tolerance)
     if not all_finite(reference.outputs):
-        raise UsageError("the step is not finite in float32, so no policy repairs it; mpjax.diagnose names the operation")
+        raise UsageError("the step is not finite in float32, so no policy repairs it; mpjax.diagnose says where")
     tried = [_tried(make, name, policies[name], {}, reference) for name in presets]
     if not any(candidate.within for candidate in tried):
         for name in presets[-2:]:
@@ -163,7 +163,7 @@ def fastest_program(
             rules = smallest_rules(fault)
             if rules:
                 tried.append(_tried(make, name, policies[name], rules, reference))
-    # Fewest FLOPs in float32 wins. On a tie min returns the first, which has more half precision.
+    # Fewest FLOPs in float32 wins. On a tie min returns the first in order.
     within = [candidate for candidate in tried if candidate.within and candidate.float32_flops < 1]
     return Fastest(min(within, key=lambda candidate: candidate.float32_flops, default=None), tuple(tried), tolerance)
 

@@ -1,4 +1,4 @@
-"""How large the terms are that a value is the sum of: what its error is to be held against where they cancel."""
+"""Checks if a step is healthy: finite, with an accurate loss, and without gradients lost to underflow."""
 
 import dataclasses
 import functools
@@ -18,16 +18,16 @@ from mpjax.precision.dtypes import is_floating
 
 @dataclasses.dataclass(frozen=True)
 class Terms(Emulator):
-    """Runs a program without rounding; `wide` of a result is not its value but the magnitude of its terms, added up.
+    """An emulator without rounding, in which `wide` is the sum of the magnitudes of a result's terms.
 
-    The terms of a single number that is a sum, a difference or a mean are those of what is added, however they cancel.
-    Every other result is one term: what cancels element by element, as in a layer, is a fault of its own.
+    The error of a loss whose terms cancel is compared with this sum. The terms of a scalar sum, difference or mean are
+    those of its operands. Every other result is one term, because cancellation within a layer is a fault of the layer.
     """
 
     rounds: Callable[[str], bool] = nowhere
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """The results of an operation."""
+        """Returns the results of an equation, with the magnitudes of their terms as `wide`."""
         floating = [is_floating(atom.aval) for atom in eqn.invars]
         terms = [jnp.abs(widened(p.wide)) if f else p.low for p, f in zip(pairs, floating, strict=True)]
         alone = [pair._replace(wide=pair.low) for pair in pairs]
@@ -51,17 +51,17 @@ _ADDS = frozenset(
         *("reshape", "squeeze", "broadcast_in_dim"),
     }
 )
-"""What a sum may go through. The terms are magnitudes: of `neg` their sign is of no interest."""
+"""Primitives that pass on the terms of a sum. The minus sign of `neg` is dropped with the next absolute value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The float32 step, and how well its loss and its gradients are determined.
+    """The float32 step that a half-precision step is compared with.
 
     Attributes:
-      program: the step in half precision, with float32's constants; float32's own where that is not the same.
-      outputs: float32's loss and gradients, at a loss scale of 1.
-      tolerance: as of `mpjax.diagnose`.
+      program: the half-precision program with float32 constants; the float32 program if the two compute differently.
+      outputs: the loss and the gradients in float32, at a loss scale of 1.
+      tolerance: as in `mpjax.diagnose`.
     """
 
     program: Program
@@ -69,44 +69,44 @@ class Reference:
     tolerance: float
 
     def has_loss(self, low: Sequence, scale: float) -> bool:
-        """Whether a finite step's loss is near, or off in a way that its gradients show to be harmless.
+        """Returns True if a finite step's loss is accurate, or its error is harmless according to the gradients.
 
         Args:
-          low: its scaled outputs.
-          scale: its loss scale.
+          low: the scaled outputs of the step.
+          scale: the loss scale of the step.
         """
         error = loss_error(self.outputs[0], low[0] / scale)
         return error <= self.tolerance or (self.loss_is_small(low, scale) and self.has_gradients(low, scale))
 
     def loss_is_small(self, low: Sequence, scale: float) -> bool:
-        """Whether the terms of a loss cancel, or float32 does not determine it either."""
+        """Returns True if the terms of the loss cancel, or float32 does not determine it either."""
         return self.terms_cancel(low, scale) or not self.determined(slice(1))
 
     def terms_cancel(self, low: Sequence, scale: float) -> bool:
-        """Whether a loss, and its error, are little of the terms that cancel in it."""
+        """Returns True if the loss and its error are small compared with the terms that cancel in it."""
         loss = float(self.outputs[0])
         return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 
     def has_gradients(self, low: Sequence, scale: float) -> bool:
-        """Whether gradients, scaled, are near, or not determined by float32 either."""
+        """Returns True if the scaled gradients are accurate to half their norm, or float32 does not determine them."""
         return self.gradient_error(low, scale) <= 0.5 or not self.determined(slice(1, None))
 
     def determined(self, part: slice) -> bool:
-        """Whether outputs stay near where the inputs change in float32's last bits."""
+        """Returns True if a change in the last float32 bits of the inputs changes the outputs within the tolerance."""
         return distance(self.outputs[part], self._nudged[part]) <= self.tolerance
 
     def gradient_error(self, low: Sequence, scale: float) -> float:
-        """The relative error of all gradients together, in the Euclidean norm."""
+        """Returns the relative error of all gradients together, in the Euclidean norm."""
         return distance(self.outputs[1:], [x / scale for x in low[1:]])
 
     @functools.cached_property
     def terms(self) -> float:
-        """The sum of the magnitudes of the terms that the loss is the sum of."""
+        """Returns the sum of the magnitudes of the loss's terms."""
         return float(Terms().run(*self.program.at(1.0))[0].wide)
 
     @functools.cached_property
     def _nudged(self) -> list[np.ndarray]:
-        """The outputs for parameters and a batch changed by 2^-22 of their values, two of float32's last bits."""
+        """Returns the outputs for inputs changed by 2^-22 of their values, twice the epsilon of float32."""
         keys = iter(jax.random.split(jax.random.key(0), len(self.program.inputs)))
         inputs = [_nudged(x, next(keys)) if is_floating(x) else x for x in self.program.inputs]
         return outputs_of(WITHOUT_ROUNDING, self.program._replace(inputs=inputs), 1.0)
@@ -124,13 +124,13 @@ WITHOUT_ROUNDING = Emulator(rounds=nowhere, reference=False)
 def is_repaired(
     reference: Reference, program: Program, scale: float, rounds: Callable[[str], bool] = everywhere
 ) -> bool:
-    """Whether a step, rounding where it `rounds`, is finite, its loss near the reference's, no gradient lost to zero.
+    """Returns True if a step is finite, its loss is accurate, and no gradient is lost to underflow.
 
     Args:
-      reference: what it is held against.
+      reference: the float32 step to compare with.
       program: the step.
       scale: the loss scale.
-      rounds: as of `Emulator`.
+      rounds: the modules that round, as in `Emulator`.
     """
     low = outputs_of(Emulator(rounds=rounds, reference=False), program, scale)
     if not all_finite(low) or not reference.has_loss(low, scale):
@@ -139,19 +139,28 @@ def is_repaired(
 
 
 def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.ndarray]:
-    """Scaled loss and scaled gradients, as an emulator without a reference gives them."""
+    """Returns the scaled loss and the scaled gradients that an emulator without a reference computes."""
     return jax.device_get([pair.low for pair in emulator.run(*program.at(scale))])
 
 
 def lost_shares(
     reference: Reference, program: Program, scale: float, low: Sequence, rounds: Callable = everywhere
 ) -> list[float]:
-    """Of each gradient's norm, what rounding to zero took; arguments as of `is_repaired`, `low` scaled outputs."""
+    """Returns the share of each gradient's norm that underflows to zero.
+
+    Args:
+      reference: as in `is_repaired`.
+      program: as in `is_repaired`.
+      scale: as in `is_repaired`.
+      low: the scaled outputs of the step.
+      rounds: as in `is_repaired`.
+    """
     wide = [np.asarray(x, np.float64) * scale for x in reference.outputs[1:]]
     lost = [_zero_share(w, x) for w, x in zip(wide, low[1:], strict=True)]
     if max(lost, default=0.0) <= reference.tolerance:
         return lost
-    # Zero for want of range, or of bits? Without a smallest number only bits are wanting.
+    # A zero can also come from rounded terms that cancel. With unlimited range there is no underflow, so the zeros that
+    # remain are of that kind.
     unranged = outputs_of(Emulator(rounds=rounds, reference=False, ranged=False), program, scale)[1:]
     return [
         0.0 if distance([w], [u]) >= 1 else _zero_share(u, x) for w, u, x in zip(wide, unranged, low[1:], strict=True)
@@ -159,24 +168,24 @@ def lost_shares(
 
 
 def distance(wanted: Sequence, got: Sequence) -> float:
-    """The Euclidean norm of a difference of lists of arrays, as a share of the norm of the first."""
+    """Returns the Euclidean norm of the difference of two lists of arrays, relative to the norm of the first."""
     pairs = [(np.asarray(w, np.float64), np.asarray(g, np.float64)) for w, g in zip(wanted, got, strict=True)]
     return ratio(sum(float(np.sum(np.square(g - w))) for w, g in pairs), sum(float(np.sum(w * w)) for w, _ in pairs))
 
 
 def loss_error(wide, low) -> float:
-    """Relative error of a loss."""
+    """Returns the relative error of a loss."""
     return float(abs(np.float64(low) - np.float64(wide)) / max(abs(np.float64(wide)), 1e-30))
 
 
 def flushed_share(wide, low) -> float:
-    """The share of a gradient's values that are zero in half precision and not in the reference."""
+    """Returns the share of a gradient's values that are zero in half precision and not in the reference."""
     wide, low = np.asarray(wide), np.asarray(low)
     return float(np.mean((low == 0) & (wide != 0))) if wide.size else 0.0
 
 
 def all_finite(arrays: Sequence) -> bool:
-    """Whether there is neither inf nor nan in arrays."""
+    """Returns True if no array contains inf or nan."""
     return all(bool(np.isfinite(x).all()) for x in map(np.asarray, arrays))
 
 

@@ -1,8 +1,8 @@
-"""Runs a step for a compiler, in its own dtypes, and reads what leaves each module, its products and its casts.
+"""Reads statistics of a step inside its compiled program: of each module's outputs, matrix products and casts.
 
-Results that are read are computed in float32 from the same operands and then rounded, so that it is known what rounding
-made inf or zero; a product of half-precision operands is exact even in the ten-bit products (TF32) that a GPU computes
-float32 ones with.
+The step runs in its own dtypes. A result that is read is computed in float32 from the same operands and then rounded,
+which shows the values that rounding turned into inf or zero. On a GPU, float32 products may use TF32, with ten bits;
+they are still exact for half-precision operands.
 """
 
 import dataclasses
@@ -37,21 +37,21 @@ from mpjax.precision.policy import Policy, get_policy
 
 @dataclasses.dataclass(frozen=True)
 class Native(Emulator):
-    """Runs operations as they are; those that are read, in float32 and rounded.
+    """Runs operations in their own dtypes; results that are read are computed in float32 and rounded.
 
     Attributes:
-      read: the identities of the equations whose results are read.
+      read: the `id` of each equation whose results are read.
     """
 
     read: frozenset[int] = frozenset()
 
     def constant(self, var, value, owner: str) -> Pair:
-        """An array in the dtype of the variable."""
+        """Returns the pair of an array, cast to the dtype of the variable."""
         value = value.astype(var.aval.dtype) if is_floating(var.aval) else value
         return Pair(value, value)
 
     def entered(self, var, value, owner: str) -> Pair:
-        """An input in the dtype of the variable; its rounding is read."""
+        """Returns the pair of an input, cast to the dtype of the variable, and records the rounding of the cast."""
         pair = self.constant(var, value, owner)
         if self.recorder is not None and is_floating(var.aval) and var.aval.dtype in HALF:
             site = Site(owner, "forward", "parameter", var.aval.dtype, var.aval.shape, NO_SOURCE)
@@ -59,14 +59,14 @@ class Native(Emulator):
         return pair
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """The results of an operation, in its own dtypes."""
+        """Returns the results of an operation in its own dtypes."""
         arrays = cast_like([pair.low for pair in pairs], [atom.aval for atom in eqn.invars])
         as_traced = as_function(eqn, debug_info)
         if self.recorder is None or id(eqn) not in self.read:
             return [Pair(x, x) for x in as_traced(*arrays)]
         half = any(is_half(var.aval) for var in eqn.outvars)
         if half and not is_opaque(eqn) and eqn.primitive.name not in SUMS | PRODUCTS:
-            fast = jax.lax.Precision.DEFAULT  # on a GPU TF32, in which half-precision operands are exact
+            fast = jax.lax.Precision.DEFAULT  # TF32 on a GPU, which represents half-precision operands exactly
             exact = results_of(eqn, [widened(x) for x in arrays], debug_info, true_half=False, precision=fast)
             lows = [
                 narrowed(round_to(x, var.aval.dtype), var.aval.dtype) if is_half(var.aval) else x
@@ -81,7 +81,7 @@ class Native(Emulator):
 
 
 def telling(jaxpr) -> Iterator:
-    """The equations that say something of a layer: what leaves it, its products, its casts to half precision."""
+    """Yields the equations to read: those that make a layer's outputs, its matrix products and its casts to half."""
     for body in bodies(jaxpr):
         makers, paths, leaving = {}, {}, []
         for eqn in body.eqns:
@@ -89,7 +89,7 @@ def telling(jaxpr) -> Iterator:
             leaving += [var for var in eqn.invars if isinstance(var, core.Var) and paths.get(var, path) != path]
             makers.update(dict.fromkeys(eqn.outvars, eqn))
             paths.update(dict.fromkeys(eqn.outvars, path))
-        if body.callers:  # what the program gives are the loss and the gradients
+        if body.callers:  # the outputs of the whole program are the loss and the gradients
             leaving += [var for var in body.outvars if var in makers]
         telling = {id(eqn): eqn for eqn in body.eqns if casts_down(eqn)}
         for eqn in filter(None, (_origin(var, makers) for var in leaving)):
@@ -98,7 +98,7 @@ def telling(jaxpr) -> Iterator:
 
 
 def _origin(var, makers: dict):
-    """The equation where a value comes from that others may only have moved; None if that is not in this body."""
+    """Returns the equation that computed a value, skipping those that only move it; None if it is not in this body."""
     while (eqn := makers.get(var)) is not None and eqn.primitive.name in _MOVES and not casts_down(eqn):
         var = eqn.invars[0]
     return eqn
@@ -108,17 +108,17 @@ _MOVES = frozenset({"convert_element_type", "reshape", "transpose", "squeeze", "
 
 
 def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0) -> Layers:
-    """The statistics of a Flax NNX model's layers in one training step: forward, backward, and of each gradient.
+    """Returns statistics of a Flax NNX model in one training step: forward, backward, and of each gradient.
 
-    Made for `jax.jit` (or `nnx.jit`), in which it costs some four steps; called every hundredth step it is hardly seen:
-    `layers = probe(model, loss_fn, batch, loss_scale=...)` inside, `layers.by_layer()` outside.
+    Call it inside `jax.jit` or `nnx.jit`. It costs about four steps, which is negligible every hundredth step.
+    `layers = probe(model, loss_fn, batch, loss_scale=...)` goes inside, `layers.by_layer()` outside.
 
     Args:
-      model: an NNX module in the mode it is in; it is left as it is, whatever its own dtypes.
-      loss_fn: `loss_fn(model, batch)`, a scalar, or a pair of it and more.
+      model: an NNX module, used in its current mode; it is not changed.
+      loss_fn: `loss_fn(model, batch)`, which returns a scalar, or a pair whose first item is the scalar.
       batch: a pytree of arrays.
-      policy: under which the step is taken, float32 included.
-      loss_scale: what the loss is multiplied by before it is differentiated, a number or an array.
+      policy: the policy of the step; it overrides the model's own dtypes and may be float32.
+      loss_scale: the factor that the loss is multiplied by before differentiation, a number or an array.
     """
     return _probed(program_of_model(model, loss_fn, batch, get_policy(policy)), loss_scale)
 
@@ -126,20 +126,20 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
 def probe_function(
     loss_fn: Callable, params, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0
 ) -> Layers:
-    """As `probe`, for `loss_fn(params, batch)`, a function of pytrees under autocast, by its named scopes."""
+    """Returns the statistics of `probe` for `loss_fn(params, batch)`, under autocast and by named scope."""
     return _probed(program_of_function(loss_fn, params, batch, get_policy(policy)), loss_scale)
 
 
 def read_step(program: Program, scale, recorder: LayerRecorder) -> dict:
-    """Runs a step, for a trace, and has its layers and its gradients recorded.
+    """Traces a step and records its layers and its gradients.
 
     Args:
       program: the step.
       scale: the loss scale.
-      recorder: takes the statistics.
+      recorder: the recorder that takes the statistics.
 
     Returns:
-      The gradients, scaled, by parameter.
+      The gradients by parameter, multiplied by the loss scale.
     """
     run = Native(reference=False, recorder=recorder, read=frozenset(map(id, telling(program.jaxpr))))
     _, *pairs = run.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)
@@ -150,7 +150,7 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> dict:
 
 
 def read_updates(recorder: LayerRecorder, updates: Mapping, before: Mapping, after: Mapping) -> None:
-    """Records updates by parameter; what leaves a parameter as it was counts as underflow."""
+    """Records updates by parameter; nonzero values that do not change the parameter count as underflow."""
     for name, update in updates.items():
         recorder.add(_site(name, "update", update), update, underflow=(update != 0) & (after[name] == before[name]))
 

@@ -1,4 +1,4 @@
-"""Statistics of a step by layer and direction: read in the compiled program, as one array; summed up on the host."""
+"""Collects statistics of a step by layer and direction: read in the compiled program, combined on the host."""
 
 import dataclasses
 import pathlib
@@ -14,18 +14,18 @@ from mpjax.precision.dtypes import FLOAT32, HALF, float_range
 
 
 class Layer(NamedTuple):
-    """A module, or a parameter, in one direction.
+    """Statistics of a module, or of a parameter, in one direction.
 
     Attributes:
-      path: of the module, or of the parameter; outside all modules file and line, `train.py:31`.
+      path: the path of the module or parameter; outside all modules the file and line, `train.py:31`.
       direction: "forward" (activations), "backward" (cotangents), "gradient" (of a parameter, unscaled) or "update".
-      dtype: the narrowest dtype of what was read.
+      dtype: the narrowest dtype of the values read.
       largest: largest finite magnitude.
       mean: mean of the finite magnitudes.
       non_finite: share of values that are inf or nan.
-      overflow: share that rounding made inf.
-      underflow: share that rounding made zero; of an update, the share that leaves its parameter as it was.
-      subnormal: share below the smallest normal number of their dtype, zeros aside.
+      overflow: share that rounding turned into inf.
+      underflow: share that rounding turned into zero; of an update, the share that does not change the parameter.
+      subnormal: share of nonzero values below the smallest normal number of their dtype.
       histogram: [88] counts by exponent (`EXPONENTS`) of a sample of at most 1,024 values of each result.
     """
 
@@ -42,25 +42,25 @@ class Layer(NamedTuple):
 
     @property
     def counts(self) -> dict[int, int]:
-        """Of the histogram: exponent to the number of values with it, where there are any."""
+        """Returns the nonzero counts of the histogram, by exponent."""
         return {exponent: count for exponent, count in zip(EXPONENTS, self.histogram, strict=True) if count}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layers:
-    """Statistics on the device.
+    """Statistics of a step, on the device.
 
     Attributes:
-      array: float32 [number of sites, 95], a row for each site.
-      sites: where each was read, in program order.
+      array: float32 [number of sites, 95], one row for each site.
+      sites: the sites of the rows, in program order.
     """
 
     array: jax.Array
     sites: tuple[Site, ...] = dataclasses.field(metadata={"static": True})
 
     def by_layer(self) -> list[Layer]:
-        """All of them on the host, those of one layer and direction as one, in program order."""
+        """Fetches the statistics to the host and combines them by layer and direction, in program order."""
         together: dict[tuple[str, str], list[int]] = {}
         for index, site in enumerate(self.sites):
             place = site.path or pathlib.Path(site.source).name
@@ -89,10 +89,10 @@ _SUMS = ("size", "total", "non_finite", "overflow", "underflow", "subnormal")
 
 
 class LayerRecorder:
-    """Takes the statistics of a step while it is traced, as a `Recorder` takes readings.
+    """Takes the statistics of a step during its trace, as a `Recorder` takes readings.
 
     Attributes:
-      sites: where.
+      sites: the sites of the values, in program order.
     """
 
     def __init__(self):
@@ -101,19 +101,19 @@ class LayerRecorder:
         self._samples: list[jax.Array] = []
 
     def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
-        """Reads a result of the program: `exact` before rounding, `low` after."""
+        """Records the statistics of a result: `exact` before rounding, `low` after."""
         rounded = site.dtype in HALF
         self.add(site, low, underflow=(low == 0) & (exact != 0) if rounded else None, exact=exact if rounded else None)
         return Marks()
 
     def add(self, site: Site, values, *, underflow=None, exact=None) -> None:
-        """Reads values.
+        """Records the statistics of values.
 
         Args:
-          site: where.
-          values: of any shape.
-          underflow: which of them count as underflow; by default none.
-          exact: what they were before they were rounded; by default they were not.
+          site: the site of the values.
+          values: an array of any shape.
+          underflow: a mask of the values that count as underflow; None for no underflow.
+          exact: the values before rounding; None if they were not rounded.
         """
         values = values.astype(FLOAT32)
         finite = jnp.isfinite(values)
@@ -131,18 +131,18 @@ class LayerRecorder:
         self._samples.append(flat[:: max(1, -(-flat.size // _SAMPLE))])
 
     def within(self) -> "LayerRecorder":
-        """For the body of a loop."""
+        """Returns a recorder for the body of a loop."""
         return LayerRecorder()
 
     def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:
-        """Adds what was recorded within."""
+        """Adds the sites and statistics of the body of a loop."""
         self.sites += sites
         self._found += measured
         self._samples += [jnp.zeros(0)] * len(sites)
 
     @property
     def measured(self) -> list[Measured]:
-        """`{"sums": [6], "largest": [], "histogram": [88]}` of each, float32."""
+        """Returns `{"sums": [6], "largest": [], "histogram": [88]}` for each site, float32."""
         if not self._found:
             return []
         histograms = _histograms(self._samples)
@@ -152,14 +152,14 @@ class LayerRecorder:
         ]
 
     def layers(self) -> Layers:
-        """All of them as one array."""
+        """Returns all statistics as one array."""
         rows = [jnp.concatenate([m["sums"], m["largest"][None], m["histogram"]]) for m in self.measured]
         width = len(_SUMS) + 1 + len(EXPONENTS)
         return Layers(jnp.stack(rows) if rows else jnp.zeros((0, width), FLOAT32), tuple(self.sites))
 
 
 def _summed(size, flags: Sequence) -> Measured:
-    """The sum of sizes, the largest, and the counts of flags, in one pass."""
+    """Returns the sum of sizes, the largest size, and the counts of flags, computed in one pass."""
 
     def together(a, b):
         *sums, largest = zip(a, b, strict=True)
@@ -167,14 +167,14 @@ def _summed(size, flags: Sequence) -> Measured:
 
     columns = [size, *(flag.astype(np.int32) for flag in flags), size]
     zeros = [column.dtype.type(0) for column in columns]
-    # Row by row first: float32 cannot count beyond 2^24, nor add small numbers to a large sum.
+    # Row by row first, because float32 cannot count beyond 2^24 and loses small numbers added to a large sum.
     *sums, largest = jax.lax.reduce(columns, zeros, together, range(min(1, max(size.ndim - 1, 0)), size.ndim))
     sums = [jnp.sum(column).astype(FLOAT32) for column in sums]
     return {"sums": jnp.stack([jnp.float32(size.size), *sums]), "largest": jnp.max(largest, initial=0.0)}
 
 
 def _histograms(samples: Sequence[jax.Array]) -> jax.Array:
-    """[number of samples, 88]; of all samples at once, which is one program however many there are."""
+    """Returns the histograms [number of samples, 88]; one program computes them, for any number of samples."""
     sizes = np.array([sample.size for sample in samples])
     numbers = np.repeat(np.arange(len(samples)), sizes)
     values = jnp.concatenate(samples)

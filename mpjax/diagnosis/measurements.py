@@ -1,4 +1,4 @@
-"""What is measured of one result, on the device: the sums and maxima that a reading is made of."""
+"""Measures one result on the device: the sums and maxima that make up a reading."""
 
 import functools
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from mpjax.diagnosis.compile_ahead import compiled
 
 
 EXPONENTS = range(-48, 40)
-"""Of the histogram: how many values lie in [2^e, 2^(e+1)); the outermost take what is beyond."""
+"""The bins of the histogram: bin e counts the values in [2^e, 2^(e+1)); the outermost bins also count those beyond."""
 
 _SAMPLE, _BLOCK = 4096, 2**14
 
 
 class Marks(NamedTuple):
-    """What is known of a value's history; arrays, so that loops can carry them.
+    """The history of a value, as arrays that loops can carry.
 
     Attributes:
-      finite: whether all of it is finite in half precision.
-      reference_finite: and in the reference.
-      flushed: number of the latest site that it depends on and where rounding made zeros; -1 for none.
+      finite: True if the whole value is finite in half precision.
+      reference_finite: True if the whole value is finite in the reference.
+      flushed: the number of the latest site that the value depends on and where values underflowed to zero; -1 if none.
     """
 
     finite: Any = np.True_
@@ -35,10 +35,13 @@ Measured = dict[str, Any]
 """The fields of a `Reading` as arrays."""
 
 LARGEST = frozenset({"largest", "flushed"})
-"""What of several readings is the largest of theirs; the rest are sums."""
+"""The fields that are combined by their maximum; all other fields are summed."""
 
 SQUARES = frozenset({"lost", "exact", "error", "reference"})
-"""Sums of squares: on the device a scale and the sum of squares over it, as float32 does not hold them."""
+"""The fields that are sums of squares.
+
+On the device each is a scale and the sum of squares relative to that scale, because float32 cannot represent the sum.
+"""
 
 
 def _measure_numpy(wide, exact, low, smallest_normal, rounds) -> Measured:
@@ -49,17 +52,18 @@ def _measure_numpy(wide, exact, low, smallest_normal, rounds) -> Measured:
 
 @functools.partial(compiled, numpy=_measure_numpy)
 def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
-    """Returns the sums of a result, and what else its reading is made of.
+    """Returns the sums of a result, its "all_non_finite" and its "sample".
 
-    That is in "all_non_finite" how many of its values are not finite, whatever they are elsewhere, and in "sample" what
-    its histogram counts. Each shape is compiled anew, so that nothing else but arrays makes a difference.
+    "all_non_finite" counts all values that are not finite in half precision, whether or not they are finite in the
+    reference. "sample" holds the values for the histogram. Each shape is compiled once: `smallest_normal` and `rounds`
+    are arrays, so that they cause no further compilation.
 
     Args:
       wide: the result in the reference, of any shape.
       exact: the result in half precision, before rounding.
-      low: and after; all in one dtype.
-      smallest_normal: number of the dtype that was rounded to.
-      rounds: whether it is half precision.
+      low: the result in half precision, after rounding; all three have the same dtype.
+      smallest_normal: the smallest normal number of the dtype that was rounded to.
+      rounds: True if that dtype is half precision.
     """
     wide, exact, low = (jnp.ravel(values) for values in (wide, exact, low))
     size = low.size
@@ -76,13 +80,16 @@ def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
     if size <= _BLOCK:
         sums = _sums(jnp, wide, exact, low, smallest_normal, rounds)
     else:
-        # What is computed of each value, for all of them at once, would be several times the result itself.
+        # In blocks, because the temporaries for all values at once would take several times the memory of the result.
         sums = jax.lax.fori_loop(1, -(-size // _BLOCK), lambda index, sums: joined(sums, block(index)), block(0))
     return {**sums, "size": jnp.float32(size), "sample": _sample(jnp, wide)}
 
 
 def _sums(xp, wide, exact, low, smallest_normal, rounds) -> Measured:
-    """Sums of values [n] in one dtype, in `xp`; in JAX two reductions, each one pass and one kernel to compile."""
+    """Returns the sums of values [n] in one dtype, computed in `xp`.
+
+    In JAX these are two reductions, each with one pass and one kernel to compile.
+    """
     finite, wide_finite = xp.isfinite(low), xp.isfinite(wide)
     both = finite & wide_finite
     size = xp.where(finite, xp.abs(low), 0.0)
@@ -127,7 +134,7 @@ def _reduced(xp, combine: str, *columns) -> Sequence:
 
 @jax.jit
 def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...], number) -> tuple[Measured, Marks]:
-    """Where a result stands in the history of values: the rest of its reading, and its marks."""
+    """Returns the part of a result's reading that depends on its operands' marks, and the marks of the result."""
     flushed = functools.reduce(jnp.maximum, (mark.flushed for mark in marks), jnp.int32(-1))
     got_finite = functools.reduce(jnp.logical_and, (mark.finite for mark in marks), True)
     got_reference_finite = functools.reduce(jnp.logical_and, (mark.reference_finite for mark in marks), True)
@@ -141,7 +148,7 @@ def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...]
 
 
 def _sample(xp, flat):
-    """Returns the magnitudes of at most 4,096 values, finite and not zero, in an array of that length."""
+    """Returns the magnitudes of at most 4,096 values, with zeros for values not finite and as padding to [4096]."""
     sample = xp.abs(flat[:: max(1, -(-flat.size // _SAMPLE))])
     counted = xp.where(xp.isfinite(sample), sample, xp.zeros((), sample.dtype))
     return xp.pad(counted, (0, _SAMPLE - counted.size))
@@ -149,22 +156,23 @@ def _sample(xp, flat):
 
 @compiled
 def histogram(sample) -> jax.Array:
-    """Returns the counts by exponent, float32 [88], of the values of a sample above zero.
+    """Returns the counts by exponent, float32 [88], of the positive values of a sample.
 
-    A sample of any result has one length, so that this, the costliest part of a reading to compile, is compiled once.
+    All samples have the same length, so that this function is compiled once. It is the part of a reading that takes
+    the longest to compile.
     """
     bins = jnp.clip(jnp.frexp(sample)[1] - 1 - EXPONENTS.start, 0, len(EXPONENTS) - 1)
     return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(sample > 0, 1.0, 0.0))
 
 
 def none_like(shapes) -> list[Measured]:
-    """Readings of no values at all, in the shapes of others."""
+    """Returns readings of zero values, in the given shapes."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return [{**measured, **({"flushed": jnp.int32(-1)} if "flushed" in measured else {})} for measured in zeros]
 
 
 def joined(first: Measured, second: Measured) -> Measured:
-    """Two readings as one, on the device."""
+    """Combines two readings on the device."""
 
     def join(name, a, b):
         if name in LARGEST:

@@ -53,7 +53,8 @@ def diagnose(
       A `Diagnosis`: `verdict`, `path`, `direction`, `operation`, `source`, `rules`, `verified`, `table`.
 
     Raises:
-      UsageError: the policy has no half precision, or the model is not an NNX module.
+      UsageError: the policy has no half precision, the model is not an NNX module, or a number is not positive and
+        finite.
     """
     from flax import nnx
 
@@ -98,7 +99,7 @@ def diagnose_function(
       A `Diagnosis`, as `diagnose` does.
 
     Raises:
-      UsageError: the policy has no half precision.
+      UsageError: the policy has no half precision, or a number is not positive and finite.
     """
     make = functools.partial(program_of_function, loss_fn, params, batch)
     with progress_at() as progress:

@@ -1,4 +1,4 @@
-"""The values of an emulated program: each as it is in float32 and in half precision; and where its equations stand."""
+"""The values of an emulated program, in float32 and in half precision, and the places of its equations."""
 
 from typing import Any, NamedTuple
 
@@ -9,13 +9,13 @@ class Pair(NamedTuple):
     """A value of the program.
 
     Attributes:
-      wide: as it is in the reference.
-      low: as it is in half precision, rounded values in their own dtype; the same array where nothing has been rounded
-        yet.
-      path: the module that made it; None for an input.
-      free: whether a module that does not round made it, or it comes from such a value: then it is float32, and what
-        is not a product stays float32 with it, as JAX promotes.
-      marks: its history.
+      wide: the value in the reference.
+      low: the value in half precision, stored in its own dtype if it is rounded; the same array as `wide` if nothing
+        has been rounded yet.
+      path: the module that computed the value; None for an input or a constant.
+      free: True if the value comes from a module that does not round. It is then float32, and JAX's dtype promotion
+        makes the results of operations on it float32 too, except those of matrix products and casts.
+      marks: the history of the value.
     """
 
     wide: Any
@@ -29,9 +29,9 @@ class Place(NamedTuple):
     """Where in the program a jaxpr stands.
 
     Attributes:
-      path: its named scopes.
-      backward: whether it belongs to a backward pass.
-      callers: the equations that hold it, innermost first.
+      path: the named scopes of the jaxpr.
+      backward: True if the jaxpr belongs to a backward pass.
+      callers: the equations that contain the jaxpr, innermost first.
     """
 
     path: str = ""

@@ -1,4 +1,4 @@
-"""How far a diagnosis is: a bar at a terminal if it takes a while, nothing anywhere else."""
+"""Shows the progress of a diagnosis: a bar on a terminal if it takes a while, nothing elsewhere."""
 
 import collections
 import contextlib
@@ -11,13 +11,13 @@ from typing import TextIO
 
 
 SHOWN_AFTER = 1.0
-"""Seconds that a diagnosis takes without a bar."""
+"""Seconds before the bar appears."""
 
-_BETWEEN = 0.1  # seconds from one drawing to the next
+_BETWEEN = 0.1  # minimum seconds between redraws
 
 
 class _Bar:
-    """One line, redrawn in place when an equation is done, and gone at the end; not by a thread of its own."""
+    """A progress bar of one line, redrawn in place after an operation and erased at the end; it uses no thread."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]):
         from rich import progress
@@ -61,22 +61,22 @@ class _Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What is told how far the runs of a step are.
+    """Reports how far the runs of a step are.
 
     Attributes:
-      bar: shows it; None for nobody.
-      attempts: what a run is for that takes no readings.
+      bar: the progress bar; None shows nothing.
+      attempts: the text shown for runs that take no readings.
     """
 
     bar: _Bar | None = None
     attempts: str = "searching for a repair"
 
     def started(self, what: str | None, total: int) -> Callable[[], None]:
-        """What to call after each of the operations of a run that starts.
+        """Starts the bar for a run, and returns the function to call after each of its operations.
 
         Args:
-          what: the run does; None for one of the attempts.
-          total: number of operations.
+          what: the text shown for the run; None for one of the attempts, which are counted.
+          total: the number of operations in the run.
         """
         if self.bar is None:
             return _nothing
@@ -84,7 +84,7 @@ class Progress:
         return self.bar.advance
 
     def verifying(self) -> "Progress":
-        """The same for a step that is traced under other rules."""
+        """Returns a copy for runs that verify the rules on a step traced under them."""
         return dataclasses.replace(self, attempts="verifying")
 
 
@@ -97,7 +97,7 @@ SILENT = Progress()
 
 @contextlib.contextmanager
 def progress_at(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """A bar if `stream`, by default standard error, is a terminal, while the block runs; else nothing."""
+    """Yields a progress bar if `stream`, by default stderr, is a terminal that can redraw lines; else `SILENT`."""
     target = sys.stderr if stream is None else stream
     if target is None or not target.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         yield SILENT

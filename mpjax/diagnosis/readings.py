@@ -1,4 +1,4 @@
-"""What each operation of a program did to its values: ranges, losses, errors; and sums of them by module."""
+"""Records what each operation of a program did to its values: ranges, lost values and errors."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ class Site(NamedTuple):
     """An equation of the program, or a parameter stored in half precision.
 
     Attributes:
-      path: named scopes (module path); empty outside all of them.
+      path: the module path, from the named scopes; empty outside all of them.
       direction: "forward" or "backward".
-      operation: the primitive; "parameter".
-      dtype: of its result.
-      shape: of its result.
+      operation: the name of the primitive; "parameter" for a stored parameter.
+      dtype: the dtype of the result.
+      shape: the shape of the result.
       source: the user's file and line.
     """
 
@@ -32,25 +32,27 @@ class Site(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The values of one result, or of several together.
+    """Statistics of one result, or of several combined.
 
     Attributes:
       size: number of values.
       largest: largest finite magnitude in half precision.
       total: sum of finite magnitudes in half precision.
-      non_finite: values that are inf or nan in half precision and not in the reference.
-      reference_non_finite: values that are inf or nan in the reference.
-      overflow: values that rounding made inf.
-      underflow: values that rounding made zero.
-      subnormal: values that rounding left with fewer bits.
-      lost: sum of squares of the values that rounding made zero.
+      non_finite: number of values that are inf or nan in half precision but not in the reference.
+      reference_non_finite: number of values that are inf or nan in the reference.
+      overflow: number of values that rounding turned into inf.
+      underflow: number of values that rounding turned into zero.
+      subnormal: number of subnormal values, which have fewer bits.
+      lost: sum of squares of the values that rounding turned into zero.
       exact: sum of squares before rounding.
       error: sum of squares of the difference from the reference.
       reference: sum of squares in the reference.
       histogram: [88] counts by exponent of a sample of at most 4,096 values of the reference.
-      begins: turns in which it was not finite in half precision, though all that it got was.
-      reference_begins: the same in the reference.
-      flushed: number of the latest site before it, on which it depends, where rounding made zeros; -1 for none.
+      begins: number of evaluations whose result was not finite in half precision, although the operands and the
+        reference were.
+      reference_begins: number of evaluations whose result was not finite in the reference, although the operands were.
+      flushed: number of the latest earlier site that the result depends on and where values underflowed to zero; -1 if
+        none.
     """
 
     size: float
@@ -72,33 +74,33 @@ class Reading(NamedTuple):
 
     @property
     def relative_error(self) -> float:
-        """Of all values together, in the Euclidean norm; 0 where there is nothing to be wrong."""
+        """Returns the relative error of all values in the Euclidean norm; 0 if error and reference are zero."""
         return ratio(self.error, self.reference)
 
     @property
     def lost_share(self) -> float:
-        """Of the Euclidean norm, what rounding to zero took."""
+        """Returns the share of the Euclidean norm that underflowed to zero."""
         return ratio(self.lost, self.exact)
 
 
 def ratio(part: float, whole: float) -> float:
-    """The root of part / whole."""
+    """Returns sqrt(part / whole); if whole is zero, 1 for a positive part and 0 otherwise."""
     return float(np.sqrt(part / whole)) if whole > 0 else float(part > 0)
 
 
 def together(readings: Iterable[Reading]) -> Reading:
-    """Several readings as one."""
+    """Combines several readings into one."""
     columns = zip(Reading._fields, zip(*readings, strict=True), strict=True)
     return Reading._make(max(column) if name in LARGEST else sum(column) for name, column in columns)
 
 
 class Recorder:
-    """Takes the readings of a run, on the device until they are asked for.
+    """Takes the readings of a run and keeps them on the device until `readings` is called.
 
     Attributes:
-      sites: one for each equation with a floating result, in program order; an equation in a loop has one.
-      measured: their readings, as arrays.
-      start: number of the first.
+      sites: one site for each floating result, in program order; the iterations of a loop share their sites.
+      measured: the readings of the sites, as arrays.
+      start: the number of the first site.
     """
 
     def __init__(self, start: int = 0):
@@ -107,14 +109,14 @@ class Recorder:
         self.start = start
 
     def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
-        """Reads a result of operands with `marks`; gives its own.
+        """Records the reading of a result and returns the marks of the result.
 
         Args:
-          site: where.
+          site: the site of the result.
           wide: the result in the reference.
           exact: the result in half precision, before rounding.
-          low: and after, in the dtype of the others.
-          marks: of the operands.
+          low: the result after rounding, in the dtype of `wide` and `exact`.
+          marks: the marks of the operands.
         """
         smallest_normal = float_range(site.dtype).smallest_normal
         measured = measure(wide, exact, low, low.dtype.type(smallest_normal), np.bool_(site.dtype in HALF))
@@ -127,16 +129,16 @@ class Recorder:
         return after
 
     def within(self) -> "Recorder":
-        """For the body of a loop, whose readings are arrays of the trace."""
+        """Returns a recorder for the body of a loop, where readings are tracers."""
         return Recorder(self.start + len(self.sites))
 
     def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:
-        """Adds what was recorded within."""
+        """Adds the sites and readings of the body of a loop."""
         self.sites += sites
         self.measured += measured
 
     def readings(self) -> list[Reading]:
-        """All of them, from the device."""
+        """Fetches all readings from the device."""
         found = jax.device_get(self.measured)
         return [Reading(**{name: _number(name, value) for name, value in fields.items()}) for fields in found]
 

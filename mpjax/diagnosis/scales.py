@@ -1,4 +1,4 @@
-"""Another loss scale, with which a step in half precision is healthy."""
+"""Searches for a loss scale with which a half-precision step is healthy."""
 
 import math
 from collections.abc import Callable
@@ -12,19 +12,21 @@ from mpjax.precision.dtypes import HALF
 
 
 _ROOM = 2.0**-4
-"""A loss scale that was found by shrinking is shrunk by this once more: the next batch may pass one at the brink."""
+"""A smaller loss scale is reduced by this factor once more, because the next batch may have larger gradients."""
 
 
 def lower_scale(
     reference: Reference, program: Program, scale: float, rounds: Callable[[str], bool] = everywhere
 ) -> float | None:
-    """A smaller loss scale, from 1, with which a step is healthy, and with room if there is some; None if none is.
+    """Returns a smaller loss scale, at least 1, with which a step is healthy; None if there is none.
+
+    The scale leaves room for larger gradients if the step is healthy with that room.
 
     Args:
-      reference: what the step is held against.
+      reference: the float32 step to compare with.
       program: the step.
-      scale: its loss scale.
-      rounds: as of `Emulator`.
+      scale: the loss scale of the step.
+      rounds: the modules that round, as in `Emulator`.
     """
     lower = healthy_scale(reference, program, scale, 0.5, rounds)
     if lower is None or lower * _ROOM < 1 or not is_repaired(reference, program, lower * _ROOM, rounds):
@@ -35,7 +37,10 @@ def lower_scale(
 def healthy_scale(
     reference: Reference, program: Program, scale: float, factor: float, rounds: Callable[[str], bool] = everywhere
 ) -> float | None:
-    """The first power of two, from `scale` by a factor and between 1 and 2^24, with which the step is healthy."""
+    """Returns the first power of two with which the step is healthy; None if there is none.
+
+    The search multiplies `scale` by `factor` down to 1, or up to 2^24.
+    """
     other = 2.0 ** math.floor(math.log2(scale))
     if factor > 1:
         other = max(other, 1 / factor)
@@ -46,10 +51,12 @@ def healthy_scale(
 
 
 def scale_beside_rules(reference: Reference, program: Program, trace: Trace, scale: float) -> float | None:
-    """A loss scale for a step that overflows forward, with which it is healthy once those modules are in float32.
+    """Returns a loss scale for a step that also overflows in the forward pass.
+
+    With it the step is healthy once the modules that overflow forward are in float32.
 
     Returns:
-      None if the scale of the step is as good, or none is.
+      The loss scale; None if the scale of the step is low enough, or no scale is healthy.
     """
     kept: set[str] = set()
 
@@ -59,7 +66,7 @@ def scale_beside_rules(reference: Reference, program: Program, trace: Trace, sca
     while True:
         seen = zip(trace.sites, trace.readings, strict=True)
         over = {site.path for site, reading in seen if site.direction == "forward" and _is_over(site, reading)}
-        if over <= kept:  # what overflows now does so backward
+        if over <= kept:  # the overflows that remain are in the backward pass
             return lower_scale(reference, program, scale, rounds)
         kept |= over
         if all_finite(outputs_of(Emulator(rounds=rounds, reference=False), program, scale)):

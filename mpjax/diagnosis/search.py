@@ -1,4 +1,4 @@
-"""Rules that keep modules in float32: for which paths, in a policy, and as flags of the command line."""
+"""Searches for the smallest set of modules to keep in float32, and writes it as rules and as flags."""
 
 import dataclasses
 import shlex
@@ -12,33 +12,37 @@ from mpjax.precision.policy import Policy
 
 
 def is_in(path: str, module: str) -> bool:
-    """Whether a path is that of a module or of one in it; "" is the model."""
+    """Returns True if a path is that of a module or of one of its submodules; the module "" is the whole model."""
     return not module or f"{path}/".startswith(f"{module}/")
 
 
 def pattern_of(module: str) -> str:
-    """The pattern for a module: its path, "?" for what means something in a pattern or a policy's text; "*" for ""."""
+    """Returns the rule pattern of a module.
+
+    The pattern is the module path, with "?" in place of each character that is special in a pattern or in a policy's
+    text. The pattern of "", the whole model, is "*".
+    """
     return "".join("?" if character in "*?[=;" else character for character in module) or "*"
 
 
 def covers(rules: Iterable[str], path: str) -> bool:
-    """Whether one of some rules, each the pattern of a module, is for a path."""
+    """Returns True if one of the rules, each the pattern of a module, covers a path."""
     return any(is_in(pattern_of(path), "" if pattern == "*" else pattern) for pattern in rules)
 
 
 def decides_after(rules: Iterable[str], pattern: str) -> bool:
-    """Whether a policy's rule still decides something behind these; one that does not would be an error."""
+    """Returns True if a policy's rule still decides something after `rules`; a rule that does not is an error."""
     return pattern.startswith("type:") or not covers(rules, pattern)
 
 
 def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:
-    """The policy with rules that come before its own."""
+    """Returns the policy with `rules` before its own rules."""
     kept = {pattern: value for pattern, value in policy.rules.items() if decides_after(rules, pattern)}
     return dataclasses.replace(policy, rules={**rules, **kept})
 
 
 def flags_of(rules: Mapping[str, str]) -> str:
-    """What to add to a command line; empty if there are none."""
+    """Returns the rules as command-line flags; empty if there are none."""
     words = [f"{_shell_word(path)} {dtype}" for path, dtype in rules.items()]
     return " ".join(["--precision.rules", *words]) if words else ""
 
@@ -48,23 +52,24 @@ def _shell_word(path: str) -> str:
 
 
 Repairs = Callable[[Sequence[str]], bool]
-"""Whether it repairs the step to keep modules, by path, in float32, with all modules in them."""
+"""A predicate: True if keeping these modules, by path, and their submodules in float32 repairs the step."""
 
 
 def smallest_repair(
     program: Program, trace: Trace, scale: float, reference: Reference, under_rules: Repairs
 ) -> tuple[str, ...] | None:
-    """Modules of which all in float32 repair the step, and no proper subset does; None if there are none.
+    """Returns modules that repair the step if they are all in float32. None of them can be left out.
 
     Args:
       program: the step.
-      trace: what is wrong with it.
+      trace: the emulated run of the step.
       scale: the loss scale.
-      reference: what it is held against.
-      under_rules: tries modules on the step traced under their rules.
+      reference: the float32 step to compare with.
+      under_rules: tries modules on the step that is traced under their rules.
 
     Returns:
-      Module paths in program order; ("",), which is all of the model, where no smaller set does.
+      Module paths in program order; ("",), the whole model, if no smaller set repairs the step; None if that does not
+      either.
     """
 
     def emulated(kept: Sequence[str]) -> bool:
@@ -72,14 +77,14 @@ def smallest_repair(
 
     rounding = {site.path for site in trace.sites if site.dtype in HALF}
     suspects = _ranked(trace, [path for path in program.modules if path and any(is_in(p, path) for p in rounding)])
-    # A module in which something went wrong itself, and not in one that it holds, is not to be left for those.
+    # A module whose own operations overflow or underflow must not be replaced by its submodules.
     readings = zip(trace.sites, trace.readings, strict=True)
     to_blame = {
         site.path for site, reading in readings if reading.overflow > 0 or reading.lost_share > reference.tolerance
     }
     found = None
     for repairs in map(_remembering, (emulated, under_rules)):
-        # What the emulator found comes first, and of it alone more may be left out.
+        # If the emulator's set repairs the traced step too, that search starts from it.
         start = found if found and repairs(found) else _first_enough(suspects, repairs)
         found = _inside(minimal(start, repairs), suspects, to_blame, repairs) if start else None
     if found is None:
@@ -88,7 +93,7 @@ def smallest_repair(
 
 
 def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
-    """A subset of `items`, which repair, that does too, and of which no item can be left out."""
+    """Returns a subset of `items` that still repairs and from which no item can be left out (delta debugging)."""
     kept, parts = list(items), 2
     while len(kept) > 1:
         size = -(-len(kept) // parts)
@@ -106,7 +111,7 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
 
 
 def _inside(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
-    """The same with modules in place of those that hold them, where these do as well; not of those `to_blame`."""
+    """Returns `found` with each module not in `to_blame` replaced by submodules that repair the step as well."""
     for module in (module for module in found if module not in to_blame):
         inside = [path for path in suspects if path != module and is_in(path, module)]
         innermost = [path for path in inside if not any(other != path and is_in(other, path) for other in inside)]
@@ -129,7 +134,7 @@ def _remembering(repairs: Repairs) -> Repairs:
 
 
 def _first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
-    """The shortest beginning of a ranked list that repairs, by doubling."""
+    """Returns the shortest prefix of a ranked list that repairs, of lengths that double; None if none does."""
     count = 1
     while count < len(suspects):
         if repairs(suspects[:count]):
@@ -139,7 +144,7 @@ def _first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
 
 
 def _ranked(trace: Trace, modules: list[str]) -> list[str]:
-    """Modules by how much went wrong in them: what became inf, what became zero, and how far off they are."""
+    """Returns modules by decreasing harm: overflow first, then loss to underflow, then relative error."""
     harm = dict.fromkeys(modules, (0.0, 0.0, 0.0))
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         overflow = reading.overflow / reading.size if reading.size else 0.0
@@ -147,5 +152,5 @@ def _ranked(trace: Trace, modules: list[str]) -> list[str]:
         for module in (module for module in modules if is_in(site.path, module)):
             worst = harm[module]
             harm[module] = max(worst[0], mine[0]), max(worst[1], mine[1]), max(worst[2], mine[2])
-    # Of a module and one in it, where all of its harm is, the one in it.
+    # On a tie the submodule comes first, because it contains all of the module's harm.
     return sorted(modules, key=lambda module: (harm[module], module.count("/")), reverse=True)

@@ -1,4 +1,4 @@
-"""One emulated run of a step with a reading of every operation, and the rows of its table."""
+"""Emulates a step once, with a reading of every operation, and summarises the readings in a table."""
 
 import math
 from collections.abc import Callable
@@ -16,10 +16,10 @@ class Trace(NamedTuple):
     """One emulated run of a step.
 
     Attributes:
-      sites: its equations with a floating result, in program order.
-      readings: of each.
-      wide: scaled loss and scaled gradients of the reference.
-      low: and in half precision.
+      sites: the equations with a floating result, in program order.
+      readings: the reading of each site.
+      wide: the scaled loss and the scaled gradients of the reference.
+      low: the scaled loss and the scaled gradients in half precision.
     """
 
     sites: list[Site]
@@ -29,7 +29,7 @@ class Trace(NamedTuple):
 
 
 def run(program: Program, scale: float, *, isolated: bool = False, rounds: Callable = everywhere) -> Trace:
-    """Emulates the step, with a reading of every operation."""
+    """Emulates the step and records a reading of every operation."""
     recorder = Recorder()
     outputs = Emulator(rounds=rounds, isolated=isolated, recorder=recorder).run(*program.at(scale))
     wide, low = jax.device_get(([p.wide for p in outputs], [p.low for p in outputs]))
@@ -37,21 +37,21 @@ def run(program: Program, scale: float, *, isolated: bool = False, rounds: Calla
 
 
 class Row(NamedTuple):
-    """A module in one direction, or the update of a parameter.
+    """A row of the table: a module in one direction, or the update of a parameter.
 
     Attributes:
-      path: of the module, empty outside all of them; of the parameter.
+      path: the path of the module or of the parameter; empty outside all modules.
       direction: "forward", "backward" or "update".
-      dtype: the narrowest dtype that it gives results in.
-      largest: largest finite magnitude of its results.
-      mean: mean magnitude of its results.
-      overflow: share of values that rounding made inf, of half-precision results.
-      underflow: share that rounding made zero; of an update, share that leaves the parameter as it was.
-      subnormal: share that rounding left with fewer bits.
-      error: relative error of its results, errors of earlier modules included.
-      own_error: the same with float32's inputs; None if it was not asked for.
-      histogram: counts by exponent of a sample of its results in float32.
-      non_finite: share of values that are inf or nan and are not in float32, those of earlier modules included.
+      dtype: the narrowest dtype of the results.
+      largest: the largest finite magnitude of the results.
+      mean: the mean magnitude of the results.
+      overflow: the share of half-precision values that rounding made inf.
+      underflow: the share that rounding made zero; for an update, the share that does not change the parameter.
+      subnormal: the share that rounding made subnormal, with fewer bits.
+      error: the relative error of the results, including errors of earlier modules.
+      own_error: the relative error with float32 inputs; None if it was not measured.
+      histogram: the counts by exponent of a sample of the results in float32.
+      non_finite: the share of values that are inf or nan, but not in float32, including those of earlier modules.
     """
 
     path: str
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
     @property
     def exponents(self) -> tuple[int, int] | None:
-        """Powers of two of the smallest and the largest magnitude seen; None if all was zero."""
+        """Returns the base-2 exponents of the smallest and the largest magnitude; None if all values were zero."""
         seen = [e for e, count in zip(EXPONENTS, self.histogram, strict=True) if count]
         if self.largest > 0:
             seen.append(math.frexp(self.largest)[1] - 1)
@@ -77,13 +77,13 @@ class Row(NamedTuple):
 
     @property
     def harm(self) -> tuple[float, float]:
-        """Larger where more went wrong: overflow first, then what became zero and the module's own error."""
+        """Returns a sort key, larger for more harm: overflow first, then underflow plus the module's own error."""
         own = self.error if self.own_error is None else self.own_error
         return self.overflow, self.underflow + min(own, 1.0)
 
 
 def table_of(trace: Trace, alone: Trace | None) -> tuple[Row, ...]:
-    """The rows of a run, and of one in which each module got float32's inputs."""
+    """Returns the rows of a run; own errors come from `alone`, a run in which each module got float32 inputs."""
     grouped: dict[tuple[str, str], list[tuple[Site, Reading]]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         grouped.setdefault((site.path, site.direction), []).append((site, reading))

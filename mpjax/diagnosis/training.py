@@ -1,4 +1,4 @@
-"""The training step as a program to look into: its diagnosis, and statistics of its layers while it trains."""
+"""Diagnoses the trainer's step, and builds the function that reads layer statistics during training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 import jax
 import optax
 
-from mpjax import data
-from mpjax.config import Config
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest, fastest_program
 from mpjax.diagnosis.layer_probe import read_step, read_updates
@@ -19,18 +17,17 @@ from mpjax.diagnosis.update import Optimizer
 from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.policy import Policy
 from mpjax.precision.skip_step import optax_promotion
-from mpjax.training.precision_plan import PrecisionPlan
-from mpjax.training.setup import Task, make_task
+from mpjax.training.setup import Task
 from mpjax.training.state import TrainState, step_key, take_apart
 
 
 def diagnose_step(
-    config: Config,
-    plan: PrecisionPlan,
-    source: data.Source,
+    make_task: Callable[[Policy], Task],
+    policy: Policy,
     state: TrainState,
     batch: Mapping[str, jax.Array],
     *,
+    seed: int,
     loss_scale: float | None = None,
     tolerance: float = 0.05,
     search: bool = True,
@@ -40,49 +37,45 @@ def diagnose_step(
     """Diagnoses the step that `state` takes on `batch`, forward and backward.
 
     Args:
-      config: the run's settings.
-      plan: its precision decision; with a policy in full precision there is float32 alone to look at.
-      source: its examples, for the shapes of the model.
-      state: before the step.
-      batch: of the step; all of it, also where the run takes it in micro-batches.
-      loss_scale: of the step; by default the state's.
-      tolerance: as of `mpjax.diagnose`.
-      search: as of `mpjax.diagnose`.
-      progress: is told how far it is.
-      tx: the run's optimizer, if the update is to be looked at too.
+      make_task: builds the run's task under a policy.
+      policy: the policy in question. If it is in full precision, only float32 is examined.
+      state: the state before the step.
+      batch: the whole batch of the step, also with gradient accumulation.
+      seed: the seed of the run's random numbers.
+      loss_scale: the loss scale of the step; by default the state's.
+      tolerance: as in `mpjax.diagnose`.
+      search: as in `mpjax.diagnose`.
+      progress: receives the progress of the diagnosis.
+      tx: the run's optimizer, to also check its update.
     """
-    make = _maker(config, plan, source, state, batch)
+    make = _maker(make_task, state, batch, seed)
     scale = float(loss_scale_state(state.opt_state).scale) if loss_scale is None else loss_scale
     optimizer = None if tx is None else Optimizer(tx, state.params, state.opt_state)
-    return diagnose_program(make, plan.policy, scale, tolerance, search, progress, optimizer)
+    return diagnose_program(make, policy, scale, tolerance, search, progress, optimizer)
 
 
 def fastest_of_step(
-    config: Config,
-    plan: PrecisionPlan,
-    source: data.Source,
+    make_task: Callable[[Policy], Task],
     state: TrainState,
     batch: Mapping[str, jax.Array],
     *,
+    seed: int,
     tolerance: float = 0.05,
 ) -> Fastest:
-    """As `fastest_policy`, for the step that `state` takes on `batch`; arguments as of `diagnose_step`."""
-    return fastest_program(_maker(config, plan, source, state, batch), tolerance)
+    """Searches for the fastest policy of the step that `state` takes on `batch`; arguments as in `diagnose_step`."""
+    return fastest_program(_maker(make_task, state, batch, seed), tolerance)
 
 
-def _maker(config: Config, plan: PrecisionPlan, source: data.Source, state: TrainState, batch):
-    """Policy to the step's program under it."""
-    fields = data.batch_fields(source, config.data)
-
-    def make(policy: Policy) -> Program:
-        task = make_task(config, plan._replace(policy=policy), fields)
-        return program_of_step(task, config.seed, state, batch)
-
-    return make
+def _maker(make_task: Callable[[Policy], Task], state: TrainState, batch, seed: int) -> Callable[[Policy], Program]:
+    """Returns a function from policy to the step's program."""
+    return lambda policy: program_of_step(make_task(policy), seed, state, batch)
 
 
 def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
-    """The step that `state` takes on `batch`, forward and backward; its parameters are the state's whatever theirs."""
+    """Traces the step that `state` takes on `batch`, forward and backward.
+
+    The program has the task's parameter dtypes, whatever the dtypes of the state's parameters.
+    """
     key = step_key(seed, state)
     dtypes = {name: leaf.dtype for name, leaf in take_apart(task.abstract)[1].items()}
     params = {name: value.astype(dtypes[name]) for name, value in state.params.items()}
@@ -101,13 +94,15 @@ def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str
 def make_probe(
     task: Task, tx: optax.GradientTransformation, *, seed: int = 0, accumulate: int = 1
 ) -> Callable[[TrainState, Mapping[str, jax.Array]], Layers]:
-    """The compiled function that reads the layers of the step that a state takes on a batch; it changes neither.
+    """Returns a compiled function that reads the layer statistics of the step that a state takes on a batch.
+
+    The function changes neither the state nor the batch.
 
     Args:
-      task: model, precision, objective.
+      task: the model, the precision and the objective.
       tx: the optimizer, inside one of the loss-scaling wrappers.
-      seed: as of `make_train_step`.
-      accumulate: as of `make_train_step`; of so many micro-batches the first is read.
+      seed: as in `make_train_step`.
+      accumulate: as in `make_train_step`; the first micro-batch is read.
     """
 
     @jax.jit

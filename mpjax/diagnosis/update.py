@@ -1,8 +1,8 @@
-"""What the optimizer makes of a step's gradients: updates of half precision and of float32, and those that get lost.
+"""Compares the optimizer's updates in half precision and in float32, and finds updates that are lost.
 
-A parameter stored in half precision without a float32 copy keeps its value under an update of less than half the
-distance to its neighbour: training stalls (Micikevicius et al., "Mixed Precision Training", 2017, arXiv:1710.03740,
-section 3.1). Under `master_weights` the copy takes the update, and there is nothing to look at.
+A parameter stored in half precision without a float32 copy does not change if the update is less than half the distance
+to the next representable number. Training then stalls (Micikevicius et al., "Mixed Precision Training", 2017,
+arXiv:1710.03740, section 3.1). With `master_weights` the float32 copy receives the update, so nothing is checked.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class Optimizer(NamedTuple):
 
     Attributes:
       tx: the optax transformation.
-      params: what it updates, as they are stored.
-      state: its state.
+      params: the parameters that it updates, in the dtypes that they are stored in.
+      state: the state of `tx`.
     """
 
     tx: optax.GradientTransformation
@@ -39,17 +39,17 @@ class Optimizer(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Of one parameter.
+    """The update of one parameter.
 
     Attributes:
-      path: of the parameter.
-      row: of the table.
-      size: sum of squares of the update.
-      lost: of that, what leaves the parameter as it was.
-      finite: whether all of it is finite.
-      wide_size: as `size`, in float32 throughout.
-      wide_lost: as `lost`, in float32 throughout.
-      wide_finite: as `finite`, in float32 throughout.
+      path: the path of the parameter.
+      row: the row of the table.
+      size: the sum of squares of the update.
+      lost: the part of `size` that does not change the parameter.
+      finite: whether all values of the update are finite.
+      wide_size: `size` with everything in float32.
+      wide_lost: `lost` with everything in float32.
+      wide_finite: `finite` with everything in float32.
     """
 
     path: str
@@ -63,13 +63,13 @@ class Update(NamedTuple):
 
 
 def updates_of(program: Program, trace: Trace, scale: float, optimizer: Optimizer) -> list[Update]:
-    """The update of each floating parameter under half-precision gradients, held against that under float32's.
+    """Returns the update of each floating parameter, in half precision and in float32.
 
     Args:
       program: the step.
-      trace: its emulation.
+      trace: the emulated run of the step, which has the gradients.
       scale: the loss scale of the step.
-      optimizer: what takes the gradients; none of its master weights.
+      optimizer: the optimizer that receives the gradients; with master weights the result is empty.
     """
     if _has_masters(optimizer.state):
         return []
@@ -80,14 +80,14 @@ def updates_of(program: Program, trace: Trace, scale: float, optimizer: Optimize
 
 
 def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:
-    """The fault of updates that are not finite, or of which more than `tolerance` of the norm is lost."""
+    """Returns the fault of updates that are not finite, or that lose more than `tolerance` of their norm."""
     for update in updates:
         if update.wide_finite and not update.finite:
             return Finding(
                 "overflow",
                 _site(update),
-                f"The update of {update.path} is not finite, though its gradient is: the optimizer's state is in "
-                f"{update.row.dtype}, as the parameter is. With both in float32 it is finite.",
+                f"The update of {update.path} is not finite, although its gradient is: the optimizer's state is in "
+                f"{update.row.dtype}, like the parameter. With both in float32 the update is finite.",
             )
     share = ratio(sum(update.lost for update in updates), sum(update.size for update in updates))
     wide_share = ratio(sum(update.wide_lost for update in updates), sum(update.wide_size for update in updates))
@@ -97,8 +97,8 @@ def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:
     return Finding(
         "rounding",
         _site(worst),
-        f"{share:.1%} of the norm of the update is lost: {worst.row.underflow:.1%} of the values of {worst.path}, "
-        f"stored in {worst.row.dtype}, are after it what they were before, so that they stall. In float32 they move.",
+        f"{share:.1%} of the norm of the update is lost: it does not change {worst.row.underflow:.1%} of the values of "
+        f"{worst.path}, which are stored in {worst.row.dtype}, so their training stalls. In float32 they change.",
     )
 
 
@@ -107,7 +107,7 @@ def _site(update: Update) -> Site:
 
 
 def _moved(optimizer: Optimizer, gradients: Sequence, scale: float) -> tuple[Any, Any, Any]:
-    """Parameters, the update that scaled gradients give, and the parameters after it."""
+    """Returns the parameters, their update by scaled gradients, and the updated parameters."""
     params, treedef = jax.tree.flatten(optimizer.params)
     scaling = _own_scale(optimizer.state)
     remaining = iter(gradients)
@@ -122,10 +122,10 @@ def _moved(optimizer: Optimizer, gradients: Sequence, scale: float) -> tuple[Any
 
 
 def _own_scale(state) -> float:
-    """The scale that the optimizer divides gradients by."""
+    """Returns the loss scale that the optimizer divides gradients by; 1 without loss scaling."""
     try:
         return float(loss_scale_state(state).scale)
-    except UsageError:  # one without loss scaling
+    except UsageError:  # no loss scaling
         return 1.0
 
 

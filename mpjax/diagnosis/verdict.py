@@ -1,18 +1,16 @@
-"""From what was seen to what is wrong: overflow, underflow, rounding, the loss scale, or not precision at all.
+"""Decides the verdict of a diagnosis: overflow, underflow, rounding, loss scale or not precision.
 
-What counts as wrong:
+- Overflow: the step is not finite in half precision and finite in float32. Or the step is finite because a division by
+  inf gave zero, but its loss is wrong, and would be right with the same mantissa bits and unlimited range.
+- Underflow: more than `tolerance` of a gradient's norm underflowed to zero. Values that are zero with unlimited range
+  too, because rounded terms cancel, do not count. Or a value that underflowed, such as a divisor, makes the step
+  non-finite or its loss wrong.
+- Rounding: the loss is wrong, and some module with float32 inputs has an error above `tolerance` of its result's norm;
+  or the loss is off by more than half, so none of its bits is right. Or the step is not finite because of rounding
+  alone: 1 - 0.999 is rounded to 0, or a variance is below 0, and its logarithm or root is taken.
+- Not precision: the step is not finite in float32 either.
 
-- Overflow: the half-precision step is not finite, float32's is. Or it is finite again, as a division by inf is zero,
-  but its loss is off, which with the same bits and no largest number it is not.
-- Underflow: rounding to zero took more than `tolerance` of a gradient's norm. A gradient may be zero for want of bits
-  too, where terms cancel; what counts is what is not zero with as many bits and no smallest number. Or the step is not
-  finite, or its loss is off, because of a value that underflowed, as where it is divided by.
-- Rounding: the loss is off, and some module, given float32's inputs, is off by more than `tolerance` of its result's
-  norm; or the loss is off by more than half, so that not one of its bits is right. Or the step is not finite with any
-  range for want of bits alone, as where 1 - 0.999 is 0, or a variance less than 0, and its logarithm or root is taken.
-- Not precision: float32's step is not finite either.
-
-The reference is the float32 program, with the constants that it has there.
+The reference is the float32 program with float32 constants.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,13 +30,13 @@ from mpjax.precision.dtypes import is_floating
 
 
 class Finding(NamedTuple):
-    """What is wrong.
+    """A verdict with its place and its evidence.
 
     Attributes:
       verdict: "healthy", "overflow", "underflow", "rounding", "loss_scale" or "not_precision".
-      site: where it begins; None if healthy, or if no operation can be named.
-      evidence: one paragraph.
-      better_scale: a loss scale with which the step is healthy; None if none was found, or none is needed.
+      site: the operation where the fault begins; None if healthy, or if no operation can be named.
+      evidence: one paragraph with the numbers behind the verdict.
+      better_scale: a loss scale with which the step is healthy; None if none was found or none is needed.
     """
 
     verdict: str
@@ -48,13 +46,13 @@ class Finding(NamedTuple):
 
 
 def find(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
-    """What is wrong with a step, from its emulation with errors carried on.
+    """Finds the fault of a step in its emulated run, in which errors propagate from module to module.
 
     Args:
       program: the step.
-      trace: its emulation.
+      trace: the emulated run of the step.
       scale: the loss scale.
-      reference: what it is held against.
+      reference: the float32 step to compare with.
     """
     if not all_finite(trace.wide):
         return _not_precision(program, trace, scale)
@@ -70,54 +68,54 @@ def find(program: Program, trace: Trace, scale: float, reference: Reference) -> 
 def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
     site = _reference_begins(trace)
     if site is None or site.operation == "parameter":
-        inputs = zip(program.names, program.at(scale)[1], strict=False)  # the scale has no name
+        inputs = zip(program.names, program.at(scale)[1], strict=False)  # the last input, the scale, has no name
         bad = [name for name, value in inputs if is_floating(value) and not bool(jnp.isfinite(value).all())]
-        where = f"an input is not finite already: {_some(bad)}" if bad else "a constant is not finite already"
+        where = f"an input is not finite: {_some(bad)}" if bad else "a constant is not finite"
     else:
-        where = f"it begins in {_named(site)}"
+        where = f"the first non-finite result is {_named(site)}"
     if program.constants.by_itself:
         advice = (
-            "But the code computes in half precision by itself, whatever the policy, where a constant may be zero or "
-            "infinite: call .astype(jnp.float32) in its place, and ask again."
+            "However, the code itself casts to half precision under any policy, and a constant may be zero or inf "
+            "there: replace that cast with .astype(jnp.float32), and run the diagnosis again."
         )
     else:
-        advice = "No choice of dtypes repairs it: look at the data, the parameters and the learning rate."
+        advice = "No choice of dtypes repairs it: check the data, the parameters and the learning rate."
     return Finding("not_precision", site, f"The step is not finite in float32 either: {where}. {advice}")
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first three of some names."""
+    """Returns the first three names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _reference_begins(trace: Trace) -> Site | None:
-    """Where the reference is the first time not finite of what is finite."""
+    """Returns the first operation whose result in the reference is not finite although its inputs are."""
     pairs = zip(trace.sites, trace.readings, strict=True)
     return next((site for site, reading in pairs if reading.reference_begins > 0), None)
 
 
 def _not_finite(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
     index = next((i for i, reading in enumerate(trace.readings) if reading.begins > 0), None)
-    if index is None:  # where float32's program has other operations
+    if index is None:  # possible if the float32 program has other operations
         site = _reference_begins(trace)
-        begins = "" if site is None else f" It begins in {_named(site)}."
-        return Finding("overflow", site, f"The step is not finite in half precision.{begins} In float32 it is.")
+        begins = "" if site is None else f" The first non-finite result is {_named(site)}."
+        return Finding("overflow", site, f"The step is not finite in half precision.{begins} In float32 it is finite.")
     site, reading = trace.sites[index], trace.readings[index]
     if reading.overflow == 0 and not all_finite(outputs_of(_UNRANGED, program, scale)):
         return Finding(
             "rounding",
             site,
-            f"{reading.non_finite:.0f} of {reading.size:.0f} values of {_named(site)} are not finite, though none is "
-            f"too large or too small for {site.dtype}: what goes in is off by roundings, as where nearly equal "
-            "numbers cancel. In float32 the step is finite.",
+            f"{reading.non_finite:.0f} of {reading.size:.0f} values of {_named(site)} are not finite. The cause is "
+            "rounding error in the operation's inputs, for example where nearly equal numbers cancel, and not the "
+            f"range of {site.dtype}. In float32 the step is finite.",
         )
     if reading.overflow == 0 and reading.flushed >= 0:
-        # A division by what became zero, a logarithm of it: the fault is where it became zero.
+        # For example a division by a value that underflowed to zero, or its logarithm. The fault is the underflow.
         source, flushed = trace.sites[reading.flushed], trace.readings[reading.flushed]
         return Finding(
             "underflow",
             source,
-            f"{_vanished(source, flushed)}, so that {_named(site)} is not finite. In float32 the step is.",
+            f"{_vanished(source, flushed)}, so {_named(site)} is not finite. In float32 the step is finite.",
         )
     evidence = f"{_passed(site, reading)}. In float32 the step is finite."
     if site.direction == "backward":
@@ -134,9 +132,11 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
 
 _UNRANGED = Emulator(reference=False, ranged=False)
 
+_NO_UNDERFLOW = "no gradient is lost to underflow"
+
 
 def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
-    """A fault of range on the way to a finite step, if the loss is wrong for want of it and not of bits."""
+    """Returns the overflow or underflow that makes the loss of a finite step wrong; None if range is not the cause."""
     if reference.has_loss(trace.low, scale):
         return None
     forward = [seen for seen in zip(trace.sites, trace.readings, strict=True) if seen[0].direction == "forward"]
@@ -146,26 +146,26 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
     if seen is None or not reference.has_loss(outputs_of(_UNRANGED, program, scale), scale):
         return None
     what = _passed(*seen) if over else _vanished(*seen)
-    off = f"its loss is off by {loss_error(trace.wide[0], trace.low[0]):.2g} of its value"
+    off = f"its loss has a relative error of {loss_error(trace.wide[0], trace.low[0]):.2g}"
     verdict = "overflow" if over else "underflow"
-    return Finding(verdict, seen[0], f"{what}. The step is finite all the same, but {off}.")
+    return Finding(verdict, seen[0], f"{what}. The step is still finite, but {off}.")
 
 
 def _vanished(site: Site, reading: Reading) -> str:
     share = reading.underflow / reading.size
-    return f"{share:.1%} of the values of {_named(site)} are too small for {site.dtype} and become zero"
+    return f"{share:.1%} of the values of {_named(site)} underflow to zero in {site.dtype}"
 
 
 def _passed(site: Site, reading: Reading) -> str:
     return (
-        f"{reading.non_finite:.0f} of {reading.size:.0f} values of {_named(site)} pass the largest number of "
+        f"{reading.non_finite:.0f} of {reading.size:.0f} values of {_named(site)} overflow in "
         f"{site.dtype}{_size_before(reading)}"
     )
 
 
 def _size_before(reading: Reading) -> str:
     exponents = np.nonzero(reading.histogram)[0]
-    return f" (they reach 2^{EXPONENTS[exponents[-1]] + 1})" if len(exponents) else ""
+    return f" (magnitudes up to 2^{EXPONENTS[exponents[-1]] + 1})" if len(exponents) else ""
 
 
 def _underflow(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
@@ -176,10 +176,10 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
     flushed = flushed_share(trace.wide[1 + worst], trace.low[1 + worst])
     index = next((i for i, reading in enumerate(trace.readings) if reading.lost_share > tolerance), None)
     site = None if index is None else trace.sites[index]
-    where = "" if site is None else f", beginning in {_named(site)}"
+    where = "" if site is None else f", first in {_named(site)}"
     evidence = (
-        f"{flushed:.1%} of the gradient of {program.gradients[worst]} are too small for half precision and become "
-        f"zero{where}. In float32 they are not zero. The loss scale is {scale:g}."
+        f"{flushed:.1%} of the gradient values of {program.gradients[worst]} underflow to zero in half "
+        f"precision{where}. In float32 they are not zero. The loss scale is {scale:g}."
     )
     return Finding("underflow", site, evidence, healthy_scale(reference, program, scale, 2.0**4))
 
@@ -187,31 +187,31 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
 def _rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
     error, tolerance = loss_error(trace.wide[0], trace.low[0]), reference.tolerance
     if error <= tolerance:
-        evidence = f"The step is finite, the loss is within {error:.2g} of float32's, and no gradient is lost."
+        evidence = f"The step is finite, its loss has a relative error of {error:.2g}, and {_NO_UNDERFLOW}."
         return Finding("healthy", None, evidence)
     if reference.has_loss(trace.low, scale):
         why = (
-            f"as terms of {reference.terms:.2g} together cancel"
+            f"terms with a total magnitude of {reference.terms:.2g} cancel in it"
             if reference.terms_cancel(trace.low, scale)
-            else "and not determined in float32 either: other last bits of the inputs change it"
+            else "float32 does not determine it either, because it changes with the last bits of the inputs"
         )
         evidence = (
-            f"The step is finite and no gradient is lost. The loss is off by {error:.2g} of its value, which is near "
-            f"zero, {why}. The gradients are off by {reference.gradient_error(trace.low, scale):.2g} of their norm"
-            + ("." if reference.determined(slice(1, None)) else ", which float32 does not determine either.")
+            f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g} because it is near "
+            f"zero: {why}. The gradients have a relative error of {reference.gradient_error(trace.low, scale):.2g}"
+            + ("." if reference.determined(slice(1, None)) else ", and float32 does not determine them either.")
         )
         return Finding("healthy", None, evidence)
     alone = run(program, scale, isolated=True)
     forward = [i for i, site in enumerate(alone.sites) if site.direction == "forward"]
     ranked = sorted(forward, key=lambda i: alone.readings[i].relative_error, reverse=True)
     own = alone.readings[ranked[0]].relative_error
-    # In a program that has other operations than float32's, a module's own error is not all that it does otherwise;
-    # but other random numbers are no fault.
+    # If the float32 program has other operations, a module's own error does not cover all that it does differently.
+    # Different random numbers are not a fault.
     differs = reference.program is not program and not _is_random(program)
     if own <= tolerance and error <= 0.5 and not differs:
         evidence = (
-            f"The step is finite and no gradient is lost. The loss is off by {error:.2g} of its value, by roundings "
-            f"in all modules: none is off by more than {own:.2g} of its norm when given float32's inputs."
+            f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g}, which is rounding "
+            f"noise from all modules: with float32 inputs, no module has a relative error above {own:.2g}."
         )
         return Finding("healthy", None, evidence)
 
@@ -219,7 +219,7 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
         kept = Emulator(rounds=lambda other: other != path, reference=False)
         return loss_error(trace.wide[0], outputs_of(kept, program, scale)[0])
 
-    # What is near zero is far off by little: the most wrong is not always what the loss hangs on.
+    # A result near zero has a large relative error, so the loss need not depend on the module with the largest error.
     worst = {alone.sites[i].path: i for i in reversed(ranked)}
     paths = sorted(worst, key=lambda path: alone.readings[worst[path]].relative_error, reverse=True)[:_SUSPECTS]
     left, path = _first_below(tolerance, ((without(path), path) for path in paths))
@@ -227,14 +227,14 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     return Finding(
         "rounding",
         site,
-        f"The loss is off by {error:.2g} of its value, though all is finite and nothing became zero. Most of it comes "
-        f"from {_named(site)}: given float32's inputs its result is off by {own:.2g} of its norm, and without its "
-        f"module's roundings the loss is off by {left:.2g}.",
+        f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. Most of the "
+        f"error comes from {_named(site)}: with float32 inputs, its result has a relative error of {own:.2g}. Without "
+        f"rounding in its module, the loss has a relative error of {left:.2g}.",
     )
 
 
 _SUSPECTS = 8
-"""How many modules are left out of rounding, one at a time, to see which of them a loss hangs on."""
+"""The number of modules that run without rounding, one at a time, to find the source of the loss's error."""
 
 
 def _is_random(program: Program) -> bool:
@@ -242,7 +242,7 @@ def _is_random(program: Program) -> bool:
 
 
 def _first_below(limit: float, pairs: Iterable[tuple[float, str]]) -> tuple[float, str]:
-    """The first pair whose number is below a limit, else the smallest."""
+    """Returns the first pair whose number is at most the limit, or else the smallest pair."""
     seen: list[tuple[float, str]] = []
     for pair in pairs:
         seen.append(pair)

@@ -1,4 +1,4 @@
-"""Which dtype every operation and every leaf of a function really has, by module path, from one trace."""
+"""Which dtype every operation and every leaf of a function has, by module path, from one trace."""
 
 import collections
 from collections.abc import Callable, Iterator
@@ -30,22 +30,27 @@ def audit(
     params: int | None = 0,
     operations: Operations = OPERATIONS,
 ) -> Audit:
-    """Traces `fn(*args)` once and says which dtype everything in it has; nothing is computed.
+    """Traces `fn(*args)` once and reports the dtype of every operation and leaf. Nothing is computed.
+
+    >>> import jax, jax.numpy as jnp, mpjax
+    >>> report = mpjax.audit(lambda x: x * jnp.arange(2.0), jax.ShapeDtypeStruct((2,), jnp.float16))
+    >>> [(upcast.operation, str(upcast.to_dtype)) for upcast in report.upcasts]
+    [('mul', 'float32')]
 
     Args:
-      fn: a function of pytrees, or a Flax NNX module, which is called as it stands (in training or evaluation mode).
-      *args: its arguments; arrays may be abstract (`jax.ShapeDtypeStruct`), and NNX modules may be among them.
-      policy: what the products and the stored leaves are held against: a `Policy` or what `get_policy` takes. The
-        parameters of NNX modules are held against what `apply_policy` would make of them.
-      params: without an NNX module, which of `args` holds the parameters; None if none does.
+      fn: a function of pytrees, or a Flax NNX module, which is called in its current mode (training or evaluation).
+      *args: the arguments of `fn`. Arrays may be abstract (`jax.ShapeDtypeStruct`); NNX modules may be among them.
+      policy: the policy that products and stored leaves are compared with: a `Policy`, or anything that `get_policy`
+        takes. Parameters of NNX modules are compared with the dtypes that `apply_policy` would give them.
+      params: without an NNX module, the index in `args` of the parameters; None if there are none.
       operations: the lists of operations.
 
     Returns:
-      An `Audit`: prints as a table, `assert_clean()` for a test, `to_json()` for a machine. Module paths are named
-      scopes: those of NNX modules are opened here, Flax linen, Haiku and Equinox open their own.
+      An `Audit`. It prints as a table; `assert_clean()` is for tests, `to_json()` for machines. Module paths are named
+      scopes. The audit opens those of NNX modules; Flax linen, Haiku and Equinox open their own.
 
     Raises:
-      UsageError: a rule of the policy that matches no module of an NNX model, or something that cannot be called.
+      UsageError: a rule of the policy matches no module of an NNX model, or `fn` cannot be called.
     """
     if not callable(fn):
         raise UsageError(f"audit takes a function or a Flax NNX module, got {type(fn).__name__}")
@@ -74,7 +79,7 @@ def audit(
 
 
 def _inputs(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
-    """What is traced, by path: arrays, abstract ones and numbers; and what puts others in their place."""
+    """Returns the traced inputs (arrays, abstract arrays, numbers) by path, and a function that replaces them."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(models.tree)
     places = tuple(models.originals)
     traced = {_input_name(path, places): i for i, (path, leaf) in enumerate(leaves) if _is_traced(leaf)}
@@ -89,9 +94,9 @@ def _inputs(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
 
 
 def _input_name(path: tuple, places: tuple) -> str:
-    """`blocks/0/conv1/kernel` of a model that is the function, `args/1/image` of what is in an argument."""
+    """Returns `blocks/0/conv1/kernel` for a model that is the function, `args/1/image` for a leaf of an argument."""
     half, *inner = path
-    if half.idx == 0:  # the state of the models, which holds most arrays as `value` of a variable
+    if half.idx == 0:  # the state of the models, where most arrays are the `value` of a variable
         number, *names = inner
         inner = [*places[number.key], *names[: -1 if isinstance(names[-1], jax.tree_util.GetAttrKey) else None]]
     return path_name(tuple(inner)).removeprefix("/")
@@ -99,9 +104,9 @@ def _input_name(path: tuple, places: tuple) -> str:
 
 def _is_traced(leaf) -> bool:
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype.kind not in "OSUMm"  # objects, texts and times are none of JAX's
+        return leaf.dtype.kind not in "OSUMm"  # JAX has no dtypes for objects, strings and times
     if isinstance(leaf, bool):
-        return False  # a switch, as `train=True`, which the function asks while it is traced
+        return False  # a flag such as `train=True`, which the function reads at trace time
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | int | float | complex)
 
 
@@ -117,7 +122,7 @@ def _operations(jaxpr, operations: Operations) -> tuple[Operation, ...]:
 
 
 def _dtype(eqn) -> np.dtype | None:
-    """What an equation computes in, or casts to; None if it is not about floating numbers."""
+    """Returns the dtype that an equation computes in, or casts to; None if it has no floating inputs and outputs."""
     if eqn.primitive.name == _CAST:
         return np.dtype(eqn.params["new_dtype"]) if is_floating(eqn.outvars[0].aval) else None
     for atoms in (eqn.invars, eqn.outvars):
@@ -133,7 +138,7 @@ def _leaves(inputs: dict[str, Any], stored: dict[str, np.dtype]) -> tuple[Leaf, 
 
 
 def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, params: int | None) -> dict[str, np.dtype]:
-    """What the policy stores each parameter and statistic in, by path."""
+    """Returns the dtype in which the policy stores each parameter and statistic, by path."""
     if modules := models.modules:
         return {name: dtype for at, module in modules.items() for name, dtype in _stored_by(policy, at, module).items()}
 
@@ -149,12 +154,12 @@ def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, para
 
 
 def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
-    """What `apply_policy` would store the parameters and statistics of a module at `at` in."""
+    """Returns the dtypes in which `apply_policy` would store the state of the module at key path `at`, by path."""
     return {f"{path_name(at)}/{name}".removeprefix("/"): dtype for name, dtype in stored_dtypes(module, policy).items()}
 
 
 def _compute_dtypes(policy: Policy | None, models: ModelArguments) -> Callable[[str], np.dtype | None]:
-    """Module path to what the policy computes products in there; to None if no policy was given."""
+    """Returns a function from module path to the policy's dtype for products there; None if no policy was given."""
     types = {
         path: frozenset(class_names(module))
         for one in models.modules.values()
@@ -194,23 +199,23 @@ def _upcasts(jaxpr, operations: Operations, compute_dtype: Callable) -> Iterator
 
 
 def _is_nowhere(caller) -> bool:
-    """Whether JAX lost the user's line of a call, as it does of derivative rules under `jax.checkpoint`.
+    """Returns True if JAX lost the user's line of a call, as it does for derivative rules under `jax.checkpoint`.
 
-    What is in it then looks all like JAX's own, and nobody can tell a cast that was asked for from another.
+    All operations inside then appear to be JAX's own, so explicit casts cannot be told from silent ones.
     """
     lines = places(caller)
     return bool(lines) and first_outside(lines, ("/jax/",)) == len(lines)
 
 
 def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:
-    """The half-precision operands that became wider to meet the others, and the equation that did it; each once."""
+    """Yields each half-precision operand widened to match the others, once, with the equation that widened it."""
     floating = [atom for atom in eqn.invars if is_floating(atom.aval)]
     cast = [atom for atom in floating if not isinstance(atom, core.Literal) and atom in casts]
-    if len(cast) < len(floating):  # else there was none to meet: a sum that accumulates in float32, for one
+    if len(cast) < len(floating):  # else nothing is matched, as in a sum that accumulates in float32
         for var in dict.fromkeys(cast):
             where = casts.pop(var)
             yield where.invars[0].aval, where
-    if is_product and not is_transposed(eqn):  # JAX leaves it to the product to widen its operands
+    if is_product and not is_transposed(eqn):  # a product can widen its operands itself, without a cast
         yield from ((atom.aval, eqn) for atom in floating if atom.aval.dtype in HALF and atom.aval.dtype != _dtype(eqn))
 
 
@@ -224,9 +229,10 @@ _AUTOCAST = "/mpjax/precision/casting/transform.py"
 
 
 def _is_silent_upcast(eqn) -> bool:
-    """Whether a half-precision value is widened by JAX's promotion or a layer's, not by a cast in the program.
+    """Returns True if dtype promotion by JAX or a layer widens a half-precision value, not a cast in the program.
 
-    A norm widens its input on purpose. In a backward pass what is widened follows from the forward pass.
+    Norms are left out, because they widen their input on purpose. Backward passes are left out, because their casts
+    follow from the forward pass.
     """
     if eqn.primitive.name != _CAST or is_transposed(eqn):
         return False
@@ -235,10 +241,10 @@ def _is_silent_upcast(eqn) -> bool:
         return False
     lines = places(eqn)
     if any(place.file.endswith(_AUTOCAST) for place in lines):
-        return False  # it traces at the caller's dtypes, so that what is widened is what its lists ask for
+        return False  # autocast traces at the caller's dtypes; its lists decide what is widened
     inside = [place.function for place in lines[: first_outside(lines, ("/jax/",))]]
     caller = lines[len(inside)] if len(inside) < len(lines) else Place("", 0, "")
-    if any(place.function == "promote_dtype" for place in lines):  # Flax's layers: input and parameters as one dtype
+    if any(place.function == "promote_dtype" for place in lines):  # Flax layers promote input and parameters
         return True
     return not _CASTS.intersection(inside) and "norm" not in caller.file.rpartition("/")[2]
 

@@ -1,4 +1,4 @@
-"""What an audit found: operations and leaves by dtype, faults, and how they print."""
+"""What an audit found: operations and leaves by dtype, and the faults, printed as a table or written as JSON."""
 
 import dataclasses
 import pathlib
@@ -14,28 +14,29 @@ class Operation(NamedTuple):
     """Operations of one kind in one module.
 
     Attributes:
-      path: named scopes (module path); empty outside all of them.
-      operation: the primitive, as `dot_general`.
-      kind: "cast", or the list of autocast it is on: "low" (products), "full" (float32), "widest" or "as_traced".
-      dtype: what it computes in: the widest of its floating inputs, or of its outputs where it has none; of a cast,
-        what it casts to.
-      count: how many; those in a loop count once.
+      path: the named scopes (module path); empty outside all scopes.
+      operation: the primitive, such as `dot_general`.
+      kind: "cast", or the autocast list of the primitive: "low" (products), "full" (float32), "widest" or "as_traced".
+      dtype: the compute dtype: the widest of the floating inputs, or of the outputs if no input is floating. For a
+        cast, the dtype that it casts to.
+      count: the number of operations; an operation in a loop counts once.
     """
 
     path: str
     operation: str
     kind: str
     dtype: np.dtype
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class Leaf(NamedTuple):
-    """A floating array that goes in.
+    """A floating array among the inputs.
 
     Attributes:
-      path: where in its argument.
-      dtype: what it has.
-      wanted: what the policy stores it in; None if no policy was given, or it is no parameter or statistic.
+      path: the path of the array in the arguments.
+      dtype: the dtype of the array.
+      wanted: the dtype that the policy stores it in; None if no policy was given, or if it is neither a parameter nor
+        a statistic.
     """
 
     path: str
@@ -44,15 +45,15 @@ class Leaf(NamedTuple):
 
 
 class Upcast(NamedTuple):
-    """A half-precision value that was widened because it met a wider one, and not because anyone asked.
+    """A half-precision value that was widened to match a wider operand, without an explicit cast.
 
     Attributes:
-      path: named scopes (module path).
-      operation: the primitive for which it was widened.
-      from_dtype: what it was.
-      to_dtype: what it became.
-      shape: of the value.
-      source: file and line.
+      path: the named scopes (module path).
+      operation: the primitive that the value was widened for.
+      from_dtype: the dtype before.
+      to_dtype: the dtype after.
+      shape: the shape of the value.
+      source: the file and line.
     """
 
     path: str
@@ -64,12 +65,12 @@ class Upcast(NamedTuple):
 
 
 class WeakType(NamedTuple):
-    """A value typed as a Python number is; the same function compiles again when it comes as an array.
+    """A weakly typed value, like a Python number. The function compiles again if an array takes its place.
 
     Attributes:
-      path: where in the arguments or in the result.
+      path: the path in the arguments or in the result.
       direction: "argument" or "result".
-      dtype: what it has.
+      dtype: the dtype of the value.
     """
 
     path: str
@@ -79,17 +80,17 @@ class WeakType(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What `audit` found. Prints as a table, iterates over `operations`, and is true when it found no fault.
+    """The result of `audit`. Prints as a table, iterates over `operations`, and is true if there are no faults.
 
     Attributes:
-      policy: the policy it was held against, as text; None if none.
-      operations: all floating operations, in program order of modules.
-      leaves: all floating arrays in the arguments (and in a module that is the function).
-      upcasts: values widened silently in the forward pass.
+      policy: the policy that the function was compared with, as text; None without a policy.
+      operations: all floating operations, in program order.
+      leaves: all floating arrays in the arguments, and in the function if it is a module.
+      upcasts: values silently widened in the forward pass.
       products: products in another dtype than the policy's.
       disobeying: leaves in another dtype than the policy's.
       weak_types: weakly typed arguments and results.
-      narrow: operations of the float32 list that run in half precision: not faults, but the first suspects.
+      narrow: operations of the float32 list that run in half precision. They are not faults, but the first to check.
     """
 
     policy: str | None
@@ -109,7 +110,7 @@ class Audit:
 
     @property
     def faults(self) -> list[str]:
-        """One line for each silent upcast, disobeying product or leaf, and weak type."""
+        """Returns one line for each silent upcast, weak type, and product or leaf that differs from the policy."""
         return [
             *(
                 f"{_where(u.path)}: {u.from_dtype} {list(u.shape)} silently becomes {u.to_dtype} for {u.operation}, "
@@ -117,7 +118,7 @@ class Audit:
                 for u in self.upcasts
             ),
             *(
-                f"{_where(o.path)}: {o.count} {o.operation} in {o.dtype}, which is not the policy's"
+                f"{_where(o.path)}: {o.count} {o.operation} in {o.dtype}, which is not the policy's compute dtype"
                 for o in self.products
             ),
             *(f"{leaf.path}: stored in {leaf.dtype}, the policy says {leaf.wanted}" for leaf in self.disobeying),
@@ -129,13 +130,13 @@ class Audit:
         ]
 
     def assert_clean(self) -> None:
-        """For tests: raises AssertionError with every fault on a line of its own."""
+        """Raises AssertionError with one line for each fault, for use in tests."""
         __tracebackhide__ = True
         if self.faults:
             raise AssertionError("\n".join([_verdict(self.faults), *self.faults]))
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """All of it as JSON text, also written to `file` if given; dtypes by name."""
+        """Returns the audit as JSON text, with dtypes by name, and writes it to `file` if given."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         rows = {
             name: [row._asdict() for row in value] if isinstance(value, tuple) else value
@@ -166,7 +167,7 @@ class Audit:
             console.print(self)
         lines = [line.rstrip() for line in captured.get().splitlines()]
         if self.narrow:
-            lines += ["", "of the float32 list, in half precision:"]
+            lines += ["", "operations of the float32 list that run in half precision:"]
             lines += [f"  {_where(o.path)}: {o.count} {o.operation} in {o.dtype}" for o in self.narrow]
         return "\n".join([*lines, "", _verdict(self.faults), *(f"  {fault}" for fault in self.faults)])
 

@@ -1,6 +1,5 @@
 """The objective of each task: its loss and its metrics as functions of (model, batch), in float32 or wider."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -9,11 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.config import Config
-from mpjax.data import Fields, prepare
+from mpjax.config.choices import TaskName
 from mpjax.data.fields import IGNORED
 from mpjax.errors import UsageError
-from mpjax.precision.casting import full_precision
 from mpjax.precision.policy import Policy
 from mpjax.training.losses import (
     correct,
@@ -209,15 +206,25 @@ def mean_iou(intersection, union, xp):
     return xp.sum(shares) / xp.maximum(xp.sum(occurs.astype(union.dtype)), 1)
 
 
-def objective_of(config: Config, policy: Policy, fields: Fields) -> Objective:
-    """Returns the objective of `config.task` on batches of these fields; `policy` casts the images."""
-    smoothing = config.training.label_smoothing
-    # Pixels are not activations: autocast must not cast the operations that augment them.
-    prepared = full_precision(functools.partial(prepare, config=config.data, fields=fields))
-    if config.task == "segmentation":
-        return segmentation(prepared, policy)
-    if config.task == "text_classification":
-        return text_classification(label_smoothing=smoothing)
-    if config.task == "language_modeling":
-        return language_modeling(label_smoothing=smoothing)
-    return classification(prepared, policy, label_smoothing=smoothing)
+def objective_of(
+    task: TaskName,
+    prepare: Callable[[Batch, jax.Array | None], Batch],
+    policy: Policy,
+    *,
+    label_smoothing: float = 0.0,
+) -> Objective:
+    """Returns the objective of a task.
+
+    Args:
+      task: the task.
+      prepare: as in `classification`.
+      policy: casts the images to its compute dtype.
+      label_smoothing: label smoothing, for training only.
+    """
+    if task == "segmentation":
+        return segmentation(prepare, policy)
+    if task == "text_classification":
+        return text_classification(label_smoothing=label_smoothing)
+    if task == "language_modeling":
+        return language_modeling(label_smoothing=label_smoothing)
+    return classification(prepare, policy, label_smoothing=label_smoothing)

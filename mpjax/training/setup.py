@@ -11,24 +11,15 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from mpjax import models
-from mpjax.config import Config
 from mpjax.config.choices import TaskName
 from mpjax.config.schema import Model
-from mpjax.data import Fields
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.precision.calls import modules_of
-from mpjax.precision.casting import autocast
 from mpjax.precision.dtypes import FLOAT32
-from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
-from mpjax.training.objectives import Objective, objective_of
-from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
-from mpjax.training.precision_plan import PrecisionPlan
-from mpjax.training.remat import apply_remat
-from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart, uncast
-from mpjax.training.train_step import make_train_step
+from mpjax.precision.modules import PolicyReport
+from mpjax.training.objectives import Objective
+from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart
 
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
@@ -109,69 +100,6 @@ class Task:
     precision: PolicyReport
     make_model: Callable[[jax.Array], nnx.Module]
     abstract: nnx.Module
-
-
-def make_task(config: Config, plan: PrecisionPlan, fields: Fields) -> Task:
-    """Builds the task that `config` describes, on batches of these fields, without creating an array.
-
-    Raises:
-      UsageError: a rule of the policy matches no module, or the model has no blocks to rematerialise.
-    """
-
-    autocasting = plan.mode == "autocast"
-    policy = storage_policy(plan.policy) if autocasting else plan.policy
-
-    def make_model(key: jax.Array) -> nnx.Module:
-        model = models.build_model(config.model, fields=fields, rngs=nnx.Rngs(key))
-        apply_policy(model, policy)
-        apply_remat(model, config.training.remat)
-        return model
-
-    abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))
-    objective = objective_of(config, policy, fields)
-    cast = uncast
-    if autocasting:
-        cast = functools.partial(
-            autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
-        )
-    return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model, abstract)
-
-
-def make_step(
-    config: Config, plan: PrecisionPlan, fields: Fields, *, steps: int, warmup: int
-) -> tuple[Task, optax.GradientTransformation, Callable]:
-    """Builds the task that `config` describes, its optimizer, and its compiled training step.
-
-    Args:
-      config: the settings of the run.
-      plan: the precision of the run.
-      fields: the fields of a batch.
-      steps: the length of training, which schedules need.
-      warmup: the steps until the peak of the learning rate.
-
-    Raises:
-      UsageError: as `make_task`, or the model does not fit the task.
-    """
-    task = make_task(config, plan, fields)
-    check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
-    schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
-    tx = with_precision(
-        update_rule(config.optimizer, schedule),
-        config.precision,
-        loss_scale=plan.loss_scale,
-        masters=plan.master_weights,
-    )
-    train_step = make_train_step(
-        task.structure,
-        tx,
-        task.objective.loss,
-        cast=task.cast,
-        learning_rate=schedule,
-        accumulate=config.training.accumulate,
-        ema=config.training.ema,
-        seed=config.seed,
-    )
-    return task, tx, train_step
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:

@@ -57,7 +57,7 @@ def make_train_step(
     accumulate: int = 1,
     ema: float = 0.0,
     seed: int = 0,
-) -> Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, Metrics]]:
+) -> jax.stages.Wrapped:
     """Returns the jit-compiled training step, which donates its input state.
 
     Args:
@@ -172,7 +172,7 @@ def _global_norm(grads, scale: jax.Array) -> jax.Array:
     return jnp.sqrt(sum(square_sum(g) for g in jax.tree.leaves(grads)))
 
 
-def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -> Callable:
+def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -> jax.stages.Wrapped:
     """Returns the jit-compiled call `(state, fed, count) -> (state, metrics)` of `count` steps; it donates the state.
 
     Args:
@@ -194,7 +194,7 @@ def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -
     return train_call
 
 
-def compile_calls(call: Callable, state: Any, feeds: Mapping[int, Any]) -> Callable:
+def compile_calls(call: jax.stages.Wrapped, state: Any, feeds: Mapping[int, Any]) -> Callable:
     """Compiles `call` ahead of time for the counts in `feeds`; the result raises KeyError for any other count.
 
     Args:

@@ -166,7 +166,7 @@ def test_code_that_is_in_half_precision_by_itself_is_told_of():
 
     found = diagnose(Net(lambda x: x), loss_fn, X)
     assert found.verdict == "not_precision"
-    assert "the code computes in half precision by itself, whatever the policy" in found.evidence
+    assert "the code itself casts to half precision under any policy" in found.evidence
 
 
 def _programs(function, *args):

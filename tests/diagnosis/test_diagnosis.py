@@ -45,7 +45,7 @@ def diagnosis(**fields):
         "direction": "forward",
         "operation": "dot_general",
         "source": "model.py:7",
-        "evidence": "3 of 4 values pass the largest number of float16.",
+        "evidence": "3 of 4 values overflow in float16.",
         "rules": {"layers/1": "float32"},
         "better_scale": None,
         "verified": True,
@@ -74,7 +74,7 @@ def test_the_text_is_verdict_place_evidence_advice_and_the_worst_rows_first():
     assert str(diagnosis()).splitlines() == [
         "verdict: overflow in layers/1 (forward, dot_general)",
         "at model.py:7",
-        "3 of 4 values pass the largest number of float16.",
+        "3 of 4 values overflow in float16.",
         "Keep layers/1 in float32.",
         "path      direction  dtype    log2 range  overflow %  underflow %  subnormal %    error  own error",
         "layers/1  forward    float16       3..19        75.0            0            0  1.0e-04    5.0e-05",

@@ -64,7 +64,7 @@ def test_under_a_tolerance_that_no_policy_keeps_the_fewest_products_are_left_out
 def test_a_policy_without_a_product_in_half_precision_is_none(networks, batch):
     found = fastest_policy(Peak(1.0), networks.labels_loss, batch, tolerance=2e-5)
     assert found.best is None
-    assert str(found).startswith("fastest policy within 2e-05: none but float32\n")
+    assert str(found).startswith("fastest policy within 2e-05: only float32\n")
 
 
 def test_the_model_is_left_as_it_is(networks, batch):

@@ -94,7 +94,7 @@ def test_an_overflow_that_a_division_takes_back_is_still_one(batch):
     assert found.loss[0] == 1.0
     assert 0.5 < found.loss[1] < 0.9
     assert (found.verdict, found.direction) == ("overflow", "forward")
-    assert "its loss is off by" in found.evidence
+    assert "its loss has a relative error of" in found.evidence
 
 
 def test_an_infinity_that_harms_nothing_is_no_overflow():

@@ -26,7 +26,7 @@ def test_a_loss_with_more_beside_it_is_that_loss(aux):
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        ({"loss": 1.0}, "or a pair of it and more, got dict"),
+        ({"loss": 1.0}, r"or a pair \(loss, aux\), got dict"),
         (None, "got NoneType"),
         ((1.0, 2.0, 3.0), "got tuple"),
         (({"loss": 1.0}, 2.0), "got tuple"),

@@ -22,7 +22,7 @@ def test_updates_too_small_for_half_stored_parameters_stall_and_the_report_says_
     assert found.path.endswith("kernel")
     assert found.verified
     assert found.rules == {}
-    assert "so that they stall" in found.evidence
+    assert "so their training stalls" in found.evidence
     assert "mpjax.master_weights" in found.advice[0]
     rows = {row.path: row for row in found.table if row.direction == "update"}
     assert set(rows) == {

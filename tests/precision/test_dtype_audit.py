@@ -346,7 +346,7 @@ def test_an_assertion_lists_every_fault():
     told = str(caught.value).splitlines()
     assert told[0] == "3 faults:"
     assert told[1].startswith("(outside modules): float16 [4, 3] silently becomes float32 for dot_general, ")
-    assert told[2] == "(outside modules): 1 dot_general in float32, which is not the policy's"
+    assert told[2] == "(outside modules): 1 dot_general in float32, which is not the policy's compute dtype"
     assert told[3] == "args/0: stored in float16, the policy says float32"
 
 

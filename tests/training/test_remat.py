@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mpjax.commands.parts import make_task
 from mpjax.commands.train import run
 from mpjax.config import Config, load_config
 from mpjax.config.schema import Model, Precision, Training
@@ -20,7 +21,6 @@ from mpjax.precision.casting.walk import equations
 from mpjax.training import take_apart
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.remat import apply_remat, blocks_of
-from mpjax.training.setup import make_task
 
 
 class Block(nnx.Module):

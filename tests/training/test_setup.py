@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from mpjax.commands.parts import make_task
 from mpjax.config import Config
 from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import labelled_images
@@ -18,7 +19,7 @@ from mpjax.precision.casting.walk import equations
 from mpjax.training import make_eval_step, make_train_step, take_apart
 from mpjax.training.mesh import data_mesh, replicated
 from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import initial_state, make_task
+from mpjax.training.setup import initial_state
 
 
 CONFIG = dataclasses.replace(Config(), model=Model(name="mlp", width=4))

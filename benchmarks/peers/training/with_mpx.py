@@ -112,7 +112,7 @@ class LayerNorm(eqx.nn.LayerNorm):
     def __init__(self):
         super().__init__(tasks.WIDTH, eps=tasks.LN_EPSILON)
 
-    def __call__(self, x):
+    def __call__(self, x):  # pyright: ignore[reportIncompatibleMethodOverride]
         return jax.vmap(mpx.force_full_precision(super().__call__, x.dtype))(x)
 
 

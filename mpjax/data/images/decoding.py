@@ -127,7 +127,7 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
     if channels not in _MODES:
         raise UsageError(f"image: {channels} channels; only 1, 3 or 4 can be resized; write --data.image_size 0")
     if isinstance(stored, bytes):
-        with decoding(stored):
+        with named_errors(stored):
             return opened(stored)
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
@@ -138,7 +138,7 @@ def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
 
 
 def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) -> Image.Image:
-    with decoding(stored):
+    with named_errors(stored):
         picture.load()
         if picture.mode == _MODES[channels]:
             return picture
@@ -169,7 +169,7 @@ def opened(stored: bytes | str) -> Image.Image:
 
 
 @contextlib.contextmanager
-def decoding(stored: object, called: str = "image") -> Iterator[None]:
+def named_errors(stored: object, called: str = "image") -> Iterator[None]:
     """Converts any error that Pillow raises for a damaged image into one that names the image.
 
     Pillow raises many types: SyntaxError, struct.error, errors of the image's size and others.
@@ -243,7 +243,7 @@ def _headers(images: Iterable[bytes | str], called: str) -> tuple[set[tuple[int,
         where = stored if isinstance(stored, str) else called
         if isinstance(stored, str):
             require_regular(stored)
-        with decoding(stored, called), opened(stored) as picture:
+        with named_errors(stored, called), opened(stored) as picture:
             sizes.add(picture.size)
             modes.add(picture.mode)
             mode = picture.mode

@@ -11,7 +11,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, array
 from mpjax.data.fields import IGNORED
-from mpjax.data.images.decoding import decoding, name_of, opened
+from mpjax.data.images.decoding import name_of, named_errors, opened
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -29,7 +29,7 @@ def class_numbers(stored: Any) -> Any:
     """
     if not isinstance(stored, bytes):
         return stored
-    with decoding(stored, "mask"):
+    with named_errors(stored, "mask"):
         picture = opened(stored)
         pixels = np.asarray(picture)
     if pixels.ndim != 2:

@@ -1,1 +1,1 @@
-"""A diagnosis as text and as an HTML page."""
+"""Renders a diagnosis as text and as an HTML page."""

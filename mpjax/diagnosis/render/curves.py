@@ -1,4 +1,4 @@
-"""What the pictures of a diagnosis's page share: which module comes when, how its name breaks, where a value lies."""
+"""Plots error by depth and loss scale on the page of a diagnosis; holds helpers that the other plots share."""
 
 import html
 import math
@@ -10,18 +10,18 @@ from mpjax.precision.dtypes import HALF, float_range
 
 
 DENSE = 40
-"""Modules from which their rows are set smaller."""
+"""The number of modules above which rows are set in a smaller size."""
 
 
 def name_of(path: str) -> str:
-    """A path that may go on in the next line after each slash."""
+    """Returns a path as HTML that may break after each slash."""
     return html.escape(path or "(no module)").replace("/", "/<wbr>")
 
 
 def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], Row]]:
-    """Module paths in program order of the forward pass, what is outside of them last; the row of each direction.
+    """Returns the module paths in the order of the forward pass, "" last, and the rows by path and direction.
 
-    Rows of the optimizer's update, which have paths of parameters, are left out.
+    Rows of the optimizer's update are left out, because their paths are those of parameters.
     """
     rows = [row for row in d.table if row.direction != "update"]
     ordered = sorted(rows, key=lambda row: (not row.path, row.direction != "forward"))
@@ -29,12 +29,12 @@ def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], Row]]:
 
 
 def percent_of(value: float, low: float, high: float) -> str:
-    """Where a value lies between two others, as CSS has it."""
+    """Returns the position of a value between `low` and `high` in percent, for CSS."""
     return f"{100 * (value - low) / (high - low):.4g}"
 
 
 def errors(d: Facts) -> str:
-    """Relative error by module, carried on and own, forward and backward."""
+    """Plots the relative error of each module, with and without earlier errors, forward and backward."""
     paths, rows = by_path(d)
     values = [e for row in d.table for e in (row.error, row.own_error) if e and math.isfinite(e)]
     low = max(math.floor(math.log10(min(values, default=1e-4))), -12)
@@ -64,20 +64,20 @@ def errors(d: Facts) -> str:
         ticks = [(e, f"10<sup>{e}</sup>") for e in _steps(low, high)]
         title = "Forward, in program order" if direction == "forward" else "Backward, from the loss to the input"
         panels.append(f"<div><h3>{title}</h3>{_plot(ticks, low, high, width, ''.join(lines), axis)}</div>")
-    own = '<span class="own"><i></i>its own, given float32\'s inputs</span>' if isolated else ""
-    note = "" if isolated else " What each module adds by itself was not measured."
+    own = '<span class="own"><i></i>its own error, with float32 inputs</span>' if isolated else ""
+    note = "" if isolated else " The own error of each module was not measured."
     lost = '<span class="lost"><i></i>some results are inf or nan</span>' if any(r.non_finite for r in d.table) else ""
     return (
         '<section><h2>Error by depth</h2><p class="soft">Relative error of a module\'s results (Euclidean norm); '
-        f"numbers are those above; what is exact lies on the bottom line.{note}</p>"
-        f'<div class="legend"><span class="carried"><i></i>with earlier errors</span>{own}{lost}'
+        f"modules are numbered as above. Exact results lie on the bottom line.{note}</p>"
+        f'<div class="legend"><span class="carried"><i></i>including earlier errors</span>{own}{lost}'
         '<span style="--key:var(--soft)"><i class="dash"></i>one rounding to half precision</span></div>'
         f'<div class="charts">{"".join(panels)}</div></section>'
     )
 
 
 def scales_of(scales: Sequence[ScaleStep]) -> str:
-    """The loss scale of a run, and which of its steps were skipped."""
+    """Plots the loss scale of a run and marks the skipped steps."""
     if not scales:
         return ""
     exponents = [math.log2(step.scale) for step in scales if step.scale > 0]
@@ -103,7 +103,7 @@ def scales_of(scales: Sequence[ScaleStep]) -> str:
 
 
 def _plot(ticks: list[tuple[int, str]], low: float, high: float, width: float, lines: str, axis: str) -> str:
-    """Curves with an axis at the left and one below; the picture stretches, its text does not."""
+    """Draws curves with an axis at the left and one below; the curves stretch with the page, the text does not."""
     labels = "".join(f'<span style="bottom:{percent_of(y, low, high)}%">{text}</span>' for y, text in ticks)
     grid = "".join(f'<path class="grid" d="M0 {high - y:g}h{width:g}"/>' for y, _ in ticks)
     view = f"0 0 {width:g} {high - low:g}"
@@ -119,7 +119,7 @@ def _line(kind: str, points: Sequence[tuple[float, float]], low: float, high: fl
 
 
 def _dots(kind: str, points: Sequence[tuple[float, float]], low: float, high: float) -> str:
-    """Round whatever the stretching: ends of lines without length."""
+    """Draws dots as the round caps of zero-length lines, which stay round when the plot is stretched."""
     many = " many" if len(points) > DENSE else ""
     places = "".join(f"M{place}h0" for place in _place(points, low, high))
     return f'<path class="dots {kind}{many}" d="{places}"/>' if points else ""
@@ -138,5 +138,5 @@ def _log10(error: float | None, low: int) -> float:
 
 
 def _steps(low: int, high: int) -> range:
-    """At most six whole numbers from `low` to `high`, evenly apart."""
+    """Returns at most six evenly spaced integers from `low` to `high`."""
     return range(low, high + 1, -(-(high - low) // 5) or 1)

@@ -1,4 +1,4 @@
-"""A diagnosis as one HTML page that needs no network: verdict, advice, ranges, errors, lost gradients, the table."""
+"""Renders a diagnosis as one HTML page that needs no network: verdict, advice, plots and table."""
 
 import html
 import math
@@ -29,11 +29,11 @@ _FLAG = re.compile(r"--[\w.]*\w")
 
 
 def page_of(diagnosis: Facts, scales: Sequence[ScaleStep] = ()) -> str:
-    """The page.
+    """Returns the HTML page of a diagnosis.
 
     Args:
-      diagnosis: what it says.
-      scales: the loss scale of a run, drawn if there is any.
+      diagnosis: the diagnosis to show.
+      scales: the loss scale of a run by step; plotted if not empty.
     """
     sections = [_verdict(diagnosis), _advice(diagnosis)]
     if diagnosis.table:
@@ -54,13 +54,13 @@ def _verdict(d: Facts) -> str:
     facts = {
         "Loss in half precision": _number(low),
         "Loss in float32": _number(wide),
-        "Difference": "none" if low == wide else f"{abs(low - wide) / abs(wide):.2g} of it" if wide else "-",
+        "Relative difference": "none" if low == wide else f"{abs(low - wide) / abs(wide):.2g}" if wide else "-",
         "Loss scale": f"{d.loss_scale:.10g}",
         "Modules": str(len(set(by_path(d)[0]) - {""})),
         "Policy": d.policy.replace(",", ", ").replace(";", "; "),
     }
     if not math.isfinite(low) or not math.isfinite(wide):
-        del facts["Difference"]
+        del facts["Relative difference"]
     return (
         f'<section class="verdict {tone}"><span class="kicker">{word}</span><h1>{html.escape(headline)}</h1>'
         f'<p class="soft">{html.escape(" · ".join(filter(None, place)))}</p><p>{html.escape(d.evidence)}</p><dl>'
@@ -74,9 +74,13 @@ def _advice(d: Facts) -> str:
         return ""
     lines = [f"<p>{_FLAG.sub(_as_code, html.escape(line))}</p>" for line in d.advice]
     if d.toml:
-        proof = "A run with this change is healthy." if d.verified else "Not verified: a run with it is not healthy."
+        proof = (
+            "A run with this change is healthy."
+            if d.verified
+            else "Not verified: a run with this change is not healthy."
+        )
         moved = f"{d.float32_flops:.1%}" if d.float32_flops else "None"
-        share = f" {moved} of the products' work leaves half precision." if d.rules else ""
+        share = f" {moved} of the FLOPs of matrix products and convolutions move to float32." if d.rules else ""
         lines = [f"<p>{proof}{share}</p>"] if d.rules else lines
         pasted = {
             "In a config file": d.toml,
@@ -84,7 +88,7 @@ def _advice(d: Facts) -> str:
             "Or in your own code, as the policy": d.repaired_policy,
         }
         for name, text in ((name, text) for name, text in pasted.items() if text):
-            broken = "<wbr>".join(map(html.escape, re.split("(?<=[,;])", text)))  # a policy has no spaces
+            broken = "<wbr>".join(map(html.escape, re.split("(?<=[,;])", text)))  # a policy has no spaces to break at
             lines.append(f'<div class="copy"><h3>{name}</h3><button>copy</button></div><pre>{broken}</pre>')
     return f"<section><h2>What to change</h2>{''.join(lines)}</section>"
 
@@ -98,14 +102,14 @@ def _flushed(d: Facts) -> str:
     if not flushed:
         return ""
     finite = math.isfinite(d.loss[0]) and not any(row.non_finite for row in d.table if row.direction == "backward")
-    note = "" if finite else " Some gradients are not finite, and say nothing here."
+    note = "" if finite else " Some gradients are not finite: their shares mean nothing."
     worst = sorted(((share, name) for name, share in flushed.items() if share > 0), reverse=True)
     head = "<h2>Gradient flushed to zero</h2>"
     if not worst:
         none = (
-            f"No gradient value of any of {len(flushed)} parameters is lost."
+            f"No gradient value underflows to zero in any of {len(flushed)} parameters."
             if finite
-            else "The gradients are not finite in half precision: what they lose to zero cannot be told."
+            else "The gradients are not finite in half precision, so their underflow cannot be measured."
         )
         return f'<section>{head}<p class="soft">{none}</p></section>'
     bars = [
@@ -114,8 +118,8 @@ def _flushed(d: Facts) -> str:
     ]
     shown = f"the worst 20 of {len(worst)}" if len(worst) > 20 else f"all {len(worst)}"
     return (
-        f'<section>{head}<p class="soft">Share of a gradient\'s values that are zero in half precision and not in '
-        f"float32: {shown} parameters that lose any, of {len(flushed)}.{note}</p>"
+        f'<section>{head}<p class="soft">Share of a gradient\'s values that are zero in half precision but not in '
+        f"float32. Shown: {shown} affected parameters, of {len(flushed)} in total.{note}</p>"
         f'<div class="bars">{"".join(bars)}</div></section>'
     )
 
@@ -127,7 +131,7 @@ def _table(d: Facts) -> str:
     rows = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in d.worst)
     opened = " open" if len(d.table) <= 2 * DENSE else ""
     return (
-        f"<section><details{opened}><summary>All {len(d.table)} rows, most harm first</summary>"
+        f"<section><details{opened}><summary>All {len(d.table)} rows, worst first</summary>"
         f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></details></section>"
     )
 

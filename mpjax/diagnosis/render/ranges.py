@@ -1,4 +1,4 @@
-"""Which sizes the values of each module have, against what half precision holds: a strip for each."""
+"""Plots the exponents of each module's values against the range of half precision."""
 
 import functools
 import html
@@ -17,7 +17,7 @@ from mpjax.precision.dtypes import HALF, float_range
 
 
 def range_strips(d: Facts) -> str:
-    """A strip for each module and direction: how many values have which exponent."""
+    """Plots a strip for each module and direction, which shows how many values have each exponent."""
     paths, rows = by_path(d)
     low, high = _window(d.table)
     half = Counter(row.dtype for row in d.table if row.dtype in HALF).most_common(1)
@@ -44,10 +44,10 @@ def range_strips(d: Facts) -> str:
         panels.append(panel("Update, by parameter", "update", [path for path, _ in updates], updates))
     return (
         "<section><h2>Ranges by module</h2>"
-        '<p class="soft">The sizes that values have in float32, by power of two, modules in program order. '
-        f"Stronger colour: more of the values. {_limits_text(half[0][0]) if half else ''}</p>"
+        '<p class="soft">Magnitudes of the values in float32, by power of two; modules in program order. '
+        f"A stronger colour means more values. {_limits_text(half[0][0]) if half else ''}</p>"
         '<div class="legend"><span><i style="--key:var(--normal)"></i>fits</span>'
-        '<span><i style="--key:var(--subnormal)"></i>subnormal: loses digits</span>'
+        '<span><i style="--key:var(--subnormal)"></i>subnormal: loses bits</span>'
         '<span><i style="--key:var(--zero)"></i>too small: zero</span>'
         '<span><i style="--key:var(--overflow)"></i>too large: inf</span></div>'
         f'<div class="charts">{"".join(panels)}</div></section>'
@@ -55,14 +55,14 @@ def range_strips(d: Facts) -> str:
 
 
 def _window(table: Iterable[Row]) -> tuple[int, int]:
-    """The exponents to draw: all that occur, and float16's range with some room."""
+    """Returns the exponents to draw: those that occur, and at least float16's range with a margin."""
     seen = [e for row in table if row.exponents for e in row.exponents]
     return max(min([*seen, -27]), EXPONENTS.start), min(max([*seen, 18]) + 1, EXPONENTS.stop)
 
 
 @functools.cache
 def _limits(dtype: np.dtype) -> tuple[int, int, int]:
-    """Exponents of the smallest subnormal, of the smallest normal, and of the first power of two that is inf."""
+    """Returns the exponents of the smallest subnormal, the smallest normal and the first power of two that is inf."""
     band = float_range(dtype)
     return (
         round(math.log2(band.smallest_subnormal)),
@@ -73,15 +73,15 @@ def _limits(dtype: np.dtype) -> tuple[int, int, int]:
 
 def _limits_text(dtype: np.dtype) -> str:
     zero, subnormal, overflow = (f"2<sup>{e}</sup>" for e in _limits(dtype))
-    beyond = " (beyond this picture)" if _limits(dtype)[1] < EXPONENTS.start else ""
+    beyond = " (outside this plot)" if _limits(dtype)[1] < EXPONENTS.start else ""
     return (
-        f"{dtype.name} is inf from {overflow}, has fewer digits below {subnormal} and nothing but zero below "
+        f"{dtype.name} overflows to inf from {overflow}, is subnormal below {subnormal} and underflows to zero below "
         f"{zero}{beyond}."
     )
 
 
 def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
-    """Labels of the limits, and of the ends where there is room; on a narrow screen fewer."""
+    """Draws the labels of the limits, and of the ends if there is room; a narrow screen shows fewer."""
     zero, subnormal, overflow = limits or (low, 0, high)
     placed: dict[int, bool] = {}
     for exponent in (overflow, subnormal, zero, low, high):

@@ -1,4 +1,4 @@
-"""A diagnosis in words: as plain text, at a terminal, and the numbers of its table."""
+"""Renders a diagnosis as plain text and for a terminal, and formats the numbers of its table."""
 
 from mpjax.diagnosis.facts import Facts
 from mpjax.diagnosis.trace import Row
@@ -15,9 +15,9 @@ COLUMNS = (
     "error",
     "own error",
 )
-"""What `row_texts` gives."""
+"""The columns of `row_texts`."""
 
-# In rich, where a terminal of 80 columns has 14 for the path.
+# For rich: on a terminal of 80 columns these leave 14 for the path.
 _HEADS = (
     "path",
     "direction",
@@ -30,11 +30,11 @@ _HEADS = (
     "own\nerror",
 )
 
-_SHORT, _LONG = 5, 20  # rows of a table as text, in rich
+_SHORT, _LONG = 5, 20  # rows of the table in plain text, in rich
 
 
 def text_of(found: Facts) -> str:
-    """Verdict, place, evidence, advice and the worst rows."""
+    """Returns the verdict, place, evidence, advice and worst rows as plain text."""
     lines = [found.headline, *([f"at {found.source}"] if found.source else []), found.evidence, *found.advice]
     worst = [COLUMNS, *map(row_texts, found.worst[:_SHORT])]
     widths = [max(map(len, column)) for column in zip(*worst, strict=True)]
@@ -45,7 +45,7 @@ def text_of(found: Facts) -> str:
 
 
 def rich_of(found: Facts):
-    """The same for a terminal: verdict, advice, lines to paste, and a table of more rows."""
+    """Returns the same as a rich renderable, with the lines to paste and a table of more rows."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
@@ -69,7 +69,7 @@ def rich_of(found: Facts):
 
 
 def row_texts(row: Row) -> tuple[str, ...]:
-    """A row for people; the error is inf where some results are inf or nan, whatever it is of the others."""
+    """Formats a row of the table; the error is "inf" if some results are inf or nan."""
     return (
         row.path or "(no module)",
         row.direction,
@@ -82,7 +82,7 @@ def row_texts(row: Row) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """A share in percent: 0 only where it is exactly that, 100 likewise."""
+    """Formats a share in percent; only exact shares of 0 and 1 become "0" and "100"."""
     if share in (0.0, 1.0):
         return f"{share:.0%}"[:-1]
     if share < 1e-4:
@@ -91,5 +91,5 @@ def percent(share: float) -> str:
 
 
 def error_text(error: float) -> str:
-    """A relative error."""
+    """Formats a relative error."""
     return "0" if error == 0 else f"{error:.1e}"

@@ -1,4 +1,4 @@
-"""Per-operation casting of any JAX function: a function in, the same function with casts out."""
+"""Per-operation casting: `autocast` takes any JAX function and returns it with casts."""
 
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.transform import autocast, full_precision

@@ -1,6 +1,6 @@
-"""Autocast inside control flow: each body is run with casts, inside the same construct as before.
+"""How autocast runs control flow: each body runs with casts, inside the same construct as before.
 
-Where values go round (the carry of a loop) they keep the dtype they were traced with; where branches meet, the widest.
+The carry of a loop keeps its traced dtypes. An output of several branches gets the widest dtype among them.
 Each handler takes the function that runs a jaxpr, the equation, its inputs, and the debug information of its program.
 """
 
@@ -16,11 +16,11 @@ from mpjax.precision.dtypes import is_floating, widest
 
 
 def jit(run, eqn, inputs, debug_info) -> list:
-    """A jit inside; what is known outside is known inside."""
+    """Runs an inner `jit`. Facts about its inputs are also known inside."""
     params = eqn.params
     facts = tuple(value.fact for value in inputs)
     shardings = open_shardings(params["in_shardings"]), open_shardings(params["out_shardings"])
-    # A bound method is equal to itself alone; the interpreter that it is of, to every other with the same rules.
+    # The cache key is the interpreter, because interpreters with equal fields are equal. Their bound methods are not.
     inner, out_facts = _jitted(run.__self__, params["jaxpr"], params["name"], facts, *shardings)
     arrays = inner(*arrays_of(inputs))
     return values_of(arrays, out_facts if len(out_facts) == len(arrays) else ())
@@ -30,7 +30,10 @@ def jit(run, eqn, inputs, debug_info) -> list:
 def _jitted(
     interpreter, jaxpr, name: str, facts: tuple, in_shardings: tuple, out_shardings: tuple
 ) -> tuple[Callable, list]:
-    """A jit's body with casts, and what is known of its outputs; cached, so that no jit is compiled at each call."""
+    """Returns the jitted body with casts, and a list that tracing fills with the facts about its outputs.
+
+    Cached, so that a repeated call does not compile again.
+    """
     out_facts: list[Value] = []
 
     def inner(*arrays):
@@ -45,7 +48,7 @@ def _jitted(
 
 
 def scan(run, eqn, inputs, debug_info) -> list:
-    """`lax.scan`."""
+    """Runs `lax.scan`."""
     params = eqn.params
     num_consts, num_carry = scan_counts(params)
     body, _ = opened(params["jaxpr"])
@@ -66,7 +69,7 @@ def scan(run, eqn, inputs, debug_info) -> list:
 
 
 def while_loop(run, eqn, inputs, debug_info) -> list:
-    """`lax.while_loop`, and `fori_loop` that became one."""
+    """Runs `lax.while_loop`, also one that `lax.fori_loop` was traced to."""
     params = eqn.params
     facts = [value.fact for value in inputs]
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -86,7 +89,7 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
 
 
 def cond(run, eqn, inputs, debug_info) -> list:
-    """`lax.cond`, `lax.switch` and `lax.platform_dependent`."""
+    """Runs `lax.cond`, `lax.switch` or `lax.platform_dependent`."""
     index, *operands = arrays_of(inputs)
     facts = [value.fact for value in inputs[1:]]
 
@@ -104,13 +107,13 @@ def cond(run, eqn, inputs, debug_info) -> list:
     platforms = eqn.params.get("branches_platforms")
     if platforms is None:
         return values_of(jax.lax.switch(index, branches, *operands))
-    # Each branch stays in the programs of its platforms alone; the last may be for all others.
+    # Each branch is compiled only for its own platforms. A branch without platforms is the default.
     of_platform = {name: one for names, one in zip(platforms, branches, strict=True) for name in names or ("default",)}
     return values_of(jax.lax.platform_dependent(*operands, **of_platform))
 
 
 def remat(run, eqn, inputs, debug_info) -> list:
-    """`jax.checkpoint`."""
+    """Runs `jax.checkpoint`."""
     facts = [value.fact for value in inputs]
 
     def inner(*arrays):
@@ -121,12 +124,12 @@ def remat(run, eqn, inputs, debug_info) -> list:
 
 
 def call(run, eqn, inputs, debug_info) -> list:
-    """A call that means nothing more than its body."""
+    """Runs the body of a call that has no other meaning."""
     return run(called(eqn), inputs)
 
 
 def shard_map(run, eqn, inputs, debug_info) -> list:
-    """`jax.shard_map`."""
+    """Runs `jax.shard_map`."""
     params = eqn.params
     facts = [value.fact for value in inputs]
 

@@ -1,6 +1,6 @@
-"""Autocast through derivative rules of the user's own: primal and rule are each run with casts.
+"""How autocast runs functions with a custom derivative rule: the primal and the rule each run with casts.
 
-The rule is got by differentiating the one equation at the dtypes it was traced with: no private form of it is needed.
+Differentiating the equation at its traced dtypes gives the rule. This needs no private form of the rule.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from mpjax.precision.casting.values import UNKNOWN, arrays_of, avals_of, cast_li
 
 
 def custom_jvp(run, eqn, inputs, debug_info) -> list:
-    """The primal and the user's rule, each run by the interpreter; the rule is got by differentiating the equation."""
+    """Runs a `jax.custom_jvp` function: the interpreter runs the primal and the user's rule."""
     original = as_function(eqn, debug_info)
     facts = [value.fact for value in inputs]
     avals = avals_of(eqn.invars)
@@ -48,7 +48,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
 
 
 def custom_vjp(run, eqn, inputs, debug_info) -> list:
-    """As `custom_jvp`: forward and backward of the user's rule are got by differentiating the equation."""
+    """Runs a `jax.custom_vjp` function: the interpreter runs the primal and the user's forward and backward rules."""
     original = as_function(eqn, debug_info)
     facts = [value.fact for value in inputs]
     in_avals, out_avals = avals_of(eqn.invars), avals_of(eqn.outvars)
@@ -100,7 +100,7 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
 
 
 def _differentiable(eqn) -> list[int]:
-    """Which inputs a rule of the user's is a rule for: facts, and none that the function closed over."""
+    """Returns the indices of the inputs that the user's rule covers: inexact arrays that are not closed over."""
     avals, closed_over = avals_of(eqn.invars), eqn.params.get("num_consts", 0)
     return [i for i, aval in enumerate(avals) if i >= closed_over and jnp.issubdtype(aval.dtype, jnp.inexact)]
 
@@ -124,7 +124,10 @@ def _no_rule(primals, tangents):
 
 
 def _like(avals) -> list:
-    """Abstract arrays to trace with; the avals themselves, which say over which axes of a mesh values differ."""
+    """Returns the avals to trace with, made strongly typed.
+
+    The avals also say over which mesh axes the values vary, unlike new abstract arrays.
+    """
     return [aval.update(weak_type=False) for aval in avals]
 
 

@@ -1,4 +1,4 @@
-"""One equation of a jaxpr: applied to arrays of other dtypes, and the source lines it comes from."""
+"""How one equation of a jaxpr is applied to arrays of other dtypes, and which source lines it comes from."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 
-# Not bound with their parameters, which hold the program of the combination in the dtype it was traced with.
+# Called as functions, because their parameters include the combining function as a jaxpr of the traced dtype.
 _SCATTERS = {
     "scatter": jax.lax.scatter,
     "scatter-add": jax.lax.scatter_add,
@@ -19,7 +19,7 @@ _SCATTERS = {
 
 
 def bind(primitive, arrays: Sequence, params: dict) -> Sequence[jax.Array]:
-    """The results of a primitive for these arrays and parameters."""
+    """Applies a primitive and returns the sequence of its outputs."""
     if primitive.name in _SCATTERS:
         operand, indices, updates = arrays
         kept = {name: params[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
@@ -30,7 +30,7 @@ def bind(primitive, arrays: Sequence, params: dict) -> Sequence[jax.Array]:
 
 try:
     from jax._src.source_info_util import current_name_stack, user_context
-except ImportError:  # a JAX to come: scopes are kept, lines are those of this package
+except ImportError:  # a future JAX: scopes are kept, but source lines point into this package
     current_name_stack = user_context = None
 
 
@@ -38,12 +38,12 @@ LIBRARIES = ("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/", "/mpjax/preci
 
 
 class Place(NamedTuple):
-    """A line of code.
+    """A line of source code.
 
     Attributes:
-      file: its path.
-      line: its number, from 1.
-      function: the function it is in.
+      file: the path of the file.
+      line: the line number, from 1.
+      function: the name of the enclosing function.
     """
 
     file: str
@@ -52,14 +52,18 @@ class Place(NamedTuple):
 
 
 def places(eqn) -> list[Place]:
-    """The lines of code that an equation comes from, innermost first; none if JAX kept no traceback."""
+    """Returns the source lines of an equation, innermost first; none if JAX kept no traceback."""
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else []
     return [Place(frame.file_name, frame.line_num, frame.function_name.rsplit(".")[-1]) for frame in frames]
 
 
 def source_of(eqns: Iterable) -> str:
-    """The user's line behind an equation and those that hold it, innermost first; or else a library's nearest to it."""
+    """Returns the user's line (`file:line`) of an equation; if there is none, the nearest line of a library.
+
+    Args:
+      eqns: the equation and the equations that contain it, innermost first.
+    """
     eqns = tuple(eqns)
     for libraries in (LIBRARIES, ("/jax/", "/mpjax/precision/", "/mpjax/diagnosis/")):
         for lines in map(places, eqns):
@@ -70,14 +74,14 @@ def source_of(eqns: Iterable) -> str:
 
 
 def standing_at(eqn) -> AbstractContextManager:
-    """While it is open, what is traced has the named scopes and the lines of an equation."""
+    """Returns a context manager that gives traced operations the named scopes and source lines of an equation."""
     if user_context is None or current_name_stack is None:
         return jax.named_scope(str(eqn.source_info.name_stack))
-    # On top of the scopes that are open already, as in jax.core.eval_jaxpr.
+    # Adds to the scopes that are already open, like jax.core.eval_jaxpr.
     return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
 
 
 def first_outside(lines: list[Place], folders: tuple[str, ...]) -> int:
-    """How many of the innermost lines are in one of `folders`."""
+    """Returns the index of the innermost line outside `folders`; the number of lines if all are inside."""
     inside = (any(folder in line.file for folder in folders) for line in lines)
     return next((index for index, within in enumerate(inside) if not within), len(lines))

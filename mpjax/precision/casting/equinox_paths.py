@@ -1,7 +1,7 @@
-"""Named scopes by path for Equinox modules, which themselves open one by the class of a layer alone.
+"""How Equinox modules get named scopes by path. Equinox itself names a scope only by the class of a layer.
 
-An Equinox module is a tree and may be taken apart and put together again in the function that is traced, as with
-`eqx.partition` and `eqx.combine`. So it is known by its arrays, which stay what they are.
+An Equinox module is a pytree. The traced function may take it apart and rebuild it, as with `eqx.partition` and
+`eqx.combine`. So a module is identified by its arrays, which stay the same objects.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from mpjax.precision.dtypes import path_name
 
 
 _PATHS: contextvars.ContextVar[Mapping[int, str]] = contextvars.ContextVar("paths", default={})  # noqa: B039
-"""Where arrays stand in their module, by `id`, while a function of them is traced."""
+"""The path of each array in its module, by `id`, while a function of the module is traced."""
 
 _HERE: contextvars.ContextVar[str] = contextvars.ContextVar("here", default="")
 """The path of the module that is being called."""
@@ -29,7 +29,7 @@ _NAMED = "_mpjax_named"
 
 @contextlib.contextmanager
 def equinox_scopes(tree) -> Iterator[None]:
-    """While open, calls of the Equinox modules in a tree are under `jax.named_scope` of their paths (`layers/0`)."""
+    """Runs calls of the Equinox modules in a tree under `jax.named_scope` of their paths (`layers/0`) while open."""
     if "equinox" not in sys.modules:
         yield
         return
@@ -47,7 +47,7 @@ def equinox_scopes(tree) -> Iterator[None]:
 
 
 def _look_for_paths(cls: type) -> None:
-    """Gives the class that defines the `__call__` of `cls`, once, one that opens a scope for modules with a path."""
+    """Wraps the `__call__` of `cls` once, where it is defined, to open a scope for modules with a known path."""
     owner: Any = owner_of_call(cls)
     if owner is None or hasattr(owner.__call__, _NAMED):
         return
@@ -58,7 +58,7 @@ def _look_for_paths(cls: type) -> None:
         path, here = _path_of(self), _HERE.get()
         if path is None:
             return call(self, *args, **kwargs)
-        # Instead of the scope by class of an Equinox module that holds others.
+        # Equinox's layers open a scope named by class. For a layer that contains modules, the path replaces that scope.
         inside = owner.__module__.startswith("equinox.nn.") and bool(_modules_in(vars(self)))
         with _scope(path.removeprefix(f"{here}/") if path != here else ""):
             token = _HERE.set(path)
@@ -76,7 +76,7 @@ def _scope(name: str):
 
 
 def _path_of(module) -> str | None:
-    """What the paths of a module's arrays share; None if none of them has one."""
+    """Returns the common path of a module's arrays; None if no array has a known path."""
     known = _PATHS.get()
     paths = [known[id(leaf)] for leaf in jax.tree.leaves(module) if id(leaf) in known] if known else []
     return os.path.commonpath([f"/{os.path.dirname(path)}" for path in paths])[1:] if paths else None

@@ -1,4 +1,4 @@
-"""Runs a jaxpr again, equation by equation, with the casts that autocast's lists ask for."""
+"""How autocast runs a jaxpr again, equation by equation, with the casts that its lists of operations require."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,18 +17,18 @@ from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
 
 
 FULL_PRECISION = "mpjax_full_precision"
-"""The name of the inner `jit` that marks a region to leave alone."""
+"""The name of the inner `jit` that marks a region without casts."""
 
 HANDLERS = {**control_flow.HANDLERS, **derivatives.HANDLERS}
 
 
 class Interpreter(NamedTuple):
-    """How to run a jaxpr.
+    """Runs a jaxpr with casts.
 
     Attributes:
-      dtype_of: named scope to compute dtype, that of the low list; where it is float32, all lists are in float32.
-      operations: the lists.
-      scope: the named scopes that the jaxpr stands in.
+      dtype_of: a function from named scope to the dtype of the low list. Where it is float32, all lists use float32.
+      operations: the lists of operations.
+      scope: the named scopes around the jaxpr.
     """
 
     dtype_of: Callable[[str], np.dtype]
@@ -36,7 +36,7 @@ class Interpreter(NamedTuple):
     scope: str = ""
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
-        """Returns the outputs of a jaxpr, open or closed, for inputs of whatever floating dtypes."""
+        """Returns the outputs of a jaxpr, open or closed, for inputs of any floating dtypes."""
         once = _CastOnce()
         narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
 
@@ -51,7 +51,7 @@ class Interpreter(NamedTuple):
         return evaluated(jaxpr, inputs, lambda atom, array: _constant(array), apply, self.scope)
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
-        """Whether an equation runs in the dtypes of the original program, as nothing casts it or it asks for them."""
+        """Returns True if an equation keeps its traced dtypes: no list casts it, or the program chose its dtypes."""
         if self.operations.rule(eqn.primitive.name) == "as_traced" or _is_full_precision(eqn) or _says_its_dtypes(eqn):
             return True
         floating = [aval.dtype for aval in avals_of((*eqn.invars, *eqn.outvars)) if is_floating(aval)]
@@ -59,8 +59,8 @@ class Interpreter(NamedTuple):
             return True
         if not set(floating) & set(HALF) or eqn.primitive.name == "convert_element_type":
             return False
-        # Half precision that stands in the program: random numbers of that dtype, or a sum of which it was asked for
-        # (without `dtype=`, jnp.sum and jnp.prod widen before they sum).
+        # The program itself asks for half precision: for random numbers, or for a sum or product with `dtype=`
+        # (without it, jnp.sum and jnp.prod widen their input first).
         if eqn.primitive.name in _REDUCTIONS and not is_transposed(eqn):
             return eqn.primitive.name in ("reduce_sum", "reduce_prod") or eqn.invars[0] in narrowed
         return _all_own(inputs)
@@ -77,7 +77,7 @@ class Interpreter(NamedTuple):
         if rule == "low":
             dtype = compute_dtype
         else:
-            # A square is a power, also when it is written x * x.
+            # x * x is a square too, which is on the float32 list.
             square = name == "mul" and eqn.invars[0] is eqn.invars[1]
             full = rule == "full" or compute_dtype == FLOAT32 or square or (name == "sub" and peak)
             dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
@@ -89,7 +89,7 @@ class Interpreter(NamedTuple):
 
 
 class _CastOnce:
-    """Widens each half-precision array once, so that the gradients of its uses in float32 add up in float32."""
+    """Widens each half-precision array once, so that the gradients of its float32 uses are added in float32."""
 
     def __init__(self):
         self._widened: dict[int, tuple[Any, Any]] = {}
@@ -98,7 +98,7 @@ class _CastOnce:
         if dtype != FLOAT32 or getattr(array, "dtype", None) not in HALF:
             return cast(array, dtype)
         if id(array) not in self._widened:
-            # With the array itself, which keeps its id from being given to another.
+            # Keeps the array alive, so that no other array gets its id.
             self._widened[id(array)] = array, cast(array, dtype)
         return self._widened[id(array)][1]
 
@@ -113,12 +113,12 @@ def _constant(array) -> Value:
 
 
 def _all_own(inputs: Sequence[Value]) -> bool:
-    """Whether what is computed from these comes from keys, integers and numbers of the program alone."""
+    """Returns True if the floating inputs come only from keys, integers and numbers of the program."""
     return all(value.own for value in inputs if is_floating(value.array))
 
 
 def _narrows(eqn) -> bool:
-    """Whether an equation is a cast of the program's own to half precision."""
+    """Returns True if an equation is a cast to half precision in the program, outside a backward pass."""
     return (
         eqn.primitive.name == "convert_element_type"
         and eqn.params["new_dtype"] in HALF
@@ -128,21 +128,24 @@ def _narrows(eqn) -> bool:
 
 
 def _says_its_dtypes(eqn) -> bool:
-    """Whether parameters hold dtypes that casting would contradict: a product's algorithm, a function in a scatter."""
+    """Returns True if casts would contradict the equation's parameters.
+
+    These are the algorithm of a product, and the function in a scatter.
+    """
     if eqn.primitive.name == "scatter":
         return eqn.params.get("update_jaxpr") is not None
     return isinstance(eqn.params.get("precision"), jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
 
 
 def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
-    """An equation in the dtypes of the original program, as kernels and regions left alone need it."""
+    """Runs an equation in its traced dtypes, as kernels and `full_precision` regions need it."""
     arrays = cast_like((value.array for value in inputs), avals_of(eqn.invars))
     number = computed(eqn, [value.number for value in inputs])
     return [Value(array, number, own=_all_own(inputs)) for array in as_function(eqn, debug_info)(*arrays)]
 
 
 def _converted(eqn, value: Value) -> Value:
-    """A cast of the program itself; where it changed nothing but weakness, there is nothing to cast."""
+    """Applies a cast of the program. A cast that changed only the weak type returns its input."""
     traced, new = eqn.invars[0].aval, eqn.params["new_dtype"]
     if is_floating(traced) and traced.dtype == new:
         return value
@@ -150,9 +153,10 @@ def _converted(eqn, value: Value) -> Value:
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:
-    """Parameters of a product: its result in the low dtype, unless the program asked for another than its inputs'.
+    """Returns the parameters of a product, with its result in `dtype` unless the program asked for another dtype.
 
-    `jnp.matmul` and its like always ask for their inputs' own; of a convolution a dtype stands there only on request.
+    `jnp.matmul` and similar functions always ask for the dtype of their inputs, which is replaced. A convolution has
+    a `preferred_element_type` only if the program asked for it.
     """
     asked = eqn.params.get("preferred_element_type")
     if eqn.primitive.name == "conv_general_dilated" and asked is not None:
@@ -163,9 +167,9 @@ def _product(eqn, dtype: np.dtype | None) -> dict:
 
 
 def _widest(inputs: Sequence[Value], *, fills: bool) -> np.dtype | None:
-    """Of the floating arrays, and of the known numbers that this does not hold.
+    """Returns the widest dtype of the floating arrays, or a wider one to hold a known number; None without any.
 
-    An array whose elements are one known number counts as an array, except where it `fills` gaps.
+    An array whose elements are all one known number counts as an array, or as a number if the operation `fills`.
     """
     floating = [value for value in inputs if is_floating(value.array)]
     if not floating:
@@ -175,15 +179,15 @@ def _widest(inputs: Sequence[Value], *, fills: bool) -> np.dtype | None:
     return widest(dtype, *(v.array.dtype for v in floating if v.number is not None and not holds(dtype, v.number)))
 
 
-# How the largest of several values gets to the subtraction from them, in a softmax.
+# Primitives between the maximum and the subtraction in a softmax.
 _KEEP_A_PEAK = frozenset(
     {"broadcast_in_dim", "max", "reshape", "select_n", "squeeze", "stop_gradient", "copy", "transpose"}
 )
 
-# Where an array made of one scalar stands for that scalar: the zeros of a `where`, the bounds of a clip.
+# Primitives in which an array made of one scalar counts as that scalar: zeros of a `where`, bounds of a clip.
 _FILL = frozenset({"select_n", "max", "min", "clamp", "broadcast_in_dim", "reshape", "transpose", "eq", "ne"})
 
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"})
 
-# Several operands that have nothing to do with each other: each keeps its dtype.
+# Primitives with independent operands: each keeps its dtype.
 _EACH = frozenset({"optimization_barrier", "sort", "psum", "psum_invariant", "pmax", "pmin", "device_put"})

@@ -1,8 +1,8 @@
-"""What JAX's versions disagree on about jaxprs; the only file that knows what JAX keeps private of them.
+"""How to read jaxprs of different JAX versions, including the parts that are private to JAX.
 
-A scan counts its constants and carries in 0.10 and 0.11, and holds them as trees in 0.12; 0.12 has one class of jaxpr
-where there were an open one and a closed one, which carries the values of the constants. Named scopes are in
-`eqn.source_info`, for which there is no public name.
+JAX 0.10 and 0.11 count the constants and carries of a scan; JAX 0.12 holds them as trees. JAX 0.12 has one class of
+jaxpr, which carries the values of the constants; earlier versions have an open and a closed class. Named scopes are in
+`eqn.source_info`, which has no public name.
 """
 
 import functools
@@ -15,12 +15,12 @@ from jax.extend import core
 
 
 def opened(jaxpr) -> tuple[Any, Sequence]:
-    """A jaxpr's body and the values of its constants."""
+    """Returns the body of a jaxpr and the values of its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def scan_counts(params: dict) -> tuple[int, int]:
-    """How many constants and carries come first among a scan's inputs."""
+    """Returns the numbers of constants and carries, which come first among the inputs of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -28,12 +28,12 @@ def scan_counts(params: dict) -> tuple[int, int]:
 
 
 def manual_axes(params: dict) -> frozenset:
-    """The mesh axes that a `shard_map` maps over."""
+    """Returns the mesh axes that a `shard_map` maps over."""
     return params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
 
 
 def as_function(eqn, debug_info) -> Callable:
-    """One equation as a function of all its inputs to a list of outputs; its derivative rules stay in force."""
+    """Returns one equation as a function from all its inputs to its outputs. Its derivative rules still apply."""
     inputs = [var for var in eqn.invars if not isinstance(var, core.Literal)]
     unique = list(dict.fromkeys(inputs))
     body = core.Jaxpr((), unique, list(eqn.outvars), [eqn], eqn.effects, debug_info=debug_info)
@@ -47,12 +47,12 @@ def as_function(eqn, debug_info) -> Callable:
 
 
 def open_shardings(shardings) -> tuple:
-    """The shardings of an inner `jit`, None where it left them to the compiler."""
+    """Returns the shardings of an inner `jit`, with None where the compiler chooses."""
     return tuple(s if isinstance(s, jax.sharding.Sharding) else None for s in shardings)
 
 
 def scope_of(eqn, outer: str = "") -> str:
-    """The named scopes of an equation without the transformations, `blocks/0/conv1`, inside those of its jaxpr."""
+    """Returns the named scopes of an equation inside `outer`, without transformations: `blocks/0/conv1`."""
     inner = _scopes(eqn.source_info.name_stack)
     return f"{outer}/{inner}" if outer and inner else outer or inner
 
@@ -62,7 +62,7 @@ def _text(stack) -> str:
     return str(stack)
 
 
-# A scope, or a transformation around some, `transpose(jvp(stem/conv))`.
+# A scope, or a transformation around scopes: `transpose(jvp(stem/conv))`.
 _PART = re.compile(r"\w+\([^/]*(?:/[^/()]+)*\)+|[^/]+")
 _TRANSFORMATION = re.compile(r"\w+\((.*)\)")
 _OWN_SCOPES = frozenset({"checkpoint", "rematted_computation"})
@@ -75,11 +75,11 @@ def _scopes(stack) -> str:
     differentiated: tuple[str, int] | None = None
     for part in _PART.findall(_text(stack)):
         if transposed is not None and part.startswith("jvp("):
-            # The transpose of a rematerialised function states the path anew: transpose(jvp(a))/0/jvp(a)/0.
+            # The transpose of a rematerialised function repeats the path: transpose(jvp(a))/0/jvp(a)/0.
             del names[transposed:]
             transposed = None
         elif differentiated is not None and part == differentiated[0]:
-            # And so does a derivative rule that was traced where it is run: jvp(a)/0/jvp(a)/0.
+            # A derivative rule that was traced where it runs repeats the path too: jvp(a)/0/jvp(a)/0.
             del names[differentiated[1] :]
         if part.startswith("transpose("):
             transposed = len(names)
@@ -92,16 +92,16 @@ def _scopes(stack) -> str:
 
 
 def _inside(part: str) -> str:
-    """What stands inside all transformations."""
+    """Returns the text inside all transformations."""
     inner = _TRANSFORMATION.fullmatch(part)
     return _inside(inner[1]) if inner else part
 
 
 def is_transposed(eqn) -> bool:
-    """Whether an equation belongs to a backward pass."""
+    """Returns True if an equation belongs to a backward pass."""
     return "transpose(" in _text(eqn.source_info.name_stack)
 
 
 def is_recomputed(eqn) -> bool:
-    """Whether an equation in a backward pass computes anew what the forward pass did not keep (`jax.checkpoint`)."""
+    """Returns True if an equation of a backward pass recomputes a forward value (`jax.checkpoint`)."""
     return "rematted_computation" in _text(eqn.source_info.name_stack)

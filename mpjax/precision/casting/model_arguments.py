@@ -1,4 +1,4 @@
-"""The Flax NNX objects among a function's arguments: taken apart so that it can be traced, and brought up to date."""
+"""How a function with Flax NNX objects among its arguments is traced, and how the objects are updated afterwards."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,14 +11,14 @@ from mpjax.precision.calls import modules_of, name_scopes
 
 
 class ModelArguments(NamedTuple):
-    """Arguments without NNX objects (modules, random streams, optimizers).
+    """Arguments, separated from the NNX objects in them (modules, random streams, optimizers).
 
     Attributes:
-      tree: `(state, rest)`: the state of all objects, and the arguments with None in their place.
-      join: such a tree to the arguments, with new objects in them whose scopes are named, and to a function that gives
-        the part of their state that has changed since.
-      write_back: sets such a part on the original objects.
-      originals: the objects, by where they stood among the arguments (a key path).
+      tree: `(state, rest)`: the state of all objects, and the arguments with None in place of the objects.
+      join: a function of such a tree. It returns the arguments with new objects, whose scopes are named, and a function
+        that returns the part of their state that has changed since.
+      write_back: a function that writes such a part to the original objects.
+      originals: the objects, by their key path among the arguments.
     """
 
     tree: tuple[Any, Any]
@@ -28,7 +28,7 @@ class ModelArguments(NamedTuple):
 
     @property
     def modules(self) -> dict[tuple, Any]:
-        """Those of the objects that are modules."""
+        """Returns the objects that are modules, by key path."""
         if not self.originals:
             return {}
         from flax import nnx
@@ -36,12 +36,12 @@ class ModelArguments(NamedTuple):
         return {place: one for place, one in self.originals.items() if isinstance(one, nnx.Module)}
 
     def paths(self) -> set[str]:
-        """The paths of all submodules."""
+        """Returns the module paths of all modules and submodules."""
         return {path for module in self.modules.values() for path in modules_of(module)}
 
 
 def take_models_apart(arguments) -> ModelArguments:
-    """Arguments without their NNX objects; where Flax was never imported there can be none."""
+    """Separates the NNX objects from the arguments. There can be none if Flax was never imported."""
     if "flax" not in sys.modules:
         return _no_models(arguments)
     from flax import nnx
@@ -50,7 +50,7 @@ def take_models_apart(arguments) -> ModelArguments:
     originals = {path: leaf for path, leaf in leaves if isinstance(leaf, nnx.Pytree)}
     if not originals:
         return _no_models(arguments)
-    # All at once: what two of them share is shared afterwards.
+    # One split for all objects, so that variables shared between them stay shared.
     graph, state = nnx.split(tuple(originals.values()))
     attributes: list[tuple[tuple, str, Any]] = []
     others = [None if path in originals else leaf for path, leaf in leaves]
@@ -84,14 +84,14 @@ def take_models_apart(arguments) -> ModelArguments:
 
 
 def _nodes(objects) -> Iterator[tuple[tuple, Any]]:
-    """NNX objects and all that they hold, by path."""
+    """Returns NNX objects and all objects inside them, each with its path."""
     from flax import nnx
 
     return ((path, node) for path, node in nnx.iter_graph(objects) if isinstance(node, nnx.Pytree))
 
 
 def _plain_attributes(objects) -> dict[tuple, dict[str, Any]]:
-    """The attributes of objects, by path, that are no arrays and hold none: counters, flags, names."""
+    """Returns the attributes that contain no state (counters, flags, names), by name for each object path."""
     return {
         path: {
             name: value
@@ -109,7 +109,7 @@ def _is_state(leaf) -> bool:
 
 
 def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tuple[tuple, str, Any]]:
-    """What a call has set: path of the object, name of the attribute, value."""
+    """Returns the attributes that a call has set: path of the object, name of the attribute, value."""
     missing = object()
     return [
         (path, name, value)
@@ -120,7 +120,7 @@ def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tupl
 
 
 def _value(leaf):
-    """The array of a variable; a module may also hold one as it is."""
+    """Returns the array of a variable, or the leaf itself if a module holds the bare array."""
     return leaf.get_value() if hasattr(leaf, "get_value") else leaf
 
 

@@ -1,9 +1,10 @@
 """Which scalars are known when a program is traced, and which dtypes hold them.
 
-A number of the program's own, as the 0.5 in `x * 0.5`, takes the dtype of the array it meets, if that holds it: rounds
-it no worse than other numbers. So does what is computed from such numbers alone, as in `x / jnp.sqrt(64.0)`. Any other
-scalar is an array like others: in float32 it makes float32 of what it meets. What an array holds that is an argument is
-never looked at, so that eager execution, `jit` and `scan` agree.
+A number written in the program, like the 0.5 in `x * 0.5`, takes the dtype of the array that it is combined with, if
+that dtype holds it. A dtype holds a number if it rounds it no worse than other numbers. The same applies to a result
+that is computed only from such numbers, as in `x / jnp.sqrt(64.0)`. Any other scalar is an ordinary array: in float32
+it promotes other operands to float32. The values of arguments are never read, so that eager execution, `jit` and `scan`
+agree.
 """
 
 import math
@@ -17,7 +18,7 @@ from mpjax.precision.dtypes import float_range, is_floating
 
 
 def number_of(constant) -> float | None:
-    """The value of a real scalar that is known now; None for what is no scalar, or not known."""
+    """Returns the value of a real scalar that is known at trace time; None if it is unknown or not a scalar."""
     if isinstance(constant, jax.core.Tracer) or np.ndim(constant) > 0:
         return None
     array = np.asarray(constant)
@@ -25,7 +26,7 @@ def number_of(constant) -> float | None:
 
 
 def computed(eqn, numbers: Sequence[float | None]) -> float | None:
-    """What an equation gives for inputs that are known: the number that all elements of its only output are."""
+    """Returns the number that all elements of the equation's only output equal, for known inputs; None if unknown."""
     function = _FUNCTIONS.get(eqn.primitive.name)
     if function is None or not numbers or None in numbers:
         return None
@@ -40,7 +41,7 @@ def computed(eqn, numbers: Sequence[float | None]) -> float | None:
 
 
 def holds(dtype: np.dtype, number: float) -> bool:
-    """Whether `dtype` rounds a number as well as any: -1e9 is -inf in float16, and 1e-8 zero."""
+    """Returns True if `dtype` rounds a number as well as others. In float16, -1e9 overflows and 1e-8 underflows."""
     if not math.isfinite(number):
         return True
     band = float_range(dtype)
@@ -50,7 +51,7 @@ def holds(dtype: np.dtype, number: float) -> bool:
 
 
 def _checked(array: np.ndarray) -> float:
-    """As a Python float; NaN, which is equal to nothing, as infinity, which any dtype holds too."""
+    """Returns the value as a Python float. NaN, which is not equal to itself, becomes inf; every dtype holds both."""
     number = float(array)
     return math.inf if math.isnan(number) else number
 
@@ -64,10 +65,10 @@ _FUNCTIONS: Mapping[str, Callable] = {
     "pow": plain(np.power),
     "div": plain(lambda x, y: x / y if is_floating(x) else np.trunc(x / y)),
     "integer_pow": lambda params, x: np.power(x, params["y"]),
-    # What changes a dtype or a shape leaves the number.
+    # These change the dtype or the shape, not the number.
     **dict.fromkeys(
         ("convert_element_type", "stop_gradient", "copy", "broadcast_in_dim", "reshape", "squeeze", "transpose"),
         plain(lambda x: x),
     ),
 }
-"""Of primitives that compute element by element, and of those that move elements: NumPy's function of the same."""
+"""Primitives that compute elementwise or move elements, as NumPy functions of `(parameters, *arrays)`."""

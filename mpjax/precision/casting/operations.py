@@ -1,6 +1,6 @@
-"""Which primitive runs in which dtype under autocast: lists as data, printable, and open to additions.
+"""Which primitive runs in which dtype under autocast, as lists that can be printed and extended.
 
-After torch.amp's lists for CUDA (PyTorch, aten/src/ATen/autocast_mode.h), on JAX primitives.
+The lists follow torch.amp's for CUDA (PyTorch, aten/src/ATen/autocast_mode.h), with JAX primitives.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ FULL = frozenset(
     }
 )
 
-# Programs and packings of their own, and linear algebra that JAX has in 32 bits and more only.
+# Primitives that contain a program or fix a number format, and linear algebra that JAX has only in 32 bits and more.
 AS_TRACED = frozenset(
     {
         *("reduce", "reduce_window", "select_and_scatter", "select_and_gather_add", "custom_linear_solve"),
@@ -34,7 +34,7 @@ AS_TRACED = frozenset(
     }
 )
 
-# What JAX does not export but works in any floating dtype.
+# Primitives that JAX does not export, but that work in any floating dtype.
 _UNEXPORTED = frozenset(
     {
         *("split", "tile", "scatter-sub", "optimization_barrier", "mesh_cast", "reshard"),
@@ -49,15 +49,16 @@ WIDEST = (
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """Lists of primitives by name.
+    """Lists of primitives, by name, that say which dtype each primitive runs in under autocast.
 
     Attributes:
-      low: cast their floating inputs to the policy's `compute_dtype` and give that back.
-      full: cast their floating inputs to float32 and give that back.
-      widest: cast their floating inputs to the widest of them; a number of the program counts if that cannot hold it.
+      low: primitives that run in the policy's `compute_dtype`. Their floating inputs are cast to it.
+      full: primitives that run in float32. Their floating inputs are cast to it.
+      widest: primitives that run in the widest dtype of their floating inputs. A number written in the program counts
+        only if this dtype cannot hold it.
 
-    All others (kernels, callbacks, linear algebra) keep the dtypes of the original program. 64-bit floats, integers
-    and keys are never cast.
+    All other primitives (kernels, callbacks, linear algebra) keep the dtypes of the original program. 64-bit floats,
+    integers and keys are never cast.
     """
 
     low: frozenset[str] = LOW
@@ -65,7 +66,7 @@ class Operations:
     widest: frozenset[str] = WIDEST
 
     def rule(self, primitive: str) -> str:
-        """ "low", "full", "widest" or "as_traced"."""
+        """Returns the list that a primitive is on: "low", "full", "widest", or "as_traced" for none of them."""
         if primitive in self.low:
             return "low"
         if primitive in self.full:
@@ -73,12 +74,18 @@ class Operations:
         return "widest" if primitive in self.widest else "as_traced"
 
     def adding(self, *, low: Iterable = (), full: Iterable = (), widest: Iterable = ()) -> "Operations":
-        """These lists with primitives moved: `OPERATIONS.adding(low=["tanh"], widest=["square"])`.
+        """Returns these lists with the given primitives moved.
 
-        A primitive of another package is given as it is, or by name once it is known here.
+        >>> import mpjax
+        >>> operations = mpjax.precision.OPERATIONS.adding(low=["tanh"], widest=["square"])
+        >>> operations.rule("tanh"), operations.rule("square")
+        ('low', 'widest')
+
+        JAX primitives are given by name, primitives of other packages as objects.
 
         Raises:
-          UsageError: a primitive in two lists, or a name that is none; the message has the nearest.
+          UsageError: a primitive is given in two lists, is control flow or a call, or its name is unknown (the message
+            suggests the nearest names).
         """
         low, full, widest = _names(low), _names(full), _names(widest)
         if twice := (low & full) | (low & widest) | (full & widest):
@@ -95,14 +102,14 @@ class Operations:
 
 def _names(operations: Iterable) -> frozenset[str]:
     if isinstance(operations, str):
-        raise UsageError(f"wanted several primitives, as in [{operations!r}], got {operations!r}")
+        raise UsageError(f"wanted a list of primitives, as in [{operations!r}], got {operations!r}")
     known = LOW | FULL | WIDEST | AS_TRACED
     names = set()
     for operation in operations:
         if isinstance(operation, str) and operation not in known:
             near = difflib.get_close_matches(operation, known, n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else "; for a function use full_precision."
-            raise UsageError(f"no primitive '{operation}' of JAX{hint} A primitive of your own is given as it is")
+            hint = f"; did you mean {', '.join(near)}?" if near else "; for a whole function use full_precision."
+            raise UsageError(f"JAX has no primitive '{operation}'{hint} Pass a primitive of your own as an object")
         names.add(operation if isinstance(operation, str) else operation.name)
     if entered := names & ENTERED:
         raise UsageError(f"control flow and calls have no dtype of their own: {', '.join(sorted(entered))}")

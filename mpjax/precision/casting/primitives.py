@@ -1,6 +1,6 @@
-"""What each primitive of JAX is to mpjax: a product, a sum, a call, control flow; and NumPy's function of the same.
+"""Which JAX primitives are products, sums, calls or control flow, and which NumPy functions match them.
 
-Which dtype autocast gives a primitive is in `operations.py`.
+The dtypes of primitives under autocast are in `operations.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +11,15 @@ import numpy as np
 MATRIX_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
 
 SUMS = frozenset({"reduce_sum", "reduce_window_sum", "cumsum", "scatter-add", "scatter-sub"})
-"""They round after each of many additions, which only the device itself does as it does."""
+"""Primitives that round after each of many additions. Only the device itself reproduces its rounding."""
 
 PRODUCTS = frozenset({"reduce_prod", "cumprod", "integer_pow", "scatter-mul"}) | frozenset(
     {"logistic", "exp2", "expm1", "asin", "acos", "asinh", "atanh", "atan2"}
 )
-"""They round after each of many multiplications, likewise.
+"""Primitives that round after each of many multiplications. Only the device itself reproduces its rounding.
 
-The functions are made of several operations by XLA, of which each rounds: in bfloat16 the logistic of 6 is 1.
+XLA builds functions such as `logistic` from several operations, and each of them rounds: in bfloat16 the logistic of 6
+is 1.
 """
 
 CALLS = frozenset(
@@ -27,16 +28,16 @@ CALLS = frozenset(
         *("custom_jvp_call", "custom_vjp_call"),
     }
 )
-"""They mean what their body means; see `called` in `walk.py`."""
+"""Primitives that mean the same as their body; see `called` in `walk.py`."""
 
 CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 
 ENTERED = CALLS | CONTROL_FLOW | {"shard_map"}
-"""What has no dtype of its own. Kernels are not among them, nor are scatters: their bodies mean something else."""
+"""Primitives without a dtype of their own. Kernels and scatters are excluded, as their bodies mean something else."""
 
 
 def plain(function: Callable) -> Callable:
-    """Returns `function` of arrays as one of a primitive's parameters and arrays."""
+    """Returns `function` with the signature `(parameters, *arrays)`; the parameters are ignored."""
     return lambda params, *arrays: function(*arrays)
 
 
@@ -50,4 +51,4 @@ ELEMENTWISE: Mapping[str, Callable] = {
     "max": plain(np.maximum),
     "min": plain(np.minimum),
 }
-"""Primitives that round at most once, as NumPy's functions of `(parameters, *arrays)`: the same bits as XLA's."""
+"""Primitives that round at most once, as NumPy functions of `(parameters, *arrays)`. The bits equal XLA's."""

@@ -1,7 +1,8 @@
-"""Per-operation casting of any JAX function: traced at the caller's dtypes, then run again with casts in between.
+"""How any JAX function is cast per operation: it is traced at the caller's dtypes, then run again with casts.
 
-The semantics are torch.amp's, by lists of primitives (`operations.py`): matrix products and convolutions in the
-policy's compute dtype; what loses range or precision in float32; everything else in the widest of its inputs.
+The semantics are torch.amp's, by lists of primitives (`operations.py`). Matrix products and convolutions run in the
+policy's compute dtype. Operations that lose range or precision run in float32. Everything else runs in the widest
+dtype of its inputs.
 """
 
 import functools
@@ -25,30 +26,36 @@ from mpjax.precision.rules import NORM, Rules, decide, scope_lineage, winner
 def autocast(
     fn: Callable, policy: "str | Policy", *, operations: Operations = OPERATIONS, scopes: Iterable[str] = ()
 ) -> Callable:
-    """`fn` with casts placed per operation; composes with JAX's transformations and control flow, inside and outside.
+    """Returns `fn` with casts per operation. Composes with JAX's transformations and control flow, inside and outside.
 
-    Parameters and inputs stay as they are and are cast at each use, so that gradients arrive in the parameters' dtypes:
-    differentiate the result (`jax.grad(autocast(loss_fn, policy))`), for a gradient taken inside leaves in half. Values
-    leave `fn` in the dtype their last operation gave them. Each call traces `fn` anew: call it inside a `jax.jit`.
+    >>> import jax.numpy as jnp, mpjax
+    >>> half = mpjax.autocast(lambda x: (x @ x, jnp.exp(x @ x)), "mixed_float16")
+    >>> [str(y.dtype) for y in half(jnp.ones((2, 2)))]
+    ['float16', 'float32']
 
-    NNX modules may be among the arguments: what a call changes in them, as batch statistics, is changed in them.
+    Parameters and inputs keep their dtypes and are cast at each use, so gradients have the parameters' dtypes.
+    Differentiate the result (`jax.grad(autocast(loss_fn, policy))`): a gradient taken inside `fn` leaves it in half
+    precision. Each output has the dtype that its last operation gave it. Each call traces `fn` again: call the result
+    inside a `jax.jit`.
 
-    Rules of the policy are for named scopes (`jax.named_scope`): those of NNX and Equinox modules among the arguments
-    are their paths; Flax linen, Haiku and Equinox open their own. A rule of float32 computes all in its scopes in
-    float32, one of float16 or bfloat16 the products.
+    NNX modules may be among the arguments. A call updates their state, such as batch statistics, in place.
+
+    Rules of the policy match named scopes (`jax.named_scope`). NNX and Equinox modules among the arguments open a scope
+    for each module path. Flax linen, Haiku and Equinox open scopes of their own. Under a float32 rule, everything in
+    the scope is computed in float32. A float16 or bfloat16 rule applies to the products in the scope.
 
     Args:
-      fn: any function of pytrees; their arrays are traced, other leaves are passed on as they are.
-      policy: a `Policy` or what `get_policy` takes; its `compute_dtype` and its rules count. Where neither is half
-        precision there is nothing to cast, and `fn` itself is returned.
-      operations: which primitive runs in which dtype.
-      scopes: scopes that a rule may name though not every call opens them, as of dropout in evaluation.
+      fn: any function of pytrees. Arrays are traced; other leaves are passed on unchanged.
+      policy: a `Policy`, or anything that `get_policy` takes. Only its `compute_dtype` and its rules are used. If none
+        of them is half precision, `fn` itself is returned.
+      operations: the lists that say which primitive runs in which dtype.
+      scopes: scopes that a rule may name although not every call opens them, such as dropout in evaluation.
 
     Returns:
-      A function of the same signature. It raises UsageError when a rule matches no scope.
+      A function with the same signature. It raises UsageError if a rule matches no scope.
 
     Raises:
-      UsageError: a rule for a type, which scopes do not have, or for float64.
+      UsageError: a rule is for a type, which scopes do not have, or for float64.
     """
     policy = get_policy(policy)
     rules = _rules_for_scopes(policy)
@@ -71,7 +78,7 @@ def autocast(
             decide(rules, map(scope_lineage, known | models.paths() | {scope for scope, _ in equations(jaxpr)}))
         outputs = arrays_of(interpreter.run(jaxpr, values_of(arrays)))
         split = len(jax.tree.leaves(result))
-        # What a model carries from call to call keeps its dtypes.
+        # Model state keeps its dtypes from call to call.
         kept = cast_like(outputs[split:], jax.tree.leaves(changed))
         models.write_back(jax.tree.unflatten(jax.tree.structure(changed), kept))
         return jax.tree.unflatten(jax.tree.structure(result), outputs[:split])
@@ -80,7 +87,10 @@ def autocast(
 
 
 def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list[jax.Array], Callable]:
-    """A call's models, its arrays, and it as a function of the arrays to its result and to what changed in models."""
+    """Returns the models of a call, its arrays, and the call as a function of the arrays.
+
+    That function returns the result and the changed state of the models.
+    """
     models = take_models_apart((fn, args, kwargs))
     arrays, with_arrays = split_arrays(models.tree)
 
@@ -93,16 +103,16 @@ def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list
 
 
 def _rules_for_scopes(policy: Policy) -> Rules:
-    """The compute dtype of each rule, checked to be one that a scope can have."""
+    """Returns the compute dtype of each rule. Raises UsageError for a rule that a scope cannot have."""
     dtypes = {}
     for pattern, value in policy.rules.items():
         dtype = value.compute_dtype if isinstance(value, Policy) else value
         if pattern.lower() == NORM and dtype == FLOAT32:
-            continue  # as the lists have it
+            continue  # the lists already do this
         if pattern.startswith("type:"):
             raise UsageError(
-                f"rule '{pattern}': autocast sees named scopes, which have no type; write a path, or apply_policy the "
-                "model instead. Norms are computed in float32 by the lists of operations"
+                f"rule '{pattern}': autocast sees named scopes, which have no type; write a path, or use "
+                "apply_policy on the model. Norms already compute in float32, by the lists of operations"
             )
         if dtype == FLOAT64:
             raise UsageError(f"rule '{pattern}': autocast computes in float16, bfloat16 or float32, not in float64")
@@ -111,9 +121,13 @@ def _rules_for_scopes(policy: Policy) -> Rules:
 
 
 def full_precision(fn: Callable) -> Callable:
-    """A region that autocast leaves alone: `fn` gets its inputs in the dtypes they have without autocast.
+    """Returns `fn` as a region without casts: its inputs have the dtypes that they would have without autocast.
 
-    Outside autocast it is as `fn`, compiled anew at each call unless inside a `jit`.
+    >>> import jax.numpy as jnp, mpjax
+    >>> mpjax.autocast(lambda x: mpjax.full_precision(jnp.matmul)(x, x), "mixed_float16")(jnp.ones((2, 2))).dtype
+    dtype('float32')
+
+    Outside autocast the result behaves like `fn`. Outside a `jit`, each call compiles it again.
     """
 
     @functools.wraps(fn, updated=())

@@ -1,8 +1,8 @@
-"""The one walk through a jaxpr: to run it with values of any kind, or to see every equation with where it stands.
+"""How to walk through a jaxpr: to run it with values of any kind, or to visit every equation with its named scopes.
 
-Autocast runs a program with arrays of other dtypes; a diagnosis runs it with pairs of values. Both say what an equation
-comes to, and what a constant is; the walk reads operands, keeps results, and drops what is no longer used. An audit, a
-plan and the rules only look at the equations.
+Autocast runs a program with arrays of other dtypes; a diagnosis runs it with pairs of values. Both define how an
+equation is applied and how a constant is represented. The walk reads operands, keeps results, and drops values after
+their last use. An audit, a plan and the rules only visit the equations.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,12 +24,12 @@ def evaluated(
     """Runs a jaxpr, equation by equation, with values of any kind.
 
     Args:
-      jaxpr: open or closed.
-      inputs: one value for each input variable; an iterator may let go of them as they are taken.
-      constant: makes a value of `(variable or literal, array)`.
-      apply: `(equation, scope, operands, debug_info) -> results`. The list of operands is its own; a value that no
-        later equation uses is held by that list alone.
-      scope: the named scopes that the jaxpr stands in.
+      jaxpr: an open or closed jaxpr.
+      inputs: one value for each input variable. An iterator may release each value once it is taken.
+      constant: a function that makes a value from `(variable or literal, array)`.
+      apply: a function `(equation, scope, operands, debug_info) -> results`. It owns the list of operands: only this
+        list refers to a value that no later equation uses.
+      scope: the named scopes around the jaxpr.
 
     Returns:
       The values of the output variables.
@@ -49,14 +49,14 @@ def evaluated(
     forget(None)
     for index, eqn in enumerate(body.eqns):
         operands = [read(atom) for atom in eqn.invars]
-        forget(index)  # before the equation runs, so that it may free what it has read
+        forget(index)  # before the equation runs, so that `apply` can free its operands
         values.update(zip(eqn.outvars, apply(eqn, scope_of(eqn, scope), operands, body.debug_info), strict=True))
-        forget(index)  # results that nothing uses
+        forget(index)  # results without a use
     return [read(atom) for atom in body.outvars]
 
 
 def _last_uses(body) -> dict[int | None, list]:
-    """Returns the variables by the equation after which each can be forgotten; by None those that no equation uses."""
+    """Returns the variables to drop after each equation, by its index; under None, inputs that no equation uses."""
     kept = {var for var in body.outvars if not isinstance(var, core.Literal)}
     last: dict[Any, int | None] = dict.fromkeys((*body.constvars, *body.invars))
     for index, eqn in enumerate(body.eqns):
@@ -71,13 +71,13 @@ def _last_uses(body) -> dict[int | None, list]:
 
 
 class Body(NamedTuple):
-    """A jaxpr, opened, and where it stands.
+    """An open jaxpr and its place in the program.
 
     Attributes:
-      scope: the named scopes it stands in.
+      scope: the named scopes around the jaxpr.
       eqns: its equations.
-      outvars: what it gives.
-      callers: the equations that hold it, innermost first.
+      outvars: its output variables and literals.
+      callers: the equations that contain it, innermost first.
     """
 
     scope: str
@@ -87,7 +87,7 @@ class Body(NamedTuple):
 
 
 def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
-    """Yields a jaxpr, and all that its control flow and calls hold."""
+    """Yields a jaxpr and, recursively, the jaxprs inside its control flow and calls."""
     body = opened(jaxpr)[0]
     yield Body(scope, body.eqns, body.outvars, callers)
     for eqn in body.eqns:
@@ -96,7 +96,7 @@ def bodies(jaxpr, scope: str = "", callers: tuple = ()) -> Iterator[Body]:
 
 
 def equations(jaxpr) -> Iterator[tuple[str, Any]]:
-    """Yields the equations of a jaxpr with their named scopes; of control flow and calls, those they hold."""
+    """Yields each equation with its named scopes; control flow and calls are replaced by the equations inside them."""
     for body in bodies(jaxpr):
         for eqn in body.eqns:
             if not holds_bodies(eqn):
@@ -104,12 +104,12 @@ def equations(jaxpr) -> Iterator[tuple[str, Any]]:
 
 
 def holds_bodies(eqn) -> bool:
-    """Returns True for control flow and calls, which mean what the jaxprs in them mean."""
+    """Returns True for control flow and calls, which have no meaning beyond the jaxprs inside them."""
     return eqn.primitive.name in ENTERED
 
 
 def held_by(eqn) -> list:
-    """Returns the jaxprs that control flow or a call holds; none for other equations."""
+    """Returns the jaxprs inside control flow or a call; an empty list for other equations."""
     if not holds_bodies(eqn):
         return []
     return [node for node in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr) if _is_jaxpr(node)]

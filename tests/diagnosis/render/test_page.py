@@ -87,8 +87,11 @@ def test_verdict_place_evidence_losses_and_lines_to_paste_are_on_it():
     assert "Values too small for half precision become zero: layers/1" in text
     assert "backward pass · dot_general · model.py:7" in text
     assert "Half of it becomes zero." in text
-    assert "Loss in half precision 2.25 Loss in float32 2.5 Difference 0.1 of it Loss scale 1024 Modules 3" in text
-    assert "A run with this change is healthy. 25.0% of the products' work leaves half precision." in text
+    assert "Loss in half precision 2.25 Loss in float32 2.5 Relative difference 0.1 Loss scale 1024 Modules 3" in text
+    assert (
+        "A run with this change is healthy. 25.0% of the FLOPs of matrix products and convolutions move to float32."
+        in text
+    )
     assert '[precision.rules] "layers/1" = "float32"' in text
     assert '--precision.rules "layers/1" float32' in text
     assert "as the policy copy params=float32, compute=float16, output=float32; layers/1=float32" in text
@@ -187,10 +190,10 @@ def test_own_errors_that_were_not_measured_are_not_drawn():
 
 def test_the_worst_twenty_flushed_parameters_are_shown():
     text = said(diagnosis(flushed={f"p{n}": n / 100 for n in range(30)}))
-    assert "the worst 20 of 29 parameters that lose any, of 30." in text
+    assert "Shown: the worst 20 of 29 affected parameters, of 30 in total." in text
     assert "p29 29.0 % p28 28.0 %" in text
     assert "p9 9.00 %" not in text
-    assert "No gradient value of any of 1 parameters is lost." in said(diagnosis(flushed={"a": 0.0}))
+    assert "No gradient value underflows to zero in any of 1 parameters." in said(diagnosis(flushed={"a": 0.0}))
 
 
 def test_gradients_that_are_not_finite_are_not_said_to_lose_nothing():
@@ -199,12 +202,14 @@ def test_gradients_that_are_not_finite_are_not_said_to_lose_nothing():
         diagnosis(flushed={"a": 0.0}, table=(row("a", "backward", non_finite=0.5),)),
     ):
         assert "No gradient value" not in said(found)
-        assert "what they lose to zero cannot be told" in said(found)
+        assert "their underflow cannot be measured" in said(found)
     assert "Some gradients are not finite" in said(diagnosis(loss=(float("nan"), 2.5)))
 
 
 def test_work_that_stays_in_half_precision_is_said_in_words():
-    assert "None of the products' work leaves half precision." in said(diagnosis(float32_flops=0.0))
+    assert "None of the FLOPs of matrix products and convolutions move to float32." in said(
+        diagnosis(float32_flops=0.0)
+    )
 
 
 def test_a_history_of_the_loss_scale_is_drawn_if_there_is_one():

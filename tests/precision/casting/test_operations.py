@@ -52,10 +52,10 @@ def test_a_primitive_of_ones_own_is_given_as_it_is():
 @pytest.mark.parametrize(
     ("lists", "says"),
     [
-        ({"full": ["dot_genral"]}, "no primitive 'dot_genral' of JAX; did you mean dot_general"),
-        ({"full": ["reduces"]}, r"did you mean reduce, reduce_\w+, reduce_\w+\? A primitive"),
-        ({"low": ["softmax"]}, "no primitive 'softmax' of JAX"),
-        ({"widest": "tanh"}, r"wanted several primitives, as in \['tanh'\], got 'tanh'"),
+        ({"full": ["dot_genral"]}, "JAX has no primitive 'dot_genral'; did you mean dot_general"),
+        ({"full": ["reduces"]}, r"did you mean reduce, reduce_\w+, reduce_\w+\? Pass a primitive"),
+        ({"low": ["softmax"]}, "JAX has no primitive 'softmax'"),
+        ({"widest": "tanh"}, r"wanted a list of primitives, as in \['tanh'\], got 'tanh'"),
         ({"low": ["jit"]}, "control flow and calls have no dtype of their own: jit"),
     ],
 )

@@ -654,7 +654,7 @@ def test_a_rule_for_no_scope_is_an_error_at_the_call_that_lists_the_nearest():
         ("type:norm=float64", "rule 'type:norm': autocast sees named scopes"),
         ("type:softmax=float32", "rule 'type:softmax': autocast sees named scopes"),
         ("type:norm=float32;type:Conv=float16", "rule 'type:Conv': autocast sees named scopes"),
-        ("type:norm=float16", "rule 'type:norm': .* Norms are computed in float32 by the lists of operations"),
+        ("type:norm=float16", "rule 'type:norm': .* Norms already compute in float32, by the lists of operations"),
         ("stem=float64", "rule 'stem': autocast computes in float16, bfloat16 or float32, not in float64"),
     ],
 )

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mpjax.commands.parts import make_task
 from mpjax.config import Config
 from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import labelled_images
 from mpjax.precision.casting.walk import equations
 from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import make_task
 from mpjax.training.tuning.products import PRODUCTS, arrays_like, products_of
 from mpjax.training.tuning.tune_products import kinds_of
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mpjax.commands.parts import make_task
 from mpjax.config import Config
 from mpjax.config.schema import Model, Precision
 from mpjax.data import labelled_images
 from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import make_task
 from mpjax.training.tuning.products import products_of
 from mpjax.training.tuning.timing import Timing
 from mpjax.training.tuning.tune_products import tune

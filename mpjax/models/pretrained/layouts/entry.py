@@ -81,8 +81,8 @@ class Part(NamedTuple):
       axis: the axis of the file's array along which it is split.
     """
 
-    index: int
-    count: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
     axis: int
 
 

@@ -132,7 +132,7 @@ def test_nnx_modules_go_by_their_paths_linen_modules_by_theirs_and_the_rest_by_i
 
     paths = {path for path, direction in probed(loss_fn, params, x) if direction == "forward"}
     assert {"Net/Dense_0", "Net/out"} <= paths
-    assert any(path.startswith("test_probe.py:") for path in paths)
+    assert any(path.startswith("test_layer_probe.py:") for path in paths)
 
 
 def test_what_only_moves_values_is_not_read_again():

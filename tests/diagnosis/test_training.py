@@ -318,7 +318,7 @@ def grown(module: str, rate: float) -> optax.GradientTransformation:
 def weights_before_a_norm_grow(networks) -> Fault:
     run = Run(resnet(), networks.labels_loss, digit_batch, grown("blocks/1/conv2", 1.0))
     place = ("blocks/1/conv2", "forward", "conv_general_dilated")
-    return Fault(run, "overflow", place, ("blocks/1/conv2",), "they reach 2^17")
+    return Fault(run, "overflow", place, ("blocks/1/conv2",), "magnitudes up to 2^17")
 
 
 def weights_stored_in_half_grow(networks) -> Fault:
@@ -342,7 +342,7 @@ def a_dead_pixel(networks) -> Fault:
         batch = digit_batch(number)
         return {**batch, "x": batch["x"].at[0, 3, 3].set(jnp.nan if number >= 12 else 0.0)}
 
-    says = "an input is not finite already: batch/x."
+    says = "an input is not finite: batch/x."
     return Fault(Run(resnet(), networks.labels_loss, batch_at), "not_precision", (None, None, None), says=says)
 
 
@@ -405,7 +405,7 @@ def the_logarithm_of_a_softmax(networks) -> Fault:
     model = transformer()
     model.head.kernel[...] = model.head.kernel[...] * 0.1
     run = Run(WithLoss(model, loss), own_loss, batch_at, scaling=static(1.0))
-    return Fault(run, "underflow", ("loss", "forward", "exp"), ("loss",), "become zero, so that log in loss")
+    return Fault(run, "underflow", ("loss", "forward", "exp"), ("loss",), "to zero in float16, so log in loss")
 
 
 def an_epsilon_that_is_zero(networks) -> Fault:
@@ -476,7 +476,7 @@ def a_running_sum_that_stalls(networks) -> Fault:
         return jnp.mean(jnp.square(model(batch["x"]) - batch["y"]))
 
     run = Run(Ink(), loss_fn, batch_at, policy="mixed_bfloat16", scaling=mpjax.no_loss_scaling)
-    says = "given float32's inputs its result is off by 0.46 of its norm"
+    says = "with float32 inputs, its result has a relative error of 0.46"
     return Fault(run, "rounding", ("total", "forward", "add"), ("total",), says, bad=lambda seen: seen.loss > 10)
 
 
@@ -545,7 +545,7 @@ def a_learning_rate_too_high(networks) -> Fault:
     run = Run(
         unet(networks), networks.mask_loss, composed_batch, optax.sgd(1e3), "mixed_bfloat16", mpjax.no_loss_scaling
     )
-    return Fault(run, "not_precision", ("", "forward", "reduce_sum"), says="look at the data, the parameters and")
+    return Fault(run, "not_precision", ("", "forward", "reduce_sum"), says="check the data, the parameters and")
 
 
 FAULTS = (

@@ -1,0 +1,84 @@
+"""What a run is made of follows from its settings."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from mpjax.commands.parts import fresh_state, make_parts, set_up_jax
+from mpjax.config import load_config
+from mpjax.errors import UsageError
+from mpjax.precision.policy import get_policy
+from mpjax.training.precision_plan import plan_precision
+
+
+FLAGS = "--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 100 --steps 10"
+
+
+def config_of(flags=""):
+    return load_config(f"{FLAGS} --optimizer.warmup 1 {flags}".split())
+
+
+@pytest.fixture
+def float64_as_before():
+    before = jax.config.jax_enable_x64
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def test_every_duration_is_counted_in_steps_of_this_data_set():
+    """It has 200 examples: an epoch is two steps."""
+    flags = "--steps 3epochs --loop.log_every 500examples --loop.eval_every 1epochs --loop.save_every 2epochs"
+    when = make_parts(config_of(f"{flags} --diagnosis.every 1.5epochs")).when
+    assert (when.steps, when.log, when.evaluate, when.save, when.layers) == (6, 5, 2, 4, 3)
+
+
+def test_a_setting_out_of_range_is_told_before_data_is_looked_for():
+    with pytest.raises(UsageError, match="--training.accumulate is 0") as raised:
+        make_parts(config_of("--data.name no_such_set --training.accumulate 0"))
+    assert "no_such_set" not in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def state():
+    config = config_of("--training.ema 0.9")
+    return fresh_state(config, make_parts(config), {"head/bias": np.full(10, 0.25, np.float32)})
+
+
+def test_a_fresh_state_lies_whole_on_every_device(state):
+    assert {leaf.sharding.spec for leaf in jax.tree.leaves(state)} == {PartitionSpec()}
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(state)} == {2}
+
+
+def test_an_average_begins_at_the_pretrained_arrays_as_the_parameters_do(state):
+    assert np.asarray(state.params["head/bias"]).tolist() == [0.25] * 10
+    assert np.asarray(state.ema["head/bias"]).tolist() == [0.25] * 10
+
+
+def test_no_average_is_kept_that_was_not_asked_for():
+    config = config_of()
+    assert not jax.tree.leaves(jax.eval_shape(lambda: fresh_state(config, make_parts(config))).ema)
+
+
+def test_the_task_under_another_policy_stores_what_that_says_and_leaves_the_runs_own():
+    parts = make_parts(config_of("--precision.policy mixed_float16"))
+    other = parts.task_under(get_policy("bfloat16"))
+    dtypes = [
+        {str(x.dtype) for x in jax.tree.leaves(nnx.state(task.abstract, nnx.Param))} for task in (parts.task, other)
+    ]
+    assert dtypes == [{"float32"}, {"bfloat16"}]
+
+
+@pytest.mark.usefixtures("float64_as_before")
+@pytest.mark.parametrize(("policy", "switched"), [("float64", True), ("mixed_bfloat16", False)])
+def test_only_a_float64_policy_switches_64_bit_arrays_on(policy, switched):
+    config = config_of(f"--precision.policy {policy}")
+    set_up_jax(config, plan_precision(config.precision))
+    assert jax.config.jax_enable_x64 == switched
+
+
+def test_compiled_programs_are_kept_in_the_cache_folder(tmp_path):
+    config = config_of(f"--cache_dir {tmp_path}")
+    set_up_jax(config, plan_precision(config.precision))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")

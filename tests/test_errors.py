@@ -1,0 +1,68 @@
+"""How a caller catches the exceptions of mpjax, silences its warnings, and what each means for the exit code."""
+
+import warnings
+
+import pytest
+
+from mpjax import cli, errors
+from mpjax.errors import (
+    CheckpointWarning,
+    DataWarning,
+    Diverged,
+    DtypeError,
+    Interrupted,
+    PrecisionWarning,
+    UsageError,
+)
+
+
+WARNINGS = [PrecisionWarning, DataWarning, CheckpointWarning]
+
+
+@pytest.mark.parametrize("caught", [UsageError, ValueError, TypeError])
+def test_a_wrong_dtype_is_caught_as_wrong_input_as_a_value_and_as_a_type(caught):
+    with pytest.raises(caught, match="head/kernel"):
+        raise DtypeError("head/kernel is float16")
+
+
+@pytest.mark.parametrize("error", [Diverged("loss is nan"), Interrupted("stopped", 15)])
+def test_whoever_catches_wrong_input_does_not_swallow_a_run_that_ended(error):
+    assert isinstance(error, RuntimeError)
+    assert not isinstance(error, UsageError | ValueError | TypeError)
+
+
+def test_a_wrong_dtype_exits_as_wrong_input_does(capsys):
+    def fails():
+        raise DtypeError("head/kernel is float16, wanted float32")
+
+    assert cli.exit_code(fails) == 2
+    assert capsys.readouterr().err == "error: head/kernel is float16, wanted float32\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(15, 143), (None, 130)])
+def test_an_interruption_without_a_number_counts_as_ctrl_c(number, code):
+    def fails():
+        raise Interrupted("stopped at step 3", number)
+
+    assert cli.exit_code(fails) == code
+    assert str(Interrupted("stopped at step 3", number)) == "stopped at step 3"
+
+
+@pytest.mark.parametrize("category", WARNINGS)
+def test_each_kind_of_warning_is_shown_on_a_line_and_silenced_alone(category, capsys):
+    def warns():
+        for kind in WARNINGS:
+            warnings.warn(kind.__name__, kind, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", category)
+        assert cli.exit_code(warns) == 0
+    shown = [f"warning: {kind.__name__}" for kind in WARNINGS if kind is not category]
+    assert capsys.readouterr().err.splitlines() == shown
+
+
+def test_every_warning_is_one_that_python_shows_to_users():
+    found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Warning)]
+    assert found == WARNINGS
+    assert all(issubclass(kind, UserWarning) for kind in found)
