@@ -11,6 +11,7 @@ from mpjax.config.load import CONFIG_FILE
 from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
 from mpjax.report import comparison as curves
+from mpjax.report import comparison_view
 from mpjax.report.jsonl import read_metrics
 
 
@@ -60,7 +61,7 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
         for other in groups[1:]
     ]
     says = [
-        curves.evidence(groups[0], other, comparisons, band=settings.band, tolerance=settings.tolerance)
+        comparison_view.evidence(groups[0], other, comparisons, band=settings.band, tolerance=settings.tolerance)
         for other, comparisons in zip(groups[1:], found, strict=True)
     ]
     result = strict_json.spelled(
@@ -70,9 +71,9 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
             "evidence": says,
         }
     )
-    names = [f"{curves.letter(i)}: {group.name}" for i, group in enumerate(groups)]
+    names = [f"{comparison_view.letter(i)}: {group.name}" for i, group in enumerate(groups)]
     if settings.plot:
-        curves.plot_comparison(names, found, expanded(settings.plot))
+        comparison_view.plot_comparison(names, found, expanded(settings.plot))
     if settings.json:
         print(strict_json.encode(result))
     else:
@@ -180,7 +181,9 @@ def _print(settings: Comparison, names: Sequence[str], groups: Sequence[curves.G
     for name, group in zip(names, groups, strict=True):
         say(f"{name}  ({', '.join(group.runs)})")
     for i, (comparisons, sentences) in enumerate(zip(found, says, strict=True), start=1):
-        console.print(curves.comparison_table((curves.letter(0), curves.letter(i)), comparisons))
+        console.print(
+            comparison_view.comparison_table((comparison_view.letter(0), comparison_view.letter(i)), comparisons)
+        )
         for sentence in sentences:
             say(sentence)
     if settings.plot:

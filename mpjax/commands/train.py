@@ -68,7 +68,8 @@ def run(config: Config) -> dict:
         report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
 
         resume_step = start if config.resume else None
-        writer = opened.enter_context(contextlib.closing(report.open_writers(folder, config, when.steps, resume_step)))
+        writer = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
+        opened.enter_context(contextlib.closing(writer))
         writer.message(f"run folder: {folder}")
         if config.resume:
             writer.message(f"resumed from step {start}")

@@ -11,14 +11,15 @@ from jax.extend import core
 
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of
-from mpjax.precision.casting.equations import Place, first_outside, places, source_of
+from mpjax.precision.casting.equations import SourceLine, first_outside, source_lines, source_of
 from mpjax.precision.casting.jaxprs import is_transposed, scope_of
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.walk import bodies, equations, holds_bodies
 from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, WeakType
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
-from mpjax.precision.modules import class_names, rules_for_modules, stored_dtypes
+from mpjax.precision.module_tree import class_names
+from mpjax.precision.modules import rules_for_modules, stored_dtypes
 from mpjax.precision.policy import Policy, get_policy
 from mpjax.precision.rules import scope_lineage, winner
 
@@ -203,7 +204,7 @@ def _is_nowhere(caller) -> bool:
 
     All operations inside then appear to be JAX's own, so explicit casts cannot be told from silent ones.
     """
-    lines = places(caller)
+    lines = source_lines(caller)
     return bool(lines) and first_outside(lines, ("/jax/",)) == len(lines)
 
 
@@ -239,11 +240,11 @@ def _is_silent_upcast(eqn) -> bool:
     before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
     if before not in HALF or widest(before, after) != after or after in HALF:
         return False
-    lines = places(eqn)
+    lines = source_lines(eqn)
     if any(place.file.endswith(_AUTOCAST) for place in lines):
         return False  # autocast traces at the caller's dtypes; its lists decide what is widened
     inside = [place.function for place in lines[: first_outside(lines, ("/jax/",))]]
-    caller = lines[len(inside)] if len(inside) < len(lines) else Place("", 0, "")
+    caller = lines[len(inside)] if len(inside) < len(lines) else SourceLine("", 0, "")
     if any(place.function == "promote_dtype" for place in lines):  # Flax layers promote input and parameters
         return True
     return not _CASTS.intersection(inside) and "norm" not in caller.file.rpartition("/")[2]

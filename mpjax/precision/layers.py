@@ -1,4 +1,4 @@
-"""Wrappers for Flax layers: gradient sums in float32, and carries and caches that keep one dtype."""
+"""Wrappers for Flax layers: casts at the boundary, gradient sums in float32, and carries that keep one dtype."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.errors import DtypeError
 from mpjax.precision.calls import unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 
@@ -118,3 +119,36 @@ def _changed(module, **attributes):
     changed = object.__new__(type(module))
     vars(changed).update(vars(module), **attributes)
     return changed
+
+
+def _cast_floating(tree, dtype: np.dtype | None):
+    if dtype is None:
+        return tree
+    return jax.tree.map(lambda x: x.astype(dtype) if is_floating(x) else x, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Casts:
+    """A wrapper that casts the floating inputs of a call to `inside` and its floating outputs to `outside`.
+
+    A dtype of None leaves values as they are.
+    """
+
+    inside: np.dtype | None
+    outside: np.dtype | None
+    depth: ClassVar[int] = 3
+
+    def __call__(self, call, module, *args, **kwargs):
+        """Calls a module and casts its inputs and outputs."""
+        args, kwargs = _cast_floating((args, kwargs), self.inside)
+        try:
+            return _cast_floating(call(module, *args, **kwargs), self.outside)
+        except TypeError as error:
+            if "carry input and carry output must have equal types" not in str(error) or isinstance(error, DtypeError):
+                raise
+            which = next((line for line in str(error).splitlines() if "has type" in line), "")
+            raise DtypeError(
+                f"{type(module).__name__}: the carry of a loop changes its dtype, because under the policy the layers "
+                f"in the loop compute in a dtype other than the carry's. {which.strip()} Cast the carry before the "
+                "loop, as in x = x.astype(self.layers.dtype), or cast the body's result to the dtype of its input."
+            ) from error

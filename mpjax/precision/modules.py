@@ -2,23 +2,25 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
-from mpjax.errors import DtypeError, UsageError
+from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, as_dtype, is_floating, require_x64, widest
 from mpjax.precision.layers import SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.policy import Policy, get_policy
-from mpjax.precision.rules import NORM, Lineage, Rules, by_path, decide, is_norm
+from mpjax.precision.rules import NORM, Rules, by_path, decide, is_norm
 
 
 if TYPE_CHECKING:
     from flax import nnx
+from mpjax.precision.layers import Casts
+from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 
 
 class Row(NamedTuple):
@@ -99,9 +101,9 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
     modules = modules_of(model)
     rules = rules_for_modules(policy)
-    decided = decide(rules, _lineages(modules), _second_names(modules))
+    decided = decide(rules, lineages_of(modules), second_names(modules))
 
-    variables = _variables(model, modules)
+    variables = variables_by_module(model, modules)
     rows, notes = [], []
     for path, module in modules.items():
         rule = decided[path]
@@ -149,11 +151,7 @@ def storage_policy(policy: Policy) -> Policy:
 
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     """Returns the policy for `autocast` of a model with named scopes: `policy`, with module paths in place of types."""
-    return dataclasses.replace(policy, rules=by_path(policy.rules, _lineages(modules_of(model))))
-
-
-def _lineages(modules: dict) -> list[Lineage]:
-    return [_lineage(path, modules) for path in sorted(modules)]
+    return dataclasses.replace(policy, rules=by_path(policy.rules, lineages_of(modules_of(model))))
 
 
 def _dtypes(value: "Policy | np.dtype") -> Iterator[np.dtype]:
@@ -164,56 +162,6 @@ def _dtypes(value: "Policy | np.dtype") -> Iterator[np.dtype]:
     yield from (value.param_dtype, value.compute_dtype, value.output_dtype)
     for ruled in value.rules.values():
         yield from _dtypes(ruled)
-
-
-def _second_names(modules: dict) -> dict[str, str]:
-    """Returns the further paths of shared modules, each mapped to the first path of its module."""
-    from flax import nnx
-
-    first = {id(module): path for path, module in modules.items()}
-    names = {}
-    for path, module in modules.items():
-        for name, held in _attributes(module):
-            other = f"{path}/{name}" if path else name
-            if isinstance(held, nnx.Module) and first.get(id(held), other) != other:
-                names[other] = first[id(held)]
-    return names
-
-
-def _attributes(module) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a module, and the items of those that are lists or dicts, with their names."""
-    for name, held in vars(module).items():
-        yield name, held
-        items = held.items() if isinstance(held, Mapping) else enumerate(held) if isinstance(held, Sequence) else ()
-        yield from ((f"{name}/{key}", value) for key, value in items)
-
-
-def _variables(model, modules: dict) -> "dict[str, list[nnx.Variable]]":
-    """Returns the variables of each module by module path: its own, and those in containers that it holds."""
-    from flax import nnx
-
-    found = {path: [] for path in modules}
-    for path, node in nnx.iter_graph(model):
-        if isinstance(node, nnx.Variable):
-            owners = ("/".join(map(str, path[:depth])) for depth in reversed(range(len(path))))
-            found[next(owner for owner in owners if owner in modules)].append(node)
-    return found
-
-
-def _lineage(path: str, modules: dict) -> Lineage:
-    """Returns the module at `path` and its parents, root first."""
-    parts = path.split("/") if path else []
-    ancestors = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
-    return tuple((name, frozenset(class_names(modules[name]))) for name in ancestors if name in modules)
-
-
-def class_names(module: "nnx.Module") -> Iterator[str]:
-    """Yields the names of a module's class and of the NNX classes that it inherits from."""
-    from flax import nnx
-
-    for cls in type(module).__mro__:
-        if issubclass(cls, nnx.Module) and cls is not nnx.Module:
-            yield cls.__name__
 
 
 def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> Row:
@@ -304,36 +252,3 @@ def _is_stored(module, name: str) -> bool:
     if name in vars(module):
         return True
     return hasattr(module, name) and not hasattr(inspect.getattr_static(module, name), "__get__")
-
-
-def _cast_floating(tree, dtype: np.dtype | None):
-    if dtype is None:
-        return tree
-    return jax.tree.map(lambda x: x.astype(dtype) if is_floating(x) else x, tree)
-
-
-@dataclasses.dataclass(frozen=True)
-class Casts:
-    """A wrapper that casts the floating inputs of a call to `inside` and its floating outputs to `outside`.
-
-    A dtype of None leaves values as they are.
-    """
-
-    inside: np.dtype | None
-    outside: np.dtype | None
-    depth: ClassVar[int] = 3
-
-    def __call__(self, call, module, *args, **kwargs):
-        """Calls a module and casts its inputs and outputs."""
-        args, kwargs = _cast_floating((args, kwargs), self.inside)
-        try:
-            return _cast_floating(call(module, *args, **kwargs), self.outside)
-        except TypeError as error:
-            if "carry input and carry output must have equal types" not in str(error) or isinstance(error, DtypeError):
-                raise
-            which = next((line for line in str(error).splitlines() if "has type" in line), "")
-            raise DtypeError(
-                f"{type(module).__name__}: the carry of a loop changes its dtype, because under the policy the layers "
-                f"in the loop compute in a dtype other than the carry's. {which.strip()} Cast the carry before the "
-                "loop, as in x = x.astype(self.layers.dtype), or cast the body's result to the dtype of its input."
-            ) from error

@@ -4,7 +4,6 @@ import contextlib
 import os
 from pathlib import Path
 
-from mpjax.config import Config
 from mpjax.report.console import console_writer
 from mpjax.report.files import write_atomically
 from mpjax.report.jsonl import jsonl_writer, read_metrics
@@ -31,15 +30,15 @@ __all__ = [
 
 
 def open_writers(
-    run_dir: str | os.PathLike[str], config: Config, total_steps: int, resume_step: int | None = None
+    run_dir: str | os.PathLike[str], total_steps: int, resume_step: int | None = None, *, tensorboard: bool = True
 ) -> Writers:
     """Opens metrics.jsonl, TensorBoard events if wanted, and the console.
 
     Args:
       run_dir: the run's folder; events go to its subfolder `tensorboard`.
-      config: the run's settings; `config.report` selects the writers.
       total_steps: the number of attempted steps at which the run ends.
       resume_step: the step of the checkpoint that the run resumes from; None: a new run.
+      tensorboard: True to write TensorBoard events.
 
     Raises:
       UsageError: a new run would overwrite the metrics of an earlier run.
@@ -49,7 +48,7 @@ def open_writers(
     with contextlib.ExitStack() as opened:
         writers = [jsonl_writer(folder / "metrics.jsonl", resume_step)]
         opened.callback(writers[-1].close)
-        if config.report.tensorboard:
+        if tensorboard:
             writers.append(tensorboard_writer(folder / "tensorboard", resume_step))
             opened.callback(writers[-1].close)
         # Last, so that an error above does not leave a live display on the terminal.

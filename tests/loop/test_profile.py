@@ -1,7 +1,5 @@
 """Which calls of a run are traced."""
 
-import itertools
-
 import jax
 import pytest
 
@@ -72,8 +70,8 @@ def test_a_traced_call_is_given_and_gives_what_the_call_does(events):
         assert call(1, "second", 1) == (2, {"fed": "second", "count": 1})
 
 
-def test_of_a_run_without_end_the_first_ten_counts_are_read(events):
-    counts = itertools.count()
+def test_of_a_long_run_the_first_ten_counts_are_read(events):
+    counts = iter(range(10**6))
     run(events, 0, counts)
     assert next(counts) == 10
     assert events == []

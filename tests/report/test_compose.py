@@ -7,14 +7,12 @@ import sys
 
 import pytest
 
-from mpjax.config import Config
-from mpjax.config.schema import Report
 from mpjax.errors import UsageError
 from mpjax.report import open_writers
 
 
 def test_metrics_reach_console_file_and_tensorboard(tmp_path, capsys):
-    writers = open_writers(tmp_path, Config(), total_steps=100)
+    writers = open_writers(tmp_path, total_steps=100)
     writers.write(100, {"train/loss": 0.5})
     writers.message("done")
     writers.close()
@@ -25,13 +23,13 @@ def test_metrics_reach_console_file_and_tensorboard(tmp_path, capsys):
 
 
 def test_tensorboard_can_be_left_out(tmp_path):
-    open_writers(tmp_path, Config(report=Report(tensorboard=False)), total_steps=100).close()
+    open_writers(tmp_path, total_steps=100, tensorboard=False).close()
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_resuming_goes_on_in_the_same_file(tmp_path):
     for resume_step, step in ((None, 20), (20, 40)):
-        writers = open_writers(tmp_path, Config(), total_steps=100, resume_step=resume_step)
+        writers = open_writers(tmp_path, total_steps=100, resume_step=resume_step)
         writers.write(step, {"train/loss": 0.5})
         writers.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -43,20 +41,20 @@ def test_a_resumed_display_starts_where_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    open_writers(tmp_path, Config(), total_steps=100, resume_step=20).close()
+    open_writers(tmp_path, total_steps=100, resume_step=20).close()
     assert "step 20/100" in terminal.getvalue()
 
 
 def test_an_earlier_run_is_not_overwritten(tmp_path):
-    open_writers(tmp_path, Config(), total_steps=100).close()
+    open_writers(tmp_path, total_steps=100).close()
     with pytest.raises(UsageError, match="earlier run"):
-        open_writers(tmp_path, Config(), total_steps=100)
+        open_writers(tmp_path, total_steps=100)
 
 
 def test_what_was_opened_is_closed_when_the_rest_fails(tmp_path):
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
     with pytest.raises(FileExistsError, match="tensorboard"):  # a file left open would be a warning, and so an error
-        open_writers(tmp_path, Config(), total_steps=100)
+        open_writers(tmp_path, total_steps=100)
 
 
 def test_importing_report_is_light():

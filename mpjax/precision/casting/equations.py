@@ -37,7 +37,7 @@ except ImportError:  # a future JAX: scopes are kept, but source lines point int
 LIBRARIES = ("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/", "/mpjax/precision/", "/mpjax/diagnosis/")
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of source code.
 
     Attributes:
@@ -51,11 +51,11 @@ class Place(NamedTuple):
     function: str
 
 
-def places(eqn) -> list[Place]:
+def source_lines(eqn) -> list[SourceLine]:
     """Returns the source lines of an equation, innermost first; none if JAX kept no traceback."""
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else []
-    return [Place(frame.file_name, frame.line_num, frame.function_name.rsplit(".")[-1]) for frame in frames]
+    return [SourceLine(frame.file_name, frame.line_num, frame.function_name.rsplit(".")[-1]) for frame in frames]
 
 
 def source_of(eqns: Iterable) -> str:
@@ -66,7 +66,7 @@ def source_of(eqns: Iterable) -> str:
     """
     eqns = tuple(eqns)
     for libraries in (LIBRARIES, ("/jax/", "/mpjax/precision/", "/mpjax/diagnosis/")):
-        for lines in map(places, eqns):
+        for lines in map(source_lines, eqns):
             outside = first_outside(lines, libraries)
             if outside < len(lines):
                 return f"{lines[outside].file}:{lines[outside].line}"
@@ -81,7 +81,7 @@ def standing_at(eqn) -> AbstractContextManager:
     return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
 
 
-def first_outside(lines: list[Place], folders: tuple[str, ...]) -> int:
+def first_outside(lines: list[SourceLine], folders: tuple[str, ...]) -> int:
     """Returns the index of the innermost line outside `folders`; the number of lines if all are inside."""
     inside = (any(folder in line.file for folder in folders) for line in lines)
     return next((index for index, within in enumerate(inside) if not within), len(lines))

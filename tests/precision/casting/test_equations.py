@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.precision.casting.equations import Place, bind, first_outside, source_of, standing_at
+from mpjax.precision.casting.equations import SourceLine, bind, first_outside, source_of, standing_at
 
 
 X = jnp.asarray([1, 2, 4], jnp.float32)
@@ -98,4 +98,4 @@ def test_the_users_innermost_line_is_told_or_else_a_librarys_that_is_neither_jax
     ],
 )
 def test_lines_inside_are_counted_up_to_the_first_outside(files, count):
-    assert first_outside([Place(file, 1, "f") for file in files], ("/jax/", "/flax/")) == count
+    assert first_outside([SourceLine(file, 1, "f") for file in files], ("/jax/", "/flax/")) == count

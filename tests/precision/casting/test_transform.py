@@ -17,7 +17,7 @@ import mpjax
 from mpjax.errors import UsageError
 from mpjax.models.resnet import BasicBlock, ResNet, SmallStem
 from mpjax.precision.casting import control_flow
-from mpjax.precision.casting.equations import places, source_of
+from mpjax.precision.casting.equations import source_lines, source_of
 
 
 F32 = jnp.float32
@@ -407,7 +407,7 @@ def test_the_lines_of_the_user_survive():
     jaxpr = jax.make_jaxpr(mpjax.autocast(Net().forward, "float16"))(X, W)
     (product,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
     line = Net.forward.__code__.co_firstlineno + 1
-    mine = [place for place in places(product) if place.file == __file__]
+    mine = [place for place in source_lines(product) if place.file == __file__]
     assert [(place.line, place.function) for place in mine[:1]] == [(line, "forward")]
     assert source_of([product]) == f"{__file__}:{line}"
 
