@@ -20,6 +20,9 @@ class Interrupted(RuntimeError):
         super().__init__(message)
         self.signal_number = signal_number or 2
 
+    def __reduce__(self):
+        return Interrupted, (str(self), self.signal_number)
+
 
 class PrecisionWarning(UserWarning):
     """Precision is worse than it could be; the program goes on."""

@@ -1,5 +1,6 @@
 """How a caller catches the exceptions of mpjax, silences its warnings, and what each means for the exit code."""
 
+import pickle
 import warnings
 
 import pytest
@@ -66,3 +67,8 @@ def test_every_warning_is_one_that_python_shows_to_users():
     found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Warning)]
     assert found == WARNINGS
     assert all(issubclass(kind, UserWarning) for kind in found)
+
+
+def test_an_interruption_can_be_sent_to_another_process():
+    error = pickle.loads(pickle.dumps(Interrupted("stopped", 15)))
+    assert (str(error), error.signal_number) == ("stopped", 15)

@@ -15,6 +15,7 @@ from mpjax.precision.casting.equations import SourceLine, first_outside, source_
 from mpjax.precision.casting.jaxprs import is_transposed, scope_of
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
+from mpjax.precision.casting.values import has_jax_dtype
 from mpjax.precision.casting.walk import bodies, equations, holds_bodies
 from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, WeakType
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
@@ -105,7 +106,7 @@ def _input_name(path: tuple, places: tuple) -> str:
 
 def _is_traced(leaf) -> bool:
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype.kind not in "OSUMm"  # JAX has no dtypes for objects, strings and times
+        return has_jax_dtype(leaf)
     if isinstance(leaf, bool):
         return False  # a flag such as `train=True`, which the function reads at trace time
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | int | float | complex)

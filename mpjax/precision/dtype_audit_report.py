@@ -148,6 +148,7 @@ class Audit:
         return text
 
     def __rich__(self):
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table(
@@ -156,13 +157,13 @@ class Audit:
         for path in dict.fromkeys(row.path for row in self.operations):
             here = [row for row in self.operations if row.path == path]
             kinds = [{"low"}, {"full"}, {"widest", "as_traced"}, {"cast"}]
-            table.add_row(_where(path), *(_counts(row for row in here if row.kind in kind) for kind in kinds))
+            table.add_row(escape(_where(path)), *(_counts(row for row in here if row.kind in kind) for kind in kinds))
         return table
 
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=160, color_system=None)
+        console = Console(width=max(160, *(2 * len(row.path) for row in self.operations), 0), color_system=None)
         with console.capture() as captured:
             console.print(self)
         lines = [line.rstrip() for line in captured.get().splitlines()]

@@ -87,3 +87,8 @@ def test_json_is_read_back_with_dtypes_by_name_shapes_as_lists_and_no_dtype_as_n
     assert told["upcasts"][0]["shape"] == [2, 4]
     assert told["faults"] == audit.faults
     assert told["narrow"] == []
+
+
+@pytest.mark.parametrize("path", ["block[stage]/x", "layers/" + 40 * "long/"])
+def test_a_path_is_printed_as_it_is(path):
+    assert path in str(audit_of(operations=[Operation(path, "dot_general", "low", F16, 1)]))

@@ -146,7 +146,7 @@ def _checked(
     Raises:
       UsageError: after the last row, if the file has NaN or inf, the cast loses values, or tied tensors differ.
     """
-    bad, lossy = [], []
+    bad, lossy, lossy_names = [], [], []
     found = dict(_counted(fit, dtypes))
     for name, variable in variables.items():
         value = variable.get_value()
@@ -158,6 +158,7 @@ def _checked(
         if lost.nonfinite:
             bad.append(f"{key} ({name}): {lost.nonfinite} of {size} values are NaN or inf in the file")
         if lost.overflow or lost.flushed:
+            lossy_names.append(name)
             lossy.append(
                 f"{key} ({name}): of {size} values in {before}, {lost.overflow} overflow and {lost.flushed} flush to "
                 f"zero in {dtypes[name]}"
@@ -171,7 +172,7 @@ def _checked(
     if bad := bad + untied:
         raise UsageError("\n  ".join(["the file has values that cannot be used (nothing was loaded):", *bad]))
     if lossy and not allow_lossy:
-        module = lossy[0].partition("(")[2].partition(")")[0].rpartition("/")[0]
+        module = lossy_names[0].rpartition("/")[0]
         raise UsageError(
             refusal(
                 "nothing was loaded",

@@ -58,8 +58,14 @@ def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
 def is_array(leaf) -> bool:
     """Returns True if a leaf of a tree is an array that JAX can trace."""
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype.kind not in "OSUMm"  # JAX has no dtypes for objects, strings and times
+        return has_jax_dtype(leaf)
     return isinstance(leaf, jax.Array)
+
+
+def has_jax_dtype(array: "np.ndarray | np.generic") -> bool:
+    """Returns False for objects, strings, times and records, which JAX has no dtypes for."""
+    # Not by kind alone: bfloat16 and float8 are of the kind of records.
+    return array.dtype.kind not in "OSUMm" and array.dtype.fields is None and array.dtype.type is not np.void
 
 
 def arrays_of(values: Iterable[Value]) -> list[jax.Array]:

@@ -22,6 +22,8 @@ F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
         (np.array([None]), False),
         (np.array(["2020-01-01"], "datetime64[D]"), False),
         (np.timedelta64(1, "s"), False),
+        (np.zeros(2, [("a", "f4")]), False),
+        (np.zeros(2, "V4"), False),
         (1.0, False),
         (None, False),
         ("a", False),
