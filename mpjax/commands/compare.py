@@ -1,4 +1,4 @@
-"""Comparison of runs on one page: folders in, a table and a plot of where their curves part out."""
+"""Compares runs: folders in; a table and a plot of where their curves part out."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from mpjax.report.jsonl import read_metrics
 METRICS_FILE = "metrics.jsonl"
 
 IRRELEVANT = ("seed", "output_dir", "resume", "cache_dir", "data.data_dir", "loop.keep", "loop.save_every", "report.")
-"""What runs may differ in and still be one group: the seed, and where and what is kept."""
+"""Settings in which runs of one group may differ: the seed, and where and what is stored."""
 
 
 class Run(NamedTuple):
@@ -34,13 +34,13 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
     """Compares the runs, prints what was found and draws the curves.
 
     Returns:
-      What `--json` prints: `groups`, and for each group but the first, in `comparisons`, each metric's final and best
-      values and `parts_at`, the first step from which it stays apart from the first group (None if it does not), and in
-      `evidence` sentences that say what that rests on.
+      What `--json` prints: `groups`; in `comparisons`, for each group but the first, each metric's final and best
+      values and `parts_at`, the first step from which it stays apart from the first group (None if it does not); and in
+      `evidence` sentences that say how strong the evidence is.
 
     Raises:
-      UsageError: settings that make no comparison, a folder without a run, runs of different tasks, runs that all
-        differ in the seed only, a seed or a metric that a run does not have.
+      UsageError: the settings are invalid, a folder has no run, the runs are of different tasks or differ in the seed
+        only, or a run lacks a seed or a metric.
     """
     check_comparison(settings)
     runs = [_read(folder) for folder in _distinct(settings.runs)]

@@ -1,4 +1,4 @@
-"""The diagnosis of a run's step on one page: run again to the step, look at it, say what is wrong."""
+"""Diagnoses a step of a run: replays the run up to the step, diagnoses it, and writes the result."""
 
 import dataclasses
 import math
@@ -28,17 +28,17 @@ from mpjax.training.setup import pretrained_arrays
 
 
 FURTHER = 20
-"""Steps in float32 after which a run that precision alone broke is below the loss of an untrained model again."""
+"""Steps in float32 after which a run that only precision broke is below the loss of an untrained model again."""
 
 
 def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     """Diagnoses a step of a run, prints the verdict and writes it into the run's folder.
 
     Returns:
-      The diagnosis; with `search` "fastest", the fastest policy, of which nothing is written.
+      The diagnosis; with `search` "fastest" the fastest policy, and no file is written.
 
     Raises:
-      UsageError: no run, no such step, or a bad policy.
+      UsageError: there is no run or no such step, or the policy is invalid.
     """
     folder = pathlib.Path(settings.run)
     config = config_of_run(folder, trust_code=settings.trust_code)
@@ -77,7 +77,7 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
 
 @as_usual()  # it may take minutes
 def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int) -> str:
-    """What is wrong with a step after which training cannot go on; also left in the run's folder."""
+    """Diagnoses a step after which training cannot continue; writes the result to the run's folder."""
     state, batch = replay(config, parts, train_call, folder, number)
     search, seed = config.diagnosis.search, config.seed
     found = diagnose_step(parts.task_under, parts.plan.policy, state, batch, seed=seed, search=search, tx=parts.tx)
@@ -88,7 +88,7 @@ def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.
 
 
 def _first_bad_layer(found: Diagnosis) -> str:
-    """One line; where the fault begins between modules, as in a cast of what the model returns, the first after it."""
+    """Returns one line. If the fault begins between modules, it names the first module after it."""
     if found.direction is None:
         return ""
     rows = [row for row in found.table if row.direction == found.direction and row.path]
@@ -98,7 +98,7 @@ def _first_bad_layer(found: Diagnosis) -> str:
 
 
 def write(found: Diagnosis, folder: pathlib.Path, number: int) -> pathlib.Path:
-    """Writes `diagnosis_<step>.json` and the page beside it; gives the page's path."""
+    """Writes `diagnosis_<step>.json` and the page beside it; returns the path of the page."""
     found.to_json(folder / f"diagnosis_{number}.json")
     metrics = folder / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []
@@ -109,9 +109,9 @@ def write(found: Diagnosis, folder: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int):
-    """The state before step `number` and that step's batch, by running again from the last checkpoint before it.
+    """Returns the state before step `number` and that step's batch, replayed from the last checkpoint before it.
 
-    In the calls of the run; those steps of the last call that come before the step are taken one at a time.
+    The replay uses the run's own calls; steps of the last call that come before the step run one at a time.
     """
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
@@ -137,10 +137,10 @@ def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.P
 def in_view_of_float32(
     found: Diagnosis, config: Config, state: TrainState, number: int, *, diverged: bool = False
 ) -> Diagnosis:
-    """The diagnosis, but "not_precision" if the run does not recover in float32 from the same state.
+    """Changes the verdict to "not_precision" if the run does not recover in float32 from the same state.
 
-    Recovered is a run that some steps later has a loss below twice that of the untrained model. A healthy step is one
-    to ask about only if the run `diverged` there, as a gradient may be finite whose norm is not.
+    A run recovers if its loss, some steps later, is below twice that of the untrained model. A healthy step is checked
+    only if the run `diverged` there: a gradient may be finite while its norm is not.
     """
     if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
         return found
@@ -160,7 +160,7 @@ def in_view_of_float32(
         found,
         verdict="not_precision",
         evidence=f"{found.evidence} But the run does not recover in float32 either: {FURTHER} steps from here the loss "
-        f"is {loss:.3g}, and that of the untrained model {before:.3g}.",
+        f"is {loss:.3g}, and the untrained model's is {before:.3g}.",
         rules={},
         better_scale=None,
         verified=False,

@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint on one page: a run's folder in, metrics out."""
+"""Evaluates a checkpoint: a run's folder in, metrics out."""
 
 import dataclasses
 import pathlib
@@ -26,7 +26,7 @@ from mpjax.training.setup import Task, initial_state
 
 
 _OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")
-"""What a run seldom goes on with otherwise, unlike its learning rate or its policy."""
+"""Settings that a resumed run seldom changes, unlike its learning rate or its policy."""
 
 
 def evaluate_run(settings: Evaluation) -> dict[str, float]:
@@ -36,9 +36,9 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
       `test/loss` and the other metrics of the task over all examples of the split (`ema/…` with `settings.ema`).
 
     Raises:
-      UsageError: no run, no such checkpoint, no such split, or a bad policy.
+      UsageError: there is no run, checkpoint or split of that name, or the policy is invalid.
     """
-    # Settings: the run's own, but for what is asked otherwise
+    # Settings: the run's own, with those that were asked for
     folder = pathlib.Path(settings.run)
     config = config_of_run(folder, trust_code=settings.trust_code)
     if settings.policy:
@@ -74,23 +74,23 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
 def trained_state(
     task: Task, folder: pathlib.Path, checkpoint: str, mesh: Mesh, *, ema: bool
 ) -> tuple[int, TrainState, dict]:
-    """A checkpoint's parameters and statistics without its optimizer, in the task's dtypes.
+    """Reads the parameters and statistics of a checkpoint, without its optimizer, in the task's dtypes.
 
     Args:
-      task: what the run trains.
-      folder: of the run.
+      task: the run's task.
+      folder: the run's folder.
       checkpoint: `best`, `latest`, or a position (attempted steps).
       mesh: all devices.
-      ema: whether the moving average of the parameters is wanted too.
+      ema: True to read the moving average of the parameters too.
 
     Returns:
-      Its position, the state on all devices, and what the checkpoint says about itself.
+      The position, the replicated state, and the checkpoint's description.
 
     Warns:
-      CheckpointWarning: a damaged one was passed over; it was written under other settings than the run's.
+      CheckpointWarning: a damaged checkpoint was skipped, or the settings it was written under differ from the run's.
 
     Raises:
-      UsageError: no such checkpoint.
+      UsageError: there is no such checkpoint.
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
     found = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))

@@ -1,4 +1,4 @@
-"""Export of a checkpoint on one page: a run's folder in, a safetensors file out."""
+"""Exports a checkpoint: a run's folder in, a safetensors file out."""
 
 import pathlib
 
@@ -17,7 +17,7 @@ def export_run(settings: Export) -> PretrainedReport:
     """Writes a checkpoint's weights and prints what was written.
 
     Raises:
-      UsageError: no run, no such checkpoint, or a layout that the model does not have.
+      UsageError: there is no run or no such checkpoint, or the model has no such layout.
     """
     folder = pathlib.Path(settings.run)
     config = config_of_run(folder, trust_code=settings.trust_code)

@@ -1,4 +1,4 @@
-"""What a run is made of: settings in; precision, data, model, optimizer and compiled steps out."""
+"""Builds the parts of a run: settings in; precision, data, model, optimizer and compiled steps out."""
 
 import functools
 from collections.abc import Callable
@@ -36,28 +36,28 @@ CHECKPOINTS = "checkpoints"
 
 
 ENVIRONMENT_FILE = "environment.json"
-"""With what the run was made, and by which process."""
+"""The file that records versions, devices and the process of a run."""
 
 
 class Parts(NamedTuple):
-    """What a run is made of, before it has a folder and a state.
+    """The parts of a run, before it has a folder and a state.
 
     Attributes:
-      plan: the precision decision.
+      plan: the settled precision settings.
       source: the training and test examples.
       mesh: all devices.
       batches: training data.
-      split: how a training batch is divided among devices.
-      feed: what compiled calls are given of the training data.
+      split: the sharding of a training batch.
+      feed: the input of compiled calls, made from the training data.
       tests: evaluation data.
-      when: the length of training, and what is due when.
-      task: model, precision, objective.
-      task_under: the same under another policy.
+      when: the length of training, and the steps at which to log, evaluate and save.
+      task: the model with its policy applied, and its objective.
+      task_under: builds the task under another policy.
       tx: the optimizer.
       train_step: `(state, batch) -> (state, metrics)`, compiled at its first call.
-      train_call: `(state, fed, count) -> (state, metrics)`: so many steps, compiled at the first call of each count.
+      train_call: `(state, fed, count) -> (state, metrics)`: `count` steps, compiled at the first call of each count.
       eval_step: `(params, stats, batch) -> sums`.
-      probe: `(state, fed, count) -> Layers`: of the first step of a call.
+      probe: `(state, fed, count) -> Layers`: layer statistics of the first step of a call.
     """
 
     plan: PrecisionPlan
@@ -78,10 +78,10 @@ class Parts(NamedTuple):
 
 
 def make_parts(config: Config) -> Parts:
-    """The parts of the run that `config` describes.
+    """Builds the parts of the run that `config` describes.
 
     Raises:
-      UsageError: settings that cannot be, data that is not there.
+      UsageError: the settings are invalid, or the data is missing.
     """
     # Settings
     check(config)
@@ -209,7 +209,7 @@ def make_step(
 
 
 def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) -> TrainState:
-    """The state before the first step, on all devices, with the pretrained arrays by path in it."""
+    """Returns the replicated state before the first step; `pretrained` arrays, by path, replace initial values."""
     return initial_state(
         parts.task,
         parts.tx,
@@ -221,7 +221,7 @@ def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) 
 
 
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
-    """Compiled programs are kept in the cache folder; float64 policies switch 64-bit arrays on. Before any array."""
+    """Keeps compiled programs in the cache folder, and enables x64 for a float64 policy; call it before any array."""
     jax.config.update("jax_compilation_cache_dir", str(cache_folder(config) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if plan.float64:

@@ -1,4 +1,4 @@
-"""A plan on one page: settings in; the step compiled for each GPU and policy; a table, an image or JSON out."""
+"""Plans a run: settings in; the step compiled for each GPU and policy; a table, a plot or JSON out."""
 
 import dataclasses
 import functools
@@ -31,8 +31,8 @@ EPOCH = 1000
 
 
 LEFT_OUT = (
-    "Rates are the data sheet's. Traffic is an upper bound: no kernel finds in a cache what the one before left there. "
-    "Workspaces of convolutions are chosen on the device and are not in the memory; see docs/plan.md."
+    "Rates are from data sheets. Traffic is an upper bound: it assumes that no kernel reads from a cache what the one "
+    "before wrote. Workspaces of convolutions are chosen on the device and not included; see docs/plan.md."
 )
 
 
@@ -46,17 +46,16 @@ def plan_run(
     """Plans the run that `config` describes and prints what was found.
 
     Args:
-      settings: for which GPUs and policies, and how it is shown.
-      config: of the run.
-      present: whether so many GPUs of a name are there to measure on.
-      measure: times a run's step there; by default the real one.
+      settings: the GPUs and policies, and how to show the plan.
+      config: the settings of the run.
+      present: `(gpu, count)`: returns True if so many GPUs of that name are present.
+      measure: times a step on the present GPU.
 
     Returns:
       What `--json` prints.
 
     Raises:
-      UsageError: settings that make no plan or no run, a data set whose shapes are not known, or XLA's plugin for CUDA
-        is missing.
+      UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's plugin for CUDA is missing.
     """
     check_plan(settings)
     measure = measure or functools.partial(measure_step, seed=config.seed, ema=config.training.ema > 0)
@@ -77,7 +76,7 @@ def plan_run(
         verify=settings.verify,
     )
     if settings.measure:
-        # Those that take least come first: a device tells its peak since the process began.
+        # The smallest first: a device reports its peak memory since the process began.
         for plan in sorted(plans, key=lambda plan: plan.memory.total):
             if plan.fits and present(plan.gpu, plan.devices):
                 step = steps[policies.index(plan.policy)]

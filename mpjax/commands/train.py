@@ -1,4 +1,4 @@
-"""A whole run on one page: settings in; data, model, precision, step, loop; results out."""
+"""Runs a whole training on one page: settings in; data, model, precision, step, loop; results out."""
 
 import contextlib
 import functools
@@ -32,15 +32,15 @@ from mpjax.training.train_step import compile_calls
 
 
 def run(config: Config) -> dict:
-    """Trains as `config` says and leaves the results in its `output_dir`.
+    """Trains as `config` says and writes the results to its `output_dir`.
 
     Returns:
-      What is also in `summary.json`.
+      The contents of `summary.json`.
 
     Raises:
-      UsageError: settings that cannot be, a folder that exists without `resume`, data that is not there.
+      UsageError: the settings are invalid, the folder exists and `resume` is off, or the data is missing.
       Diverged: values stay non-finite at the smallest loss scale; the message names the first bad layer.
-      Interrupted: SIGINT or SIGTERM came; a checkpoint is saved.
+      Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
     began = time.perf_counter()
     check_run_folder(config)  # before anything takes time
@@ -149,14 +149,14 @@ def run(config: Config) -> dict:
 
 
 def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState, dict]:
-    """The last checkpoint's position, state and description."""
+    """Reads the last checkpoint; returns its position, the state and its description."""
     position, saved, then = read_checkpoint(folder / CHECKPOINTS)
     set_aside(folder / CHECKPOINTS, after=position)
     return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"]), then
 
 
 def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:
-    """Metrics over the test set, of the parameters and of their moving average if there is one."""
+    """Returns the metrics over the test set, of the parameters and of their moving average if there is one."""
 
     def metrics_of(params) -> dict[str, float]:
         placed = (place(batch, sharding) for batch in batches)

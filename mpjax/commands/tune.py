@@ -1,4 +1,4 @@
-"""Tuning on one page: the settings of a run, with rules for what is faster in float32 on this device."""
+"""Tunes the rules of a run: settings in; settings with rules for what is faster in float32 on this device out."""
 
 import dataclasses
 import hashlib
@@ -17,10 +17,10 @@ from mpjax.training.tuning.tune_products import kinds_of, read_tuning, tune, wri
 
 
 def tuned(config: Config) -> tuple[Config, str]:
-    """The settings with the rules that tuning finds, and what to tell the user.
+    """Returns the config with `tune` cleared and the found rules added, and a message for the user.
 
-    Without `precision.tune` they are as they were. With it they have it no more: rules are what repeats the run. A run
-    that goes on keeps the rules that it has.
+    Without `precision.tune` the config is returned as it is. `tune` is cleared because the rules alone repeat the run.
+    A resumed run keeps its rules.
 
     Raises:
       UsageError: as `make_parts`.
@@ -29,7 +29,7 @@ def tuned(config: Config) -> tuple[Config, str]:
         return config, ""
     settled = _with_rules(config, {})
     if config.resume:
-        return settled, "--precision.tune does nothing: a run that goes on keeps the rules that it has"
+        return settled, "--precision.tune does nothing: a resumed run keeps its rules"
     parts = make_parts(settled)
     policy = parts.plan.policy
     if policy.compute_dtype not in HALF:
@@ -57,7 +57,7 @@ def _with_rules(config: Config, rules: Mapping[str, str]) -> Config:
 
 
 def _key(config: Config, parts: Parts, products: list[Product]) -> dict:
-    """What the timings depend on."""
+    """Returns everything that the timings depend on."""
     programs = "\n".join(f"{product.path}\n{product.half.text}\n{product.full.text}" for product in products)
     return {
         "device": jax.devices()[0].device_kind,
@@ -75,13 +75,13 @@ def _key(config: Config, parts: Parts, products: list[Product]) -> dict:
 
 
 def _time_step(config: Config, parts: Parts, rules: Mapping[str, str], batch) -> Timing:
-    """The step without these rules and with them."""
+    """Times the step without these rules and with them."""
     changed = _with_rules(config, rules)
     return side_by_side(_ready(config, parts, batch), _ready(changed, make_parts(changed), batch))
 
 
 def _ready(config: Config, parts: Parts, batch) -> Callable[[], jax.Array]:
-    """One step after the other, compiled, on a state of its own."""
+    """Returns a function that runs one compiled step after another, on a state of its own."""
     state = fresh_state(config, parts)
     placed = place(batch, parts.split)
     step = parts.train_step.lower(state, placed).compile()

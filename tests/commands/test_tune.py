@@ -61,7 +61,7 @@ def test_a_run_that_goes_on_keeps_its_rules_and_times_nothing(found, tmp_path, c
     run(load_config(["--resume", "--precision.tune", "--output_dir", str(tmp_path / "run"), "--steps", "6"]))
     assert len(found) == 1
     assert saved(tmp_path / "run")["rules"] == {"head": "float32"}
-    assert "--precision.tune does nothing: a run that goes on keeps the rules that it has" in capsys.readouterr().out
+    assert "--precision.tune does nothing: a resumed run keeps its rules" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_taken_is_refused_before_anything_is_timed(found, tmp_path):
