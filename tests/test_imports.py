@@ -95,6 +95,10 @@ def modules_after(statement):
         ("import mpjax.config", {"jax", "flax", "numpy", "grain", "tensorflow_datasets"}),
         ("from mpjax import Policy, dynamic_loss_scaling", {"flax", "grain", "tensorflow_datasets", "tyro", "orbax"}),
         ("from mpjax import make_train_step", {"grain", "tensorflow_datasets", "orbax", "matplotlib"}),
+        (
+            "import mpjax.training.objectives",
+            {"grain", "tensorflow_datasets", "orbax", "tyro", "mpjax.data", "jaxtyping"},
+        ),
         ("import mpjax.models", {"grain", "tensorflow_datasets", "orbax", "safetensors", "tyro"}),
     ],
 )

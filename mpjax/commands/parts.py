@@ -17,7 +17,7 @@ from mpjax.diagnosis.training import make_probe
 from mpjax.loop.when import When
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
-from mpjax.precision.modules import apply_policy, scope_policy, storage_policy
+from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step, make_train_step
 from mpjax.training.feed import Feed, feed_of
@@ -153,13 +153,20 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     autocasting = plan.mode == "autocast"
     policy = storage_policy(plan.policy) if autocasting else plan.policy
 
-    def make_model(key: jax.Array) -> nnx.Module:
-        model = models.build_model(config.model, fields=fields, rngs=nnx.Rngs(key))
-        apply_policy(model, policy)
+    def build(key: jax.Array) -> nnx.Module:
+        return models.build_model(config.model, fields=fields, rngs=nnx.Rngs(key))
+
+    def set_precision(model: nnx.Module) -> PolicyReport:
+        report = apply_policy(model, policy)
         apply_remat(model, config.training.remat)
+        return report
+
+    def make_model(key: jax.Array) -> nnx.Module:
+        set_precision(model := build(key))
         return model
 
-    abstract: Any = nnx.eval_shape(make_model, jax.random.key(0))
+    abstract: Any = nnx.eval_shape(build, jax.random.key(0))
+    report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
     prepare = full_precision(functools.partial(data.prepare, config=config.data, fields=fields))
     objective = objective_of(config.task, prepare, policy, label_smoothing=config.training.label_smoothing)
@@ -168,7 +175,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
         cast = functools.partial(
             autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
         )
-    return Task(take_apart(abstract)[0], objective, cast, apply_policy(abstract, policy), make_model, abstract)
+    return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract)
 
 
 def make_step(

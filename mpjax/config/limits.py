@@ -1,74 +1,108 @@
-"""Checks that the settings of a run are in range, and reports all faults at once."""
+"""Checks that settings are in range, and reports all faults at once. The only place that knows the ranges."""
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from mpjax.config.choices import TASKS, parse_model_name
-from mpjax.config.schema import Config
+from mpjax.config.schema import Config, Data
 from mpjax.errors import UsageError
+
+
+AT_LEAST_ONE = (
+    "data.batch_size",
+    "data.eval_batch_size",
+    "data.length",
+    "precision.patience",
+    "training.accumulate",
+    "training.steps_per_call",
+    "loop.keep",
+)
+
+NOT_NEGATIVE = (
+    "data.workers",
+    "data.image_size",
+    "data.num_classes",
+    "model.width",
+    "model.depth",
+    "model.heads",
+    "model.patch",
+    "data.in_memory_mb",
+    "data.on_device_mb",
+    "data.crop_padding",
+    "data.randaugment_ops",
+    "data.mixup",
+    "data.cutmix",
+    "optimizer.learning_rate",
+    "optimizer.weight_decay",
+    "optimizer.eps",
+    "optimizer.clip_norm",
+    "seed",
+)
+
+BELOW_ONE = (
+    "optimizer.momentum",
+    "optimizer.b1",
+    "optimizer.b2",
+    "training.label_smoothing",
+    "training.ema",
+    "model.dropout",
+    "data.random_resized_crop",
+)
 
 
 def check(config: Config) -> None:
     """Raises UsageError that lists every setting out of range, with its value and the valid values."""
-    if faults := list(_faults(config)):
+    _require_none([*_ranges(config), *_data(config.data), *_others(config)])
+
+
+def check_data(data: Data) -> None:
+    """Raises UsageError as `check` does, for the `data` section alone."""
+    _require_none([*_ranges(data, "data."), *_data(data)])
+
+
+def _require_none(faults: list[str]) -> None:
+    if faults:
         raise UsageError("\n".join(faults))
 
 
-def _faults(config: Config) -> Iterator[str]:
-    at_least_one = {
-        "data.batch_size": config.data.batch_size,
-        "data.eval_batch_size": config.data.eval_batch_size,
-        "data.workers": config.data.workers,
-        "data.length": config.data.length,
-        "precision.patience": config.precision.patience,
-        "training.accumulate": config.training.accumulate,
-        "training.steps_per_call": config.training.steps_per_call,
-        "loop.keep": config.loop.keep,
-    }
-    not_negative = {
-        "data.image_size": config.data.image_size,
-        "data.num_classes": config.data.num_classes,
-        "model.width": config.model.width,
-        "model.depth": config.model.depth,
-        "model.heads": config.model.heads,
-        "model.patch": config.model.patch,
-        "data.in_memory_mb": config.data.in_memory_mb,
-        "data.on_device_mb": config.data.on_device_mb,
-        "data.crop_padding": config.data.crop_padding,
-        "data.randaugment_ops": config.data.randaugment_ops,
-        "data.mixup": config.data.mixup,
-        "data.cutmix": config.data.cutmix,
-        "optimizer.learning_rate": config.optimizer.learning_rate,
-        "optimizer.weight_decay": config.optimizer.weight_decay,
-        "optimizer.eps": config.optimizer.eps,
-        "optimizer.clip_norm": config.optimizer.clip_norm,
-        "seed": config.seed,
-    }
-    below_one = {
-        "optimizer.momentum": config.optimizer.momentum,
-        "optimizer.b1": config.optimizer.b1,
-        "optimizer.b2": config.optimizer.b2,
-        "training.label_smoothing": config.training.label_smoothing,
-        "training.ema": config.training.ema,
-        "model.dropout": config.model.dropout,
-        "data.random_resized_crop": config.data.random_resized_crop,
-    }
-    for name, value in at_least_one.items():
+def _ranges(settings: Config | Data, prefix: str = "") -> Iterator[str]:
+    """Yields the faults of the tables above, for names that start with `prefix`, the name of the section."""
+
+    def values(names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        for name in names:
+            if name.startswith(prefix):
+                value: Any = settings
+                for part in name.removeprefix(prefix).split("."):
+                    value = getattr(value, part)
+                yield name, value
+
+    for name, value in values(AT_LEAST_ONE):
         if value < 1:
             yield f"--{name} is {value}: wanted at least 1"
-    for name, value in not_negative.items():
+    for name, value in values(NOT_NEGATIVE):
         if not 0 <= value < math.inf:
             yield f"--{name} is {value}: wanted 0 or more"
-    for name, value in (at_least_one | not_negative).items():
+    for name, value in values((*AT_LEAST_ONE, *NOT_NEGATIVE)):
         if isinstance(value, int) and value >= 2**31 and name != "seed":  # the data pipeline checks the seed
             yield f"--{name} is {value}: wanted at most 2,147,483,647"
-    for name, value in below_one.items():
+    for name, value in values(BELOW_ONE):
         if not 0 <= value < 1:
             yield f"--{name} is {value}: wanted from 0 up to, not including, 1"
-    if not 0 <= config.data.random_erasing <= 1:
-        yield f"--data.random_erasing is {config.data.random_erasing}: wanted a share from 0 to 1"
-    if not 0 <= config.data.randaugment_magnitude <= 10:
-        yield f"--data.randaugment_magnitude is {config.data.randaugment_magnitude}: wanted 0 to 10"
+
+
+def _data(data: Data) -> Iterator[str]:
+    if not 0 <= data.random_erasing <= 1:
+        yield f"--data.random_erasing is {data.random_erasing}: wanted a share from 0 to 1"
+    if not 0 <= data.randaugment_magnitude <= 10:
+        yield f"--data.randaugment_magnitude is {data.randaugment_magnitude}: wanted 0 to 10"
+    if not all(0 < value < math.inf for value in data.std):
+        yield f"--data.std is {data.std}: wanted positive numbers"
+    if not all(map(math.isfinite, data.mean)):
+        yield f"--data.mean is {data.mean}: wanted finite numbers"
+
+
+def _others(config: Config) -> Iterator[str]:
     try:
         parse_model_name(config.model.name)
     except ValueError as error:
@@ -77,7 +111,3 @@ def _faults(config: Config) -> Iterator[str]:
         yield f"--task is {config.task!r}: wanted one of {', '.join(TASKS)}"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
-    if not all(0 < value < math.inf for value in config.data.std):
-        yield f"--data.std is {config.data.std}: wanted positive numbers"
-    if not all(map(math.isfinite, config.data.mean)):
-        yield f"--data.mean is {config.data.mean}: wanted finite numbers"

@@ -92,7 +92,7 @@ class Data:
     on_device_mb: int = 1024
     """With training.steps_per_call above 1: in-memory data sets of at most this many MiB are kept on the device."""
     workers: int = 2
-    """Threads that read and decode a streamed data set."""
+    """Threads that read and decode a streamed data set; 0: none, a batch is read when it is requested."""
     mean: tuple[float, ...] = (0.0,)
     """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels."""
     std: tuple[float, ...] = (1.0,)

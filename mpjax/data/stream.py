@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpjax.config.limits import check_data
 from mpjax.config.schema import Data
 from mpjax.data.augment.on_device import normalisation
 from mpjax.data.examples import Source, require_examples
@@ -177,7 +178,7 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
         only when it reads it.
     """
     size, batch_size = len(source.train), config.batch_size
-    _check_numbers(config)
+    check_data(config)
     require_examples(config.train_split, size)
     if batch_size > size:
         raise UsageError(
@@ -218,7 +219,7 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
       UsageError: the split is empty, or `conform` refuses an example.
     """
     size, batch_size = len(source.test), config.eval_batch_size
-    _check_numbers(config)
+    check_data(config)
     require_examples(config.test_split, size)
     read = reader(source, config, training=False)
     if fits_in_memory(source, config, read):
@@ -238,12 +239,6 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
 def _filled(values: np.ndarray, missing: int) -> np.ndarray:
     """Pads `values` with `missing` rows of zeros."""
     return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)]) if missing else values
-
-
-def _check_numbers(config: Data) -> None:
-    for field, least in (("batch_size", 1), ("eval_batch_size", 1), ("image_size", 0), ("workers", 0)):
-        if (value := getattr(config, field)) < least:
-            raise UsageError(f"data.{field}: got {value}; wanted at least {least}, as in --data.{field} {least}")
 
 
 def _prefetched(dataset: Any, workers: int) -> Iterable[Batch]:

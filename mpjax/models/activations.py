@@ -1,7 +1,10 @@
 """GELU, the activation between the linear layers of Transformers and ConvNeXt, computed in float32."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +13,19 @@ from flax import nnx
 from mpjax.precision.dtypes import FLOAT32, widest
 
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
 Function = Callable[[jax.Array], jax.Array]
 
 
-def gelu(x: jax.Array) -> jax.Array:
+def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes x * Phi(x), where Phi is the standard normal CDF (Hendrycks & Gimpel, 2016, arXiv:1606.08415)."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=False), _gelu_slope, x)
 
 
-def tanh_gelu(x: jax.Array) -> jax.Array:
+def tanh_gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes the tanh approximation of GELU from the same paper."""
     return _in_float32(lambda x: nnx.gelu(x, approximate=True), _tanh_gelu_slope, x)
 

@@ -3,9 +3,11 @@
 Shapes: B batch, T positions, D width, N heads, H features per head.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,10 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.precision import attention as plain
 from mpjax.precision.dtypes import HALF
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int
 
 
 Implementation = Literal["auto", "xla", "cudnn"]
@@ -60,14 +66,14 @@ class Attention(nnx.Module):
 
 
 def attend(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
     *,
-    lengths: jax.Array | None = None,
+    lengths: Int[Array, " B"] | None = None,
     is_causal: bool = False,
     implementation: Implementation = "auto",
-) -> jax.Array:
+) -> Float[Array, "B T N H"]:
     """Computes attention with scores and softmax in float32, whatever the input dtype and the device.
 
     Args:

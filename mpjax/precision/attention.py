@@ -7,8 +7,11 @@ operands.
 Shapes: B batch axes (any number), T queries, S keys, N heads, K key and value heads (N is a multiple of K), H features.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +20,20 @@ import numpy as np
 from mpjax.precision.dtypes import FLOAT32, HALF, widest
 
 
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
 def dot_product_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K H"],
     *,
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
     is_causal: bool = False,
     then: Callable[[jax.Array], jax.Array] = lambda weights: weights,
-) -> jax.Array:
+) -> Float[Array, "B T N H"]:
     """Computes scaled dot-product attention.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), equation 1.

@@ -3,6 +3,10 @@
 In shapes, B is the batch and ... the positions of an example that have a label each, such as H, W or T.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -10,7 +14,13 @@ import optax
 from mpjax.precision.dtypes import FLOAT32, widest
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothing: float = 0.0) -> jax.Array:
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int, Num
+
+
+def cross_entropy(
+    logits: Float[Array, "B K"], labels: Int[Array, " B"], *, label_smoothing: float = 0.0
+) -> Float[Array, " B"]:
     """Computes the softmax cross entropy of each example.
 
     Args:
@@ -29,7 +39,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothing: floa
     return (1 - label_smoothing) * nll + label_smoothing * uniform
 
 
-def soft_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def soft_cross_entropy(logits: Float[Array, "B K"], targets: Float[Array, "B K"]) -> Float[Array, " B"]:
     """Computes the softmax cross entropy of each example with a target distribution, such as that of mixed images.
 
     Args:
@@ -43,7 +53,9 @@ def soft_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return -jnp.sum(targets.astype(logits.dtype) * jax.nn.log_softmax(logits), axis=-1)
 
 
-def cross_entropy_over(logits: jax.Array, labels: jax.Array, *, ignore: int | None = None) -> jax.Array:
+def cross_entropy_over(
+    logits: Float[Array, "B *S K"], labels: Int[Array, " B *S"], *, ignore: int | None = None
+) -> Float[Array, " B"]:
     """Computes the softmax cross entropy of each example, averaged over its pixels or other labelled positions.
 
     Args:
@@ -58,7 +70,9 @@ def cross_entropy_over(logits: jax.Array, labels: jax.Array, *, ignore: int | No
     return total / jnp.maximum(count, 1)
 
 
-def masked_cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+def masked_cross_entropy(
+    logits: Float[Array, "B *S K"], labels: Int[Array, " B *S"], mask: Num[Array, " B *S"]
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Computes the softmax cross entropy of each example, summed over its tokens, and the number of tokens.
 
     The loss of a language model is the total of the sums divided by the total of the counts. `perplexity` takes both.
@@ -90,7 +104,9 @@ def perplexity(total: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.exp(total / jnp.maximum(count, 1))
 
 
-def dice_loss(logits: jax.Array, labels: jax.Array, *, smooth: float = 1.0, ignore: int | None = None) -> jax.Array:
+def dice_loss(
+    logits: Float[Array, "B *S K"], labels: Int[Array, " B *S"], *, smooth: float = 1.0, ignore: int | None = None
+) -> Float[Array, " B"]:
     """Computes one minus the soft Dice coefficient of each example, averaged over classes.
 
     Milletari et al., 2016 (arXiv:1606.04797), equation in section 3: 2 sum(p g) / (sum(p^2) + sum(g^2)). Here `smooth`
@@ -115,12 +131,12 @@ def dice_loss(logits: jax.Array, labels: jax.Array, *, smooth: float = 1.0, igno
     return 1 - jnp.mean((2 * overlap + smooth) / (size + smooth), axis=-1)
 
 
-def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def correct(logits: Float[Array, "B K"], labels: Int[Array, " B"]) -> Float[Array, " B"]:
     """Returns float32 [B]: 1 where the label has the largest of the logits [B, num_classes], else 0."""
     return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
 
 
-def correct_in_top(k: int, logits: jax.Array, labels: jax.Array) -> jax.Array:
+def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]) -> Float[Array, " B"]:
     """Returns 1 where the label's logit is among the k largest, else 0; among equal logits the first ranks higher.
 
     >>> correct_in_top(2, jnp.array([[1.0, 3.0, 2.0], [1.0, 1.0, 1.0]]), jnp.array([2, 2]))
@@ -142,8 +158,8 @@ def correct_in_top(k: int, logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def intersection_and_union(
-    logits: jax.Array, labels: jax.Array, *, ignore: int | None = None
-) -> tuple[jax.Array, jax.Array]:
+    logits: Float[Array, "B *S K"], labels: Int[Array, " B *S"], *, ignore: int | None = None
+) -> tuple[Float[Array, "B K"], Float[Array, "B K"]]:
     """Counts the pixels of each class in the intersection and in the union of prediction and label.
 
     The IoU (Jaccard index) of a class is its total intersection over all examples divided by its total union. The mean

@@ -1,15 +1,14 @@
 """The objective of each task: its loss and its metrics as functions of (model, batch), in float32 or wider."""
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.config.choices import TaskName
-from mpjax.data.fields import IGNORED
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training.losses import (
@@ -21,6 +20,10 @@ from mpjax.training.losses import (
     intersection_and_union,
     soft_cross_entropy,
 )
+
+
+if TYPE_CHECKING:  # a loop of one's own needs neither settings nor data sets
+    from mpjax.config.choices import TaskName
 
 
 Batch = Mapping[str, jax.Array]
@@ -155,6 +158,7 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
       prepare: `(batch, key) -> batch`, with float32 images; images and masks augmented alike if the key is not None.
       policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
     """
+    from mpjax.data.fields import IGNORED  # late: other objectives need no data set's packages
 
     def logits_and_mask(model, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         batch = prepare(batch, key)
@@ -181,17 +185,17 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
         logits, mask = logits_and_mask(model, batch, None)
         return {"loss": losses(logits, mask), **counts(logits, mask)}
 
-    return Objective(loss, measure, _conclude_masks)
+    return Objective(loss, measure, functools.partial(_conclude_masks, ignored=IGNORED))
 
 
-def _conclude_masks(sums: Sums) -> dict[str, float]:
+def _conclude_masks(sums: Sums, *, ignored: int) -> dict[str, float]:
     """Computes `loss`, a mean over examples, `accuracy`, over pixels, and `iou`, over the classes that occur.
 
     Raises:
       UsageError: every pixel has the ignored label.
     """
     if not sums["counted"]:
-        raise UsageError(f"mask: every pixel of the set is {IGNORED}, the ignored label; wanted classes from 0")
+        raise UsageError(f"mask: every pixel of the set is {ignored}, the ignored label; wanted classes from 0")
     return {
         **means({"loss": sums["loss"], "count": sums["count"]}),
         "accuracy": float(sums["right"] / sums["counted"]),
@@ -207,7 +211,7 @@ def mean_iou(intersection, union, xp):
 
 
 def objective_of(
-    task: TaskName,
+    task: "TaskName",
     prepare: Callable[[Batch, jax.Array | None], Batch],
     policy: Policy,
     *,

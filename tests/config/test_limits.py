@@ -19,7 +19,7 @@ def test_the_default_settings_pass():
     [
         ("data.batch_size", "0", "--data.batch_size is 0: wanted at least 1"),
         ("data.eval_batch_size", "-3", "--data.eval_batch_size is -3: wanted at least 1"),
-        ("data.workers", "0", "--data.workers is 0: wanted at least 1"),
+        ("data.workers", "-1", "--data.workers is -1: wanted 0 or more"),
         ("model.width", "-1", "--model.width is -1: wanted 0 or more"),
         ("model.depth", "-1", "--model.depth is -1: wanted 0 or more"),
         ("precision.patience", "0", "--precision.patience is 0: wanted at least 1"),

@@ -144,8 +144,8 @@ def test_a_split_that_fills_its_batches_gets_no_more():
     ("config", "seed", "says"),
     [
         (Data(batch_size=24), 0, "has 23 examples, fewer than one batch of 24; write --data.batch_size 23 or less"),
-        (Data(batch_size=0), 0, "data.batch_size: got 0; wanted at least 1"),
-        (Data(batch_size=5, workers=-1), 0, "data.workers: got -1; wanted at least 0"),
+        (Data(batch_size=0), 0, "--data.batch_size is 0: wanted at least 1"),
+        (Data(batch_size=5, workers=-1), 0, "--data.workers is -1: wanted 0 or more"),
         (Data(batch_size=5), -1, r"seed: got -1; wanted 0 to 2\*\*32 - 1"),
     ],
 )

@@ -5,6 +5,10 @@ Image i is mixed with image B - 1 - i. Batches are already shuffled, so pairs ne
 Shapes: B batch, H height, W width, C channels, K classes.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +16,13 @@ from mpjax.data.augment.crops import Boxes
 from mpjax.errors import UsageError
 
 
-def mixup(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int, Num
+
+
+def mixup(
+    images: Float[Array, "B H W C"], targets: Float[Array, "B K"], key: jax.Array, alpha: float
+) -> tuple[Float[Array, "B H W C"], Float[Array, "B K"]]:
     """Averages pairs of images (Zhang et al., 2017, arXiv:1710.09412).
 
     Args:
@@ -31,7 +41,9 @@ def mixup(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -
     return _average(images, share[:, None, None, None]), _average(targets, share[:, None])
 
 
-def cutmix(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
+def cutmix(
+    images: Num[Array, "B H W C"], targets: Float[Array, "B K"], key: jax.Array, alpha: float
+) -> tuple[Num[Array, "B H W C"], Float[Array, "B K"]]:
     """Replaces a rectangle of each image by that of another (Yun et al., 2019, arXiv:1905.04899).
 
     Args:
@@ -53,7 +65,9 @@ def cutmix(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float) 
     return _paste(images, inside[..., None]), _average(targets, _kept(inside)[:, None])
 
 
-def cutmix_masks(images: jax.Array, masks: jax.Array, key: jax.Array, alpha: float) -> tuple[jax.Array, jax.Array]:
+def cutmix_masks(
+    images: Num[Array, "B H W C"], masks: Int[Array, "B H W"], key: jax.Array, alpha: float
+) -> tuple[Num[Array, "B H W C"], Int[Array, "B H W"]]:
     """Applies CutMix to images and masks: `masks`, [B, H, W] of any dtype, get the same rectangles."""
     share_key, place_key = jax.random.split(key)
     shares = _beta(share_key, images.shape[0], alpha)

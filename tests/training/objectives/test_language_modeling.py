@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.objectives import _conclude_text, language_modeling
+from mpjax.training.objectives import language_modeling
 
 
 class Repeating:
@@ -47,5 +47,5 @@ def test_label_smoothing_is_for_training_only():
 
 def test_perplexity_is_exp_of_the_mean_loss_of_all_tokens():
     sums = {"loss": np.float64(6.0), "accuracy": np.float64(1.0), "count": np.float64(2.0)}
-    assert _conclude_text(sums) == {"loss": 3.0, "accuracy": 0.5, "perplexity": pytest.approx(20.0855369)}
-    assert _conclude_text(sums | {"loss": np.float64(1e4)})["perplexity"] == np.inf
+    assert language_modeling().conclude(sums) == {"loss": 3.0, "accuracy": 0.5, "perplexity": pytest.approx(20.0855369)}
+    assert language_modeling().conclude(sums | {"loss": np.float64(1e4)})["perplexity"] == np.inf

@@ -9,7 +9,7 @@ from mpjax.data.fields import IGNORED
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
 from mpjax.training.losses import cross_entropy_over, dice_loss
-from mpjax.training.objectives import _conclude_masks, segmentation
+from mpjax.training.objectives import segmentation
 
 
 def prepare(batch, key):
@@ -56,7 +56,7 @@ def test_iou_is_of_the_whole_set_and_not_the_mean_over_images():
         "intersection": np.array([45.0, 21.0, 0.0]),
         "union": np.array([50.0, 22.0, 0.0]),
     }
-    found = _conclude_masks(sums)
+    found = segmentation(prepare, get_policy("float32")).conclude(sums)
     assert found == {"loss": 1.5, "accuracy": 0.9, "iou": pytest.approx((0.9 + 21 / 22) / 2)}
 
 
@@ -74,4 +74,4 @@ def test_measures_sum_to_the_metrics():
 def test_a_set_of_which_no_pixel_counts_is_refused():
     nothing = {name: np.float64(0) for name in ("loss", "count", "right", "counted", "intersection", "union")}
     with pytest.raises(UsageError, match="mask: every pixel of the set is 255, the ignored label"):
-        _conclude_masks(nothing)
+        segmentation(prepare, get_policy("float32")).conclude(nothing)
