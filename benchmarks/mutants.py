@@ -49,8 +49,8 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 # The tests of each module by the names of their files, in the order in which they run: the mirrored ones first, then
 # others that call it, those that are fast or find much before the rest.
 SCALING = (
-    "precision/scaled_loss training/state precision/accumulation precision/skip_step precision/loss_scale "
-    "precision/master precision/moments training/train_step"
+    "precision/scaled_loss training/state precision/accumulation precision/skip_step precision/scale_state "
+    "precision/loss_scale precision/master precision/moments training/train_step"
 )
 RULES = (
     "precision/rules precision/policy precision/scopes training/precision_plan precision/presets "

@@ -120,7 +120,7 @@ def make_parts(config: Config) -> Parts:
     def task_under(policy: Policy) -> Task:
         return make_task(config, plan._replace(policy=policy), fields)
 
-    # What is compiled around it
+    # The compiled calls, the evaluation and the probe
     train_call = make_train_call(train_step, feed.batch)
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
     look = make_probe(task, tx, seed=config.seed, accumulate=config.training.accumulate)

@@ -23,7 +23,7 @@ from mpjax.loop.process import locked, stop_on_signals
 from mpjax.loop.profile import profiled
 from mpjax.loop.restore import adopt
 from mpjax.loop.train import Limits, train_loop
-from mpjax.precision.loss_scale import loss_scale_state
+from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState, evaluate
 from mpjax.training.mesh import evaluation_sharding, place
 from mpjax.training.precision_plan import advice, floor_of
@@ -39,7 +39,8 @@ def run(config: Config) -> dict:
 
     Raises:
       UsageError: the settings are invalid, the folder exists and `resume` is off, or the data is missing.
-      Diverged: values stay non-finite at the smallest loss scale; the message names the first bad layer.
+      Diverged: too many steps in a row were skipped, the last at the smallest loss scale; or, without loss scaling, a
+        loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
     began = time.perf_counter()
@@ -72,7 +73,8 @@ def run(config: Config) -> dict:
         opened.enter_context(contextlib.closing(writer))
         writer.message(f"run folder: {folder}")
         if config.resume:
-            writer.message(f"resumed from step {start}")
+            fresh = "no checkpoint to resume from: starting at step 0"
+            writer.message(f"resumed from step {start}" if begun else fresh)
         for name, old, new in changes(before["config"], about["config"]) if begun else ():
             writer.message(f"resumed with another {name}: {new}, before {old}")
         if report_of_weights:

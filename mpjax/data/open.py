@@ -60,7 +60,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
         chosen = _after(train, chosen)
         origins = {field: f"column '{column}' after {config.preprocess}" for field, column in columns.items()}
     if "text" in chosen:
-        from mpjax.data.text.blocks import tokenized
+        from mpjax.data.text.blocks import tokenized  # late, as in _table
 
         label = functools.partial(_field, "label", chosen, table.name, config, origins)
         return tokenized(table.name, task, train, test, config, label=label, origin=origins["text"])
@@ -145,13 +145,18 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
             raise UsageError(
                 f"data set '{config.name}' has only images and labels: it supports classification, not {task}"
             )
+        ignored = [name for name in ("preprocess", "columns", "num_classes") if getattr(config, name)]
+        if ignored:
+            raise UsageError(
+                f"data set '{config.name}': its name sets shapes and classes; leave out --data.{ignored[0]}"
+            )
         # Two distinct batches are enough to try a configuration.
         return synthetic.parse_synthetic(config.name, size=2 * config.batch_size)
     return as_task(_table(config, data_dir, task), task, config)
 
 
 def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
-    # Imported late, because each library takes seconds to import.
+    # A new kind of data set gets a branch here. Imported late, because each library takes seconds to import.
     kind, _, where = config.name.partition(":")
     if kind == "folder":
         from mpjax.data.sources.folder import open_folder

@@ -204,8 +204,9 @@ class Emulator:
         native = SUMS | PRODUCTS if ranged else SUMS
         if some_half and rounds and eqn.primitive.name in native:
             room = 1.0 if ranged else room_for(lows)
-            given = [x * room if is_floating(x) else x for x in lows]
+            given = lows if ranged else [x * room if is_floating(x) else x for x in lows]
             low = [x / room for x in results_of(eqn, given, debug_info, true_half=True)]
+            del given
         else:
             low = [self._rounded(x, var.aval, rounds) for x, var in zip(exact, eqn.outvars, strict=True)]
         del lows, wides  # frees operands without further uses before the results are read

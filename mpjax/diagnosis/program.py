@@ -11,6 +11,7 @@ from mpjax.diagnosis.compile_ahead import brought_here
 from mpjax.diagnosis.constants import Constants, constants_of
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
+from mpjax.precision.calls import name_scopes
 from mpjax.precision.casting import autocast
 from mpjax.precision.casting.values import is_array, split_arrays
 from mpjax.precision.casting.walk import equations
@@ -67,8 +68,6 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
     The model stays in its mode (training or evaluation). Its module paths become the named scopes.
     """
     from flax import nnx
-
-    from mpjax.precision.calls import name_scopes
 
     if not isinstance(model, nnx.Module):
         raise UsageError(

@@ -14,8 +14,8 @@ from mpjax.diagnosis.one_step import diagnose_program
 from mpjax.diagnosis.program import Program, program_of
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.update import Optimizer
-from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.policy import Policy
+from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.training.setup import Task
 from mpjax.training.state import TrainState, step_key, take_apart

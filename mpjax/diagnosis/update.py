@@ -19,8 +19,8 @@ from mpjax.diagnosis.trace import Row, Trace
 from mpjax.diagnosis.verdict import Finding
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, HALF, float_range, is_floating
-from mpjax.precision.loss_scale import loss_scale_state
 from mpjax.precision.master import MasterWeightsState
+from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
 
 

@@ -43,7 +43,7 @@ class Limits:
 
     Attributes:
       floor: the smallest loss scale; None without loss scaling: no step is skipped, and NaN spreads at once.
-      patience: the number of consecutive skipped steps at the floor that ends training.
+      patience: the number of consecutive skipped steps that ends training, if the last was at the floor.
     """
 
     floor: float | None
@@ -122,7 +122,7 @@ def train_loop(
     """
     clock = Clock()
     ahead = max(2, AHEAD // when.per_call)
-    window: list = []
+    unwritten: list = []
     looked: list = []
     began = 0.0
 
@@ -131,13 +131,13 @@ def train_loop(
             position, layers = looked.pop()
             writer.layers(position, layers.by_layer())
 
-    def close_window(position: int) -> None:
-        nonlocal window, began
-        if not window:
+    def write_interval(position: int) -> None:
+        nonlocal unwritten, began
+        if not unwritten:
             return
-        steps = [step for metrics, count in jax.device_get(window) for step in _each(metrics, count)]
+        steps = [step for metrics, count in jax.device_get(unwritten) for step in _each(metrics, count)]
         seconds = clock.seconds() - began
-        window, began = [], clock.seconds()
+        unwritten, began = [], clock.seconds()
         rate = {"examples_per_second": len(steps) * batch_size / seconds}
         metrics = _summary(steps) | rate
         writer.write(position, {f"train/{name}": value for name, value in metrics.items()})
@@ -155,18 +155,18 @@ def train_loop(
         write_layers()
         looked += layers
         if unread is not None:
-            close_window(unread)
+            write_interval(unread)
             unread = None
-        window.append((metrics, count))
-        if len(window) >= ahead:  # keeps batches from piling up in device memory
-            jax.block_until_ready(window[-ahead][0])
+        unwritten.append((metrics, count))
+        if len(unwritten) >= ahead:  # keeps batches from piling up in device memory
+            jax.block_until_ready(unwritten[-ahead][0])
 
         stopping = bool(stop) and position < when.steps
         due_evaluate = when.due(when.evaluate, position) and not stopping
         due_save = when.due(when.save, position) or stopping
         if due_evaluate or due_save:
             write_layers()
-            close_window(position)
+            write_interval(position)
             with clock.pause():
                 tested: Metrics = {}
                 if due_evaluate:

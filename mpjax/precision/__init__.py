@@ -5,18 +5,12 @@ from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_preci
 from mpjax.precision.dtype_audit import audit
 from mpjax.precision.dtype_audit_report import Audit
 from mpjax.precision.dtypes import check_dtypes
-from mpjax.precision.loss_scale import (
-    LossScaleState,
-    dynamic_loss_scaling,
-    loss_scale_state,
-    no_loss_scaling,
-    static_loss_scaling,
-    where_finite,
-)
+from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.modules import PolicyReport, apply_policy
 from mpjax.precision.moments import half_moments
 from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.scale_state import LossScaleState, loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad
 
 

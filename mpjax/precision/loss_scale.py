@@ -6,40 +6,18 @@ of NVIDIA Apex and torch.amp.GradScaler; it grows after exactly `growth_interval
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import FLOAT32, check_same_dtypes, widest
-from mpjax.precision.skip_step import Attempt, CountedState, one_optimizer, select, several_optimizers, with_counts
+from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.scale_state import LossScaleState, states_in
+from mpjax.precision.skip_step import Attempt, one_optimizer, select, several_optimizers, with_counts
 
-
-T = TypeVar("T")
 
 Optimizers = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]
-
-
-class LossScaleState(NamedTuple):
-    """The state of the loss-scaling wrappers; all scalars are arrays from the start, so a step compiles once.
-
-    Attributes:
-      scale: float32, the factor that the next loss is multiplied by; a power of two.
-      good_steps: int32, finite steps since the scale last changed or a step was skipped.
-      skipped: int32, steps skipped in total.
-      consecutive_skips: int32, steps skipped since the last finite one.
-      finite: bool, True if the last gradients were finite, so that the last step was applied.
-      inner_state: the wrapped optimizer's state; for several optimizers, a `GroupState` for each name.
-    """
-
-    scale: jax.Array
-    good_steps: jax.Array
-    skipped: jax.Array
-    consecutive_skips: jax.Array
-    finite: jax.Array
-    inner_state: Any
 
 
 def dynamic_loss_scaling(
@@ -163,52 +141,6 @@ def no_loss_scaling(inner: Optimizers) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def loss_scale_state(opt_state) -> LossScaleState:
-    """Returns the `LossScaleState` inside any optax state tree.
-
-    Raises:
-      UsageError: the tree has none, or more than one.
-    """
-    found = _states_in(opt_state)
-    if len(found) != 1:
-        raise UsageError(
-            f"wanted one LossScaleState in the optimizer state, found {len(found)}: wrap the optimizer once, as in "
-            "mpjax.dynamic_loss_scaling(optax.adamw(1e-3)), and pass tx.init(params)"
-        )
-    return found[0]
-
-
-def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
-    """Returns `new` if the last step's gradients were finite, else `old`, for trees of the same structure.
-
-    >>> import jax.numpy as jnp, mpjax, optax
-    >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
-    >>> skipped = opt_state._replace(finite=jnp.asarray(False))
-    >>> mpjax.where_finite(skipped, new=jnp.float32(2), old=jnp.float32(1))
-    Array(1., dtype=float32)
-
-    Args:
-      opt_state: the optimizer's state after the step.
-      new: the values after the step.
-      old: the values before the step.
-      group: the name of the optimizer whose gradients count, if several share a scale; by default all must be finite.
-
-    Raises:
-      UsageError: no optimizer has the name `group`.
-      DtypeError: a leaf of `new` differs in dtype from that of `old`; the message lists all such leaves by path.
-    """
-    state = loss_scale_state(opt_state)
-    check_same_dtypes(new, old, names=("new", "old"))
-    if group is None:
-        return select(state.finite, new, old)
-    inner_state = state.inner_state.inner_state if isinstance(state.inner_state, CountedState) else state.inner_state
-    groups = inner_state if isinstance(inner_state, Mapping) else {}
-    if group not in groups:
-        names = f"wanted one of {', '.join(groups)}" if groups else "it has one optimizer, without a name: omit group="
-        raise UsageError(f"no optimizer '{group}' under this loss scale; {names}")
-    return select(groups[group].finite, new, old)
-
-
 def _attempt(inner: Optimizers) -> Attempt:
     if not isinstance(inner, Mapping):
         return one_optimizer(inner)
@@ -219,7 +151,6 @@ def _attempt(inner: Optimizers) -> Attempt:
 def _loss_scaling(attempt: Attempt, initial_scale, adjust, axis_name) -> optax.GradientTransformationExtraArgs:
     def init(params) -> LossScaleState:
         inner_state = attempt.init(params)
-        _require(not _states_in(inner_state), "one wrapper around an optimizer", "a second inside, which scales twice")
         return _initial_state(initial_scale, inner_state)
 
     def update(updates, state, params=None, **extra):
@@ -231,12 +162,8 @@ def _loss_scaling(attempt: Attempt, initial_scale, adjust, axis_name) -> optax.G
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _states_in(tree) -> list[LossScaleState]:
-    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LossScaleState))
-    return [leaf for leaf in leaves if isinstance(leaf, LossScaleState)]
-
-
 def _initial_state(scale: float, inner_state) -> LossScaleState:
+    _require(not states_in(inner_state), "one wrapper around an optimizer", "a second inside, which scales twice")
     # Three arrays, not one used three times: a state is donated, and a buffer can be donated only once.
     good_steps, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
     return LossScaleState(

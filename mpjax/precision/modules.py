@@ -12,15 +12,14 @@ from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, as_dtype, is_floating, require_x64, widest
-from mpjax.precision.layers import SumsInFloat32, adds_up, keep_carried
+from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
+from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 from mpjax.precision.policy import Policy, get_policy
 from mpjax.precision.rules import NORM, Rules, by_path, decide, is_norm
 
 
 if TYPE_CHECKING:
     from flax import nnx
-from mpjax.precision.layers import Casts
-from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 
 
 class Row(NamedTuple):

@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.precision.dtypes import FLOAT16, FLOAT32, is_floating, widest
-from mpjax.precision.loss_scale import loss_scale_state
+from mpjax.precision.scale_state import loss_scale_state
 
 
 def scale_loss(loss: jax.Array, opt_state) -> jax.Array:

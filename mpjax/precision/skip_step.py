@@ -26,7 +26,8 @@ class Step(NamedTuple):
       finite: bool scalar, True if the gradients were finite, here and earlier in the window of micro-batches.
       state: the optimizer's state; as before if the gradients were not finite.
       closes_window: bool scalar, True if the step closed a window, that of any optimizer if there are several.
-      window_finite: bool scalar, True if every window that the step closed was finite; drives the loss scale.
+      window_finite: bool scalar, True if no window that the step closed had a non-finite micro-batch; drives the loss
+        scale.
     """
 
     updates: Any

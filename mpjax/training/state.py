@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 
 from mpjax.precision.dtypes import FLOAT32, check_dtypes, widest
-from mpjax.precision.loss_scale import loss_scale_state
+from mpjax.precision.scale_state import loss_scale_state
 
 
 Arrays = dict[str, jax.Array]

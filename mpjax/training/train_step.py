@@ -10,7 +10,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.precision.loss_scale import loss_scale_state, where_finite
+from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.training.state import Structure, TrainState, step_key, uncast
@@ -96,7 +96,7 @@ def make_train_step(
 
         def one(stats, key, batch):
             (loss, (stats, metrics)), grads = differentiate(state.opt_state, state.params, stats, key, batch)
-            return stats, (grads, {"loss": loss, **metrics})
+            return stats, (grads, {"loss": loss} | metrics | {"loss": loss})
 
         if accumulate == 1:
             return one(state.stats, key, batch)

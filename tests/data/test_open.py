@@ -113,3 +113,9 @@ def test_a_function_may_make_texts(tiny_sets, own):
     function = own("return {**example, 'text': example['text'].upper()}")
     source, _ = opened(tiny_sets, "text_classification", name="tiny_sst2", preprocess=function, length=6)
     assert source.train[1]["tokens"].tolist() == [2, *(ord(c) + 3 for c in "GUT "), 1]
+
+
+@pytest.mark.parametrize(("name", "value"), [("preprocess", "a.py:f"), ("columns", {"image": "a"}), ("num_classes", 3)])
+def test_settings_that_a_synthetic_set_would_ignore_are_refused(tmp_path, name, value):
+    with pytest.raises(UsageError, match=f"its name sets shapes and classes; leave out --data.{name}"):
+        open_source(Data(name="synthetic:8x8x1:10", **{name: value}), tmp_path)

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from mpjax.errors import DtypeError, UsageError
+from mpjax.errors import UsageError
 from mpjax.precision import (
     LossScaleState,
     check_dtypes,
@@ -119,27 +119,7 @@ def test_a_single_bad_element_among_many_skips_the_step():
     assert not tx.update(grads, tx.init(params), params)[1].finite
 
 
-def test_where_finite_takes_the_new_tree_after_a_good_step_and_the_old_after_a_bad_one():
-    tx = dynamic_loss_scaling(optax.sgd(1.0))
-    new = {"mean": jnp.array([NAN, 1.0], jnp.float32), "count": jnp.array(3), "key": jax.random.key(1), "none": None}
-    old = {"mean": jnp.array([0.5, 1.0], jnp.float32), "count": jnp.array(2), "key": jax.random.key(0), "none": None}
-    for grads, wanted in ((GOOD, new), (BAD, old)):
-        state = tx.update(grads, tx.init(GOOD))[1]
-        picked = where_finite((optax.EmptyState(), state), new, old)
-        assert picked["count"] == wanted["count"]
-        assert picked["none"] is None
-        np.testing.assert_array_equal(picked["mean"], wanted["mean"])
-        np.testing.assert_array_equal(jax.random.key_data(picked["key"]), jax.random.key_data(wanted["key"]))
-
-
 # The scale
-
-
-def test_where_finite_refuses_trees_of_different_dtypes():
-    state = dynamic_loss_scaling(optax.sgd(1.0)).init(start())
-    new, old = {"w": jnp.ones(2, jnp.float16), "b": jnp.ones(2)}, {"w": jnp.ones(2), "b": jnp.ones(2)}
-    with pytest.raises(DtypeError, match="cast one of the two:\n  w: new float16, old float32$"):
-        where_finite(state, new, old)
 
 
 @pytest.mark.parametrize("bad", [1.0, INF])
@@ -714,18 +694,6 @@ def test_two_accumulators_are_an_error():
 # The state
 
 
-def test_the_state_is_found_in_any_tree():
-    tx = optax.chain(optax.identity(), dynamic_loss_scaling(optax.adam(0.1)), optax.scale(1.0))
-    assert loss_scale_state({"a": (tx.init(GOOD), None)}).scale == 2.0**15
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_no_state_or_two_is_an_error(count):
-    state = dynamic_loss_scaling(optax.sgd(1.0)).init(GOOD)
-    with pytest.raises(UsageError, match=f"wanted one LossScaleState .* found {count}: wrap the optimizer once"):
-        loss_scale_state([state] * count)
-
-
 @pytest.mark.parametrize(
     "tx",
     [
@@ -906,3 +874,11 @@ def test_an_nnx_optimizer_skips_an_overflow():
 def test_wrapping_an_optimizer_twice_is_an_error(outer):
     with pytest.raises(UsageError, match="wanted one wrapper around an optimizer"):
         outer(optax.chain(dynamic_loss_scaling(optax.sgd(1.0)))).init(GOOD)
+
+
+@pytest.mark.parametrize("outer", [dynamic_loss_scaling, no_loss_scaling, lambda tx: static_loss_scaling(tx, 8.0)])
+@pytest.mark.parametrize("inner", [dynamic_loss_scaling, no_loss_scaling])
+def test_a_wrapper_inside_another_is_refused(outer, inner):
+    """Else gradients are divided twice, and what is restored after a skipped step follows the wrong flag."""
+    with pytest.raises(UsageError, match="wanted one wrapper around an optimizer, got a second inside"):
+        outer(optax.chain(inner(optax.sgd(1.0)))).init(GOOD)

@@ -27,8 +27,8 @@ def evaluated(
       jaxpr: an open or closed jaxpr.
       inputs: one value for each input variable. An iterator may release each value once it is taken.
       constant: a function that makes a value from `(variable or literal, array)`.
-      apply: a function `(equation, scope, operands, debug_info) -> results`. It owns the list of operands: only this
-        list refers to a value that no later equation uses.
+      apply: `(equation, scope, operands, debug_info) -> results`. It may empty `operands`: after a value's last use
+        that list holds the only reference, so emptying it frees the value.
       scope: the named scopes around the jaxpr.
 
     Returns:
