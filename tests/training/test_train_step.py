@@ -346,3 +346,11 @@ def test_under_autocast_accumulation_equals_one_large_batch(trainer, batch):
     parts, _ = trainer(optax.sgd(0.1), accumulate=4, **settings).run([batch(1, size=16)])
     for one, other in zip(jax.tree.leaves(whole[-1].params), jax.tree.leaves(parts[-1].params), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4)
+
+
+def test_a_metric_of_the_user_s_named_loss_does_not_replace_the_loss(trainer, batch):
+    def loss(model, batch, key):
+        return jnp.mean(jnp.square(model(batch["image"]))), {"loss": jnp.float32(99)}
+
+    _, metrics = trainer(loss=loss).run([batch(1)])
+    assert metrics[0]["loss"] < 99
