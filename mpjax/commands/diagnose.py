@@ -19,7 +19,7 @@ from mpjax.diagnosis.training import diagnose_step, fastest_of_step
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint, to_arrays
 from mpjax.loop.process import as_usual
-from mpjax.loop.restore import adopt
+from mpjax.loop.resume import adopt
 from mpjax.precision.policy import get_policy
 from mpjax.report import read_metrics
 from mpjax.training import TrainState

@@ -17,7 +17,7 @@ from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.save import changes
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.checkpoint import read_checkpoint
-from mpjax.loop.restore import adopt
+from mpjax.loop.resume import adopt
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.mesh import data_mesh, evaluation_sharding, replicated

@@ -21,7 +21,7 @@ from mpjax.config.save import changes
 from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint, set_aside
 from mpjax.loop.process import locked, stop_on_signals
 from mpjax.loop.profile import profiled
-from mpjax.loop.restore import adopt
+from mpjax.loop.resume import adopt
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState, evaluate

@@ -12,7 +12,7 @@ import pytest
 from mpjax.config.schema import Precision
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.restore import adopt
+from mpjax.loop.resume import adopt
 from mpjax.precision.moments import half_moments
 from mpjax.training import TrainState
 from mpjax.training.optimizer import with_precision
