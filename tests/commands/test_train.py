@@ -5,6 +5,8 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -465,5 +467,9 @@ def test_a_profile_of_a_short_run_ends_with_it(tmp_path):
 
 
 def test_a_run_is_traced_when_it_is_asked_for_and_not_each_time_it_goes_on(tmp_path):
-    train(tmp_path / "a", "--steps", "3", "--profile")
+    # In a process of its own: the profiler hooks into every thread of its process.
+    command = [sys.executable, "-c", "import sys; from mpjax.cli import train; sys.exit(train(sys.argv[1:]))"]
+    flags = [*SMALL, "--output_dir", str(tmp_path / "a"), "--steps", "3", "--profile"]
+    subprocess.run([*command, *flags], check=True, capture_output=True)
+    assert list((tmp_path / "a" / "tensorboard").rglob("*.xplane.pb"))
     assert "profile = false" in (tmp_path / "a" / "config.toml").read_text()
