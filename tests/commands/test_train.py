@@ -473,3 +473,11 @@ def test_a_run_is_traced_when_it_is_asked_for_and_not_each_time_it_goes_on(tmp_p
     subprocess.run([*command, *flags], check=True, capture_output=True)
     assert list((tmp_path / "a" / "tensorboard").rglob("*.xplane.pb"))
     assert "profile = false" in (tmp_path / "a" / "config.toml").read_text()
+
+
+def test_a_resume_without_a_checkpoint_says_that_it_starts_anew(undisturbed, tmp_path, capsys):
+    shutil.copytree(undisturbed[0], tmp_path / "a", ignore=shutil.ignore_patterns("checkpoints"))
+    resume(tmp_path / "a", "--steps", "1")
+    said = capsys.readouterr().out
+    assert "no checkpoint to resume from: starting at step 0" in said
+    assert "resumed from" not in said
