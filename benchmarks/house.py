@@ -19,6 +19,9 @@ import sys
 import tempfile
 from typing import Any
 
+import numpy as np
+import scipy.sparse.csgraph
+
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
 
@@ -113,7 +116,12 @@ def circles(package: pathlib.Path) -> list[list[str]]:
     """Returns the groups of modules that import each other, directly or around, late imports included."""
     modules = {name_of(path, package): path for path in package.rglob("*.py")}
     graph = {name: set(imports_of(path, modules)) - {name} for name, path in modules.items()}
-    return [sorted(group) for group in strongly_connected(graph) if len(group) > 1]
+    edges = np.array([[other in graph[name] for other in graph] for name in graph])
+    _, groups = scipy.sparse.csgraph.connected_components(edges, connection="strong")
+    members = collections.defaultdict(list)
+    for name, group in zip(graph, groups, strict=True):
+        members[group].append(name)
+    return [sorted(group) for group in members.values() if len(group) > 1]
 
 
 def name_of(path: pathlib.Path, package: pathlib.Path) -> str:
@@ -129,30 +137,6 @@ def imports_of(path: pathlib.Path, modules) -> list[str]:
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             found += [name if name in modules else node.module for name in inner]
     return found
-
-
-def strongly_connected(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Returns the strongly connected components of a graph (Tarjan 1972)."""
-    index, low, stack, groups = {}, {}, [], []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in graph[node]:
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            at = stack.index(node)
-            groups.append(set(stack[at:]))
-            del stack[at:]
-
-    for node in graph:
-        if node not in index:
-            visit(node)
-    return groups
 
 
 VERBS = frozenset((HERE / "benchmarks" / "verbs.txt").read_text().split())

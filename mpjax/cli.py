@@ -27,9 +27,9 @@ def evaluate(argv: Sequence[str]) -> int:
     """Runs `scripts/evaluate.py` and returns its exit code."""
 
     def command() -> None:
-        from mpjax.config.commands import load_evaluation
+        from mpjax.config.commands import Evaluation, load_settings
 
-        settings = load_evaluation(argv, prog="evaluate.py")
+        settings = load_settings(Evaluation, argv, prog="evaluate.py")
         from mpjax.commands.evaluate import evaluate_run
 
         evaluate_run(settings)
@@ -41,9 +41,9 @@ def diagnose(argv: Sequence[str]) -> int:
     """Runs `scripts/diagnose.py` and returns its exit code."""
 
     def command() -> None:
-        from mpjax.config.commands import load_diagnose
+        from mpjax.config.commands import Diagnose, load_settings
 
-        settings = load_diagnose(argv, prog="diagnose.py")
+        settings = load_settings(Diagnose, argv, prog="diagnose.py")
         from mpjax.commands.diagnose import diagnose_run
 
         diagnose_run(settings)
@@ -69,9 +69,9 @@ def export(argv: Sequence[str]) -> int:
     """Runs `scripts/export.py` and returns its exit code."""
 
     def command() -> None:
-        from mpjax.config.commands import load_export
+        from mpjax.config.commands import Export, load_settings
 
-        settings = load_export(argv, prog="export.py")
+        settings = load_settings(Export, argv, prog="export.py")
         from mpjax.commands.export import export_run
 
         export_run(settings)

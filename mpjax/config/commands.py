@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
@@ -13,6 +13,8 @@ from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
+
+T = TypeVar("T")
 
 ENDINGS = ("png", "pdf", "svg", "jpg", "jpeg", "webp")
 """Image formats that plots are written in."""
@@ -26,6 +28,15 @@ def check_image(flag: str, path: str) -> None:
     folder = expanded(path).parent
     if path and not folder.is_dir():
         raise UsageError(f"{flag} {path}: there is no folder {folder}")
+
+
+def load_settings(kind: type[T], argv: Sequence[str], *, prog: str) -> T:
+    """Parses the command line of a script into its settings, a dataclass of this file.
+
+    Raises:
+      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
+    """
+    return tyro.cli(kind, args=list(argv), prog=prog, use_underscores=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +82,7 @@ def load_comparison(argv: Sequence[str], *, prog: str) -> Comparison:
       UsageError: as `check_comparison`.
       SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
     """
-    settings = tyro.cli(Comparison, args=list(argv), prog=prog, use_underscores=True)
+    settings = load_settings(Comparison, argv, prog=prog)
     check_comparison(settings)
     return settings
 
@@ -96,15 +107,6 @@ class Evaluation:
     """Print one JSON object instead of lines."""
 
 
-def load_evaluation(argv: Sequence[str], *, prog: str) -> Evaluation:
-    """Parses a command line of evaluate.py.
-
-    Raises:
-      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
-    """
-    return tyro.cli(Evaluation, args=list(argv), prog=prog, use_underscores=True)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
     """Export the weights of a checkpoint to a safetensors file, for mpjax or another library."""
@@ -123,15 +125,6 @@ class Export:
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
     """Dtype of the parameters in the file; empty: the dtype in the checkpoint."""
-
-
-def load_export(argv: Sequence[str], *, prog: str) -> Export:
-    """Parses a command line of export.py.
-
-    Raises:
-      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
-    """
-    return tyro.cli(Export, args=list(argv), prog=prog, use_underscores=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,15 +150,6 @@ class Diagnose:
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     json: bool = False
     """Print one JSON object instead of text."""
-
-
-def load_diagnose(argv: Sequence[str], *, prog: str) -> Diagnose:
-    """Parses a command line of diagnose.py.
-
-    Raises:
-      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
-    """
-    return tyro.cli(Diagnose, args=list(argv), prog=prog, use_underscores=True)
 
 
 GpuName = Literal["v100", "a100", "l4", "h100", "h200", "b200"]

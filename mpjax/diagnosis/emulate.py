@@ -31,7 +31,7 @@ from mpjax.diagnosis.measurements import Marks
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder, Site
-from mpjax.precision.casting.equations import source_of
+from mpjax.precision.casting.equations import NO_SOURCE, source_of
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
 from mpjax.precision.casting.primitives import CALLS, PRODUCTS, SUMS
 from mpjax.precision.casting.walk import called, evaluated
@@ -60,8 +60,8 @@ class Emulator:
       isolated: True to give each module the reference's values as inputs, which measures the module's own error;
         otherwise errors propagate from module to module.
       recorder: the recorder that takes a reading of each result.
-      done: a function that is called after each operation; a loop counts as one.
-      exact: the float32 values of the program's constants, by `id`, as in `Constants`.
+      done: a function that is called after each operation; a loop counts as one. `run` sets it.
+      exact: the float32 values of the program's constants, by `id`, as in `Constants`. `run` sets it.
     """
 
     rounds: Callable[[str], bool] = everywhere
@@ -87,7 +87,7 @@ class Emulator:
           inputs: the input arrays; half-precision inputs may be given in float32.
           owners: the module path of each input, "" for inputs that belong to no module; may be shorter than `inputs`.
           progress: the progress bar that shows the run.
-          exact: the float32 values of the constants in this run; they replace those of the attribute.
+          exact: the float32 values of the program's constants, by `id`; none if omitted.
         """
         reads = "each module alone" if self.isolated else "half precision and float32"
         done = progress.started(None if self.recorder is None else reads, _count(jaxpr))
@@ -236,8 +236,6 @@ class Emulator:
 
 
 _GIVE_BACK_EVERY = 16
-
-NO_SOURCE = "(no source line)"
 
 
 def site_of(eqn, var, place: Place) -> Site:

@@ -22,11 +22,12 @@ from mpjax.diagnosis.arithmetic import (
     round_to,
     widened,
 )
-from mpjax.diagnosis.emulate import NO_SOURCE, Emulator, site_of
+from mpjax.diagnosis.emulate import Emulator, site_of
 from mpjax.diagnosis.layers import LayerRecorder, Layers
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.readings import Site
+from mpjax.precision.casting.equations import NO_SOURCE
 from mpjax.precision.casting.jaxprs import as_function, scope_of
 from mpjax.precision.casting.primitives import PRODUCTS, SUMS
 from mpjax.precision.casting.values import cast_like
@@ -162,4 +163,4 @@ def _probed(program: Program, scale) -> Layers:
 
 
 def _site(name: str, direction: str, values) -> Site:
-    return Site(name, direction, "parameter", np.dtype(values.dtype), values.shape, "(no source line)")
+    return Site(name, direction, "parameter", np.dtype(values.dtype), values.shape, NO_SOURCE)

@@ -18,6 +18,7 @@ from mpjax.diagnosis.readings import EXPONENTS, Site, ratio
 from mpjax.diagnosis.trace import Row, Trace
 from mpjax.diagnosis.verdict import Finding
 from mpjax.errors import UsageError
+from mpjax.precision.casting.equations import NO_SOURCE
 from mpjax.precision.dtypes import FLOAT32, HALF, float_range, is_floating
 from mpjax.precision.master import MasterWeightsState
 from mpjax.precision.scale_state import loss_scale_state
@@ -103,7 +104,7 @@ def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:
 
 
 def _site(update: Update) -> Site:
-    return Site(update.path, "update", "apply_updates", update.row.dtype, (), "(no source line)")
+    return Site(update.path, "update", "apply_updates", update.row.dtype, (), NO_SOURCE)
 
 
 def _moved(optimizer: Optimizer, gradients: Sequence, scale: float) -> tuple[Any, Any, Any]:

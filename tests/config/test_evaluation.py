@@ -2,22 +2,24 @@
 
 import pytest
 
-from mpjax.config.commands import Evaluation, load_evaluation
+from mpjax.config.commands import Evaluation, load_settings
 
 
 def test_flags_become_settings():
     argv = ["--run", "runs/a", "--checkpoint", "40", "--policy", "float32", "--split", "train", "--ema", "--json"]
-    assert load_evaluation(argv, prog="evaluate.py") == Evaluation(
+    assert load_settings(Evaluation, argv, prog="evaluate.py") == Evaluation(
         run="runs/a", checkpoint="40", policy="float32", split="train", ema=True, json=True
     )
 
 
 def test_the_best_checkpoint_under_the_runs_own_policy_is_the_default():
-    assert load_evaluation(["--run", "a"], prog="evaluate.py") == Evaluation(run="a", checkpoint="best", policy="")
+    assert load_settings(Evaluation, ["--run", "a"], prog="evaluate.py") == Evaluation(
+        run="a", checkpoint="best", policy=""
+    )
 
 
 def test_the_run_is_required(capsys):
     with pytest.raises(SystemExit) as raised:
-        load_evaluation([], prog="evaluate.py")
+        load_settings(Evaluation, [], prog="evaluate.py")
     assert raised.value.code == 2
     assert "--run" in capsys.readouterr().err

@@ -27,27 +27,31 @@ CITATION = """@misc{alpaydin1998optical,
 }"""
 
 
+def _described(builder: tfds.core.DatasetBuilder, description: str, features: dict) -> tfds.core.DatasetInfo:
+    """Returns what both sets say of themselves; the first feature is the input, the second the target."""
+    return tfds.core.DatasetInfo(
+        builder=builder,
+        description=description,
+        features=tfds.features.FeaturesDict(features),
+        supervised_keys=tuple(features),
+        homepage=HOMEPAGE,
+        citation=CITATION,
+        disable_shuffling=True,
+    )
+
+
 class Digits(tfds.core.GeneratorBasedBuilder):
     """UCI handwritten digits: image uint8 [8, 8, 1], label in [0, 10); 1,437 train and 360 test examples."""
 
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=_DESCRIPTION,
-            features=tfds.features.FeaturesDict(
-                {
-                    # Not features.Image: encoding one needs TensorFlow.
-                    "image": tfds.features.Tensor(shape=(8, 8, 1), dtype=np.uint8),
-                    "label": tfds.features.ClassLabel(num_classes=10),
-                }
-            ),
-            supervised_keys=("image", "label"),
-            homepage=HOMEPAGE,
-            citation=CITATION,
-            disable_shuffling=True,
-        )
+        # Not features.Image: encoding one needs TensorFlow.
+        features = {
+            "image": tfds.features.Tensor(shape=(8, 8, 1), dtype=np.uint8),
+            "label": tfds.features.ClassLabel(num_classes=10),
+        }
+        return _described(self, _DESCRIPTION, features)
 
     def _split_generators(self, dl_manager):
         del dl_manager  # scikit-learn has the data
@@ -94,21 +98,12 @@ class DigitsCanvas(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=_CANVAS_DESCRIPTION,
-            features=tfds.features.FeaturesDict(
-                {
-                    # Not features.Image: encoding one needs TensorFlow.
-                    "image": tfds.features.Tensor(shape=(SIZE, SIZE, 1), dtype=np.uint8),
-                    "mask": tfds.features.Tensor(shape=(SIZE, SIZE), dtype=np.uint8),
-                }
-            ),
-            supervised_keys=("image", "mask"),
-            homepage=HOMEPAGE,
-            citation=CITATION,
-            disable_shuffling=True,
-        )
+        # Not features.Image: encoding one needs TensorFlow.
+        features = {
+            "image": tfds.features.Tensor(shape=(SIZE, SIZE, 1), dtype=np.uint8),
+            "mask": tfds.features.Tensor(shape=(SIZE, SIZE), dtype=np.uint8),
+        }
+        return _described(self, _CANVAS_DESCRIPTION, features)
 
     def _split_generators(self, dl_manager):
         del dl_manager  # scikit-learn has the data

@@ -37,6 +37,10 @@ except ImportError:  # a future JAX: scopes are kept, but source lines point int
 LIBRARIES = ("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/", "/mpjax/precision/", "/mpjax/diagnosis/")
 
 
+NO_SOURCE = "(no source line)"
+"""What stands for the source of an equation without one, and of a parameter."""
+
+
 class SourceLine(NamedTuple):
     """A line of source code.
 
@@ -70,7 +74,7 @@ def source_of(eqns: Iterable) -> str:
             outside = first_outside(lines, libraries)
             if outside < len(lines):
                 return f"{lines[outside].file}:{lines[outside].line}"
-    return "(no source line)"
+    return NO_SOURCE
 
 
 def standing_at(eqn) -> AbstractContextManager:
