@@ -36,7 +36,8 @@ from mpjax.data import labelled_images
 from mpjax.data.stream import BatchesInMemory
 from mpjax.training import create_state, take_apart
 from mpjax.training.feed import Resident
-from mpjax.training.mesh import batch_sharding, data_mesh
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
 from mpjax.training.objectives import classification
 from mpjax.training.train_step import make_train_call
 
@@ -149,7 +150,7 @@ def in_calls(step: Callable, state, batches: list) -> tuple[Callable, mpjax.Trai
     table = jax.tree.map(lambda *parts: np.concatenate(parts), *jax.device_get(batches))
     size = len(batches[0]["label"])
     resident = BatchesInMemory(table, size, seed=0)
-    feed = Resident.of(resident, batch_sharding(data_mesh(), batch_size=size))
+    feed = Resident.of(resident, Layout(make_mesh()).batch(size=size))
     call = make_train_call(step, feed.batch)
     feds = feed.calls(0, [PER_CALL] * len(batches))
     return lambda state, fed: call(state, fed, PER_CALL), state, list(feds)

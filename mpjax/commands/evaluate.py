@@ -5,7 +5,6 @@ import pathlib
 import warnings
 
 import optax
-from jax.sharding import Mesh
 
 from mpjax import data, strict_json
 from mpjax.commands.parts import CHECKPOINTS, make_task, set_up_jax
@@ -20,7 +19,8 @@ from mpjax.loop.checkpoint import read_checkpoint
 from mpjax.loop.resume import adopt
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import TrainState, make_eval_step
-from mpjax.training.mesh import data_mesh, evaluation_sharding, replicated
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import Task, initial_state
 
@@ -56,11 +56,11 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     task = make_task(config, plan, data.batch_fields(source, config.data))
 
     # The checkpoint's parameters, in the policy's dtypes
-    mesh = data_mesh()
-    position, state, about = trained_state(task, folder, settings.checkpoint, mesh, ema=settings.ema)
+    layout = Layout(make_mesh())
+    position, state, about = trained_state(task, folder, settings.checkpoint, layout, ema=settings.ema)
 
-    eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
-    sharding = evaluation_sharding(mesh, config.data.eval_batch_size)
+    eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
+    sharding = layout.evaluation(config.data.eval_batch_size)
     metrics = evaluate_state(eval_step, tests, sharding, task.objective.conclude, state)
     if settings.json:
         print(strict_json.encode({"checkpoint": position, "policy": str(plan.policy), **metrics}))
@@ -72,7 +72,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
 
 
 def trained_state(
-    task: Task, folder: pathlib.Path, checkpoint: str, mesh: Mesh, *, ema: bool
+    task: Task, folder: pathlib.Path, checkpoint: str, layout: Layout, *, ema: bool
 ) -> tuple[int, TrainState, dict]:
     """Reads the parameters and statistics of a checkpoint, without its optimizer, in the task's dtypes.
 
@@ -80,7 +80,7 @@ def trained_state(
       task: the run's task.
       folder: the run's folder.
       checkpoint: `best`, `latest`, or a position (attempted steps).
-      mesh: all devices.
+      layout: all devices.
       ema: True to read the moving average of the parameters too.
 
     Returns:
@@ -102,5 +102,5 @@ def trained_state(
             stacklevel=2,
         )
     bare = no_loss_scaling(optax.identity())
-    fresh = initial_state(task, bare, seed=0, ema=ema, sharding=replicated(mesh))
+    fresh = initial_state(task, bare, seed=0, ema=ema, layout=layout)
     return position, adopt(fresh, saved, same_scaling=False), about

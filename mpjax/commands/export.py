@@ -9,7 +9,8 @@ from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, data_folder
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import PretrainedReport, export_safetensors
-from mpjax.training.mesh import data_mesh
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
 
 
@@ -31,7 +32,7 @@ def export_run(settings: Export) -> PretrainedReport:
     task = make_task(config, plan, data.batch_fields(source, config.data))
 
     # The checkpoint's parameters
-    position, state, _ = trained_state(task, folder, settings.checkpoint, data_mesh(), ema=settings.ema)
+    position, state, _ = trained_state(task, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
 
     model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
     report = export_safetensors(model, settings.output, dtype=settings.dtype or None, layout=settings.layout)

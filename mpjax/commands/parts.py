@@ -1,5 +1,6 @@
 """Builds the parts of a run: settings in; precision, data, model, optimizer and compiled steps out."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,13 +16,15 @@ from mpjax.config.folders import cache_folder, data_folder
 from mpjax.config.limits import check
 from mpjax.diagnosis.training import make_probe
 from mpjax.loop.when import When
+from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step, make_train_step
 from mpjax.training.feed import Feed, feed_of
-from mpjax.training.mesh import batch_sharding, data_mesh, replicated
+from mpjax.training.layout import Layout, divide
+from mpjax.training.mesh import make_mesh
 from mpjax.training.objectives import objective_of
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
@@ -45,7 +48,7 @@ class Parts(NamedTuple):
     Attributes:
       plan: the settled precision settings.
       source: the training and test examples.
-      mesh: all devices.
+      layout: all devices, and how the run's arrays are divided over them.
       batches: training data.
       split: the sharding of a training batch.
       feed: the input of compiled calls, made from the training data.
@@ -62,7 +65,7 @@ class Parts(NamedTuple):
 
     plan: PrecisionPlan
     source: data.Source
-    mesh: Mesh
+    layout: Layout
     batches: data.Batches
     split: NamedSharding
     feed: Feed
@@ -87,9 +90,9 @@ def make_parts(config: Config) -> Parts:
     check(config)
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
-    mesh = data_mesh()
+    layout = Layout(make_mesh(**dataclasses.asdict(config.mesh)))
     batch_size = config.data.batch_size
-    split = batch_sharding(mesh, batch_size=batch_size, accumulate=config.training.accumulate)
+    split = layout.batch(size=batch_size, accumulate=config.training.accumulate)
 
     # Data
     source = data.open_source(config.data, data_folder(config), config.task)
@@ -115,20 +118,22 @@ def make_parts(config: Config) -> Parts:
     # Model, precision, optimizer, training step
     fields = data.batch_fields(source, config.data)
     warmup = steps(config.optimizer.warmup)
-    task, tx, train_step = make_step(config, plan, fields, steps=when.steps, warmup=warmup)
+    task, tx, step_on = make_step(config, plan, fields, steps=when.steps, warmup=warmup)
+    layout = make_layout(config, plan, task, fields, layout.mesh)
+    train_step = step_on(layout)
 
     def task_under(policy: Policy) -> Task:
         return make_task(config, plan._replace(policy=policy), fields)
 
     # The compiled calls, the evaluation and the probe
     train_call = make_train_call(train_step, feed.batch)
-    eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast)
+    eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
     look = make_probe(task, tx, seed=config.seed, accumulate=config.training.accumulate)
     probe = jax.jit(lambda state, fed, count: look(state, feed.batch(fed, 0)), static_argnums=2)
     return Parts(
         plan=plan,
         source=source,
-        mesh=mesh,
+        layout=layout,
         batches=batches,
         split=split,
         feed=feed,
@@ -180,8 +185,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
 def make_step(
     config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int
-) -> tuple[Task, optax.GradientTransformation, jax.stages.Wrapped]:
-    """Builds the task that `config` describes, its optimizer, and its compiled training step.
+) -> tuple[Task, optax.GradientTransformation, Callable[[Layout | None], jax.stages.Wrapped]]:
+    """Builds the task that `config` describes, its optimizer, and a function from layout to compiled training step.
 
     Args:
       config: the settings of the run.
@@ -202,27 +207,47 @@ def make_step(
         loss_scale=plan.loss_scale,
         masters=plan.master_weights,
     )
-    train_step = make_train_step(
-        task.structure,
-        tx,
-        task.objective.loss,
-        cast=task.cast,
-        learning_rate=schedule,
-        accumulate=config.training.accumulate,
-        ema=config.training.ema,
-        seed=config.seed,
-    )
-    return task, tx, train_step
+
+    def step_on(layout: Layout | None) -> jax.stages.Wrapped:
+        return make_train_step(
+            task.structure,
+            tx,
+            task.objective.loss_of,
+            prepare=task.objective.prepare,
+            cast=task.cast,
+            learning_rate=schedule,
+            accumulate=config.training.accumulate,
+            ema=config.training.ema,
+            seed=config.seed,
+            layout=layout,
+        )
+
+    return task, tx, step_on
+
+
+def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:
+    """Divides the arrays of a run over a mesh.
+
+    Raises:
+      UsageError: the mesh divides models over `tensor`, and no parameter of this one can be.
+    """
+    _, params, stats = take_apart(task.abstract)
+    divided = divide(params, mesh)
+    layout = Layout(mesh, divided, {}, plan.policy.reduce_dtype, config.training.batch_norm)
+    if not divided:
+        return layout
+    batch = jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))
+    return dataclasses.replace(layout, travels=task.narrowed(params, stats, batch))
 
 
 def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) -> TrainState:
-    """Returns the replicated state before the first step; `pretrained` arrays, by path, replace initial values."""
+    """Returns the state before the first step; `pretrained` arrays, by path, replace initial values."""
     return initial_state(
         parts.task,
         parts.tx,
         seed=config.seed,
         ema=config.training.ema > 0,
-        sharding=replicated(parts.mesh),
+        layout=parts.layout,
         pretrained=pretrained,
     )
 

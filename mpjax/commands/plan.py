@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from mpjax import strict_json
-from mpjax.commands.parts import make_step
+from mpjax.commands.parts import make_layout, make_step
 from mpjax.config import Config, Duration
 from mpjax.config.commands import Plan, check_plan
 from mpjax.config.folders import data_folder
@@ -110,11 +110,12 @@ def planned_step(config: Config, fields: Fields) -> Step:
 
     with wide(plan):
         warmup = steps(config.optimizer.warmup)
-        task, tx, train_step = make_step(config, plan, fields, steps=steps(config.steps), warmup=warmup)
+        task, tx, step_on = make_step(config, plan, fields, steps=steps(config.steps), warmup=warmup)
         make = functools.partial(make_state, task, tx, ema=config.training.ema > 0)
         state = jax.eval_shape(make, jax.random.key(config.seed), {})
     batch = batch_shapes(fields, config.data.batch_size)
-    return Step(config.precision.policy, plan, task, tx, train_step, state, batch, config.training.accumulate)
+    layout_on = functools.partial(make_layout, config, plan, task, fields)
+    return Step(config.precision.policy, plan, task, tx, layout_on, step_on, state, batch, config.training.accumulate)
 
 
 def _described(plan: Estimate) -> dict[str, Any]:

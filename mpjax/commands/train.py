@@ -25,7 +25,7 @@ from mpjax.loop.resume import adopt
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState, evaluate
-from mpjax.training.mesh import evaluation_sharding, place
+from mpjax.training.mesh import place
 from mpjax.training.precision_plan import advice, floor_of
 from mpjax.training.setup import pretrained_arrays
 from mpjax.training.train_step import compile_calls
@@ -118,7 +118,7 @@ def run(config: Config) -> dict:
                 evaluate_state,
                 parts.eval_step,
                 parts.tests,
-                evaluation_sharding(parts.mesh, config.data.eval_batch_size),
+                parts.layout.evaluation(config.data.eval_batch_size),
                 parts.task.objective.conclude,
             ),
             score=TASKS[config.task].score,

@@ -35,7 +35,7 @@ def tuned(config: Config) -> tuple[Config, str]:
     if policy.compute_dtype not in HALF:
         return settled, f"nothing to tune: {config.precision.policy} computes in {policy.compute_dtype}"
     batch = next(iter(parts.batches.from_position(0)))
-    shares = parts.mesh.size * config.training.accumulate
+    shares = parts.layout.shares * config.training.accumulate
     shapes = {
         name: jax.ShapeDtypeStruct((max(1, x.shape[0] // shares), *x.shape[1:]), x.dtype) for name, x in batch.items()
     }
@@ -61,7 +61,7 @@ def _key(config: Config, parts: Parts, products: list[Product]) -> dict:
     programs = "\n".join(f"{product.path}\n{product.half.text}\n{product.full.text}" for product in products)
     return {
         "device": jax.devices()[0].device_kind,
-        "devices": parts.mesh.size,
+        "devices": parts.layout.mesh.size,
         "jax": jax.__version__,
         "model": config.model.name,
         "policy": str(parts.plan.policy),

@@ -235,6 +235,22 @@ class Training:
     data.on_device_mb is kept and read on the device."""
     ema: float = 0.0
     """Decay rate of an exponential moving average of the parameters, which is also evaluated; 0: none."""
+    batch_norm: Literal["device", "global"] = "device"
+    """With several devices, the examples that batch norms take their statistics from: each device's own, or the whole
+    batch's, which costs a sum over all devices for each norm."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Division over devices; the product of the three is the number of devices, and -1 stands for what is left."""
+
+    data: int = -1
+    """Replicas: each has its own examples."""
+    fsdp: int = 1
+    """Parts that parameters, optimizer state and moving averages are divided into; each has its own examples, too, and
+    gathers a parameter when it is used."""
+    tensor: int = 1
+    """Parts that the attention heads and the MLPs of Transformers are divided into; all see the same examples."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -304,6 +320,7 @@ class Config:
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
+    mesh: Mesh = Mesh()
     loop: Loop = Loop()
     report: Report = Report()
     diagnosis: Diagnosis = Diagnosis()

@@ -84,7 +84,7 @@ def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str
     def loss_of(params, stats, key, batch):
         model = task.structure.assemble(params, stats, key)
         model.train()
-        return task.objective.loss(model, batch, key)[0]
+        return task.objective.loss(model, batch, key)[0].value
 
     ruled = [row.path for row in task.precision if row.compute_dtype is not None]
     others = {"statistics": state.stats, "key": key, "batch": batch}

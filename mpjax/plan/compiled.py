@@ -50,9 +50,9 @@ def start(
         future raises it if XLA cannot compile the step for the GPU.
     """
     mesh = mesh_of(name, devices)
-    given = step.on(mesh)
     with step.wide(), traced_for(GPUS[name], mesh.devices.flat[0], attention):
-        traced = step.train_step.trace(*given)
+        train_step, given = step.on(mesh)
+        traced = train_step.trace(*given)
         lowered = traced.lower()
     flops = {dtype: count / devices for dtype, count in flops_of(traced.jaxpr).items()}
 

@@ -13,7 +13,7 @@ from mpjax.data import Fields, Image, Length, Tokens
 from mpjax.plan.devices import gpu_of
 from mpjax.plan.shapes import batch_shapes
 from mpjax.plan.step import Step
-from mpjax.training.mesh import batch_sharding, data_mesh, place, replicated
+from mpjax.training.mesh import make_mesh, place
 from mpjax.training.setup import initial_state
 
 
@@ -54,14 +54,15 @@ def measure_step(step: Step, fields: Fields, *, seed: int = 0, ema: bool = False
       seed: the seed of parameters and examples.
       ema: whether the state holds a moving average of the parameters.
     """
-    mesh = data_mesh()
+    mesh = make_mesh()
     device = mesh.devices.flat[0]
     before = peak_of(device) or 0
     with step.wide():
-        split = batch_sharding(mesh, batch_size=step.batch_size, accumulate=step.accumulate)
+        layout = step.layout_on(mesh)
+        split = layout.batch(size=step.batch_size, accumulate=step.accumulate)
         batch = place(random_batch(fields, step.batch_size, seed), split)
-        state = initial_state(step.task, step.tx, seed=seed, ema=ema, sharding=replicated(mesh))
-        compiled = step.train_step.lower(state, batch).compile()
+        state = initial_state(step.task, step.tx, seed=seed, ema=ema, layout=layout)
+        compiled = step.step_on(layout).lower(state, batch).compile()
         times = times_of(lambda state: compiled(state, batch)[0], state)
     low, middle, high = statistics.quantiles(times, n=4)
     peak = peak_of(device)

@@ -2,16 +2,16 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from mpjax.precision.calls import modules_of
 from mpjax.training import TrainState
-from mpjax.training.mesh import batch_sharding, replicated
+from mpjax.training.layout import Layout
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Task
 
@@ -25,7 +25,8 @@ class Step:
       plan: the precision plan.
       task: model, precision and objective.
       tx: the optimizer.
-      train_step: `(state, batch) -> (state, metrics)`, jitted, with the state donated.
+      layout_on: a function from mesh to the layout of the run.
+      step_on: a function from layout to `(state, batch) -> (state, metrics)`, jitted, with the state donated.
       state: the abstract state.
       batch: the abstract batch, by field.
       accumulate: number of micro-batches per batch.
@@ -35,7 +36,8 @@ class Step:
     plan: PrecisionPlan
     task: Task
     tx: optax.GradientTransformation
-    train_step: Any
+    layout_on: Callable[[Mesh], Layout]
+    step_on: Callable[[Layout], jax.stages.Wrapped]
     state: TrainState
     batch: Mapping[str, jax.ShapeDtypeStruct]
     accumulate: int = 1
@@ -55,10 +57,17 @@ class Step:
         batch = {name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype) for name, x in self.batch.items()}
         return dataclasses.replace(self, batch=batch)
 
-    def on(self, mesh: Mesh) -> tuple[TrainState, Any]:
-        """Returns the arguments of `train_step.lower`: the replicated abstract state and the sharded abstract batch."""
-        split = batch_sharding(mesh, batch_size=self.batch_size, accumulate=self.accumulate)
-        return _placed(self.state, replicated(mesh)), _placed(dict(self.batch), split)
+    def on(self, mesh: Mesh) -> tuple[jax.stages.Wrapped, tuple[TrainState, Any]]:
+        """Returns the training step for a mesh, and its abstract arguments with the layout's shardings."""
+        layout = self.layout_on(mesh)
+        split = layout.batch(size=self.batch_size, accumulate=self.accumulate)
+        batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for name, x in self.batch.items()}
+        state = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            self.state,
+            layout.state(self.state),
+        )
+        return self.step_on(layout), (state, batch)
 
     def wide(self) -> contextlib.AbstractContextManager:
         """Returns the context to trace the step in. It enables x64 if the precision plan uses float64."""
@@ -68,7 +77,3 @@ class Step:
 def wide(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
     """Returns a context that enables x64 if a precision plan uses float64."""
     return jax.enable_x64(jax.config.read("jax_enable_x64") or plan.float64)
-
-
-def _placed(tree: Any, sharding: NamedSharding) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from mpjax.config.commands import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.devices import GPUS, Gpu
+from mpjax.training.mesh import make_mesh
 
 
 PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
@@ -28,14 +28,13 @@ CUDNN = (9, 10, 0)
 
 
 def mesh_of(name: GpuName, count: int) -> Mesh:
-    """Returns a mesh of `count` GPUs of a kind in one axis, `data`, like `mpjax.training.mesh.data_mesh`.
+    """Returns a mesh of `count` GPUs of a kind, all replicas.
 
     Raises:
       UsageError: XLA's CUDA plugin is not installed, has another version than jaxlib, or does not support the GPU.
     """
     require_plugin()
-    devices = np.array(_devices(name, count))
-    return Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
+    return make_mesh(_devices(name, count))
 
 
 def require_plugin() -> None:

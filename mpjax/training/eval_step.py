@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.training.layout import Layout
 from mpjax.training.objectives import means
+from mpjax.training.shares import shares_of
 from mpjax.training.state import Arrays, Structure, uncast
 
 
@@ -15,7 +17,11 @@ AHEAD = 4
 
 
 def make_eval_step(
-    structure: Structure, measure: Callable, *, cast: Callable[[Callable], Callable] = uncast
+    structure: Structure,
+    measure: Callable,
+    *,
+    cast: Callable[[Callable], Callable] = uncast,
+    layout: Layout | None = None,
 ) -> Callable[[Arrays, Arrays, Mapping[str, jax.Array]], dict[str, jax.Array]]:
     """Returns the jit-compiled evaluation step, which computes under the model's policy and changes no state.
 
@@ -23,6 +29,7 @@ def make_eval_step(
       structure: the model taken apart, with its policy applied.
       measure: `(model, batch) -> values`, one float32 [B, ...] array per quantity; the model is in evaluation mode.
       cast: as for `make_train_step`.
+      layout: as for `make_train_step`.
 
     Returns:
       `(params, stats, batch) -> sums`, float32 [...]: each quantity summed over the examples, weighted by the batch's
@@ -35,7 +42,10 @@ def make_eval_step(
         model.eval()
         return measure(model, batch)
 
+    shares = shares_of(layout)
+
     @jax.jit
+    @shares.sums
     def eval_step(params: Arrays, stats: Arrays, batch):
         values = values_of(params, stats, batch)
         size = next(iter(values.values())).shape[0]

@@ -1,43 +1,59 @@
-"""The device mesh and its shardings: state is replicated, batches are sharded."""
+"""The device mesh of a run, and how batches get to its devices."""
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from mpjax.errors import UsageError
+from mpjax.training.layout import DATA, FSDP, TENSOR
 
 
-def data_mesh() -> Mesh:
-    """Returns a mesh of all devices with the single axis `data`."""
-    # Auto: the compiler propagates shardings, so that models and losses need no annotations.
-    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+def make_mesh(devices: Sequence | None = None, *, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """Returns a mesh with the axes `data`, `fsdp` and `tensor`, neighbouring devices along the last.
 
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the fully replicated sharding."""
-    return NamedSharding(mesh, PartitionSpec())
-
-
-def batch_sharding(mesh: Mesh, *, batch_size: int, accumulate: int = 1) -> NamedSharding:
-    """Returns the sharding of arrays [B, ...] with examples divided among the devices.
+    Args:
+      devices: the devices; all by default.
+      data: replicas of the (divided) parameters; -1: as many as there are devices for.
+      fsdp: the number of parts that parameters and optimizer state are divided into; may be -1 instead of `data`.
+      tensor: the number of parts that attention heads and MLPs are divided into; may be -1 instead of `data`.
 
     Raises:
-      UsageError: the batch does not divide evenly among devices and micro-batches.
+      UsageError: the product of the sizes is not the number of devices; the message names the nearest sizes.
     """
-    parts = mesh.size * accumulate
-    if batch_size % parts:
-        raise UsageError(
-            f"a batch of {batch_size} examples does not divide among {mesh.size} devices x {accumulate} micro-batches: "
-            f"take a multiple of {parts}, such as {max(1, batch_size // parts) * parts}"
-        )
-    return NamedSharding(mesh, PartitionSpec("data"))
+    devices = jax.devices() if devices is None else devices
+    sizes = settle({DATA: data, FSDP: fsdp, TENSOR: tensor}, len(devices))
+    # Auto: the compiler propagates shardings, so that models and losses need no annotations.
+    return Mesh(np.asarray(devices).reshape(*sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def evaluation_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
-    """Returns the sharding of evaluation batches: sharded if they divide evenly among the devices, else replicated."""
-    return NamedSharding(mesh, PartitionSpec("data" if batch_size % mesh.size == 0 else None))
+def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
+    """Returns the sizes of the mesh with -1 replaced; raises UsageError if their product is not `devices`."""
+    wanted = "wanted sizes whose product is the number of devices, and -1 for at most one"
+    shown = " ".join(f"--mesh.{name} {size}" for name, size in sizes.items())
+    if any(size != -1 and size < 1 for size in sizes.values()) or list(sizes.values()).count(-1) > 1:
+        raise UsageError(f"{shown}: {wanted}")
+    known = math.prod(size for size in sizes.values() if size != -1)
+    settled = {name: devices // known if size == -1 else size for name, size in sizes.items()}
+    if math.prod(settled.values()) != devices:
+        near = " ".join(f"--mesh.{name} {size}" for name, size in _nearest(sizes, devices).items())
+        raise UsageError(f"{shown} does not divide {devices} devices: {wanted}; nearest: {near}")
+    return settled
+
+
+def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
+    """Returns the sizes with product `devices` that are nearest to `sizes` as ratios; a -1 may become any size."""
+    divisors = [size for size in range(1, devices + 1) if devices % size == 0]
+    products = [each for each in itertools.product(divisors, repeat=len(sizes)) if math.prod(each) == devices]
+
+    def distance(each: tuple[int, ...]) -> float:
+        pairs = zip(each, sizes.values(), strict=True)
+        return sum(abs(math.log(one / other)) for one, other in pairs if other != -1)
+
+    return dict(zip(sizes, min(products, key=distance), strict=True))
 
 
 def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:

@@ -20,6 +20,7 @@ from mpjax.training.losses import (
     intersection_and_union,
     soft_cross_entropy,
 )
+from mpjax.training.mean import Mean, mean_of
 
 
 if TYPE_CHECKING:  # a loop of one's own needs neither settings nor data sets
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # a loop of one's own needs neither settings nor data sets
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Means = dict[str, Mean]
 Sums = Mapping[str, np.ndarray]
 
 
@@ -40,14 +42,32 @@ class Objective(NamedTuple):
     """The loss and the metrics of a task.
 
     Attributes:
-      loss: `(model, batch, key) -> (loss, metrics)`: float32 scalars, means over the batch.
-      measure: `(model, batch) -> values`: one float32 [B, ...] array per quantity, to be summed over all examples.
+      prepare: `(batch, key) -> batch`, which augments unless the key is None. It sees the whole batch, because it may
+        mix examples.
+      loss_of: `(model, batch, key) -> (loss, metrics)` of a prepared batch, or of a device's part of one: a `Mean`, and
+        one per metric, in float32 or wider.
+      values_of: `(model, batch) -> values` of a prepared batch: one float32 [B, ...] array per quantity, to be summed
+        over all examples.
       conclude: a function from these sums over a whole set (float64, with `count`, the number of examples) to metrics.
     """
 
-    loss: Callable[[nnx.Module, Batch, jax.Array], tuple[jax.Array, Metrics]]
-    measure: Callable[[nnx.Module, Batch], Metrics]
+    prepare: Callable[[Batch, jax.Array | None], Batch]
+    loss_of: Callable[[nnx.Module, Batch, jax.Array], tuple[Mean, Means]]
+    values_of: Callable[[nnx.Module, Batch], Metrics]
     conclude: Callable[[Sums], dict[str, float]] = means
+
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
+        """Computes the loss and the metrics of a batch as it is stored."""
+        return self.loss_of(model, self.prepare(batch, key), key)
+
+    def measure(self, model: nnx.Module, batch: Batch) -> Metrics:
+        """Computes the quantities to sum up, of a batch as it is stored."""
+        return self.values_of(model, self.prepare(batch, None))
+
+
+def _as_stored(batch: Batch, key: jax.Array | None) -> Batch:
+    del key  # nothing is augmented
+    return batch
 
 
 def classification(
@@ -64,25 +84,25 @@ def classification(
       label_smoothing: the label smoothing of the training loss.
     """
 
-    def logits_and_batch(model, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, Batch]:
-        batch = prepare(batch, key)
-        return model(policy.cast_to_compute(batch["image"])), batch
+    def logits_of(model, batch: Batch) -> jax.Array:
+        return model(policy.cast_to_compute(batch["image"]))
 
-    def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        logits, batch = logits_and_batch(model, batch, key)
+    def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
+        del key  # the batch is augmented already
+        logits = logits_of(model, batch)
         if "target" in batch:
             target = batch["target"]
             smooth = (1 - label_smoothing) * target + label_smoothing / target.shape[-1]
             losses = soft_cross_entropy(logits, smooth)
         else:
             losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
-        return jnp.mean(losses), {"accuracy": jnp.mean(correct(logits, batch["label"]))}
+        return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
 
     def measure(model, batch: Batch) -> Metrics:
-        logits, batch = logits_and_batch(model, batch, None)
+        logits = logits_of(model, batch)
         return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
 
-    return Objective(loss, measure)
+    return Objective(prepare, loss, measure)
 
 
 def scores(logits: jax.Array, labels: jax.Array) -> Metrics:
@@ -101,17 +121,17 @@ def text_classification(*, label_smoothing: float = 0.0) -> Objective:
       label_smoothing: the label smoothing of the training loss.
     """
 
-    def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+    def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # nothing is augmented
         logits = model(batch["tokens"], batch["length"])
         losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
-        return jnp.mean(losses), {"accuracy": jnp.mean(correct(logits, batch["label"]))}
+        return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
 
     def measure(model, batch: Batch) -> Metrics:
         logits = model(batch["tokens"], batch["length"])
         return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
 
-    return Objective(loss, measure)
+    return Objective(_as_stored, loss, measure)
 
 
 def language_modeling(*, label_smoothing: float = 0.0) -> Objective:
@@ -129,16 +149,16 @@ def language_modeling(*, label_smoothing: float = 0.0) -> Objective:
         losses = cross_entropy(logits, following, label_smoothing=smoothing)
         return losses, (jnp.argmax(logits, axis=-1) == following).astype(jnp.float32)
 
-    def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+    def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # nothing is augmented
         losses, hits = losses_and_hits(model, batch, label_smoothing)
-        return jnp.mean(losses), {"accuracy": jnp.mean(hits)}
+        return mean_of(losses), {"accuracy": mean_of(hits)}
 
     def measure(model, batch: Batch) -> Metrics:
         losses, hits = losses_and_hits(model, batch, 0.0)
         return {"loss": jnp.mean(losses, axis=1), "accuracy": jnp.mean(hits, axis=1)}
 
-    return Objective(loss, measure, _conclude_text)
+    return Objective(_as_stored, loss, measure, _conclude_text)
 
 
 def _conclude_text(sums: Sums) -> dict[str, float]:
@@ -160,9 +180,8 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
     """
     from mpjax.data.fields import IGNORED  # late: other objectives need no data set's packages
 
-    def logits_and_mask(model, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        batch = prepare(batch, key)
-        return model(policy.cast_to_compute(batch["image"])), batch["mask"]
+    def logits_of(model, batch: Batch) -> jax.Array:
+        return model(policy.cast_to_compute(batch["image"]))
 
     def losses(logits: jax.Array, mask: jax.Array) -> jax.Array:
         return cross_entropy_over(logits, mask, ignore=IGNORED) + dice_loss(logits, mask, ignore=IGNORED)
@@ -174,18 +193,21 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
         right = jnp.sum(intersection, axis=-1)
         return {"right": right, "counted": counted, "intersection": intersection, "union": union}
 
-    def loss(model, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        logits, mask = logits_and_mask(model, batch, key)
+    def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
+        del key  # the batch is augmented already
+        logits, mask = logits_of(model, batch), batch["mask"]
         total = {name: jnp.sum(count, axis=0) for name, count in counts(logits, mask).items()}
-        iou = mean_iou(total["intersection"], total["union"], jnp)
-        accuracy = total["right"] / jnp.maximum(total["counted"], 1)
-        return jnp.mean(losses(logits, mask)), {"accuracy": accuracy, "iou": iou}
+        metrics = {
+            "accuracy": Mean(total["right"], total["counted"]),
+            "iou": Mean(total["intersection"], total["union"]),
+        }
+        return mean_of(losses(logits, mask)), metrics
 
     def measure(model, batch: Batch) -> Metrics:
-        logits, mask = logits_and_mask(model, batch, None)
+        logits, mask = logits_of(model, batch), batch["mask"]
         return {"loss": losses(logits, mask), **counts(logits, mask)}
 
-    return Objective(loss, measure, functools.partial(_conclude_masks, ignored=IGNORED))
+    return Objective(prepare, loss, measure, functools.partial(_conclude_masks, ignored=IGNORED))
 
 
 def _conclude_masks(sums: Sums, *, ignored: int) -> dict[str, float]:
@@ -199,15 +221,14 @@ def _conclude_masks(sums: Sums, *, ignored: int) -> dict[str, float]:
     return {
         **means({"loss": sums["loss"], "count": sums["count"]}),
         "accuracy": float(sums["right"] / sums["counted"]),
-        "iou": float(mean_iou(sums["intersection"], sums["union"], np)),
+        "iou": _mean_iou(sums["intersection"], sums["union"]),
     }
 
 
-def mean_iou(intersection, union, xp):
-    """Averages intersection / union over the classes with `union` > 0; both are [num_classes] arrays of `xp`."""
+def _mean_iou(intersection: np.ndarray, union: np.ndarray) -> float:
+    """Averages intersection / union, float64 [num_classes] each, over the classes that occur."""
     occurs = union > 0
-    shares = xp.where(occurs, intersection / xp.where(occurs, union, 1), 0)
-    return xp.sum(shares) / xp.maximum(xp.sum(occurs.astype(union.dtype)), 1)
+    return float(np.mean(intersection[occurs] / union[occurs])) if occurs.any() else 0.0
 
 
 def objective_of(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -16,8 +17,10 @@ from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
+from mpjax.precision.casting.narrowing import narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.modules import PolicyReport
+from mpjax.training.layout import Layout
 from mpjax.training.objectives import Objective
 from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart
 
@@ -101,6 +104,25 @@ class Task:
     make_model: Callable[[jax.Array], nnx.Module]
     abstract: nnx.Module
 
+    def narrowed(self, params: Arrays, stats: Arrays, batch: Mapping[str, Any]) -> dict[str, np.dtype]:
+        """Returns the parameters that a step uses only in half precision, by path, and which that is.
+
+        Args:
+          params: parameters, or their shapes.
+          stats: statistics, or their shapes.
+          batch: a prepared batch, or its shapes.
+        """
+
+        @self.cast
+        def loss_of(params, stats, key, batch):
+            model = self.structure.assemble(params, stats, key)
+            model.train()
+            return self.objective.loss_of(model, batch, key)[0].value
+
+        gradient = jax.make_jaxpr(jax.grad(loss_of))
+        inputs = narrowed_inputs(gradient(params, stats, jax.random.key(0), batch).jaxpr)
+        return {name: dtype for name, dtype in zip(sorted(params), inputs, strict=False) if dtype is not None}
+
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
     """Loads parameters and statistics from `config.pretrained`, by path and in the stored dtypes, and their report.
@@ -139,9 +161,10 @@ def initial_state(
     *,
     seed: int,
     ema: bool,
-    sharding,
+    layout: Layout,
     pretrained: Arrays | None = None,
 ) -> TrainState:
-    """Creates the state of `make_state` directly on its devices, with the given sharding."""
+    """Creates the state of `make_state` directly on its devices, divided as the layout says."""
     make = functools.partial(make_state, task, tx, ema=ema)
-    return jax.jit(make, out_shardings=sharding)(jax.random.key(seed), pretrained or {})
+    given = jax.random.key(seed), pretrained or {}
+    return jax.jit(make, out_shardings=layout.state(jax.eval_shape(make, *given)))(*given)

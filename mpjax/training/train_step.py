@@ -11,9 +11,11 @@ import optax
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.scale_state import loss_scale_state, where_finite
-from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.precision.skip_step import optax_promotion
-from mpjax.training.state import Structure, TrainState, step_key, uncast
+from mpjax.training.layout import Layout
+from mpjax.training.mean import as_mean
+from mpjax.training.shares import Part, shares_of
+from mpjax.training.state import Arrays, Structure, TrainState, step_key, uncast
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +49,11 @@ def pack(metrics: Mapping[str, jax.Array]) -> Metrics:
     return Metrics(jnp.stack([value.astype(dtype) for value in metrics.values()]), tuple(metrics))
 
 
+def _as_it_is(batch, key: jax.Array):
+    del key  # nothing is augmented
+    return batch
+
+
 def make_train_step(
     structure: Structure,
     tx: optax.GradientTransformation,
@@ -57,20 +64,27 @@ def make_train_step(
     accumulate: int = 1,
     ema: float = 0.0,
     seed: int = 0,
+    prepare: Callable = _as_it_is,
+    layout: Layout | None = None,
 ) -> jax.stages.Wrapped:
     """Returns the jit-compiled training step, which donates its input state.
 
     Args:
       structure: the model taken apart (`mpjax.training.take_apart`), with its policy applied.
       tx: the optimizer, wrapped in loss scaling.
-      loss_fn: `(model, batch, key) -> (loss, metrics)`, scalars; the model is in training mode.
+      loss_fn: `(model, batch, key) -> (loss, metrics)`, each a scalar or a `Mean`; the model is in training mode. With
+        a layout it sees one device's examples, and a key of that device. A scalar is taken for a mean over examples; a
+        mean over tokens or pixels, of which devices may have different numbers, has to be a `Mean`.
       cast: adds casts to the pure function that calls the model, as `functools.partial(mpjax.autocast,
         policy="mixed_float16")` does; by default the model casts itself.
       learning_rate: the optimizer's schedule, only to report the learning rate of the step.
-      accumulate: the number of micro-batches of a batch, run one after the other. Gradients, losses and metrics are
-        averaged; statistics pass from one micro-batch to the next.
+      accumulate: the number of micro-batches of a batch, run one after the other. Gradients and metrics are averaged by
+        the weights of the losses and of the metrics; statistics pass from one micro-batch to the next.
       ema: decay of the moving average of parameters; 0 if the state keeps none.
       seed: the seed of the random numbers, which are a function of it and of the number of attempted steps.
+      prepare: `(batch, key) -> batch`, applied to each whole micro-batch before it is divided among devices:
+        augmentation, which may mix examples.
+      layout: the mesh, and how parameters are divided over it; None: one device, or replicas that the compiler makes.
 
     Returns:
       A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
@@ -85,29 +99,48 @@ def make_train_step(
     if not 0 <= ema < 1:
         raise UsageError(f"ema: wanted a decay from 0 up to, not including, 1, got {ema}")
 
-    def gradients(state: TrainState, key: jax.Array, batch):
-        def loss_of(params, stats, key, batch):
-            model = structure.assemble(params, stats, key)
-            model.train()
-            loss, metrics = loss_fn(model, batch, key)
-            return loss, (structure.stats_of(model), metrics)
+    shares = shares_of(layout)
 
-        differentiate = scaled_value_and_grad(cast(loss_of), has_aux=True)
+    @cast
+    def loss_of(params, stats, key, batch):
+        model = structure.assemble(params, stats, key)
+        model.train()
+        shares.adapt(model)
+        loss, metrics = loss_fn(model, batch, key)
+        means = {name: as_mean(value, name) for name, value in ({"loss": loss} | metrics | {"loss": loss}).items()}
+        return shares.loss(loss), (structure.stats_of(model), means)
+
+    differentiate = shares.value_and_grad(loss_of)
+
+    @shares.on_each
+    def run(scaling, params, stats, key, batch):
+        (_, (stats, means)), grads = differentiate(scaling, params, stats, key, batch)
+        if accumulate > 1:
+            grads = _weighted(grads, shares.add(means["loss"].weight))
+        return stats, Part(grads, means)
+
+    def gradients(state: TrainState, key: jax.Array, batch):
+        scaling = loss_scale_state(state.opt_state)._replace(inner_state=())
 
         def one(stats, key, batch):
-            (loss, (stats, metrics)), grads = differentiate(state.opt_state, state.params, stats, key, batch)
-            return stats, (grads, {"loss": loss} | metrics | {"loss": loss})
+            return run(scaling, state.params, stats, key, prepare(batch, key))
 
+        stats = shares.spread(state.stats)
         if accumulate == 1:
-            return one(state.stats, key, batch)
-        return _averaged(one, state.stats, jax.random.split(key, accumulate), _micro_batches(batch, accumulate))
+            return shares.together(*one(stats, key, batch))
+        keys, batches = jax.random.split(key, accumulate), _micro_batches(batch, accumulate)
+        stats, part = shares.together(*_added(one, stats, keys, batches))
+        weight = part.means["loss"].weight
+        weight = jnp.where(weight > 0, weight, 1)
+        return stats, Part({name: g / weight.astype(g.dtype) for name, g in part.grads.items()}, part.means)
 
     @jax.jit(donate_argnums=0)
     def train_step(state: TrainState, batch):
         if bool(state.ema) != (ema > 0):
             has = "keeps a moving average" if state.ema else "keeps no moving average"
             raise UsageError(f"ema={ema}, but the state {has}: write create_state(..., ema={ema > 0})")
-        stats, (grads, metrics) = gradients(state, step_key(seed, state), batch)
+        stats, part = gradients(state, step_key(seed, state), batch)
+        grads, metrics = part.grads, {name: mean.value for name, mean in part.means.items()}
         scale = loss_scale_state(state.opt_state).scale
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         with optax_promotion():
@@ -132,23 +165,33 @@ def make_train_step(
             opt_state=opt_state,
             ema=where_finite(opt_state, averaged, state.ema),
         )
-        return new_state, pack(metrics)
+        return shares.settle(new_state), pack(metrics)
 
     return train_step
 
 
-def _averaged(one: Callable, stats, keys: jax.Array, batches):
-    """Runs `one` on each micro-batch in turn; returns the final statistics and the mean of the other results."""
+def _weighted(grads: Arrays, weight: jax.Array) -> Arrays:
+    """Multiplies gradients by the weight of their micro-batch, in float32 or wider."""
+
+    def weighted(g: jax.Array) -> jax.Array:
+        dtype = widest(g.dtype, FLOAT32)
+        return g.astype(dtype) * weight.astype(dtype)
+
+    return jax.tree.map(weighted, grads)
+
+
+def _added(one: Callable, stats, keys: jax.Array, batches) -> tuple[Any, Part]:
+    """Runs `one` on each micro-batch in turn; returns the final statistics and the sum of the parts."""
     _, shapes = jax.eval_shape(one, stats, keys[0], jax.tree.map(lambda x: x[0], batches))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, widest(s.dtype, FLOAT32)), shapes)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def body(carry, micro):
         stats, total = carry
-        stats, out = one(stats, *micro)
-        return (stats, jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, out)), None
+        stats, part = one(stats, *micro)
+        return (stats, jax.tree.map(jnp.add, total, part)), None
 
     (stats, total), _ = jax.lax.scan(body, (stats, zeros), (keys, batches))
-    return stats, jax.tree.map(lambda x: x / len(keys), total)
+    return stats, total
 
 
 def _micro_batches(batch, count: int):

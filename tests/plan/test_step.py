@@ -8,7 +8,8 @@ from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.training.mesh import data_mesh
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
 
 
 FLAGS = "--data.name synthetic:8x8x1:10 --data.batch_size 24 --model.width 8 --steps 100 --optimizer.warmup 10"
@@ -38,14 +39,14 @@ def test_it_lowers_to_the_text_of_the_run_s_own_step(more):
 
 
 def test_state_and_batch_lie_as_in_a_run():
-    state, batch = step_of(f"{FLAGS} --model.name mlp").on(data_mesh())
+    state, batch = step_of(f"{FLAGS} --model.name mlp").on(make_mesh())
     assert {x.sharding.spec for x in jax.tree.leaves(state)} == {jax.sharding.PartitionSpec()}
     assert {x.sharding.spec for x in jax.tree.leaves(batch)} == {jax.sharding.PartitionSpec("data")}
 
 
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(UsageError, match="a batch of 25 examples does not divide among 2 devices"):
-        step_of(f"{FLAGS} --model.name mlp").of(25).on(data_mesh())
+        step_of(f"{FLAGS} --model.name mlp").of(25).on(make_mesh())
 
 
 def test_another_batch_is_the_same_step():

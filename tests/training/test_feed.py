@@ -8,7 +8,8 @@ import pytest
 
 from mpjax.data.stream import BatchesInMemory
 from mpjax.training.feed import Resident, Rows, Single, Stacked, feed_of
-from mpjax.training.mesh import batch_sharding, data_mesh
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
 
 
 BATCHES = BatchesInMemory(
@@ -27,7 +28,7 @@ class Streamed:
 
 @pytest.fixture
 def sharding():
-    return batch_sharding(data_mesh(), batch_size=4)
+    return Layout(make_mesh()).batch(size=4)
 
 
 def read(feed, position, counts):

@@ -153,7 +153,7 @@ def loss_of(task, fields, size=2):
     def loss(params, stats, key, batch):
         model = task.structure.assemble(params, stats, key)
         model.train()
-        return task.objective.loss(model, batch, key)[0]
+        return task.objective.loss(model, batch, key)[0].value
 
     dtypes = {name: jnp.uint8 if name == "image" else jnp.int32 for name in fields}
     batch = {name: jax.ShapeDtypeStruct((size, *_shape(field)), dtypes[name]) for name, field in fields.items()}

@@ -17,7 +17,8 @@ from mpjax.errors import UsageError
 from mpjax.precision import check_dtypes, dynamic_loss_scaling
 from mpjax.precision.casting.walk import equations
 from mpjax.training import make_eval_step, make_train_step, take_apart
-from mpjax.training.mesh import data_mesh, replicated
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import initial_state
 
@@ -32,7 +33,7 @@ def task_of(**precision):
 
 def state_of(task, seed=0, ema=False):
     tx = dynamic_loss_scaling(optax.adam(0.1))
-    return initial_state(task, tx, seed=seed, ema=ema, sharding=replicated(data_mesh()))
+    return initial_state(task, tx, seed=seed, ema=ema, layout=Layout(make_mesh()))
 
 
 def test_the_state_is_born_on_every_device_in_the_policys_dtypes():
@@ -89,7 +90,7 @@ def resnet(step="eval", **precision):
     rules = dict(rule.split("=", 1) for rule in rules.split(";") if rule)
     plan = plan_precision(Precision(rules=rules, **precision))
     task = make_task(RESNET, plan, labelled_images(3, (8, 8, 1)))
-    state = jax.eval_shape(lambda: initial_state(task, TX, seed=0, ema=False, sharding=replicated(data_mesh())))
+    state = jax.eval_shape(lambda: initial_state(task, TX, seed=0, ema=False, layout=Layout(make_mesh())))
     check_dtypes(state, "float32", name="state")
     if step == "train":
         train_step = make_train_step(task.structure, TX, task.objective.loss, cast=task.cast)
@@ -177,7 +178,7 @@ def test_the_gradients_of_biases_are_summed_in_float32_and_in_the_scope_of_their
     batch = {"image": jax.ShapeDtypeStruct((5, 2, 2, 1), jnp.uint8), "label": jax.ShapeDtypeStruct((5,), jnp.int32)}
 
     def loss(params, stats, batch):
-        return task.objective.loss(task.structure.assemble(params, stats), batch, jax.random.key(0))[0]
+        return task.objective.loss(task.structure.assemble(params, stats), batch, jax.random.key(0))[0].value
 
     jaxpr = jax.make_jaxpr(jax.grad(loss))(params, stats, batch)
     sums = {

@@ -106,7 +106,7 @@ def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[
         model.train()
         for path, module in modules_of(model).items():
             wrap(module, _Recording(path, calls))
-        return task.objective.loss(model, batch, key)[0]
+        return task.objective.loss(model, batch, key)[0].value
 
     _, params, stats = take_apart(task.abstract)
     jaxpr = jax.make_jaxpr(loss)(params, stats, jax.random.key(0), batch)

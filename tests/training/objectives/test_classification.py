@@ -64,5 +64,5 @@ def test_training_augments_and_smooths_and_evaluation_does_not():
     assert values["accuracy"].tolist() == [1, 0]
     # Half of the target is spread over both classes: 0.75 * first + 0.25 * second.
     smoothed = [0.75 * 0.31326166 + 0.25 * 1.3132617, 0.75 * 0.7981389 + 0.25 * 0.5981389]
-    assert float(loss) == pytest.approx(np.mean(smoothed), rel=1e-6)
-    assert float(metrics["accuracy"]) == 0.5
+    assert float(loss.value) == pytest.approx(np.mean(smoothed), rel=1e-6)
+    assert float(metrics["accuracy"].value) == 0.5

@@ -31,14 +31,14 @@ def test_the_model_sees_all_but_the_last_token_and_predicts_all_but_the_first():
 
 def test_the_loss_is_the_mean_over_tokens():
     loss, metrics = language_modeling().loss(Repeating(), TOKENS, jax.random.key(0))
-    assert float(loss) == pytest.approx(float(np.mean(language_modeling().measure(Repeating(), TOKENS)["loss"])))
-    assert float(metrics["accuracy"]) == pytest.approx(2 / 3)
+    assert float(loss.value) == pytest.approx(float(np.mean(language_modeling().measure(Repeating(), TOKENS)["loss"])))
+    assert float(metrics["accuracy"].value) == pytest.approx(2 / 3)
 
 
 def test_label_smoothing_is_for_training_only():
     smoothed, plain = language_modeling(label_smoothing=0.5), language_modeling()
-    assert float(smoothed.loss(Repeating(), TOKENS, None)[0]) != pytest.approx(
-        float(plain.loss(Repeating(), TOKENS, None)[0]), rel=1e-2
+    assert float(smoothed.loss(Repeating(), TOKENS, None)[0].value) != pytest.approx(
+        float(plain.loss(Repeating(), TOKENS, None)[0].value), rel=1e-2
     )
     np.testing.assert_array_equal(
         smoothed.measure(Repeating(), TOKENS)["loss"], plain.measure(Repeating(), TOKENS)["loss"]

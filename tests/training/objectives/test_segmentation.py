@@ -32,7 +32,7 @@ BATCH = {"image": jnp.array([[[0, 1], [1, 2]]], jnp.float32)[..., None], "mask":
 def test_images_reach_the_model_in_the_compute_dtype(policy, dtype):
     model = Fixed()
     loss, _ = segmentation(prepare, get_policy(policy)).loss(model, BATCH, jax.random.key(0))
-    assert (model.seen.dtype, loss.dtype) == (dtype, "float32")
+    assert (model.seen.dtype, loss.value.dtype) == (dtype, "float32")
 
 
 def test_the_loss_is_cross_entropy_plus_dice_without_ignored_pixels():
@@ -41,9 +41,9 @@ def test_the_loss_is_cross_entropy_plus_dice_without_ignored_pixels():
     # Two of three pixels are wrong by 10; classes 0 and 1 and 2 have IoU 1/2, 0 and 0.
     cross = 2 / 3 * 10
     dice = dice_loss(Fixed()(BATCH["image"]), BATCH["mask"], ignore=IGNORED)[0]
-    assert float(loss) == pytest.approx(cross + float(dice), abs=1e-3)
-    assert float(metrics["iou"]) == pytest.approx(1 / 6)
-    assert float(metrics["accuracy"]) == pytest.approx(1 / 3)
+    assert float(loss.value) == pytest.approx(cross + float(dice), abs=1e-3)
+    assert float(metrics["iou"].value) == pytest.approx(1 / 6)
+    assert float(metrics["accuracy"].value) == pytest.approx(1 / 3)
 
 
 def test_iou_is_of_the_whole_set_and_not_the_mean_over_images():

@@ -28,13 +28,13 @@ def test_loss_and_accuracy_in_float32():
     np.testing.assert_allclose(values["loss"], [0.31326166, 3.0485873], rtol=1e-6)
     assert values["accuracy"].tolist() == [1, 0]
     loss, metrics = text_classification().loss(Counting(), BATCH, jax.random.key(0))
-    assert (loss.dtype, float(loss)) == (jnp.float32, pytest.approx((0.31326166 + 3.0485873) / 2))
-    assert float(metrics["accuracy"]) == 0.5
+    assert (loss.value.dtype, float(loss.value)) == (jnp.float32, pytest.approx((0.31326166 + 3.0485873) / 2))
+    assert float(metrics["accuracy"].value) == 0.5
 
 
 def test_smoothing_is_for_training_only():
     objective = text_classification(label_smoothing=1.0)
     loss, _ = objective.loss(Counting(), BATCH, None)
     # Half a target for either class: the mean of both negative log-likelihoods.
-    assert float(loss) == pytest.approx((0.31326166 + 1.3132617 + 3.0485873 + 0.0485873) / 4)
+    assert float(loss.value) == pytest.approx((0.31326166 + 1.3132617 + 3.0485873 + 0.0485873) / 4)
     assert objective.measure(Counting(), BATCH)["loss"].tolist() == pytest.approx([0.31326166, 3.0485873])

@@ -1,0 +1,98 @@
+"""Sums gradients across devices in the dtype that a policy promises, instead of the dtype they were computed in."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import path_name, widest
+from mpjax.precision.policy import Policy, get_policy
+
+
+if TYPE_CHECKING:
+    import jmp
+
+
+T = TypeVar("T")
+
+Axes = str | Sequence[str]
+"""The name of a mesh axis, or several names."""
+
+
+def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: Axes) -> T:
+    """Averages gradients over devices in the policy's `reduce_dtype`, inside `jax.shard_map` or `jax.pmap`.
+
+    Eight devices with a float16 gradient of 9,000 each sum to inf in float16; in float32, the default, they do not.
+    Gradients of the loss averaged over each device's examples become those of the loss averaged over all.
+
+    >>> import jax, jax.numpy as jnp, mpjax
+    >>> grads = {"kernel": jnp.float16([[9000.0], [9002.0]])}
+    >>> average = lambda grads: mpjax.reduce_gradients(grads, "mixed_float16", "data")
+    >>> jax.vmap(average, axis_name="data")(grads)["kernel"][0]
+    Array([9001.], dtype=float32)
+
+    Args:
+      grads: a pytree of gradients, one per device. Leaves that are not floating stay as they are.
+      policy: the policy, as for `mpjax.get_policy`.
+      axis_name: the name of the mapped axis, or several names.
+
+    Returns:
+      The averages, the same on every device, in the wider of the gradient's dtype and `reduce_dtype`.
+
+    Raises:
+      UsageError: JAX has already summed the gradients in their own dtype, which it does for parameters that are
+        replicated in a `jax.shard_map` with `check_vma=True`, its default.
+    """
+    _refuse_summed(grads, axis_name)
+    dtype = get_policy(policy).reduce_dtype
+    devices = jax.lax.psum(1, axis_name)
+
+    def average(gradient):
+        if not jnp.issubdtype(gradient.dtype, jnp.inexact):
+            return gradient
+        total = sum_across(gradient, dtype, axis_name)
+        return total / jnp.asarray(devices, total.dtype)
+
+    return jax.tree.map(average, grads)
+
+
+def sum_across(array: jax.Array, dtype: np.dtype, axis_name: Axes) -> jax.Array:
+    """Returns the sum of an inexact array over devices, added in `dtype`; the result is no narrower than the array."""
+    added = array.astype(_in_reduction(array.dtype, dtype))
+    return jax.lax.psum(added, axis_name).astype(widest(array.dtype, dtype))
+
+
+def scatter_sum(array: jax.Array, dtype: np.dtype, axis_name: Axes, *, axis: int) -> jax.Array:
+    """Returns this device's part, along `axis`, of what `sum_across` returns."""
+    added = array.astype(_in_reduction(array.dtype, dtype))
+    part = jax.lax.psum_scatter(added, axis_name, scatter_dimension=axis, tiled=True)
+    return part.astype(widest(array.dtype, dtype))
+
+
+def _in_reduction(own: np.dtype, dtype: np.dtype) -> np.dtype:
+    """Returns the dtype to add in: `dtype`, or for complex arrays, which have no half precision, the wider one."""
+    return widest(own, dtype) if jnp.issubdtype(own, jnp.complexfloating) else dtype
+
+
+def _refuse_summed(grads, axis_name: Axes) -> None:
+    """Raises UsageError if JAX tracks which values vary over devices, and a gradient no longer does."""
+    axes = {axis_name} if isinstance(axis_name, str) else set(axis_name)
+    tracked = _varying(jax.lax.axis_index(axis_name))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        if summed := (tracked & axes) - _varying(leaf):
+            over = ", ".join(sorted(summed))
+            raise UsageError(
+                f"reduce_gradients: the gradient {path_name(path)} has been summed over '{over}' already, in the dtype "
+                "of each operation: parameters are replicated. Differentiate jax.lax.pcast(params, "
+                f"{axis_name!r}, to='varying') instead, or write jax.shard_map(..., check_vma=False)"
+            )
+
+
+def _varying(array) -> frozenset[str]:
+    """Returns the mesh axes over which a value differs between devices, as far as JAX tracks it."""
+    aval: Any = jax.typeof(array)
+    tracked = getattr(aval, "manual_axis_type", None)  # JAX 0.10; before it, and for a while after, `vma`
+    return frozenset(getattr(aval, "vma", ()) if tracked is None else tracked.varying)

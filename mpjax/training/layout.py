@@ -1,0 +1,124 @@
+"""How the arrays of a run are divided over a mesh of devices: batches, parameters, and the state that follows them."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import FLOAT32
+
+
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+BATCH_AXES = (DATA, FSDP)
+"""The axes over which the examples of a batch are divided."""
+
+SMALL = 2**14
+"""Parameters with fewer elements are not divided over `fsdp`: a gather costs more than their memory is worth."""
+
+BatchNorm = Literal["device", "global"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """The division of a run's arrays over a mesh with the axes `data`, `fsdp` and `tensor`.
+
+    Attributes:
+      mesh: all devices.
+      divided: the spec of each parameter that is divided, by path; the others are replicated.
+      travels: the dtype in which a parameter that is divided over `fsdp` is gathered, by path.
+      reduce_dtype: the dtype in which gradients are added across devices.
+      batch_norm: the examples that batch norms take their statistics from: each device's own, or all.
+    """
+
+    mesh: Mesh
+    divided: Mapping[str, PartitionSpec] = dataclasses.field(default_factory=dict)
+    travels: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
+    reduce_dtype: np.dtype = FLOAT32
+    batch_norm: BatchNorm = "device"
+
+    @property
+    def shares(self) -> int:
+        """Returns the number of parts that a batch is divided into."""
+        return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
+
+    def spec(self, name: str) -> PartitionSpec:
+        """Returns the spec of a parameter."""
+        return self.divided.get(name, PartitionSpec())
+
+    def fsdp_axis(self, name: str) -> int | None:
+        """Returns the axis along which a parameter is divided over `fsdp`, or None."""
+        return next((axis for axis, over in enumerate(self.spec(name)) if over == FSDP), None)
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """Returns the fully replicated sharding."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def batch(self, *, size: int, accumulate: int = 1) -> NamedSharding:
+        """Returns the sharding of arrays [B, ...] with the examples divided among the devices.
+
+        Raises:
+          UsageError: the batch does not divide evenly among devices and micro-batches.
+        """
+        parts = self.shares * accumulate
+        if size % parts:
+            raise UsageError(
+                f"a batch of {size} examples does not divide among {self.shares} devices x {accumulate} micro-batches: "
+                f"take a multiple of {parts}, such as {max(1, size // parts) * parts}"
+            )
+        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
+
+    def evaluation(self, size: int) -> NamedSharding:
+        """Returns the sharding of evaluation batches: divided if they divide evenly, else replicated."""
+        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES if size % self.shares == 0 else None))
+
+    def state(self, state: Any) -> Any:
+        """Returns the sharding of each leaf of a training state: moments, masters and EMA as their parameter.
+
+        Args:
+          state: a `TrainState` of arrays or of shapes.
+        """
+        shapes = {name: param.shape for name, param in state.params.items()}
+
+        def sharding(path: tuple, leaf) -> NamedSharding:
+            name = getattr(path[-1], "key", None) if path else None
+            follows = name in self.divided and shapes[name] == leaf.shape
+            return NamedSharding(self.mesh, self.divided[name]) if follows else self.replicated
+
+        return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+def divide(
+    params: Mapping[str, Any],
+    mesh: Mesh,
+    *,
+    tensor_axes: Mapping[str, int] = MappingProxyType({}),
+    whole: Iterable[str] = (),
+) -> dict[str, PartitionSpec]:
+    """Returns the spec of each parameter to divide over the axes `fsdp` and `tensor` of a mesh.
+
+    Over `fsdp`, a parameter is divided along its longest axis that the mesh divides evenly.
+
+    Args:
+      params: arrays or shapes by path.
+      mesh: the mesh.
+      tensor_axes: the axis to divide over `tensor`, by path.
+      whole: paths of parameters not to divide over `fsdp`.
+    """
+    parts, kept = mesh.shape[FSDP], set(whole)
+    found = {}
+    for name, param in params.items():
+        axes: list[str | None] = [None] * len(param.shape)
+        if name in tensor_axes and mesh.shape[TENSOR] > 1:
+            axes[tensor_axes[name]] = TENSOR
+        free = [axis for axis, size in enumerate(param.shape) if axes[axis] is None and size % parts == 0]
+        if parts > 1 and free and np.prod(param.shape) >= SMALL and name not in kept:
+            axes[max(free, key=lambda axis: param.shape[axis])] = FSDP
+        if any(axes):
+            found[name] = PartitionSpec(*axes)
+    return found

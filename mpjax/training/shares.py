@@ -1,0 +1,284 @@
+"""Differentiates a loss on one device, or on each device's share of a batch, and adds up what the shares give.
+
+Collectives are written out, not left to the compiler, which would add gradients in the dtype of each operation: float16
+under `mixed_float16`. Values that are not added up yet have a leading axis of shares; each device holds its own.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mpjax.precision.dtypes import is_floating, widest
+from mpjax.precision.reduction import scatter_sum, sum_across
+from mpjax.precision.scaled_loss import scaled_value_and_grad
+from mpjax.training.layout import BATCH_AXES, DATA, FSDP, Layout
+from mpjax.training.mean import Mean, value_of
+from mpjax.training.state import Arrays
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one micro-batch, or one device's share of it, adds to a step.
+
+    Attributes:
+      grads: gradients by path, still scaled.
+      means: the loss and the metrics by name.
+    """
+
+    grads: Arrays
+    means: Mapping[str, Mean]
+
+
+class Shares(Protocol):
+    """The shares that a batch is divided into."""
+
+    def spread(self, stats: Arrays) -> Arrays:
+        """Returns statistics for each share."""
+        ...
+
+    def add(self, array: jax.Array) -> jax.Array:
+        """Returns the sum of a value over the shares, inside a function of one share."""
+        ...
+
+    def loss(self, loss: Any) -> jax.Array:
+        """Returns what a loss, a scalar or a `Mean`, adds to the loss of the whole batch; this is differentiated."""
+        ...
+
+    def adapt(self, model: nnx.Module) -> None:
+        """Makes the batch norms of a model take their statistics as the layout says, in place, while tracing."""
+        ...
+
+    def value_and_grad(self, loss_of: Callable) -> Callable:
+        """Returns `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`."""
+        ...
+
+    def on_each(self, run: Callable) -> Callable:
+        """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` as a function of the whole batch."""
+        ...
+
+    def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
+        """Returns the statistics on which all devices agree, and the sums over the shares."""
+        ...
+
+    def sums(self, run: Callable) -> Callable:
+        """Returns `run(params, stats, batch) -> sums` as a function of the whole batch, of any size."""
+        ...
+
+    def settle(self, state: Any) -> Any:
+        """Returns a training state with the sharding of its layout."""
+        ...
+
+
+class OneShare:
+    """The whole batch on one device: every method but `value_and_grad` returns what it is given."""
+
+    def spread(self, stats: Arrays) -> Arrays:
+        """Returns the statistics."""
+        return stats
+
+    def add(self, array: jax.Array) -> jax.Array:
+        """Returns the value."""
+        return array
+
+    def loss(self, loss: Any) -> jax.Array:
+        """Returns the loss."""
+        return value_of(loss)
+
+    def adapt(self, model: nnx.Module) -> None:
+        """Leaves the model as it is."""
+
+    def value_and_grad(self, loss_of: Callable) -> Callable:
+        """Returns the value and the scaled gradient of `loss_of`."""
+        return scaled_value_and_grad(loss_of, has_aux=True)
+
+    def on_each(self, run: Callable) -> Callable:
+        """Returns the function."""
+        return run
+
+    def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
+        """Returns both."""
+        return stats, part
+
+    def sums(self, run: Callable) -> Callable:
+        """Returns the function."""
+        return run
+
+    def settle(self, state: Any) -> Any:
+        """Returns the state."""
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class ManyShares:
+    """A share of the batch on each device, or on each group of devices that divide a model over `tensor`."""
+
+    layout: Layout
+
+    def spread(self, stats: Arrays) -> Arrays:
+        """Returns the statistics with a leading axis of shares, each on its device."""
+        own = NamedSharding(self.layout.mesh, PartitionSpec(BATCH_AXES))
+        repeated = {name: jnp.broadcast_to(x, (self.layout.shares, *x.shape)) for name, x in stats.items()}
+        return jax.lax.with_sharding_constraint(repeated, own)
+
+    def add(self, array: jax.Array) -> jax.Array:
+        """Returns the sum over the shares."""
+        return jax.lax.psum(array, BATCH_AXES)
+
+    def loss(self, loss: Any) -> jax.Array:
+        """Returns the share's total divided by the weight of all shares; a scalar divided by their number."""
+        # Not divided by the share's own weight: float16 gradients then have the magnitude that they have on one device.
+        if not isinstance(loss, Mean):
+            return loss / self.layout.shares
+        weight = self.add(jax.lax.stop_gradient(loss.weight))
+        return loss.total / jnp.where(weight > 0, weight, 1)
+
+    def adapt(self, model: nnx.Module) -> None:
+        """Makes batch norms average their statistics over the shares if the layout says so, and only then."""
+        for _, module in nnx.iter_modules(model):
+            if isinstance(module, nnx.BatchNorm) and self.layout.batch_norm == "global":
+                module.axis_name = BATCH_AXES
+
+    def value_and_grad(self, loss_of: Callable) -> Callable:
+        """Returns the value and gradient of a share; the gradients of gathered parameters are scattered again."""
+
+        def value_and_grad(scaling, params, *args):
+            stored = {name: param.dtype for name, param in params.items()}
+            wide = {name: self._widened(name, param) for name, param in params.items()}
+
+            def of_parts(parts, *args):
+                return loss_of({name: self._gathered(name, part, stored[name]) for name, part in parts.items()}, *args)
+
+            return scaled_value_and_grad(of_parts, has_aux=True)(scaling, wide, *args)
+
+        return value_and_grad
+
+    def _widened(self, name: str, part: jax.Array) -> jax.Array:
+        # The gradient of a parameter has its dtype, so a sum in float32 needs float32 parts: they are small.
+        divided = self.layout.fsdp_axis(name) is not None
+        return part.astype(widest(part.dtype, self.layout.reduce_dtype)) if divided else part
+
+    def _gathered(self, name: str, part: jax.Array, stored: np.dtype) -> jax.Array:
+        axis = self.layout.fsdp_axis(name)
+        if axis is None:
+            return part
+        travels = self.layout.travels.get(name, stored)
+
+        @jax.custom_vjp
+        def gather(part):
+            return jax.lax.all_gather(part.astype(travels), FSDP, axis=axis, tiled=True).astype(stored)
+
+        def backward(_, gradient):
+            return (scatter_sum(gradient, self.layout.reduce_dtype, FSDP, axis=axis).astype(part.dtype),)
+
+        gather.defvjp(lambda part: (gather(part), None), backward)
+        return gather(part)
+
+    def on_each(self, run: Callable) -> Callable:
+        """Returns `run` on the share of each device; random numbers differ from share to share."""
+
+        def on_share(scaling, params, stats, key, batch):
+            key = jax.random.fold_in(key, jax.lax.axis_index(BATCH_AXES))
+            stats, part = run(scaling, params, _first(stats), key, batch)
+            return jax.tree.map(lambda x: x[None], (stats, part))
+
+        def on_each(scaling, params, stats, key, batch):
+            whole, share = PartitionSpec(), PartitionSpec(BATCH_AXES)
+            given = whole, self._param_specs(params), share, whole, share
+            return self._mapped(on_share, given, (share, self._part_specs(params, lead=True)))(
+                scaling, params, stats, key, batch
+            )
+
+        return on_each
+
+    def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
+        """Returns the mean statistics, and gradients added in the layout's `reduce_dtype`.
+
+        Statistics that are not floating, such as counters, are the largest of all devices'.
+        """
+        layout = self.layout
+
+        def agree(x):
+            return jax.lax.pmean(x, BATCH_AXES) if is_floating(x) else jax.lax.pmax(x, BATCH_AXES)
+
+        def add_up(stats, part):
+            stats, part = _first(stats), _first(part)
+            grads = {
+                name: sum_across(g, layout.reduce_dtype, BATCH_AXES if layout.fsdp_axis(name) is None else DATA)
+                for name, g in part.grads.items()
+            }
+            return jax.tree.map(agree, stats), Part(grads, jax.lax.psum(part.means, BATCH_AXES))
+
+        return self._mapped(
+            add_up,
+            (PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)),
+            (PartitionSpec(), self._part_specs(part.grads, lead=False)),
+        )(stats, part)
+
+    def sums(self, run: Callable) -> Callable:
+        """Returns `run` on the share of each device, added up; a batch that does not divide runs whole on each."""
+
+        def sums(params, stats, batch):
+            divides = all(x.shape[0] % self.layout.shares == 0 for x in jax.tree.leaves(batch))
+
+            def on_share(params, stats, batch):
+                whole = {name: self._gathered(name, param, param.dtype) for name, param in params.items()}
+                found = run(whole, stats, batch)
+                return jax.lax.psum(found, BATCH_AXES) if divides else found
+
+            rows = PartitionSpec(BATCH_AXES) if divides else PartitionSpec()
+            given = self._param_specs(params), PartitionSpec(), rows
+            return self._mapped(on_share, given, PartitionSpec())(params, stats, batch)
+
+        return sums
+
+    def _param_specs(self, names) -> dict[str, PartitionSpec]:
+        """Returns the specs of parameters over the axes of the batch; `tensor` is left to the compiler."""
+        return {name: _manual(self.layout.spec(name)) for name in names}
+
+    def _part_specs(self, names, *, lead: bool) -> Any:
+        """Returns the specs of a `Part`; with `lead`, those of values not yet added up."""
+
+        def of_gradient(name: str) -> PartitionSpec:
+            own = _manual(self.layout.spec(name))
+            if not lead:
+                return own
+            return PartitionSpec(BATCH_AXES) if self.layout.fsdp_axis(name) is None else PartitionSpec(DATA, *own)
+
+        means: Any = PartitionSpec(BATCH_AXES) if lead else PartitionSpec()
+        return Part({name: of_gradient(name) for name in names}, means)
+
+    def _mapped(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        # JAX does not check which values are replicated: a user's loop may begin with values that no device changed.
+        return jax.shard_map(
+            function,
+            mesh=self.layout.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=set(BATCH_AXES),
+            check_vma=False,
+        )
+
+    def settle(self, state: Any) -> Any:
+        """Returns the state with parameters, moments, masters and EMA divided as the layout says."""
+        return jax.lax.with_sharding_constraint(state, self.layout.state(state))
+
+
+def shares_of(layout: Layout | None) -> Shares:
+    """Returns the shares of a layout; with one device, or without a layout, there is one."""
+    return OneShare() if layout is None or layout.mesh.size == 1 else ManyShares(layout)
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _manual(spec: PartitionSpec) -> PartitionSpec:
+    """Returns the part of a spec that is over the axes of the batch."""
+    return PartitionSpec(*(over if over in BATCH_AXES else None for over in spec))
