@@ -58,8 +58,8 @@ class Attention(nnx.Module):
         self.is_causal = is_causal
         self.implementation: Implementation = implementation
 
-    def __call__(self, x: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
-        """Maps features [B, T, D] to [B, T, D]; positions of sequence b from `lengths[b]` on are masked out."""
+    def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
+        """Maps features to features; positions of sequence b from `lengths[b]` on are masked out."""
         query, key, value = self.query(x), self.key(x), self.value(x)
         attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
         return self.out(attention(query, key, value, lengths=lengths))

@@ -2,17 +2,23 @@
 
 Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers", 2018 (arXiv:1810.04805).
 
-Shapes: B batch, T tokens, D width.
+Shapes: B batch, T tokens, D width, K classes.
 """
 
-import functools
+from __future__ import annotations
 
-import jax
+import functools
+from typing import TYPE_CHECKING
+
 import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.models.attention import Implementation
 from mpjax.models.transformer import INIT, Block, check_length, dropping, post_norm, with_positions
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int
 
 
 EPSILON = 1e-12
@@ -56,14 +62,17 @@ class BERT(nnx.Module):
         self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)
 
     def __call__(
-        self, tokens: jax.Array, lengths: jax.Array | None = None, segments: jax.Array | None = None
-    ) -> jax.Array:
-        """Computes logits [B, num_classes].
+        self,
+        tokens: Int[Array, "B T"],
+        lengths: Int[Array, " B"] | None = None,
+        segments: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B K"]:
+        """Computes logits from texts.
 
         Args:
-          tokens: int32 [B, T], padded on the right.
-          lengths: int32 [B], the number of tokens of each text that are not padding; all if None.
-          segments: int32 [B, T], 0 for the first sentence and 1 for the second; all 0 if None.
+          tokens: int32, padded on the right.
+          lengths: int32, the number of tokens of each text that are not padding; all if None.
+          segments: int32, 0 for the first sentence and 1 for the second; all 0 if None.
 
         Raises:
           UsageError: a text has more tokens than there are position embeddings.

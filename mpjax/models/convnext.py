@@ -3,10 +3,13 @@
 Liu et al., "A ConvNet for the 2020s", 2022 (arXiv:2201.03545); layer scale from Touvron et al., 2021
 (arXiv:2103.17239), stochastic depth from Huang et al., 2016 (arXiv:1603.09382).
 
-Shapes: B batch, H height, W width, C channels; images are B H W C.
+Shapes: B batch, H height, W width, C channels, K classes; images are B H W C.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,10 @@ from mpjax.errors import UsageError
 from mpjax.models.activations import gelu
 from mpjax.models.resnet import identity
 from mpjax.precision.dtypes import FLOAT32, widest
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
 
 
 INIT = nnx.initializers.truncated_normal(0.02)
@@ -115,8 +122,8 @@ class ConvNeXt(nnx.Module):
         self.norm = LayerNorm(channels_out, rngs=rngs)
         self.head = Linear(channels_out, num_classes, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Computes logits [B, num_classes] from images [B, H, W, C].
+    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
+        """Computes logits from images.
 
         Raises:
           UsageError: the images are so small that the last stage would have no pixels.

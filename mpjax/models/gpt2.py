@@ -6,14 +6,20 @@ projection (Press & Wolf, 2016, arXiv:1608.05859).
 Shapes: B batch, T tokens, D width, V vocabulary.
 """
 
-import functools
+from __future__ import annotations
 
-import jax
+import functools
+from typing import TYPE_CHECKING
+
 from flax import nnx
 
 from mpjax.models.activations import tanh_gelu
 from mpjax.models.attention import Implementation
 from mpjax.models.transformer import Block, check_length, dropping, with_positions
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int
 
 
 EPSILON = 1e-5
@@ -63,8 +69,8 @@ class GPT2(nnx.Module):
         self.blocks = nnx.List([block(rngs=rngs) for _ in range(depth)])
         self.norm = nnx.LayerNorm(width, epsilon=EPSILON, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Computes the logits [B, T, V] of each next token from tokens, int32 [B, T].
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Computes the logits of each next token from int32 tokens.
 
         Raises:
           UsageError: a text has more tokens than there are position embeddings.

@@ -1,9 +1,18 @@
-"""A multi-layer perceptron: the smallest network here, used in the tutorial."""
+"""A multi-layer perceptron: the smallest network here, used in the tutorial.
+
+Shapes: B batch, K classes; an example has any shape.
+"""
+
+from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
-import jax
 from flax import nnx
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
 
 
 class MLP(nnx.Module):
@@ -21,8 +30,8 @@ class MLP(nnx.Module):
         self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(sizes)])
         self.head = nnx.Linear(sizes[-1], num_classes, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Computes logits [B, num_classes] from examples [B, ...]."""
+    def __call__(self, x: Float[Array, " B *S"]) -> Float[Array, "B K"]:
+        """Computes logits from examples."""
         x = x.reshape(x.shape[0], -1)
         for layer in self.layers:
             x = nnx.relu(layer(x))

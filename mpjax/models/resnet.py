@@ -4,15 +4,22 @@ He et al., "Deep Residual Learning for Image Recognition", 2015 (arXiv:1512.0338
 DeepLearningExamples; last batch norm of each block starts at zero (Goyal et al., 2017, arXiv:1706.02677).
 Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", 2016 (arXiv:1611.05431).
 
-Shapes: B batch, H height, W width, C channels; images are B H W C.
+Shapes: B batch, H height, W width, C channels, K classes; images are B H W C.
 """
+
+from __future__ import annotations
 
 import functools
 import math
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
 
 
 # Padding is always explicit: XLA's "SAME" pads strided convolutions on the other side than PyTorch does, so PyTorch's
@@ -154,8 +161,8 @@ class ResNet(nnx.Module):
         self.blocks = nnx.List(blocks)
         self.head = nnx.Linear(channels_in, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Computes logits [B, num_classes] from images [B, H, W, C]."""
+    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
+        """Computes logits from images."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)

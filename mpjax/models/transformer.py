@@ -1,9 +1,12 @@
 """The Transformer block, shared by BERT, GPT-2 and ViT: attention and an MLP, each with a residual connection.
 
-Shapes: B batch, T positions, D width.
+Shapes: B batch, T positions, L positions in a table, D width.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,10 @@ from mpjax.errors import UsageError
 from mpjax.models.activations import gelu
 from mpjax.models.attention import Attention, Implementation
 from mpjax.precision.dtypes import FLOAT32, widest
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int
 
 
 Function = Callable[[jax.Array], jax.Array]
@@ -88,14 +95,14 @@ class Block(nnx.Module):
         self.dropout = dropping(dropout, rngs)
         self.order = order
 
-    def __call__(self, x: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
-        """Maps features [B, T, D] to [B, T, D]; positions of sequence b from `lengths[b]` on are masked out."""
+    def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
+        """Maps features to features; positions of sequence b from `lengths[b]` on are masked out."""
         x = self.order(x, self.norm1, lambda x: self.dropout(self.attention(x, lengths)))
         return self.order(x, self.norm2, lambda x: self.dropout(self.mlp(x)))
 
 
-def with_positions(x: jax.Array, table: jax.Array) -> jax.Array:
-    """Adds the first T rows of a table of position embeddings to features [B, T, D], in the dtype of the features.
+def with_positions(x: Float[Array, "B T D"], table: Float[Array, "L D"]) -> Float[Array, "B T D"]:
+    """Adds the first T of the L rows of a table of position embeddings to features, in the dtype of the features.
 
     The rows are broadcast over the batch before the cast, so that their gradients accumulate in float32.
     """
@@ -103,8 +110,8 @@ def with_positions(x: jax.Array, table: jax.Array) -> jax.Array:
     return x + rows.astype(x.dtype)
 
 
-def check_length(tokens: jax.Array, most: int) -> None:
-    """Raises UsageError if tokens [B, T] are longer than `most`, the number of position embeddings."""
+def check_length(tokens: Int[Array, "B T"], most: int) -> None:
+    """Raises UsageError if tokens are longer than `most`, the number of position embeddings."""
     if tokens.shape[1] > most:
         given = tokens.shape[1]
         raise UsageError(

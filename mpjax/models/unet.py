@@ -3,14 +3,21 @@
 Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image Segmentation", 2015 (arXiv:1505.04597). As is
 usual today, convolutions are padded, so that logits have the image's size, and batch norm follows each 3x3 convolution.
 
-Shapes: B batch, H height, W width, C channels; images are B H W C.
+Shapes: B batch, H height, W width, C channels, K classes; images are B H W C.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
 
 
 # Gaussian of variance 2 / fan-in, as in section 3 of the paper; batch norm makes a bias redundant.
@@ -65,8 +72,8 @@ class UNet(nnx.Module):
         self.up = nnx.List([Up(after, rngs=rngs) for after in reversed(widths[:-1])])
         self.head = nnx.Conv(width, num_classes, (1, 1), rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Computes logits [B, H, W, num_classes] from images [B, H, W, C]."""
+    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B H W K"]:
+        """Computes the logits of each pixel from images."""
         fine = []
         for convs in list(self.down)[:-1]:
             fine.append(convs(x))

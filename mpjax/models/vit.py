@@ -4,11 +4,13 @@ Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020 (arXiv:2010.11929); si
 2020 (arXiv:2012.12877). By default the head reads the mean over patches instead of a class token, as in Beyer et al.,
 2022 (arXiv:2205.01580); this also keeps the number of positions even, which fused attention needs for training.
 
-Shapes: B batch, H height, W width, C channels, T patches, D width of the network; images are B H W C.
+Shapes: B batch, H height, W width, C channels, T patches, D width of the network, K classes; images are B H W C.
 """
 
+from __future__ import annotations
+
 import functools
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,10 @@ from mpjax.errors import UsageError
 from mpjax.models.attention import Implementation
 from mpjax.models.transformer import INIT, Block, dropping, with_positions
 from mpjax.precision.dtypes import FLOAT32, widest
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
 
 
 class ViT(nnx.Module):
@@ -75,8 +81,8 @@ class ViT(nnx.Module):
         self.norm = nnx.LayerNorm(width, epsilon=epsilon, rngs=rngs)
         self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Computes logits [B, num_classes] from images [B, H, W, C]."""
+    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
+        """Computes logits from images."""
         x = self.patches(x)
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         if self.class_token is not None:

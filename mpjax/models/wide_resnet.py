@@ -3,10 +3,13 @@
 Zagoruyko and Komodakis, "Wide Residual Networks", 2016 (arXiv:1605.07146), with batch norm and ReLU before each
 convolution (He et al., 2016, arXiv:1603.05027).
 
-Shapes: B batch, H height, W width, C channels; images are B H W C.
+Shapes: B batch, H height, W width, C channels, K classes; images are B H W C.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,10 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models.resnet import BatchNorm, Conv, identity
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
 
 
 class Block(nnx.Module):
@@ -89,8 +96,8 @@ class WideResNet(nnx.Module):
         self.norm = BatchNorm(channels_in, rngs=rngs)
         self.head = nnx.Linear(channels_in, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Computes logits [B, num_classes] from images [B, H, W, C]."""
+    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
+        """Computes logits from images."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)

@@ -3,17 +3,24 @@
 Chollet, "Xception: Deep Learning with Depthwise Separable Convolutions", 2016 (arXiv:1610.02357), figure 5; padding
 and batch norms follow its PyTorch implementations.
 
-Shapes: B batch, H height, W width, C channels; images are B H W C.
+Shapes: B batch, H height, W width, C channels, K classes; images are B H W C.
 """
+
+from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.models.resnet import BatchNorm, Conv, Shortcut, identity
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
 
 
 class SeparableConv(nnx.Module):
@@ -134,8 +141,8 @@ class Xception(nnx.Module):
         self.conv2 = SeparableConv(48 * width, 64 * width, rngs=rngs)
         self.head = nnx.Linear(64 * width, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Computes logits [B, num_classes] from images [B, H, W, C]."""
+    def __call__(self, x: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
+        """Computes logits from images."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)

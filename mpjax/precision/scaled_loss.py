@@ -1,7 +1,10 @@
 """The loss of a scaled step: the scaled loss to differentiate, and the unscaled loss to report."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +15,12 @@ from mpjax.precision.dtypes import FLOAT16, FLOAT32, is_floating, widest
 from mpjax.precision.scale_state import loss_scale_state
 
 
-def scale_loss(loss: jax.Array, opt_state) -> jax.Array:
-    """Returns the scalar loss times the loss scale, in float32 (or wider) for any loss dtype; differentiate this.
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
+def scale_loss(loss: Float[Array, ""], opt_state) -> Float[Array, ""]:
+    """Returns the loss times the loss scale, in float32 (or wider) for any loss dtype; differentiate this.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))

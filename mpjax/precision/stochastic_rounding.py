@@ -1,5 +1,9 @@
 """Stochastic rounding to half precision, so that the rounding error is zero on average."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +12,11 @@ from jax.typing import DTypeLike
 from mpjax.precision.dtypes import FLOAT32, as_dtype
 
 
-def stochastic_round(values: jax.Array, dtype: DTypeLike, key: jax.Array) -> jax.Array:
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, UInt
+
+
+def stochastic_round(values: Float[Array, "*S"], dtype: DTypeLike, key: jax.Array) -> Float[Array, "*S"]:
     """Rounds float32 `values` at random to one of their two neighbours in `dtype`.
 
     The nearer neighbour is more likely, so that the mean is the value itself. Values beyond the largest number of
@@ -27,7 +35,7 @@ def stochastic_round(values: jax.Array, dtype: DTypeLike, key: jax.Array) -> jax
     return jnp.where(drawn < share, neighbour, nearest)
 
 
-def stochastic_bfloat16(values: jax.Array, seed: jax.Array) -> jax.Array:
+def stochastic_bfloat16(values: Float[Array, "*S"], seed: UInt[Array, ""]) -> Float[Array, "*S"]:
     """Rounds to bfloat16 like `stochastic_round`, but fuses into the kernel that computes the values.
 
     Adds a random 16-bit number to the lower sixteen bits, then drops these. The nearer a value is to its upper
@@ -35,8 +43,8 @@ def stochastic_bfloat16(values: jax.Array, seed: jax.Array) -> jax.Array:
     its update.
 
     Args:
-      values: a float32 array of any shape.
-      seed: a uint32 scalar that the random numbers depend on.
+      values: float32.
+      seed: uint32, which the random numbers depend on.
     """
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     carried = bits + (_scrambled(values.shape, seed) & jnp.uint32(0xFFFF))

@@ -1,25 +1,34 @@
-"""Crops, shifts, flips and erases images at random places."""
+"""Crops, shifts, flips and erases images at random places.
+
+Shapes: B batch, H height, W width, C channels; h and w are the height and width of a result.
+"""
+
+from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Bool, Float, Int, Integer, Num
 
 
 ATTEMPTS = 10
 
 
 class Boxes(NamedTuple):
-    """One rectangle per image in whole pixels; each entry is int32 [B]."""
+    """One rectangle per image in whole pixels; each entry is int32."""
 
-    top: jax.Array
-    left: jax.Array
-    height: jax.Array
-    width: jax.Array
+    top: Int[Array, " B"]
+    left: Int[Array, " B"]
+    height: Int[Array, " B"]
+    width: Int[Array, " B"]
 
-    def contain(self, height: int, width: int) -> jax.Array:
-        """Returns bool [B, height, width], True for the pixels inside the rectangle of each image."""
+    def contain(self, height: int, width: int) -> Bool[Array, "B H W"]:
+        """Returns True for the pixels inside the rectangle of each image of this height and width."""
         rows = _between(self.top, self.height, height)
         columns = _between(self.left, self.width, width)
         return rows[:, :, None] & columns[:, None, :]
@@ -69,26 +78,26 @@ def _between(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
 
 
 def random_resized_crop(
-    images: jax.Array,
+    images: Num[Array, "B H W C"],
     key: jax.Array,
-    mask: jax.Array | None = None,
+    mask: Integer[Array, "B H W"] | None = None,
     *,
     size: tuple[int, int] | None = None,
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[Num[Array, "B h w C"], Integer[Array, "B h w"] | None]:
     """Crops a random rectangle of each image and resizes it.
 
     Args:
-      images: uint8 or floating [B, H, W, C].
+      images: uint8 or floating.
       key: the random key.
-      mask: integer [B, H, W], cropped and resized with its image, or None.
+      mask: integer, cropped and resized with its image, or None.
       size: height and width of the result; None: those of the images.
       area: smallest and largest share of the image.
       ratio: smallest and largest height over width.
 
     Returns:
-      Images [B, *size, C], interpolated bilinearly, and mask [B, *size] of the nearest pixels, in the same dtypes.
+      Images, interpolated bilinearly, and mask of the nearest pixels, in the same dtypes.
     """
     batch, height, width, _ = images.shape
     boxes = random_boxes(key, batch, (height, width), area, ratio)
@@ -96,8 +105,8 @@ def random_resized_crop(
     return resized(images, boxes, size), None if mask is None else resized_mask(mask, boxes, size)
 
 
-def resized(images: jax.Array, boxes: Boxes, size: tuple[int, int]) -> jax.Array:
-    """Crops each image [B, H, W, C] to its box and resizes it to `size` bilinearly."""
+def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) -> Num[Array, "B h w C"]:
+    """Crops each image to its box and resizes it to `size` bilinearly."""
     # Two matrix products with at most two weights per row: accelerators multiply faster than they gather.
     rows = _weights(boxes.top, boxes.height, images.shape[1], size[0])
     columns = _weights(boxes.left, boxes.width, images.shape[2], size[1])
@@ -109,8 +118,8 @@ def resized(images: jax.Array, boxes: Boxes, size: tuple[int, int]) -> jax.Array
     return out.astype(images.dtype)
 
 
-def resized_mask(mask: jax.Array, boxes: Boxes, size: tuple[int, int]) -> jax.Array:
-    """Crops each mask [B, H, W] to its box and resizes it to `size` by nearest neighbour."""
+def resized_mask(mask: Integer[Array, "B H W"], boxes: Boxes, size: tuple[int, int]) -> Integer[Array, "B h w"]:
+    """Crops each mask to its box and resizes it to `size` by nearest neighbour."""
     rows = _nearest(boxes.top, boxes.height, size[0])
     columns = _nearest(boxes.left, boxes.width, size[1])
     return jax.vmap(lambda mask, rows, columns: mask[rows][:, columns])(mask, rows, columns)
@@ -135,17 +144,19 @@ def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax
     return jnp.maximum(1 - distance, 0)
 
 
-def random_shift(images: jax.Array, padding: int, key: jax.Array, *, fill: int = 0) -> jax.Array:
+def random_shift(
+    images: Num[Array, "B H W *C"], padding: int, key: jax.Array, *, fill: int = 0
+) -> Num[Array, "B H W *C"]:
     """Shifts each image by up to `padding` pixels along each axis, which is a random crop of the padded image.
 
     Args:
-      images: [B, H, W, ...].
+      images: images, or masks without channels.
       padding: the largest shift in pixels.
       key: the random key.
       fill: the value of pixels that are shifted in.
 
     Returns:
-      Images of the same shape and dtype.
+      Images of the same dtype.
     """
     batch, height, width, *rest = images.shape
     edges = ((0, 0), (padding, padding), (padding, padding), *[(0, 0)] * len(rest))
@@ -159,33 +170,33 @@ def random_shift(images: jax.Array, padding: int, key: jax.Array, *, fill: int =
     return jax.vmap(cut)(padded, offsets)
 
 
-def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
-    """Flips each image of [B, H, W, ...] left to right with probability 1/2."""
+def random_flip(images: Num[Array, "B H W *C"], key: jax.Array) -> Num[Array, "B H W *C"]:
+    """Flips each image or mask left to right with probability 1/2."""
     flip = jax.random.bernoulli(key, shape=(images.shape[0], *[1] * (images.ndim - 1)))
     return jnp.where(flip, images[:, :, ::-1], images)
 
 
 def random_erasing(
-    images: jax.Array,
+    images: Float[Array, "B H W C"],
     key: jax.Array,
     probability: float = 0.25,
     *,
     area: tuple[float, float] = (0.02, 1 / 3),
     ratio: tuple[float, float] = (0.3, 3.3),
-) -> jax.Array:
+) -> Float[Array, "B H W C"]:
     """Fills a rectangle of some images with Gaussian noise, which resembles normalised pixels.
 
     Labels and masks stay as they are.
 
     Args:
-      images: floating [B, H, W, C], normalised.
+      images: floating, normalised.
       key: the random key.
       probability: the probability that an image is erased.
       area: smallest and largest share of the image.
       ratio: smallest and largest height over width.
 
     Returns:
-      Images of the same shape and dtype.
+      Images of the same dtype.
     """
     box_key, noise_key, choice_key = jax.random.split(key, 3)
     batch, height, width, _ = images.shape

@@ -1,19 +1,30 @@
-"""Implements the operations of RandAugment: tables of levels, blends with a duller image, affine moves."""
+"""Implements the operations of RandAugment: tables of levels, blends with a duller image, affine moves.
+
+Shapes: B batch, H height, W width, C channels; a table has an entry for each of the 256 levels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 
-def look_up(images: jax.Array, table: jax.Array) -> jax.Array:
-    """Replaces each level of uint8 images [B, H, W, C] by `table[b, c, level]`."""
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int, Num, UInt8
+
+
+def look_up(images: UInt8[Array, "B H W C"], table: Int[Array, "B C 256"]) -> UInt8[Array, "B H W C"]:
+    """Replaces each level of uint8 images by `table[b, c, level]`."""
     batch, height, width, channels = images.shape
     levels = images.reshape(batch, height * width, channels).astype(jnp.int32)
     by_level = jnp.swapaxes(table, 1, 2).astype(jnp.uint8)
     return jnp.take_along_axis(by_level, levels, axis=1, mode="promise_in_bounds").reshape(images.shape)
 
 
-def histogram(images: jax.Array) -> jax.Array:
-    """Counts the pixels of each level, int32 [B, C, 256]."""
+def histogram(images: UInt8[Array, "B H W C"]) -> Int[Array, "B C 256"]:
+    """Counts the pixels of each level, int32."""
 
     def counted(levels: jax.Array) -> jax.Array:
         return jnp.zeros(256, jnp.int32).at[levels].add(1, mode="promise_in_bounds")
@@ -23,41 +34,44 @@ def histogram(images: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(counted, in_axes=1))(pixels)
 
 
-def identity() -> jax.Array:
-    """Returns the table that keeps every level, int32 [1, 1, 256]."""
+def identity() -> Int[Array, "1 1 256"]:
+    """Returns the table that keeps every level, int32."""
     return jnp.arange(256, dtype=jnp.int32)[None, None, :]
 
 
-def invert() -> jax.Array:
+def invert() -> Int[Array, "1 1 256"]:
     """Returns the table that inverts every level: black becomes white."""
     return 255 - identity()
 
 
-def solarize(threshold: jax.Array) -> jax.Array:
-    """Returns the table that inverts levels from the threshold on, int32 [B]."""
+def solarize(threshold: Int[Array, " B"]) -> Int[Array, "B 1 256"]:
+    """Returns the table that inverts levels from the int32 threshold on."""
     return jnp.where(identity() < threshold[:, None, None], identity(), invert())
 
 
-def posterize(bits: jax.Array) -> jax.Array:
-    """Returns the table that keeps the highest `bits`, int32 [B], of the 8."""
+def posterize(bits: Int[Array, " B"]) -> Int[Array, "B 1 256"]:
+    """Returns the table that keeps the highest `bits`, int32, of the 8."""
     dropped = (8 - bits)[:, None, None]
     return jnp.left_shift(jnp.right_shift(identity(), dropped), dropped)
 
 
-def brightness(factor: jax.Array) -> jax.Array:
-    """Returns the table that scales levels by a factor, float32 [B]: 0 gives black, 1 the image."""
+def brightness(factor: Float[Array, " B"]) -> Int[Array, "B 1 256"]:
+    """Returns the table that scales levels by a float32 factor: 0 gives black, 1 the image."""
     return blend(jnp.zeros_like(identity()), identity(), factor[:, None, None])
 
 
-def contrast(images: jax.Array, factor: jax.Array) -> jax.Array:
-    """Returns the table that scales the distance to each image's mean gray, float32 [B]: 0 gives gray, 1 the image."""
+def contrast(images: UInt8[Array, "B H W C"], factor: Float[Array, " B"]) -> Int[Array, "B 1 256"]:
+    """Returns the table that scales the distance to each image's mean gray by a float32 factor.
+
+    A factor of 0 gives gray, 1 the image.
+    """
     total = jnp.sum(gray(images), axis=(1, 2), dtype=jnp.int32)
     pixels = images.shape[1] * images.shape[2]
     mean = (2 * total + pixels) // (2 * pixels)
     return blend(mean[:, None, None], identity(), factor[:, None, None])
 
 
-def autocontrast(counts: jax.Array) -> jax.Array:
+def autocontrast(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
     """Returns the table that maps each channel's darkest level to 0 and brightest to 255, from its `histogram`."""
     there = counts > 0
     low = jnp.argmax(there, axis=-1).astype(jnp.int32)[..., None]
@@ -66,7 +80,7 @@ def autocontrast(counts: jax.Array) -> jax.Array:
     return jnp.where(high > low, stretched, identity())
 
 
-def equalize(counts: jax.Array) -> jax.Array:
+def equalize(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
     """Returns the table that equalizes how frequent each channel's levels are, from its `histogram`."""
     before = jnp.cumsum(counts, axis=-1, dtype=jnp.int32) - counts
     # The maximum counts all pixels but those of the brightest level that occurs.
@@ -81,33 +95,33 @@ def blend(dull: jax.Array, images: jax.Array, factor: jax.Array) -> jax.Array:
     return jnp.clip(dull + factor * (wide - dull), 0, 255).astype(images.dtype)
 
 
-def gray(images: jax.Array) -> jax.Array:
-    """Returns int32 [B, H, W], ITU-R BT.601 luma in Pillow's fixed-point arithmetic; a single channel is unchanged."""
+def gray(images: UInt8[Array, "B H W C"]) -> Int[Array, "B H W"]:
+    """Returns int32, ITU-R BT.601 luma in Pillow's fixed-point arithmetic; a single channel is unchanged."""
     wide = images.astype(jnp.int32)
     if images.shape[-1] == 1:
         return wide[..., 0]
     return jnp.right_shift(19595 * wide[..., 0] + 38470 * wide[..., 1] + 7471 * wide[..., 2] + 32768, 16)
 
 
-def gray_images(images: jax.Array) -> jax.Array:
-    """Returns uint8 [B, H, W, C] with the gray value in every channel."""
+def gray_images(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
+    """Returns uint8 images with the gray value in every channel."""
     return jnp.broadcast_to(gray(images).astype(jnp.uint8)[..., None], images.shape)
 
 
-def smooth(images: jax.Array) -> jax.Array:
-    """Averages 3x3 pixels of uint8 [B, H, W, C], with weight 5 for the middle one; border pixels stay."""
+def smooth(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
+    """Averages 3x3 pixels of uint8 images, with weight 5 for the middle one; border pixels stay."""
     wide = images.astype(jnp.int32)
     rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
     sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
     return images.at[:, 1:-1, 1:-1].set(((2 * sums + 13) // 26).astype(jnp.uint8))
 
 
-def warp(values: jax.Array, moves: jax.Array, fill: int) -> jax.Array:
-    """Applies affine transforms to images [B, H, W, C] or masks [B, H, W] of any dtype, by nearest neighbour.
+def warp(values: Num[Array, "B H W *C"], moves: Float[Array, "B 2 3"], fill: int) -> Num[Array, "B H W *C"]:
+    """Applies affine transforms to images or masks of any dtype, by nearest neighbour.
 
     Args:
-      values: the images or masks.
-      moves: float32 [B, 2, 3], maps output to input coordinates (x, y, 1).
+      values: the images, or masks without channels.
+      moves: float32, maps output to input coordinates (x, y, 1).
       fill: the value of output pixels that map outside the input.
     """
     batch, height, width = values.shape[:3]
@@ -123,22 +137,22 @@ def warp(values: jax.Array, moves: jax.Array, fill: int) -> jax.Array:
     return jnp.where(inside.reshape(inside.shape + (1,) * (values.ndim - 3)), found, jnp.asarray(fill, values.dtype))
 
 
-def rotation(degrees: jax.Array, height: int, width: int) -> jax.Array:
-    """Returns moves that rotate counterclockwise by `degrees` [B] around the middle of the image."""
+def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Array, "B 2 3"]:
+    """Returns moves that rotate counterclockwise by `degrees` around the middle of the image."""
     angle = jnp.deg2rad(degrees)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     x, y = width / 2, height / 2
     return _moves(cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y)
 
 
-def shear(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns moves that shift each row by `x` [B] times its y coordinate and each column by `y` [B] times its x."""
+def shear(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
+    """Returns moves that shift each row by `x` times its y coordinate and each column by `y` times its x."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, x, zero, y, one, zero)
 
 
-def translation(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns moves that shift the image by `x` [B] pixels to the left and `y` [B] pixels up."""
+def translation(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
+    """Returns moves that shift the image by `x` pixels to the left and `y` pixels up."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, zero, x, zero, one, y)
 
