@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mpjax.diagnosis.compile_ahead import brought_here
 from mpjax.diagnosis.constants import Constants, constants_of
@@ -13,6 +12,7 @@ from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.calls import name_scopes
 from mpjax.precision.casting import autocast
+from mpjax.precision.casting.flops import product_flops
 from mpjax.precision.casting.values import is_array, split_arrays
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, path_name, widest
@@ -53,12 +53,12 @@ class Program(NamedTuple):
         """Returns the program with the constants of the float32 program `full`."""
         return self._replace(constants=constants_of(self.jaxpr, full.jaxpr))
 
-    def flops(self) -> dict[str, float]:
-        """Returns the FLOPs of matrix products and convolutions by path; those in a loop count once."""
-        counts: dict[str, float] = {}
+    def flops(self) -> dict[str, int]:
+        """Counts the FLOPs of matrix products and convolutions by path, without padding; a loop counts once."""
+        counts: dict[str, int] = {}
         for path, eqn in equations(self.jaxpr):
-            if (flops := _flops(eqn)) > 0:
-                counts[path] = counts.get(path, 0.0) + flops
+            if flops := product_flops(eqn):
+                counts[path] = counts.get(path, 0) + flops
         return counts
 
 
@@ -170,15 +170,3 @@ def _named(tree) -> list[tuple[str, Any]]:
 def _name(path: tuple) -> str:
     """Returns a parameter's path, without `value`, the attribute in which NNX holds the array."""
     return path_name(path).removesuffix("/value")
-
-
-def _flops(eqn) -> float:
-    if eqn.primitive.name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        inner = np.prod([eqn.invars[0].aval.shape[axis] for axis in contracted], dtype=float)
-    elif eqn.primitive.name == "conv_general_dilated":
-        kernel, numbers = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"]
-        inner = np.prod(kernel, dtype=float) / kernel[numbers.rhs_spec[0]]
-    else:
-        return 0.0
-    return float(2 * inner * np.prod(eqn.outvars[0].aval.shape, dtype=float))

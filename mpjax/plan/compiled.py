@@ -10,10 +10,10 @@ import jax
 from mpjax.config.commands import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.devices import GPUS
-from mpjax.plan.flops import flops_of
 from mpjax.plan.memory import Memory, memory_of
 from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
+from mpjax.precision.casting.flops import flops_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate
-from mpjax.plan.flops import TENSORFLOAT32
+from mpjax.precision.casting.flops import TENSORFLOAT32
 
 
 _NOTICED = 1e6  # bytes

@@ -1,5 +1,6 @@
 """The step that is diagnosed: what a loss function may give."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -21,6 +22,22 @@ def test_a_loss_with_more_beside_it_is_that_loss(aux):
     alone = program_of_function(loss, PARAMS, BATCH, HALF)
     beside = program_of_function(lambda params, batch: (loss(params, batch), aux), PARAMS, BATCH, HALF)
     assert str(beside.jaxpr) == str(alone.jaxpr)
+
+
+def test_flops_are_by_scope_and_leave_padding_out():
+    """Along one side of 4 pixels a kernel of 3 has 2 + 3 + 3 + 2 pixels under it; one gradient doubles the count."""
+
+    def convolved(params, batch):
+        with jax.named_scope("conv"):
+            x = jax.lax.conv_general_dilated(
+                batch["image"], params["conv"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        with jax.named_scope("head"):
+            return jnp.mean(jnp.mean(x, axis=(1, 2)) @ params["head"])
+
+    params = {"conv": jnp.ones((3, 3, 5, 6)), "head": jnp.ones((6, 2))}
+    program = program_of_function(convolved, params, {"image": jnp.ones((7, 4, 4, 5))}, HALF)
+    assert program.flops() == {"conv": 2 * 2 * 7 * 6 * 5 * 10 * 10, "head": 3 * 2 * 7 * 6 * 2}
 
 
 @pytest.mark.parametrize(

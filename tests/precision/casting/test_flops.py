@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.plan.flops import flops_of
+from mpjax.precision.casting.flops import flops_of, product_flops
 
 
 def counted(function, *shapes, dtype=jnp.bfloat16):
@@ -27,6 +27,11 @@ def test_float32_asked_for_in_full_is_not_rounded_to_tensorfloat32():
 
 def test_integers_and_flags_are_left_out():
     assert counted(lambda x, w: x @ w, (8, 3), (3, 5), dtype=jnp.int32) == {}
+
+
+def test_one_equation_counts_whatever_its_dtype():
+    eqns = jax.make_jaxpr(lambda x, w: jnp.maximum(x @ w, 0))(jnp.ones((8, 3), int), jnp.ones((3, 5), int)).eqns
+    assert {eqn.primitive.name: product_flops(eqn) for eqn in eqns} == {"dot_general": 2 * 8 * 3 * 5, "max": 0}
 
 
 def test_a_batch_of_products_with_its_backward_pass_is_three_times_as_much():

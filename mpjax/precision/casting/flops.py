@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of a jaxpr by dtype.
+"""Counts the floating-point operations of an equation, and of a jaxpr by dtype.
 
 Matrix products, convolutions and fused attention are counted. Elementwise operations are not, because memory traffic
 bounds them on every GPU that a plan supports. A multiplication and an addition count as two operations.
@@ -39,12 +39,13 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
     for body in bodies(jaxpr):
         times = math.prod(eqn.params["length"] for eqn in body.callers if eqn.primitive.name == "scan")
         for eqn in body.eqns:
-            if (operations := _operations(eqn)) and is_floating(eqn.invars[0].aval):
+            if (operations := product_flops(eqn)) and is_floating(eqn.invars[0].aval):
                 total[_dtype(eqn)] += times * operations
     return dict(total)
 
 
-def _operations(eqn) -> int:
+def product_flops(eqn) -> int:
+    """Counts the operations of one equation: 0 unless it is a matrix product, a convolution or fused attention."""
     name = eqn.primitive.name
     if name not in _COUNTED:
         return 0
