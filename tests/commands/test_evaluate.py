@@ -13,16 +13,11 @@ from mpjax.report import read_metrics
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(folder_of):
     """A run whose best checkpoint is not its last: the rate is far too high at the end."""
-    folder = tmp_path_factory.mktemp("runs") / "a"
-    run(
-        load_config(
-            f"--output_dir {folder} --model.name mlp --model.width 8 --data.name digits --steps 60 "
-            "--optimizer.name adamw --optimizer.learning_rate 0.02 --optimizer.warmup 2 --optimizer.schedule constant "
-            "--training.ema 0.9 --loop.eval_every 30 --loop.save_every 30 --report.no_plot "
-            "--report.no_tensorboard --data.eval_batch_size 100".split()
-        )
+    folder = folder_of(
+        "--steps 60 --optimizer.learning_rate 0.02 --optimizer.schedule constant --training.ema 0.9 "
+        "--loop.eval_every 30 --loop.save_every 30 --data.eval_batch_size 100"
     )
     run(load_config(f"--resume --output_dir {folder} --optimizer.learning_rate 5 --steps 62".split()))
     return folder
@@ -59,17 +54,9 @@ def test_float16_stores_what_mixed_float16_computes_with(trained):
 
 
 @pytest.fixture(scope="module")
-def autocast(tmp_path_factory):
+def autocast(folder_of):
     """A run with casts at each operation."""
-    folder = tmp_path_factory.mktemp("runs") / "autocast"
-    run(
-        load_config(
-            f"--output_dir {folder} --precision.policy O1 --model.name mlp --model.width 8 --data.name digits "
-            "--steps 20 --optimizer.name adamw --optimizer.warmup 2 --loop.eval_every 20 --report.no_plot "
-            "--report.no_tensorboard".split()
-        )
-    )
-    return folder
+    return folder_of("--precision.policy O1 --steps 20 --loop.eval_every 20")
 
 
 def test_a_run_under_autocast_is_measured_under_autocast_or_under_another_policy(autocast):

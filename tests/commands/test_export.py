@@ -8,8 +8,6 @@ from safetensors.numpy import load_file
 import mpjax
 from mpjax import cli
 from mpjax.commands.export import export_run
-from mpjax.commands.train import run
-from mpjax.config import load_config
 from mpjax.config.commands import Export
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import read_checkpoint
@@ -17,17 +15,10 @@ from mpjax.models.mlp import MLP
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(folder_of):
     """A short run whose parameters are stored in bfloat16 and averaged in float32."""
-    folder = tmp_path_factory.mktemp("runs") / "a"
-    run(
-        load_config(
-            f"--output_dir {folder} --precision.policy bfloat16 --model.name mlp --model.width 8 --data.name digits "
-            "--steps 20 --optimizer.name adamw --optimizer.warmup 2 --training.ema 0.9 --loop.eval_every 10 "
-            "--loop.save_every 10 --report.no_plot --report.no_tensorboard".split()
-        )
-    )
-    return folder
+    flags = "--precision.policy bfloat16 --steps 20 --training.ema 0.9 --loop.eval_every 10 --loop.save_every 10"
+    return folder_of(flags)
 
 
 @pytest.mark.parametrize(("ema", "dtype"), [(False, "bfloat16"), (True, "float32")])
