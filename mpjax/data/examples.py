@@ -1,7 +1,7 @@
 """Defines `Source`, an opened data set, and checks its examples against its fields."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,6 +93,23 @@ class Examples(Protocol):
     def __getitems__(self, indices: Sequence[int], /) -> list[Example]:
         """Returns several examples, which is far cheaper than reading them one by one."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedExamples:
+    """Examples after a function from one example to another, which is called each time one is read."""
+
+    examples: Examples
+    change: Callable[[Example], Example]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.change(self.examples[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self.change(example) for example in self.examples.__getitems__(indices)]
 
 
 @dataclasses.dataclass(frozen=True)

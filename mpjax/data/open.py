@@ -3,38 +3,18 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.schema import Data
-from mpjax.data.examples import Example, Examples, Source
+from mpjax.data.examples import Example, MappedExamples, Source
 from mpjax.data.fields import Field, Image, Label, Mask
-from mpjax.data.images.masks import ClassMasks, DecodedMasks, mask_values
+from mpjax.data.images.masks import mask_values, with_decoded_mask
 from mpjax.data.sources import synthetic
 from mpjax.data.table import Column, Other, Table, Text, choose_columns
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.errors import UsageError
-
-
-@dataclasses.dataclass(frozen=True)
-class RenamedExamples:
-    """Examples keyed by field name instead of column name."""
-
-    examples: Examples
-    columns: dict[str, str]
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._rename(self.examples[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self._rename(example) for example in self.examples.__getitems__(indices)]
-
-    def _rename(self, example: Example) -> Example:
-        return {field: example[column] for field, column in self.columns.items()}
 
 
 def as_task(table: Table, task: TaskName, config: Data) -> Source:
@@ -51,9 +31,10 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     if "label" in columns and table.labelled and not function:
         table = table.labelled(columns["label"])
     chosen = {field: table.columns[column] for field, column in columns.items()}
-    train, test = (RenamedExamples(split, columns) for split in table.open(tuple(dict.fromkeys(columns.values()))))
+    renamed = functools.partial(_renamed, columns)
+    train, test = (MappedExamples(split, renamed) for split in table.open(tuple(dict.fromkeys(columns.values()))))
     if "mask" in chosen:
-        train, test = DecodedMasks(train), DecodedMasks(test)
+        train, test = (MappedExamples(split, with_decoded_mask) for split in (train, test))
     origins = {field: f"column '{column}'" if column != field else "" for field, column in columns.items()}
     if function:
         train, test = (PreprocessedExamples(split, function, config.preprocess, chosen) for split in (train, test))
@@ -67,8 +48,13 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     fields = {name: _field(name, chosen, table.name, config, origins) for name in chosen}
     if isinstance(mask := fields.get("mask"), Mask):
         values = mask_values(train, mask.num_classes, config, table.name)
-        train, test = ClassMasks(train, values), ClassMasks(test, values)
+        train, test = (MappedExamples(split, values.with_class_numbers) for split in (train, test))
     return Source(table.name, fields, train, test)
+
+
+def _renamed(columns: Mapping[str, str], example: Example) -> Example:
+    """Returns an example keyed by field name instead of column name."""
+    return {field: example[column] for field, column in columns.items()}
 
 
 def _require_scalars(table: Table, name: str) -> None:

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.data.examples import conform, labelled_images, require_examples
+from mpjax.data.examples import MappedExamples, conform, labelled_images, require_examples
 from mpjax.data.fields import Image, Label
 from mpjax.errors import UsageError
 
@@ -91,3 +91,20 @@ def test_refusals_name_the_field(example, says):
 def test_an_empty_split_is_refused():
     with pytest.raises(UsageError, match="split 'train' is empty"):
         require_examples("train", 0)
+
+
+class Numbers(list):
+    """Examples with these labels."""
+
+    def __getitem__(self, index):
+        return {"label": super().__getitem__(index)}
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def test_mapped_examples_are_as_many_and_each_is_changed_however_it_is_read():
+    examples = MappedExamples(Numbers([3, 5, 7]), lambda example: {"half": example["label"] / 2})
+    assert len(examples) == 3
+    assert examples[1] == {"half": 2.5}
+    assert examples.__getitems__([2, 0]) == [{"half": 3.5}, {"half": 1.5}]

@@ -40,23 +40,8 @@ def class_numbers(stored: Any) -> Any:
     return pixels.astype(np.uint8)[..., None] if pixels.dtype == np.bool_ else pixels[..., None]
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodedMasks:
-    """Examples whose `mask` is decoded to an array of stored values."""
-
-    examples: Examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return _decoded(self.examples[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [_decoded(example) for example in self.examples.__getitems__(indices)]
-
-
-def _decoded(example: Example) -> Example:
+def with_decoded_mask(example: Example) -> Example:
+    """Returns an example whose `mask` is an array of stored values."""
     return {**example, "mask": class_numbers(example["mask"])}
 
 
@@ -101,6 +86,12 @@ class MaskValues:
             )
         return meanings[place]
 
+    def with_class_numbers(self, example: Example) -> Example:
+        """Returns an example whose `mask` holds class numbers and `IGNORED` instead of stored values."""
+        if "mask" not in example:
+            return example  # `conform` reports the missing field
+        return {**example, "mask": self.class_numbers(_integers(example["mask"]))}
+
     @functools.cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the known values in ascending order, and the class number or `IGNORED` for each."""
@@ -112,28 +103,6 @@ class MaskValues:
     def _places(self) -> np.ndarray:
         """Returns the index of each byte among the known values: a table is much faster than a search."""
         return np.searchsorted(self._sorted[0], np.arange(256)).clip(max=len(self._sorted[0]) - 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassMasks:
-    """Examples whose `mask` holds class numbers and `IGNORED`."""
-
-    examples: Examples
-    values: MaskValues
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._mapped(self.examples[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self._mapped(example) for example in self.examples.__getitems__(indices)]
-
-    def _mapped(self, example: Example) -> Example:
-        if "mask" not in example:
-            return example  # `conform` reports the missing field
-        return {**example, "mask": self.values.class_numbers(_integers(example["mask"]))}
 
 
 def mask_values(train: Examples, num_classes: int, config: Data, name: str) -> MaskValues:

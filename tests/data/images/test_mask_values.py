@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpjax.config.schema import Data
 from mpjax.data.fields import IGNORED
-from mpjax.data.images.masks import ClassMasks, MaskValues, mask_values
+from mpjax.data.images.masks import MaskValues, mask_values
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -85,7 +85,7 @@ def test_a_value_that_appears_later_is_an_error_that_names_it():
         with pytest.raises(
             UsageError, match=rf"mask: value {mask[-1]} of 'cells' is not one of 0, 255; write --data.mask_v"
         ):
-            ClassMasks(Masks([mask]), values)[0]
+            values.with_class_numbers({"mask": mask})
 
 
 def test_a_class_that_no_mask_has_is_told():
