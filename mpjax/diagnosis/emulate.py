@@ -106,7 +106,7 @@ class Emulator:
         if self.recorder is None or not is_floating(var.aval):
             return pair
         if var.aval.dtype in HALF:
-            site = Site(owner, "forward", "parameter", var.aval.dtype, var.aval.shape, NO_SOURCE)
+            site = parameter_site(owner, "forward", var.aval)
             wide = widened(pair.wide)
             return pair._replace(marks=self.recorder.observe(site, wide, wide, widened(pair.low), []))
         finite = jnp.isfinite(pair.wide).all()
@@ -243,6 +243,11 @@ def site_of(eqn, var, place: Place) -> Site:
     direction = "backward" if place.backward else "forward"
     source = source_of((eqn, *place.callers))
     return Site(place.path, direction, eqn.primitive.name, np.dtype(var.aval.dtype), tuple(var.aval.shape), source)
+
+
+def parameter_site(path: str, direction: str, values) -> Site:
+    """Returns the site of a parameter, its gradient or its update, with the shape and dtype of `values`."""
+    return Site(path, direction, "parameter", np.dtype(values.dtype), tuple(values.shape), NO_SOURCE)
 
 
 def _count(jaxpr) -> int:

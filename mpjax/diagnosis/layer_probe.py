@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
 from mpjax.diagnosis.arithmetic import (
@@ -22,12 +21,10 @@ from mpjax.diagnosis.arithmetic import (
     round_to,
     widened,
 )
-from mpjax.diagnosis.emulate import Emulator, site_of
+from mpjax.diagnosis.emulate import Emulator, parameter_site, site_of
 from mpjax.diagnosis.layers import LayerRecorder, Layers
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
-from mpjax.diagnosis.readings import Site
-from mpjax.precision.casting.equations import NO_SOURCE
 from mpjax.precision.casting.jaxprs import as_function, scope_of
 from mpjax.precision.casting.primitives import PRODUCTS, SUMS
 from mpjax.precision.casting.values import cast_like
@@ -55,7 +52,7 @@ class Native(Emulator):
         """Returns the pair of an input, cast to the dtype of the variable, and records the rounding of the cast."""
         pair = self.constant(var, value, owner)
         if self.recorder is not None and is_floating(var.aval) and var.aval.dtype in HALF:
-            site = Site(owner, "forward", "parameter", var.aval.dtype, var.aval.shape, NO_SOURCE)
+            site = parameter_site(owner, "forward", var.aval)
             self.recorder.observe(site, value, value, pair.low, [])
         return pair
 
@@ -146,21 +143,18 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> dict:
     _, *pairs = run.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)
     gradients = {name: pair.low for name, pair in zip(program.gradients, pairs, strict=True)}
     for name, gradient in gradients.items():
-        recorder.add(_site(name, "gradient", gradient), gradient / jnp.asarray(scale, gradient.dtype))
+        recorder.add(parameter_site(name, "gradient", gradient), gradient / jnp.asarray(scale, gradient.dtype))
     return gradients
 
 
 def read_updates(recorder: LayerRecorder, updates: Mapping, before: Mapping, after: Mapping) -> None:
     """Records updates by parameter; nonzero values that do not change the parameter count as underflow."""
     for name, update in updates.items():
-        recorder.add(_site(name, "update", update), update, underflow=(update != 0) & (after[name] == before[name]))
+        unchanged = (update != 0) & (after[name] == before[name])
+        recorder.add(parameter_site(name, "update", update), update, underflow=unchanged)
 
 
 def _probed(program: Program, scale) -> Layers:
     recorder = LayerRecorder()
     read_step(program, scale, recorder)
     return recorder.layers()
-
-
-def _site(name: str, direction: str, values) -> Site:
-    return Site(name, direction, "parameter", np.dtype(values.dtype), values.shape, NO_SOURCE)
