@@ -28,7 +28,7 @@ from mpjax.training.mesh import make_mesh
 from mpjax.training.objectives import objective_of
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
-from mpjax.training.remat import apply_remat
+from mpjax.training.remat import apply_remat, blocks_of
 from mpjax.training.setup import Task, check_fit, initial_state
 from mpjax.training.state import Arrays, take_apart, uncast
 from mpjax.training.train_step import make_train_call
@@ -237,7 +237,8 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     if not divided:
         return layout
     batch = jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))
-    return dataclasses.replace(layout, travels=task.narrowed(params, stats, batch))
+    travels, given = task.narrowed(params, stats, batch)
+    return dataclasses.replace(layout, travels=travels, given=given, blocks=tuple(blocks_of(task.abstract)))
 
 
 def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) -> TrainState:

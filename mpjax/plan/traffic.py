@@ -191,7 +191,9 @@ def _payload(computation: Computation, each: Instruction) -> list[tuple[str, int
     """Returns the dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
     sizes = computation.operand_bytes(each)
     given = sum(sizes)
-    result = each.bytes - given if each.opcode in ("all-gather-start", "collective-permute-start") else each.bytes
+    # The type of a started collective holds operands and results, but for an all-reduce, which works in place.
+    apart = each.opcode.endswith("-start") and each.opcode != "all-reduce-start"
+    result = each.bytes - given if apart else each.bytes
     grown = max(given, result) / given if given else 1
     dtypes = [shapes_of(computation.instructions[name].type)[0][0] for name in each.operands]
     return [(dtype, round(size * grown)) for dtype, size in zip(dtypes, sizes, strict=True)]

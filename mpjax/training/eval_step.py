@@ -36,13 +36,14 @@ def make_eval_step(
       `weight` ([B], 0 for padding, else 1; all 1 if absent), and `count`, the sum of the weights.
     """
 
+    shares = shares_of(layout)
+
     @cast
     def values_of(params: Arrays, stats: Arrays, batch) -> Arrays:
         model = structure.assemble(params, stats)
         model.eval()
+        shares.adapt(model)
         return measure(model, batch)
-
-    shares = shares_of(layout)
 
     @jax.jit
     @shares.sums

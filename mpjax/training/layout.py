@@ -31,6 +31,8 @@ class Layout:
       mesh: all devices.
       divided: the spec of each parameter that is divided, by path; the others are replicated.
       travels: the dtype in which a parameter that is divided over `fsdp` is gathered, by path.
+      given: the dtype in which the model is given it: that dtype if it would only cast it to it, else its own.
+      blocks: paths of the modules that gather their parameters themselves, in the backward pass again.
       reduce_dtype: the dtype in which gradients are added across devices.
       batch_norm: the examples that batch norms take their statistics from: each device's own, or all.
     """
@@ -38,6 +40,8 @@ class Layout:
     mesh: Mesh
     divided: Mapping[str, PartitionSpec] = dataclasses.field(default_factory=dict)
     travels: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
+    given: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
     reduce_dtype: np.dtype = FLOAT32
     batch_norm: BatchNorm = "device"
 
@@ -87,8 +91,8 @@ class Layout:
 
         def sharding(path: tuple, leaf) -> NamedSharding:
             name = getattr(path[-1], "key", None) if path else None
-            follows = name in self.divided and shapes[name] == leaf.shape
-            return NamedSharding(self.mesh, self.divided[name]) if follows else self.replicated
+            follows = name is not None and shapes.get(name) == leaf.shape
+            return NamedSharding(self.mesh, self.spec(name)) if follows else self.replicated
 
         return jax.tree_util.tree_map_with_path(sharding, state)
 

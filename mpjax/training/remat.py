@@ -30,7 +30,14 @@ def products(primitive, *_, **params) -> bool:
     return primitive.name == "conv_general_dilated"
 
 
-_POLICIES = {"dots": products, "full": None}
+def all_but_gathered(primitive, *_, **params) -> bool:
+    """Returns True if "none" keeps the result of a primitive: all but parameters gathered from several devices."""
+    inner = params.get("call_jaxpr")
+    names = {eqn.primitive.name for eqn in inner.eqns} if primitive.name == "custom_vjp_call" and inner else set()
+    return "all_gather" not in {primitive.name, *names}
+
+
+_POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
 
 
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:

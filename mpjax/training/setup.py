@@ -17,7 +17,7 @@ from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.precision.casting.narrowing import narrowed_inputs
+from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.modules import PolicyReport
 from mpjax.training.layout import Layout
@@ -104,13 +104,19 @@ class Task:
     make_model: Callable[[jax.Array], nnx.Module]
     abstract: nnx.Module
 
-    def narrowed(self, params: Arrays, stats: Arrays, batch: Mapping[str, Any]) -> dict[str, np.dtype]:
-        """Returns the parameters that a step uses only in half precision, by path, and which that is.
+    def narrowed(
+        self, params: Arrays, stats: Arrays, batch: Mapping[str, Any]
+    ) -> tuple[dict[str, np.dtype], dict[str, np.dtype]]:
+        """Finds the parameters that a step uses only in half precision.
 
         Args:
           params: parameters, or their shapes.
           stats: statistics, or their shapes.
           batch: a prepared batch, or its shapes.
+
+        Returns:
+          The dtype in which each parameter, by path, can be sent to another device without changing a result, and the
+          dtype in which the model can be given it.
         """
 
         @self.cast
@@ -119,9 +125,14 @@ class Task:
             model.train()
             return self.objective.loss_of(model, batch, key)[0].value
 
-        gradient = jax.make_jaxpr(jax.grad(loss_of))
-        inputs = narrowed_inputs(gradient(params, stats, jax.random.key(0), batch).jaxpr)
-        return {name: dtype for name, dtype in zip(sorted(params), inputs, strict=False) if dtype is not None}
+        inputs = params, stats, jax.eval_shape(jax.random.key, 0), batch
+        casts = narrowed_inputs(jax.make_jaxpr(jax.grad(loss_of))(*inputs).jaxpr)
+        once = cast_once(jax.make_jaxpr(loss_of)(*inputs).jaxpr)
+        travels, given = {}, {}
+        for name, cast, single in zip(sorted(params), casts, once, strict=False):
+            travels[name] = params[name].dtype if cast is None else cast
+            given[name] = travels[name] if single else params[name].dtype
+        return travels, given
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:

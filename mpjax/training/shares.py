@@ -6,18 +6,18 @@ under `mixed_float16`. Values that are not added up yet have a leading axis of s
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpjax.precision.dtypes import is_floating, widest
-from mpjax.precision.reduction import scatter_sum, sum_across
+from mpjax.precision.dtypes import is_floating
+from mpjax.precision.reduction import sum_across
 from mpjax.precision.scaled_loss import scaled_value_and_grad
-from mpjax.training.layout import BATCH_AXES, DATA, FSDP, Layout
+from mpjax.training.fsdp import gather_in_blocks, gathered, widened
+from mpjax.training.layout import BATCH_AXES, DATA, Layout
 from mpjax.training.mean import Mean, value_of
 from mpjax.training.state import Arrays
 
@@ -52,7 +52,7 @@ class Shares(Protocol):
         ...
 
     def adapt(self, model: nnx.Module) -> None:
-        """Makes the batch norms of a model take their statistics as the layout says, in place, while tracing."""
+        """Makes a model, while it is traced, gather its parameters and average its statistics as the layout says."""
         ...
 
     def value_and_grad(self, loss_of: Callable) -> Callable:
@@ -140,45 +140,22 @@ class ManyShares:
         return loss.total / jnp.where(weight > 0, weight, 1)
 
     def adapt(self, model: nnx.Module) -> None:
-        """Makes batch norms average their statistics over the shares if the layout says so, and only then."""
+        """Makes blocks gather their parameters, and batch norms average over the shares if the layout says so."""
+        gather_in_blocks(model, self.layout)
         for _, module in nnx.iter_modules(model):
             if isinstance(module, nnx.BatchNorm) and self.layout.batch_norm == "global":
-                module.axis_name = BATCH_AXES
+                cast(Any, module).axis_name = BATCH_AXES
 
     def value_and_grad(self, loss_of: Callable) -> Callable:
         """Returns the value and gradient of a share; the gradients of gathered parameters are scattered again."""
 
         def value_and_grad(scaling, params, *args):
-            stored = {name: param.dtype for name, param in params.items()}
-            wide = {name: self._widened(name, param) for name, param in params.items()}
-
             def of_parts(parts, *args):
-                return loss_of({name: self._gathered(name, part, stored[name]) for name, part in parts.items()}, *args)
+                return loss_of(gathered(self.layout, parts), *args)
 
-            return scaled_value_and_grad(of_parts, has_aux=True)(scaling, wide, *args)
+            return scaled_value_and_grad(of_parts, has_aux=True)(scaling, widened(self.layout, params), *args)
 
         return value_and_grad
-
-    def _widened(self, name: str, part: jax.Array) -> jax.Array:
-        # The gradient of a parameter has its dtype, so a sum in float32 needs float32 parts: they are small.
-        divided = self.layout.fsdp_axis(name) is not None
-        return part.astype(widest(part.dtype, self.layout.reduce_dtype)) if divided else part
-
-    def _gathered(self, name: str, part: jax.Array, stored: np.dtype) -> jax.Array:
-        axis = self.layout.fsdp_axis(name)
-        if axis is None:
-            return part
-        travels = self.layout.travels.get(name, stored)
-
-        @jax.custom_vjp
-        def gather(part):
-            return jax.lax.all_gather(part.astype(travels), FSDP, axis=axis, tiled=True).astype(stored)
-
-        def backward(_, gradient):
-            return (scatter_sum(gradient, self.layout.reduce_dtype, FSDP, axis=axis).astype(part.dtype),)
-
-        gather.defvjp(lambda part: (gather(part), None), backward)
-        return gather(part)
 
     def on_each(self, run: Callable) -> Callable:
         """Returns `run` on the share of each device; random numbers differ from share to share."""
@@ -228,8 +205,7 @@ class ManyShares:
             divides = all(x.shape[0] % self.layout.shares == 0 for x in jax.tree.leaves(batch))
 
             def on_share(params, stats, batch):
-                whole = {name: self._gathered(name, param, param.dtype) for name, param in params.items()}
-                found = run(whole, stats, batch)
+                found = run(gathered(self.layout, params), stats, batch)
                 return jax.lax.psum(found, BATCH_AXES) if divides else found
 
             rows = PartitionSpec(BATCH_AXES) if divides else PartitionSpec()

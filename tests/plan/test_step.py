@@ -8,7 +8,6 @@ from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 
 

@@ -8,8 +8,10 @@ from jax.extend import core
 from mpjax.precision.dtypes import HALF
 
 
-_MOVES = frozenset({"reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p", "slice", "rev"})
-"""Primitives that keep every value, so that a cast may as well come before them."""
+_MOVES = frozenset(
+    {"reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p", "slice", "rev", "gather", "dynamic_slice"}
+)
+"""Primitives that keep the values of their first operand, so that a cast may as well come before them."""
 
 
 def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
@@ -25,45 +27,43 @@ def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
     >>> narrowed_inputs(jax.make_jaxpr(jax.grad(loss))(w, b, x).jaxpr)
     [dtype(bfloat16), None, None]
     """
-    found = (_uses(jaxpr, var) for var in jaxpr.invars)
-    return [next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= set(HALF) else None for dtypes in found]
+    found = ({*_uses(jaxpr, var)} for var in jaxpr.invars)
+    return [next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= {*HALF} else None for dtypes in found]
 
 
-def _uses(jaxpr: core.Jaxpr, var: Any) -> set[np.dtype | None]:
-    """Returns the dtypes that `var` is cast to, and None if it is also used as it is."""
-    found: set[np.dtype | None] = {None} if any(out is var for out in jaxpr.outvars) else set()
+def cast_once(jaxpr: core.Jaxpr) -> list[bool]:
+    """Returns, for each input, True if the program uses it in one place only, which casts it to half precision.
+
+    Its gradient is then one value in half precision; those of several places would be added in the input's dtype.
+    """
+    return [len(uses) == 1 and uses[0] in HALF for uses in (_uses(jaxpr, var) for var in jaxpr.invars)]
+
+
+def _uses(jaxpr: core.Jaxpr, var: Any) -> list[np.dtype | None]:
+    """Returns the dtypes that `var` is cast to, one for each use, and None for a use as it is."""
+    found: list[np.dtype | None] = [None for out in jaxpr.outvars if out is var]
     for eqn in jaxpr.eqns:
         places = [index for index, used in enumerate(eqn.invars) if used is var]
         if not places:
             continue
         if eqn.primitive.name == "convert_element_type":
-            found.add(np.dtype(eqn.params["new_dtype"]))
-        elif eqn.primitive.name in _MOVES:
-            found |= _uses(jaxpr, eqn.outvars[0])
+            found.append(np.dtype(eqn.params["new_dtype"]))
+        elif eqn.primitive.name in _MOVES and places == [0]:
+            found += _uses(jaxpr, eqn.outvars[0])
         else:
-            found |= _inner_uses(eqn, places)
+            found += _inner_uses(eqn, places)
     return found
 
 
-def _inner_uses(eqn: Any, places: list[int]) -> set[np.dtype | None]:
-    """Returns the uses inside the jaxprs of a call, a branch, or a loop that does not change the value."""
-    name = eqn.primitive.name
+def _inner_uses(eqn: Any, places: list[int]) -> list[np.dtype | None]:
+    """Returns the uses inside a call, a branch, or a scan over which the value is constant; [None] for the rest."""
+    name, params = eqn.primitive.name, eqn.params
+    bodies, first = [params[key] for key in ("jaxpr", "call_jaxpr") if key in params], 0
     if name == "cond":
-        bodies, first = eqn.params["branches"], 1
-    elif name == "scan":
-        bodies, first = [eqn.params["jaxpr"]], 0
-        constants = eqn.params["num_consts"]
-        if any(place >= constants for place in places):
-            return {None}
-    else:
-        bodies, first = [eqn.params[key] for key in ("jaxpr", "call_jaxpr") if key in eqn.params], 0
-        if name == "while" or not bodies:
-            return {None}
-    found: set[np.dtype | None] = set()
-    for body in bodies:
-        inner = getattr(body, "jaxpr", body)
-        if len(inner.invars) + first != len(eqn.invars) or any(place < first for place in places):
-            return {None}
-        for place in places:
-            found |= _uses(inner, inner.invars[place - first])
-    return found
+        bodies, first = params["branches"], 1
+    if name == "while" or (name == "scan" and places[-1] >= params["num_consts"]):
+        bodies = []
+    bodies = [getattr(body, "jaxpr", body) for body in bodies]
+    if not bodies or places[0] < first or any(len(body.invars) + first != len(eqn.invars) for body in bodies):
+        return [None]
+    return [use for body in bodies for place in places for use in _uses(body, body.invars[place - first])]
