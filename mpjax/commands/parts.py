@@ -23,7 +23,7 @@ from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, st
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step, make_train_step
 from mpjax.training.feed import Feed, feed_of
-from mpjax.training.layout import Layout, divide
+from mpjax.training.layout import FSDP, TENSOR, Layout, divide
 from mpjax.training.mesh import make_mesh
 from mpjax.training.objectives import objective_of
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
@@ -31,6 +31,7 @@ from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.remat import apply_remat, blocks_of
 from mpjax.training.setup import Task, check_fit, initial_state
 from mpjax.training.state import Arrays, take_apart, uncast
+from mpjax.training.tensor import tensor_axes
 from mpjax.training.train_step import make_train_call
 
 
@@ -90,7 +91,7 @@ def make_parts(config: Config) -> Parts:
     check(config)
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
-    layout = Layout(make_mesh(**dataclasses.asdict(config.mesh)))
+    layout = Layout(make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor))
     batch_size = config.data.batch_size
     split = layout.batch(size=batch_size, accumulate=config.training.accumulate)
 
@@ -229,12 +230,13 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     """Divides the arrays of a run over a mesh.
 
     Raises:
-      UsageError: the mesh divides models over `tensor`, and no parameter of this one can be.
+      UsageError: as `tensor_axes`.
     """
     _, params, stats = take_apart(task.abstract)
-    divided = divide(params, mesh)
-    layout = Layout(mesh, divided, {}, plan.policy.reduce_dtype, config.training.batch_norm)
-    if not divided:
+    parts = mesh.shape[TENSOR]
+    divided = divide(params, mesh, tensor_axes(task.abstract, parts, config.mesh.rules) if parts > 1 else {})
+    layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
+    if mesh.shape[FSDP] == 1:
         return layout
     batch = jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))
     travels, given = task.narrowed(params, stats, batch)

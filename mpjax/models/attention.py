@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from mpjax.errors import UsageError
 from mpjax.precision import attention as plain
@@ -23,6 +24,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 Implementation = Literal["auto", "xla", "cudnn"]
+
+HEADS = "tensor"
+"""The mesh axis that attention heads are divided over."""
 
 
 class Attention(nnx.Module):
@@ -92,14 +96,32 @@ def attend(
     """
     lengths = None if lengths is None else jnp.maximum(lengths, 1)
     if _chosen(implementation, query) == "cudnn":
-        return jax.nn.dot_product_attention(
-            query, key, value, is_causal=is_causal, key_value_seq_lengths=lengths, implementation="cudnn"
-        )
+        return _on_own_heads(
+            functools.partial(jax.nn.dot_product_attention, is_causal=is_causal, implementation="cudnn")
+        )(query, key, value, lengths)
     mask = None
     if lengths is not None:
         positions = jnp.arange(key.shape[1], dtype=lengths.dtype)
         mask = positions[None, None, None, :] < lengths[:, None, None, None]
     return plain.dot_product_attention(query, key, value, mask=mask, is_causal=is_causal)
+
+
+def _on_own_heads(attention: Callable) -> Callable:
+    """Returns cuDNN's attention `(query, key, value, lengths)` on the heads of one device of the mesh axis `tensor`.
+
+    The compiler cannot divide a call of cuDNN inside a `jax.shard_map` over the other axes of a mesh.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+
+    def call(query, key, value, lengths):
+        return attention(query, key, value, key_value_seq_lengths=lengths)
+
+    if mesh.empty or mesh.shape.get(HEADS, 1) == 1 or HEADS in mesh.manual_axes or not mesh.manual_axes:
+        return call
+    heads = PartitionSpec(None, None, HEADS)
+    return jax.shard_map(
+        call, in_specs=(heads, heads, heads, PartitionSpec()), out_specs=heads, axis_names={HEADS}, check_vma=False
+    )
 
 
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:

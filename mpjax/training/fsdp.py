@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import jax
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from mpjax.precision.calls import wrap, wrapper_of
 from mpjax.precision.dtypes import widest
 from mpjax.precision.reduction import scatter_sum
-from mpjax.training.layout import FSDP, Layout
+from mpjax.training.layout import FSDP, TENSOR, Layout
 from mpjax.training.remat import Rematerialised, blocks_of
 from mpjax.training.state import Arrays
 
@@ -79,13 +80,30 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
     if axis is None:
         return part
     travels, given = (dtypes.get(name, part.dtype) for dtypes in (layout.travels, layout.given))
+    over_tensor = PartitionSpec(*(over if over == TENSOR else None for over in layout.spec(name)))
+
+    def apart(function):
+        # The compiler would gather over `tensor` too, and divide the result again.
+        if TENSOR not in over_tensor:
+            return function
+        return jax.shard_map(
+            function, in_specs=over_tensor, out_specs=over_tensor, axis_names={TENSOR}, check_vma=False
+        )
+
+    @apart
+    def gather_parts(part):
+        return jax.lax.all_gather(part.astype(travels), FSDP, axis=axis, tiled=True).astype(given)
+
+    @apart
+    def scatter(gradient):
+        return scatter_sum(gradient, layout.reduce_dtype, FSDP, axis=axis).astype(part.dtype)
 
     @jax.custom_vjp
     def gather(part):
-        return jax.lax.all_gather(part.astype(travels), FSDP, axis=axis, tiled=True).astype(given)
+        return gather_parts(part)
 
     def backward(_, gradient):
-        return (scatter_sum(gradient, layout.reduce_dtype, FSDP, axis=axis).astype(part.dtype),)
+        return (scatter(gradient),)
 
     gather.defvjp(lambda part: (gather(part), None), backward)
     return gather(part)

@@ -1,7 +1,7 @@
 """How the arrays of a run are divided over a mesh of devices: batches, parameters, and the state that follows them."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ class Layout:
     """
 
     mesh: Mesh
+    _: dataclasses.KW_ONLY
     divided: Mapping[str, PartitionSpec] = dataclasses.field(default_factory=dict)
     travels: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
     given: Mapping[str, np.dtype] = dataclasses.field(default_factory=dict)
@@ -90,19 +91,14 @@ class Layout:
         shapes = {name: param.shape for name, param in state.params.items()}
 
         def sharding(path: tuple, leaf) -> NamedSharding:
-            name = getattr(path[-1], "key", None) if path else None
-            follows = name is not None and shapes.get(name) == leaf.shape
-            return NamedSharding(self.mesh, self.spec(name)) if follows else self.replicated
+            name = str(getattr(path[-1], "key", "")) if path else ""
+            return NamedSharding(self.mesh, self.spec(name)) if shapes.get(name) == leaf.shape else self.replicated
 
         return jax.tree_util.tree_map_with_path(sharding, state)
 
 
 def divide(
-    params: Mapping[str, Any],
-    mesh: Mesh,
-    *,
-    tensor_axes: Mapping[str, int] = MappingProxyType({}),
-    whole: Iterable[str] = (),
+    params: Mapping[str, Any], mesh: Mesh, tensor_axes: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, PartitionSpec]:
     """Returns the spec of each parameter to divide over the axes `fsdp` and `tensor` of a mesh.
 
@@ -112,16 +108,15 @@ def divide(
       params: arrays or shapes by path.
       mesh: the mesh.
       tensor_axes: the axis to divide over `tensor`, by path.
-      whole: paths of parameters not to divide over `fsdp`.
     """
-    parts, kept = mesh.shape[FSDP], set(whole)
+    parts = mesh.shape[FSDP]
     found = {}
     for name, param in params.items():
         axes: list[str | None] = [None] * len(param.shape)
         if name in tensor_axes and mesh.shape[TENSOR] > 1:
             axes[tensor_axes[name]] = TENSOR
         free = [axis for axis, size in enumerate(param.shape) if axes[axis] is None and size % parts == 0]
-        if parts > 1 and free and np.prod(param.shape) >= SMALL and name not in kept:
+        if parts > 1 and free and np.prod(param.shape) >= SMALL:
             axes[max(free, key=lambda axis: param.shape[axis])] = FSDP
         if any(axes):
             found[name] = PartitionSpec(*axes)

@@ -13,6 +13,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.calls import has_call, wrap
 from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.casting.values import split_arrays
+from mpjax.precision.casting.walk import bodies
 
 
 Remat = Literal["none", "dots", "full"]
@@ -32,8 +33,8 @@ def products(primitive, *_, **params) -> bool:
 
 def all_but_gathered(primitive, *_, **params) -> bool:
     """Returns True if "none" keeps the result of a primitive: all but parameters gathered from several devices."""
-    inner = params.get("call_jaxpr")
-    names = {eqn.primitive.name for eqn in inner.eqns} if primitive.name == "custom_vjp_call" and inner else set()
+    inner = bodies(params["call_jaxpr"]) if primitive.name == "custom_vjp_call" else ()
+    names = {eqn.primitive.name for body in inner for eqn in body.eqns}
     return "all_gather" not in {primitive.name, *names}
 
 

@@ -5,7 +5,8 @@ under `mixed_float16`. Values that are not added up yet have a leading axis of s
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import jax
@@ -17,7 +18,7 @@ from mpjax.precision.dtypes import is_floating
 from mpjax.precision.reduction import sum_across
 from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.fsdp import gather_in_blocks, gathered, widened
-from mpjax.training.layout import BATCH_AXES, DATA, Layout
+from mpjax.training.layout import BATCH_AXES, DATA, TENSOR, Layout
 from mpjax.training.mean import Mean, value_of
 from mpjax.training.state import Arrays
 
@@ -192,11 +193,9 @@ class ManyShares:
             }
             return jax.tree.map(agree, stats), Part(grads, jax.lax.psum(part.means, BATCH_AXES))
 
-        return self._mapped(
-            add_up,
-            (PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)),
-            (PartitionSpec(), self._part_specs(part.grads, lead=False)),
-        )(stats, part)
+        given = PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)
+        found = PartitionSpec(), self._part_specs(part.grads, lead=False)
+        return self._mapped(add_up, given, found, axes=layout.mesh.axis_names)(stats, part)
 
     def sums(self, run: Callable) -> Callable:
         """Returns `run` on the share of each device, added up; a batch that does not divide runs whole on each."""
@@ -215,30 +214,31 @@ class ManyShares:
         return sums
 
     def _param_specs(self, names) -> dict[str, PartitionSpec]:
-        """Returns the specs of parameters over the axes of the batch; `tensor` is left to the compiler."""
-        return {name: _manual(self.layout.spec(name)) for name in names}
+        return {name: self.layout.spec(name) for name in names}
 
     def _part_specs(self, names, *, lead: bool) -> Any:
         """Returns the specs of a `Part`; with `lead`, those of values not yet added up."""
 
         def of_gradient(name: str) -> PartitionSpec:
-            own = _manual(self.layout.spec(name))
+            own = self.layout.spec(name)
             if not lead:
                 return own
-            return PartitionSpec(BATCH_AXES) if self.layout.fsdp_axis(name) is None else PartitionSpec(DATA, *own)
+            return PartitionSpec(BATCH_AXES if self.layout.fsdp_axis(name) is None else DATA, *own)
 
         means: Any = PartitionSpec(BATCH_AXES) if lead else PartitionSpec()
-        return Part({name: of_gradient(name) for name in names}, means)
+        grads: Any = {name: of_gradient(name) for name in names}
+        return Part(grads, means)
 
-    def _mapped(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    def _mapped(self, function: Callable, in_specs: Any, out_specs: Any, axes: Sequence[str] = ()) -> Callable:
+        """Returns a function that runs on each device; what `tensor` divides is left to the compiler by default."""
+        mesh = self.layout.mesh
+        # With nothing to divide over `tensor`, the program of a device has nothing left for the compiler to divide.
+        axes = axes or (BATCH_AXES if mesh.shape[TENSOR] > 1 else mesh.axis_names)
+        only = functools.partial(_over, axes)
+        in_specs, out_specs = (jax.tree.map(only, specs, is_leaf=_is_spec) for specs in (in_specs, out_specs))
         # JAX does not check which values are replicated: a user's loop may begin with values that no device changed.
         return jax.shard_map(
-            function,
-            mesh=self.layout.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_names=set(BATCH_AXES),
-            check_vma=False,
+            function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
         )
 
     def settle(self, state: Any) -> Any:
@@ -255,6 +255,10 @@ def _first(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[0], tree)
 
 
-def _manual(spec: PartitionSpec) -> PartitionSpec:
-    """Returns the part of a spec that is over the axes of the batch."""
-    return PartitionSpec(*(over if over in BATCH_AXES else None for over in spec))
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, PartitionSpec)
+
+
+def _over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
+    """Returns the part of a spec that is over these axes."""
+    return PartitionSpec(*(None if over == TENSOR and TENSOR not in axes else over for over in spec))

@@ -1,0 +1,87 @@
+"""Decides which layers of a model are divided over the `tensor` axis of a mesh, and along which axis.
+
+Attention heads, and the hidden units of an MLP, are divided by columns in the first layer and by rows in the second, so
+that devices add their results once for each pair (Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from flax import nnx
+
+from mpjax.errors import UsageError
+from mpjax.precision.calls import modules_of
+from mpjax.precision.module_tree import lineages_of
+from mpjax.precision.rules import Rules, decide, winner
+
+
+Way = Literal["columns", "rows", "whole"]
+"""How a linear layer or convolution is divided: along its outputs, along its inputs, or not at all."""
+
+TRANSFORMERS: Mapping[str, Way] = {
+    "*attention/query": "columns",
+    "*attention/key": "columns",
+    "*attention/value": "columns",
+    "*attention/out": "rows",
+    "*mlp/up": "columns",
+    "*mlp/down": "rows",
+}
+"""The rules for the Transformers of `mpjax.models`."""
+
+LAYERS = (nnx.Linear, nnx.LinearGeneral, nnx.Conv)
+"""The layers that can be divided."""
+
+
+def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict[str, int]:
+    """Returns the axis along which to divide each parameter that the rules name, by path.
+
+    Args:
+      model: the model, which may be abstract.
+      parts: the size of the mesh's axis `tensor`.
+      rules: module pattern (see `mpjax.precision.rules.Rules`) to "columns", "rows" or "whole"; those for Transformers
+        come after them.
+
+    Raises:
+      UsageError: a rule matches nothing or names no layer that can be divided, an axis does not divide, or no layer is
+        divided at all.
+    """
+    modules = modules_of(model)
+    lineages = lineages_of(modules)
+    own = Rules(rules)
+    decide(own, lineages)  # refuses a rule that matches nothing
+    every = Rules({**own, **{pattern: way for pattern, way in TRANSFORMERS.items() if pattern not in own}})
+    found: dict[str, int] = {}
+    idle = {pattern for pattern, way in own.items() if way != "whole"}
+    for lineage in lineages:
+        path, pattern = lineage[-1][0], winner(every, lineage)
+        if pattern is not None and every[pattern] != "whole" and isinstance(modules[path], LAYERS):
+            found |= dict(_axes(path, modules[path], every[pattern], parts))
+            idle.discard(pattern)
+    if idle:
+        raise UsageError(
+            f"--mesh.rules {', '.join(sorted(idle))}: names no linear layer or convolution, which alone can be divided"
+        )
+    if not found:
+        raise UsageError(
+            f"--mesh.tensor {parts} divides no layer of {type(model).__name__}: name its layers, as in --mesh.rules "
+            "'layers/*/up' columns 'layers/*/down' rows, or write --mesh.tensor 1"
+        )
+    return found
+
+
+def _axes(path: str, layer: Any, way: Way, parts: int) -> Iterator[tuple[str, int]]:
+    """Yields the path and the axis of the kernel, and of the bias if it is divided too."""
+    kernel = layer.kernel.shape
+    outputs = len(layer.out_features) if isinstance(layer.out_features, tuple | list) else 1
+    axis = len(kernel) - outputs
+    if way == "rows":
+        axis = axis - 1 if isinstance(layer, nnx.Conv) else 0
+    if kernel[axis] % parts:
+        fitting = [str(size) for size in range(1, kernel[axis] + 1) if kernel[axis] % size == 0]
+        raise UsageError(
+            f"--mesh.tensor {parts} does not divide {path}, which has {kernel[axis]} "
+            f"{'outputs or heads' if way == 'columns' else 'inputs or heads'}: wanted one of {', '.join(fitting[:8])}"
+        )
+    yield f"{path}/kernel", axis
+    if way == "columns" and layer.bias is not None:
+        yield f"{path}/bias", 0
