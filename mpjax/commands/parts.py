@@ -24,7 +24,7 @@ from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step, make_train_step
 from mpjax.training.feed import Feed, feed_of
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide
-from mpjax.training.mesh import make_mesh
+from mpjax.training.mesh import compiler_options, make_mesh
 from mpjax.training.objectives import objective_of
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
@@ -50,6 +50,7 @@ class Parts(NamedTuple):
       plan: the settled precision settings.
       source: the training and test examples.
       layout: all devices, and how the run's arrays are divided over them.
+      compiler_options: XLA's options for the compiled calls.
       batches: training data.
       split: the sharding of a training batch.
       feed: the input of compiled calls, made from the training data.
@@ -67,6 +68,7 @@ class Parts(NamedTuple):
     plan: PrecisionPlan
     source: data.Source
     layout: Layout
+    compiler_options: dict[str, Any]
     batches: data.Batches
     split: NamedSharding
     feed: Feed
@@ -135,6 +137,7 @@ def make_parts(config: Config) -> Parts:
         plan=plan,
         source=source,
         layout=layout,
+        compiler_options=compiler_options(layout.mesh, overlap=config.mesh.overlap),
         batches=batches,
         split=split,
         feed=feed,

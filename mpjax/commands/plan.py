@@ -115,7 +115,20 @@ def planned_step(config: Config, fields: Fields) -> Step:
         state = jax.eval_shape(make, jax.random.key(config.seed), {})
     batch = batch_shapes(fields, config.data.batch_size)
     layout_on = functools.partial(make_layout, config, plan, task, fields)
-    return Step(config.precision.policy, plan, task, tx, layout_on, step_on, state, batch, config.training.accumulate)
+    sizes = {name: getattr(config.mesh, name) for name in ("data", "fsdp", "tensor")}
+    return Step(
+        config.precision.policy,
+        plan,
+        task,
+        tx,
+        layout_on,
+        step_on,
+        state,
+        batch,
+        accumulate=config.training.accumulate,
+        sizes=sizes,
+        overlap=config.mesh.overlap,
+    )
 
 
 def _described(plan: Estimate) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def run(config: Config) -> dict:
         }
         start, state, before = resumed(state, folder, about) if begun else (0, state, {})
         spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
-        report.write_environment(folder / ENVIRONMENT_FILE, [str(device.device_kind) for device in jax.devices()])
+        kinds = [str(device.device_kind) for device in jax.devices()]
+        report.write_environment(folder / ENVIRONMENT_FILE, kinds, parts.compiler_options)
         report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
 
         resume_step = start if config.resume else None
@@ -91,7 +92,7 @@ def run(config: Config) -> dict:
         first = next(feed, None)  # none is left of a finished run
         compiling = time.perf_counter()
         abstract = {count: parts.feed.abstract(first, count) for count in when.kinds_of_calls(start)}
-        train_call = compile_calls(parts.train_call, state, abstract)
+        train_call = compile_calls(parts.train_call, state, abstract, parts.compiler_options)
         probe = compile_calls(parts.probe, state, abstract) if when.layers and abstract else None
         compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
 

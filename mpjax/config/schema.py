@@ -251,6 +251,8 @@ class Mesh:
     gathers a parameter when it is used."""
     tensor: int = 1
     """Parts that the attention heads and the MLPs of Transformers are divided into; all see the same examples."""
+    overlap: bool = True
+    """On several GPUs, compile with XLA's options that let them compute while they communicate."""
     rules: dict[str, Literal["columns", "rows", "whole"]] = dataclasses.field(default_factory=dict)
     """Layers to divide over tensor: module pattern to columns (by outputs), rows (by inputs) or whole; the first match
     wins, before the rules for mpjax's own Transformers: `--mesh.rules "layers/*/up" columns "layers/*/down" rows`."""

@@ -14,6 +14,8 @@ from mpjax.plan.memory import Memory, memory_of
 from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
 from mpjax.precision.casting.flops import flops_of
+from mpjax.training.layout import TENSOR
+from mpjax.training.mesh import compiler_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,23 +51,25 @@ def start(
       UsageError: the CUDA plugin is missing, XLA does not support the GPU, or the batch does not divide evenly. The
         future raises it if XLA cannot compile the step for the GPU.
     """
-    mesh = mesh_of(name, devices)
+    mesh = mesh_of(name, devices, **step.sizes)
     with step.wide(), traced_for(GPUS[name], mesh.devices.flat[0], attention):
         train_step, given = step.on(mesh)
         traced = train_step.trace(*given)
         lowered = traced.lower()
-    flops = {dtype: count / devices for dtype, count in flops_of(traced.jaxpr).items()}
+    # Shapes in the step are those of a device's share of the batch, but whole where the compiler divides over `tensor`.
+    parts = mesh.shape[TENSOR]
+    flops = {dtype: count / parts for dtype, count in flops_of(traced.jaxpr).items()}
 
     def finish() -> Compiled:
-        executable = _compiled(lowered, name)
-        return Compiled(executable, memory_of(step, executable.memory_analysis(), devices), flops)
+        executable = _compiled(lowered, name, compiler_options(mesh, overlap=step.overlap))
+        return Compiled(executable, memory_of(*given, executable.memory_analysis()), flops)
 
     return pool.submit(finish)
 
 
-def _compiled(lowered: Any, name: GpuName) -> Any:
+def _compiled(lowered: Any, name: GpuName, own: Mapping[str, Any]) -> Any:
     # The machine code is never read, so the lowest optimization level is enough.
-    options: dict[str, Any] = {"xla_gpu_cuda_data_dir": toolkit_folder(), "xla_backend_optimization_level": 0}
+    options = {**own, "xla_gpu_cuda_data_dir": toolkit_folder(), "xla_backend_optimization_level": 0}
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as first:

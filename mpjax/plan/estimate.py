@@ -135,7 +135,7 @@ def estimates(
     multiple, batch = devices * steps[0].accumulate, steps[0].batch_size
     other = other_batch(batch, multiple)
     for gpu in gpus:
-        mesh_of(gpu, devices)  # raises for an unsupported GPU before anything is traced
+        mesh_of(gpu, devices, **steps[0].sizes)  # raises for an unsupported GPU before anything is traced
     # XLA compiles outside Python, so threads run in parallel.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
 

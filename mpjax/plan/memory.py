@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from mpjax.plan.step import Step
+from mpjax.training import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,27 +37,28 @@ class Memory:
         return sum(dataclasses.astuple(self))
 
 
-def memory_of(step: Step, found: Any, devices: int) -> Memory:
+def memory_of(state: TrainState, batch: Mapping[str, Any], found: Any) -> Memory:
     """Returns the memory that XLA allocates on one device.
 
     Args:
-      step: the step that was compiled.
+      state: the abstract state that was compiled for, with its shardings.
+      batch: the abstract batch, with its sharding.
       found: `compiled.memory_analysis()`.
-      devices: number of devices that share the batch. The state is replicated.
     """
-    state = step.state
     return Memory(
         parameters=_bytes(state.params),
         optimizer=_bytes(state.opt_state) + _bytes(state.step),
         statistics=_bytes(state.stats) + _bytes(state.ema),
-        batch=_bytes(dict(step.batch)) // devices,
+        batch=_bytes(batch),
         temporary=found.temp_size_in_bytes,
         extra=found.output_size_in_bytes - found.alias_size_in_bytes,
     )
 
 
 def _bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Returns the bytes of one device's part of each array."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 ROUNDS = 5

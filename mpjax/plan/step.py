@@ -30,6 +30,8 @@ class Step:
       state: the abstract state.
       batch: the abstract batch, by field.
       accumulate: number of micro-batches per batch.
+      sizes: the sizes of the mesh by axis, of which one may be -1.
+      overlap: True to compile with the options that let GPUs compute while they communicate.
     """
 
     policy: str
@@ -41,6 +43,8 @@ class Step:
     state: TrainState
     batch: Mapping[str, jax.ShapeDtypeStruct]
     accumulate: int = 1
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    overlap: bool = True
 
     @property
     def batch_size(self) -> int:
@@ -58,7 +62,7 @@ class Step:
         return dataclasses.replace(self, batch=batch)
 
     def on(self, mesh: Mesh) -> tuple[jax.stages.Wrapped, tuple[TrainState, Any]]:
-        """Returns the training step for a mesh, and its abstract arguments with the layout's shardings."""
+        """Returns the training step on a mesh, and its abstract arguments with the layout's shardings."""
         layout = self.layout_on(mesh)
         split = layout.batch(size=self.batch_size, accumulate=self.accumulate)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for name, x in self.batch.items()}

@@ -27,14 +27,14 @@ CUDNN = (9, 10, 0)
 """The cuDNN version that a plan assumes. It determines which cuDNN functions JAX may call."""
 
 
-def mesh_of(name: GpuName, count: int) -> Mesh:
-    """Returns a mesh of `count` GPUs of a kind, all replicas.
+def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
+    """Returns a mesh of `count` GPUs of a kind, with the sizes of `make_mesh`; all are replicas by default.
 
     Raises:
       UsageError: XLA's CUDA plugin is not installed, has another version than jaxlib, or does not support the GPU.
     """
     require_plugin()
-    return make_mesh(_devices(name, count))
+    return make_mesh(_devices(name, count), **sizes)
 
 
 def require_plugin() -> None:

@@ -31,7 +31,7 @@ _COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-_IN_PART = {"dynamic-slice", "gather"}
+_IN_PART = {"dynamic-slice", "gather", "slice"}
 """Operations that read as many bytes of their first operand as they return."""
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 """Operations that update their first operand in place, and the index of the operand that holds the update."""

@@ -1,6 +1,6 @@
 """Sums gradients across devices in the dtype that a policy promises, instead of the dtype they were computed in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -63,6 +63,37 @@ def sum_across(array: jax.Array, dtype: np.dtype, axis_name: Axes) -> jax.Array:
     """Returns the sum of an inexact array over devices, added in `dtype`; the result is no narrower than the array."""
     added = array.astype(_in_reduction(array.dtype, dtype))
     return jax.lax.psum(added, axis_name).astype(widest(array.dtype, dtype))
+
+
+BUCKET = 8 * 2**20
+"""Bytes of gradients that are added in one collective, unless one array has more."""
+
+
+def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: Axes) -> dict[str, jax.Array]:
+    """Returns the sums over devices of `sum_across`, with few collectives for many small arrays.
+
+    XLA combines small sums too, but on GPUs it leaves out those for which it has a kernel of its own, and waits for
+    each of them. The sum of a bucket runs while the backward pass goes on.
+    """
+    found: dict[str, jax.Array] = {}
+    bucket: list[str] = []
+
+    def close() -> None:
+        flat = [arrays[name].ravel() for name in bucket]
+        whole = sum_across(jnp.concatenate(flat) if len(flat) > 1 else flat[0], dtype, axis_name)
+        ends = np.cumsum([len(each) for each in flat])
+        for name, part in zip(bucket, jnp.split(whole, ends[:-1]), strict=True):
+            found[name] = part.reshape(arrays[name].shape)
+        bucket.clear()
+
+    for name, array in arrays.items():
+        held = sum(arrays[other].nbytes for other in bucket)
+        if bucket and (held + array.nbytes > BUCKET or arrays[bucket[0]].dtype != array.dtype):
+            close()
+        bucket.append(name)
+    if bucket:
+        close()
+    return {name: found[name] for name in arrays}
 
 
 def scatter_sum(array: jax.Array, dtype: np.dtype, axis_name: Axes, *, axis: int) -> jax.Array:

@@ -33,7 +33,7 @@ PACKAGES = (
 )
 
 
-def write_environment(path: Path, devices: list[str]) -> None:
+def write_environment(path: Path, devices: list[str], compiler_options: Mapping[str, Any]) -> None:
     """Writes versions, machine, devices, command, date, and the commit if mpjax runs from a git checkout.
 
     Raises:
@@ -47,6 +47,7 @@ def write_environment(path: Path, devices: list[str]) -> None:
         "host": socket.gethostname(),
         "process": os.getpid(),
         "devices": devices,
+        "compiler_options": dict(compiler_options),
         "packages": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
     }

@@ -56,6 +56,21 @@ def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     return dict(zip(sizes, min(products, key=distance), strict=True))
 
 
+OVERLAP = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    # In bytes of the result. By default XLA scatters the gradients of many blocks at once, and keeps all of them until
+    # then: GPT-2 XL on 8 GPUs needs 3.8 GB with this instead of 8.1.
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": 2**20,
+}
+"""XLA's options that let GPUs compute while they communicate."""
+
+
+def compiler_options(mesh: Mesh, *, overlap: bool = True) -> dict[str, bool | int]:
+    """Returns XLA's options for the programs of a run: `OVERLAP` on several GPUs, if wanted, and none elsewhere."""
+    gpus = mesh.devices.flat[0].platform in ("gpu", "cuda") and mesh.size > 1
+    return dict(OVERLAP) if gpus and overlap else {}
+
+
 def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """Puts a batch on the devices; with several processes, each passes its own rows."""
     if sharding.is_fully_addressable:

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.precision.dtypes import is_floating
-from mpjax.precision.reduction import sum_across
+from mpjax.precision.reduction import sum_in_buckets
 from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.fsdp import gather_in_blocks, gathered, widened
 from mpjax.training.layout import BATCH_AXES, DATA, TENSOR, Layout
@@ -187,10 +187,10 @@ class ManyShares:
 
         def add_up(stats, part):
             stats, part = _first(stats), _first(part)
-            grads = {
-                name: sum_across(g, layout.reduce_dtype, BATCH_AXES if layout.fsdp_axis(name) is None else DATA)
-                for name, g in part.grads.items()
-            }
+            grads: Arrays = {}
+            for axes in {self._unsummed(name): None for name in part.grads}:
+                own = {name: g for name, g in part.grads.items() if self._unsummed(name) == axes}
+                grads |= sum_in_buckets(own, layout.reduce_dtype, axes)
             return jax.tree.map(agree, stats), Part(grads, jax.lax.psum(part.means, BATCH_AXES))
 
         given = PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)
@@ -223,11 +223,15 @@ class ManyShares:
             own = self.layout.spec(name)
             if not lead:
                 return own
-            return PartitionSpec(BATCH_AXES if self.layout.fsdp_axis(name) is None else DATA, *own)
+            return PartitionSpec(self._unsummed(name), *own)
 
         means: Any = PartitionSpec(BATCH_AXES) if lead else PartitionSpec()
         grads: Any = {name: of_gradient(name) for name in names}
         return Part(grads, means)
+
+    def _unsummed(self, name: str) -> tuple[str, ...]:
+        """Returns the axes over which the gradient of a share is still to be added up."""
+        return BATCH_AXES if self.layout.fsdp_axis(name) is None else (DATA,)
 
     def _mapped(self, function: Callable, in_specs: Any, out_specs: Any, axes: Sequence[str] = ()) -> Callable:
         """Returns a function that runs on each device; what `tensor` divides is left to the compiler by default."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -237,13 +238,18 @@ def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -
     return train_call
 
 
-def compile_calls(call: jax.stages.Wrapped, state: Any, feeds: Mapping[int, Any]) -> Callable:
+def compile_calls(
+    call: jax.stages.Wrapped, state: Any, feeds: Mapping[int, Any], options: Mapping[str, Any] = MappingProxyType({})
+) -> Callable:
     """Compiles `call` ahead of time for the counts in `feeds`; the result raises KeyError for any other count.
 
     Args:
       call: a jitted function `(state, fed, count)`.
       state: the state, or its shapes, dtypes and shardings.
       feeds: the input `fed` by count, or its shapes, dtypes and shardings.
+      options: XLA's options.
     """
-    programs = {count: call.lower(state, fed, count).compile() for count, fed in feeds.items()}
+    programs = {
+        count: call.lower(state, fed, count).compile(compiler_options=dict(options)) for count, fed in feeds.items()
+    }
     return lambda state, fed, count: programs[count](state, fed)

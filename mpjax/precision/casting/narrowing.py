@@ -41,22 +41,33 @@ def cast_once(jaxpr: core.Jaxpr) -> list[bool]:
 
 def _uses(jaxpr: core.Jaxpr, var: Any) -> list[np.dtype | None]:
     """Returns the dtypes that `var` is cast to, one for each use, and None for a use as it is."""
-    found: list[np.dtype | None] = [None for out in jaxpr.outvars if out is var]
+    casts, outputs = _followed(jaxpr, var)
+    return casts + [None for _ in outputs]
+
+
+def _followed(jaxpr: core.Jaxpr, var: Any) -> tuple[list[np.dtype | None], list[int]]:
+    """Returns the uses of `var` inside a jaxpr, and the positions of the outputs that have its values."""
+    casts: list[np.dtype | None] = []
+    outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]
     for eqn in jaxpr.eqns:
-        places = [index for index, used in enumerate(eqn.invars) if used is var]
+        places = [place for place, used in enumerate(eqn.invars) if used is var]
         if not places:
             continue
         if eqn.primitive.name == "convert_element_type":
-            found.append(np.dtype(eqn.params["new_dtype"]))
-        elif eqn.primitive.name in _MOVES and places == [0]:
-            found += _uses(jaxpr, eqn.outvars[0])
-        else:
-            found += _inner_uses(eqn, places)
-    return found
+            casts.append(np.dtype(eqn.params["new_dtype"]))
+            continue
+        moved = [0] if eqn.primitive.name in _MOVES and places == [0] else []
+        if not moved:
+            inner, moved = _inside(eqn, places)
+            casts += inner
+        for place in moved:
+            further, out = _followed(jaxpr, eqn.outvars[place])
+            casts, outputs = casts + further, outputs + out
+    return casts, outputs
 
 
-def _inner_uses(eqn: Any, places: list[int]) -> list[np.dtype | None]:
-    """Returns the uses inside a call, a branch, or a scan over which the value is constant; [None] for the rest."""
+def _inside(eqn: Any, places: list[int]) -> tuple[list[np.dtype | None], list[int]]:
+    """Follows a value into a call, a branch, or a scan over which it is constant; elsewhere it is used as it is."""
     name, params = eqn.primitive.name, eqn.params
     bodies, first = [params[key] for key in ("jaxpr", "call_jaxpr") if key in params], 0
     if name == "cond":
@@ -65,5 +76,9 @@ def _inner_uses(eqn: Any, places: list[int]) -> list[np.dtype | None]:
         bodies = []
     bodies = [getattr(body, "jaxpr", body) for body in bodies]
     if not bodies or places[0] < first or any(len(body.invars) + first != len(eqn.invars) for body in bodies):
-        return [None]
-    return [use for body in bodies for place in places for use in _uses(body, body.invars[place - first])]
+        return [None], []
+    found = [_followed(body, body.invars[place - first]) for body in bodies for place in places]
+    casts = [cast for inner, _ in found for cast in inner]
+    outputs = [place for _, out in found for place in out]
+    # The output of a branch or of a loop may be another value.
+    return (casts + [None for _ in outputs], []) if name in ("cond", "scan") else (casts, outputs)
