@@ -33,14 +33,14 @@ def test_it_lowers_to_the_text_of_the_run_s_own_step(more):
     state = jax.eval_shape(lambda: fresh_state(config, parts))
     step = planned_step(config, fields_of(config))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), step.state) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-    own, planned = (function.lower(state, step.batch).as_text() for function in (parts.train_step, step.train_step))
-    assert own == planned
+    planned = step.step_on(step.layout_on(parts.layout.mesh))
+    assert parts.train_step.lower(state, step.batch).as_text() == planned.lower(state, step.batch).as_text()
 
 
 def test_state_and_batch_lie_as_in_a_run():
-    state, batch = step_of(f"{FLAGS} --model.name mlp").on(make_mesh())
+    _, (state, batch) = step_of(f"{FLAGS} --model.name mlp").on(make_mesh())
     assert {x.sharding.spec for x in jax.tree.leaves(state)} == {jax.sharding.PartitionSpec()}
-    assert {x.sharding.spec for x in jax.tree.leaves(batch)} == {jax.sharding.PartitionSpec("data")}
+    assert {x.sharding.spec for x in jax.tree.leaves(batch)} == {jax.sharding.PartitionSpec(("data", "fsdp"))}
 
 
 def test_a_batch_that_does_not_divide_is_refused():
@@ -52,7 +52,7 @@ def test_another_batch_is_the_same_step():
     step = step_of(f"{FLAGS} --model.name mlp")
     other = step.of(48)
     assert (other.batch_size, other.batch["image"].shape, other.batch["label"].shape) == (48, (48, 8, 8, 1), (48,))
-    assert other.train_step is step.train_step
+    assert other.step_on is step.step_on
 
 
 def test_a_float64_policy_is_planned_in_float64():
