@@ -67,8 +67,8 @@ TARGETS = {
     "mpjax/precision/skip_step.py": f"precision/skip_step {SCALING}",
     "mpjax/precision/policy.py": f"precision/policy {RULES}",
     "mpjax/precision/rules.py": RULES,
-    "mpjax/training/train_step.py": "training/train_step training/state training/train_call training/structure "
-    "precision/scaled_loss training/setup",
+    "mpjax/training/train_step.py": "training/train_step training/metrics training/state training/train_call "
+    "training/structure precision/scaled_loss training/setup",
 }
 for _path in sorted((REPOSITORY / "mpjax/precision/casting").glob("[!_]*.py")):
     _mirrored = f"precision/casting/{_path.stem}"

@@ -1,5 +1,6 @@
 """Presets: what every name means, what it switches on, and that reading one touches no device."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 from mpjax.errors import UsageError
 from mpjax.precision import Policy, get_policy
-from mpjax.precision.policy import PRESETS, find_preset
+from mpjax.precision.policy import PRESETS, Preset, find_preset
 
 
 FLOAT32 = Policy("float32", "float32", "float32")
@@ -56,6 +57,12 @@ def test_every_preset_is_told_apart_from_every_other():
     names = [name for preset in PRESETS for name in (preset.name, *preset.aliases)]
     assert len(names) == len({name.lower().replace("-", "").replace("_", "") for name in names})
     assert all(find_preset(name).name == preset.name for preset in PRESETS for name in (preset.name, *preset.aliases))
+
+
+def test_a_preset_cannot_be_changed():
+    preset = Preset("mine", FLOAT32)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        preset.mode = "autocast"
 
 
 def test_a_policy_of_ones_own_is_no_preset():

@@ -1,5 +1,7 @@
 """Metrics of a step in one buffer."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,11 @@ def test_values_come_back_by_name():
     assert dict(jax.device_get(PACKED)) == {"loss": np.float32(0.1), "skipped": 16_777_215, "finite": 1}
     with pytest.raises(KeyError):
         PACKED["accuracy"]
+
+
+def test_metrics_cannot_be_replaced():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PACKED.names = ("accuracy",)
 
 
 def test_one_float32_buffer_passes_through_jit():

@@ -1,5 +1,7 @@
 """Equinox modules among the arguments run under scopes of their paths, so that rules and a diagnosis can name them."""
 
+import inspect
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 import mpjax
 from mpjax.diagnosis import diagnose_function
 from mpjax.errors import UsageError
+from mpjax.precision.casting.equinox_paths import equinox_scopes
 from mpjax.precision.casting.walk import equations
 
 
@@ -43,6 +46,17 @@ class Net(eqx.Module):
         for block in self.blocks:
             x = block(x)
         return self.seq(self.heads["main"](x))
+
+
+class Caller(eqx.Module):
+    """A module that calls another, which it does not contain."""
+
+    own: eqx.nn.Linear
+    bias: jax.Array
+
+    def __call__(self, other, x):
+        """Another's layer, then its own."""
+        return self.own(other(x)) + self.bias
 
 
 def loss_fn(net, x):
@@ -105,6 +119,28 @@ def test_modules_that_share_a_function_have_paths_of_their_own():
     paths = [path for path, eqn in equations(jaxpr) if eqn.primitive.name == "dot_general"]
     inner = "layers/0/eqx.nn.Linear", "layers/1/eqx.nn.Linear"
     assert paths == [f"{outer}/{layer}" for outer in ("first", "second") for layer in inner]
+
+
+def test_a_module_that_another_only_calls_has_its_path_under_the_caller_s():
+    class Two(eqx.Module):
+        first: eqx.nn.Linear
+        second: Caller
+
+        def __call__(self, x):
+            return self.second(self.first, x)
+
+    net = Two(eqx.nn.Linear(8, 8, key=KEYS[0]), Caller(eqx.nn.Linear(8, 8, key=KEYS[1]), X[0]))
+    jaxpr = jax.make_jaxpr(lambda x: mpjax.autocast(lambda net, x: net(x), "mixed_float16")(net, x))(X[0])
+    paths = [path for path, eqn in equations(jaxpr) if eqn.primitive.name == "dot_general"]
+    assert paths == ["second/first/eqx.nn.Linear", "second/own/eqx.nn.Linear"]
+
+
+def test_a_call_keeps_its_signature_and_its_docstring():
+    caller = Caller(eqx.nn.Linear(8, 8, key=KEYS[0]), X[0])
+    with equinox_scopes(caller):
+        pass
+    assert str(inspect.signature(caller)) == "(other, x)"
+    assert Caller.__call__.__doc__ == "Another's layer, then its own."
 
 
 RULES = {"blocks/1/up": "float32", "blocks/1/down": "float32"}

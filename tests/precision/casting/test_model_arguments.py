@@ -59,6 +59,21 @@ def test_statistics_are_those_of_the_half_precision_product():
     np.testing.assert_array_equal(model.norm.mean[...], np.float32(0.01) * jnp.sum(half, axis=0) / np.float32(3))
 
 
+def test_an_array_that_a_module_replaces_is_an_array_after_the_call():
+    class Last(nnx.Module):
+        def __init__(self):
+            self.total = nnx.data(jnp.zeros(()))
+
+        def __call__(self, x):
+            self.total = jnp.sum(x)
+            return x
+
+    model = Last()
+    autocast(lambda model, x: model(x), "mixed_float16")(model, INPUT)
+    assert not isinstance(model.total, jax.core.Tracer)
+    assert model.total == 66.0
+
+
 @pytest.mark.parametrize("around", [lambda f: autocast(f, "mixed_float16"), full_precision])
 def test_a_module_may_be_the_function(around):
     model = Net()

@@ -135,6 +135,11 @@ def test_a_number_that_half_holds_keeps_the_array_s_dtype(fn, half):
     assert jax.eval_shape(mpjax.autocast(lambda x: fn(x @ W), half), X).dtype == half
 
 
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_an_array_filled_with_a_known_number_promotes_as_an_array(shape):
+    assert jax.eval_shape(mpjax.autocast(lambda x: x @ W + jnp.ones(shape), "float16"), jnp.ones(shape)).dtype == F32
+
+
 # --- Any expression
 
 magnitudes = st.floats(-9, 9).map(lambda exponent: float(np.float32(10.0**exponent)))

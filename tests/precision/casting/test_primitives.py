@@ -1,6 +1,7 @@
 """What each primitive of JAX is to mpjax."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,6 +28,11 @@ def test_a_primitive_is_one_thing():
     kinds = [CALLS, CONTROL_FLOW, MATRIX_PRODUCTS, SUMS, PRODUCTS]
     assert len(frozenset().union(*kinds)) == sum(map(len, kinds))
     assert {"shard_map"} == ENTERED - CALLS - CONTROL_FLOW
+
+
+def test_a_function_that_xla_builds_from_several_operations_is_a_product():
+    assert "logistic" in PRODUCTS
+    assert jax.lax.logistic(jnp.bfloat16(6)) == 1.0  # rounded once, it would be 0.99609375
 
 
 def test_products_compute_in_half_precision_and_sums_in_float32():
