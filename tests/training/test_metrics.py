@@ -21,6 +21,10 @@ def test_values_come_back_by_name():
         PACKED["accuracy"]
 
 
+def test_metrics_equal_a_dict_of_the_same_values():
+    assert jax.device_get(PACKED) == {"loss": np.float32(0.1), "skipped": 16_777_215, "finite": 1}
+
+
 def test_metrics_cannot_be_replaced():
     with pytest.raises(dataclasses.FrozenInstanceError):
         PACKED.names = ("accuracy",)

@@ -11,6 +11,8 @@ import pytest
 
 from mpjax.errors import UsageError
 from mpjax.precision import autocast, check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
+from mpjax.training.losses import cross_entropy
+from mpjax.training.mean import Mean
 from mpjax.training.state import step_key
 
 
@@ -145,6 +147,32 @@ def test_accumulation_equals_one_large_batch(trainer, batch, scaling):
     for one, other in zip(of_whole, of_parts, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+
+
+def by_weight(model, batch, key):
+    """The mean cross entropy, each example counting as much as its `poison` says."""
+    losses = cross_entropy(model(batch["image"]), batch["label"])
+    return Mean(jnp.sum(losses * batch["poison"]), jnp.sum(batch["poison"])), {}
+
+
+def run_by_weight(trainer, data, weights, **settings):
+    weighted = data | {"poison": jnp.asarray(weights, jnp.float32)}
+    return trainer(optax.sgd(0.1), loss=by_weight, net={"norm": False}, **settings).run([weighted])
+
+
+def test_micro_batches_of_different_weights_equal_one_large_batch(trainer, batch):
+    weights = [0.5, 0, 0.125, 0.125]
+    whole, (of_whole,) = run_by_weight(trainer, batch(1, size=4), weights)
+    parts, (of_parts,) = run_by_weight(trainer, batch(1, size=4), weights, accumulate=2)
+    for one, other in zip(jax.tree.leaves(whole[-1].params), jax.tree.leaves(parts[-1].params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert of_parts["loss"] == pytest.approx(of_whole["loss"], rel=1e-5)
+
+
+def test_micro_batches_without_any_weight_change_no_parameter(trainer, batch):
+    states, (metrics,) = run_by_weight(trainer, batch(1, size=4), [0, 0, 0, 0], accumulate=2)
+    assert (metrics["finite"], metrics["loss"], metrics["grad_norm"]) == (1, 0, 0)
+    assert_identical(states[0].params, states[1].params)
 
 
 @pytest.mark.parametrize("poisoned", [(0,), (6,), (15,), (0, 1, 2, 3)])
