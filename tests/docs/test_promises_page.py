@@ -37,9 +37,32 @@ def test_every_survivor_has_a_reason(mutants):
     assert all(module["killed"] + len(module["survivors"]) == module["mutants"] for module in modules.values())
 
 
+SURVIVED = {"line": 2, "before": " x > 0", "after": " x != 0", "verdict": "survived"}
+KILLED = {"line": 1, "before": "y", "after": "not y", "verdict": "killed"}
+
+
 def test_a_survivor_without_a_reason_is_seen():
-    now = {"a.py": {"possible": 3, "mutants": 2, "killed": 1, "survivors": [{"before": " x > 0", "after": " x != 0"}]}}
+    now = {"a.py": {"commit": "b87ea64", "possible": 3, "decided": {"one": SURVIVED, "two": KILLED}}}
     known = promises.condensed(now, {}, {("a.py", "x > 0", "x != 0"): "never negative"})
     assert known["a.py"]["survivors"] == [{"before": "x > 0", "after": "x != 0", "why": "never negative"}]
     assert promises.condensed(now, {}, {})["a.py"]["survivors"][0]["why"] == ""
-    assert promises.counts(known).splitlines()[2:] == ["| a.py | 0 | 0 | 3 | 2 | 1 |", "| all | 0 | 0 | 3 | 2 | 1 |"]
+    assert promises.counts(known).splitlines()[2:] == [
+        "| a.py | b87ea64 | 0 | 0 | 3 | 2 | 1 |",
+        "| all |  | 0 | 0 | 3 | 2 | 1 |",
+    ]
+
+
+def test_a_survivor_that_a_new_test_kills_counts_as_killed():
+    first = {"a.py": {"possible": 3, "decided": {"one": SURVIVED, "two": KILLED}}}
+    again = {"a.py": {"possible": 3, "decided": {"one": SURVIVED | {"verdict": "killed"}}}}
+    assert promises.condensed(promises.combined({"b87ea64": first}, [again]), {}, {})["a.py"]["killed"] == 2
+    with pytest.raises(KeyError, match="1 of the mutants that were run again are new"):
+        promises.combined({"b87ea64": first}, [{"a.py": {"decided": {"three": KILLED}}}])
+
+
+def test_a_later_run_of_a_module_replaces_the_earlier():
+    first = {"a.py": {"possible": 3, "decided": {"one": SURVIVED}}, "b.py": {"possible": 3, "decided": {}}}
+    later = {"a.py": {"possible": 5, "decided": {"two": KILLED, "three": KILLED}}}
+    found = promises.condensed(promises.combined({"b87ea64": first, "93d97d3": later}), {}, {})
+    numbers = [(module["commit"], module["possible"], module["mutants"], module["killed"]) for module in found.values()]
+    assert numbers == [("93d97d3", 5, 2, 2), ("b87ea64", 3, 0, 0)]
