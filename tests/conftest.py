@@ -129,6 +129,7 @@ def plan_of():
     def make(policy: str = "float32", gpu="h100", *, measured: bool = False):
         half = policy != "float32"
         return Estimate(
+            overlap=1.0,
             gpu=gpu,
             policy=policy,
             batch=100,

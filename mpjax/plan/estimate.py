@@ -17,6 +17,7 @@ from mpjax.plan.devices import GPUS, Gpu
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
+from mpjax.plan.overlap import overlap_of
 from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of
 from mpjax.plan.traffic import Traffic, traffic_of
@@ -78,6 +79,7 @@ class Estimate:
       memory: memory at the peak.
       limit: bytes that a run may use.
       traffic: bytes between memory and kernels, and between devices.
+      overlap: the share of the bytes between devices that have a kernel between start and end.
       flops: operations by dtype.
       roofline: lower bounds of the time.
       fit: the largest batch; None if not requested, or if memory does not grow with the batch.
@@ -92,6 +94,7 @@ class Estimate:
     memory: Memory
     limit: int
     traffic: Traffic
+    overlap: float
     flops: Mapping[str, float]
     roofline: Roofline
     fit: Fit | None = None
@@ -148,7 +151,8 @@ def estimates(
 
         def plan(gpu: GpuName, number: int) -> Estimate:
             program = programs[gpu, number].result()
-            traffic = traffic_of(parse(program.executable.as_text()))
+            hlo = parse(program.executable.as_text())
+            traffic = traffic_of(hlo)
             used, policy = _attention(steps[number], traffic), steps[number].policy
             require_attention(attention, used, gpu=gpu, policy=policy)
             return Estimate(
@@ -160,6 +164,7 @@ def estimates(
                 memory=program.memory,
                 limit=round(GPUS[gpu].memory * memory_fraction),
                 traffic=traffic,
+                overlap=overlap_of(hlo).share,
                 flops=program.flops,
                 roofline=roofline(GPUS[gpu], program.flops, traffic.bytes),
             )

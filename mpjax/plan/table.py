@@ -132,4 +132,7 @@ def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
     def cell(kind: str, dtype: str) -> Text:
         return lambda plan: _optional_size(plan.traffic.collectives.get(kind, {}).get(dtype, 0))
 
-    return [(f"{kind} {dtype}", cell(kind, dtype)) for kind, dtype in kinds]
+    def hidden(plan: Estimate) -> str:
+        return f"{plan.overlap:.0%}" if plan.traffic.collectives else ""
+
+    return [*((f"{kind} {dtype}", cell(kind, dtype)) for kind, dtype in kinds), ("  while kernels run", hidden)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from mpjax.plan.hlo import Computation, Instruction, Program, bytes_of, shapes_of
 
 
-_FREE = {
+FREE = {
     "add-dependency",
     "after-all",
     "bitcast",
@@ -23,7 +23,7 @@ _FREE = {
     "replica-id",
     "tuple",
 }
-_COLLECTIVES = (
+COLLECTIVES = (
     "all-reduce",
     "all-gather",
     "reduce-scatter",
@@ -78,7 +78,7 @@ class _Count:
     def add(self, computation: Computation, times: int) -> None:
         for each in computation:
             kind = each.opcode
-            if kind in _FREE or kind.endswith(("-done", "-update")):
+            if kind in FREE or kind.endswith(("-done", "-update")):
                 continue
             if kind == "while":
                 (body,) = each.called("body")
@@ -114,8 +114,8 @@ class _Count:
         if each.target:
             self.calls[each.target] += times
         kind = each.opcode.removesuffix("-start")
-        if kind in _COLLECTIVES:
-            for dtype, size in _payload(computation, each):
+        if kind in COLLECTIVES:
+            for dtype, size in payload(computation, each):
                 self.collectives[kind, dtype] += times * size
 
 
@@ -183,11 +183,11 @@ def _only_copies(program: Program, each: Instruction) -> bool:
     if each.opcode != "fusion":
         return each.opcode in ("copy", "copy-start", "transpose")
     (called,) = each.called("calls")
-    work = {inside.opcode for inside in program.computations[called]} - _FREE
+    work = {inside.opcode for inside in program.computations[called]} - FREE
     return bool(work) and work <= {"copy", "transpose"}
 
 
-def _payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
+def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
     """Returns the dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
     sizes = computation.operand_bytes(each)
     given = sum(sizes)

@@ -1,0 +1,89 @@
+"""What eight H200 send each other: every gradient once, in the dtype of the policy, while they compute."""
+
+import concurrent.futures
+import functools
+import math
+
+import pytest
+
+from mpjax.commands.plan import fields_of, planned_step
+from mpjax.config import load_config
+from mpjax.plan.compiled import Compiled, start
+from mpjax.plan.hlo import parse
+from mpjax.plan.overlap import overlap_of
+from mpjax.plan.traffic import traffic_of
+
+
+pytestmark = pytest.mark.usefixtures("plugin")
+
+RESNET50 = "--data.name synthetic:64x64x3:10 --data.batch_size 64 --model.name resnet50"
+VIT = "--data.name synthetic:64x64x3:10 --data.batch_size 64 --model.name vit_b16 --model.depth 2"
+GPT2 = "--task language_modeling --data.name docstrings --data.length 128 --data.batch_size 16 --model.name gpt2"
+UNET = "--task segmentation --data.name digits_canvas --data.batch_size 16 --model.name unet"
+
+
+@functools.cache
+def on_eight(flags: str) -> tuple[Compiled, int, int]:
+    """The program of a step on eight GPUs, and the bytes of its parameters and of its statistics in float32."""
+    config = load_config(f"{flags} --data.crop_padding 0 --optimizer.clip_norm 1".split())
+    step = planned_step(config, fields_of(config))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        program = start(pool, step, "h200", devices=8).result()
+    return program, *(
+        4 * sum(math.prod(x.shape) for x in part.values()) for part in (step.state.params, step.state.stats)
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget():
+    yield
+    on_eight.cache_clear()
+
+
+def sent(flags: str) -> dict:
+    return dict(traffic_of(parse(on_eight(flags)[0].executable.as_text())).collectives)
+
+
+REPLICAS = [
+    pytest.param(f"{RESNET50} --precision.policy mixed_bfloat16", id="resnet50-bfloat16"),
+    pytest.param(f"{VIT} --precision.policy mixed_float16", id="vit-float16"),
+    pytest.param(f"{GPT2} --model.depth 2 --precision.policy O1", id="gpt2-autocast"),
+    pytest.param(f"{UNET} --model.width 8 --precision.policy mixed_float16", id="unet-float16"),
+]
+
+
+@pytest.mark.parametrize("flags", REPLICAS)
+def test_gradients_are_added_in_float32_and_each_once(flags):
+    """Besides them only statistics are exchanged, once for all batch norms, and a few scalars."""
+    _, parameters, statistics = on_eight(flags)
+    collectives = sent(flags)
+    assert set(collectives) == {"all-reduce"}
+    assert set(collectives["all-reduce"]) == {"f32"}
+    assert 0 <= collectives["all-reduce"]["f32"] - parameters - statistics < 2048
+
+
+@pytest.mark.parametrize("flags", REPLICAS[:2])
+def test_four_fifths_of_the_sums_run_while_kernels_do(flags):
+    program = on_eight(flags)[0]
+    assert overlap_of(parse(program.executable.as_text())).share >= 0.8
+
+
+def test_a_policy_may_ask_for_sums_in_bfloat16():
+    policy = "params=float32,compute=bfloat16,output=float32,reduce=bfloat16"
+    flags = f"{GPT2} --model.depth 1 --model.width 64 --model.heads 4 --precision.policy {policy}"
+    parameters = on_eight(flags)[1]
+    assert sent(flags)["all-reduce"]["bf16"] == parameters / 2
+    assert sent(flags)["all-reduce"]["f32"] < 256  # the loss and its weight
+
+
+def test_fsdp_gathers_in_half_and_scatters_in_float32():
+    """Large parameters are gathered for the forward and for the backward pass; blocks are 12 width^2 each."""
+    flags = f"{GPT2} --model.depth 2 --precision.policy mixed_bfloat16 --mesh.data 2 --mesh.fsdp 4"
+    program, parameters, _ = on_eight(flags)
+    collectives = sent(flags)
+    assert set(collectives["all-gather"]) == {"bf16"}
+    assert collectives["all-gather"]["bf16"] > 2 * (2 * 2 * 12 * 768**2)
+    assert set(collectives["reduce-scatter"]) == {"f32"}
+    assert set(collectives["all-reduce"]) <= {"f32", "pred"}
+    assert collectives["reduce-scatter"]["f32"] == pytest.approx(parameters, rel=0.01)
+    assert program.memory.parameters == pytest.approx(parameters / 4, rel=0.01)

@@ -1,0 +1,122 @@
+"""Trains the same steps on several meshes of eight devices, and prints what came of each as JSON.
+
+    python tests/training/on_meshes.py MODEL FOLDER
+
+Runs in a process of its own, because a process has one number of devices. Everything that a mesh could get wrong is
+on: accumulation, clipping by global norm, a moving average, and in one step an infinite loss of a single example.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import sys
+
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "").replace("device_count=2", "device_count=8")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.commands.parts import make_layout, make_step
+from mpjax.commands.plan import fields_of
+from mpjax.config import load_config
+from mpjax.loop.checkpoint import Checkpoints, read_checkpoint
+from mpjax.loop.resume import adopt
+from mpjax.plan.measure import random_batch
+from mpjax.training.layout import SMALL
+from mpjax.training.mean import Mean
+from mpjax.training.mesh import make_mesh
+from mpjax.training.precision_plan import plan_precision
+from mpjax.training.setup import initial_state
+from mpjax.training.train_step import make_train_step
+
+
+STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
+MODELS = {
+    "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
+    "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3",
+    "resnet": "--data.name synthetic:8x8x3:10 --model.name resnet18 --model.width 8 --training.batch_norm global",
+    "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 16 --model.depth 1 "
+    "--training.batch_norm global",
+}
+SHARED = (
+    "--precision.policy float32 --precision.loss_scale dynamic --steps 20 --optimizer.warmup 2 --data.batch_size 16 "
+    "--training.accumulate 2 --training.ema 0.9 --optimizer.clip_norm 1"
+)
+MESHES = {
+    "one": {},
+    "data": {"data": 8},
+    "fsdp": {"fsdp": 8, "data": 1},
+    "tensor": {"tensor": 4, "data": 2},
+    "all": {"fsdp": 2, "tensor": 2, "data": 2},
+}
+
+
+class Run:
+    """A model on one mesh."""
+
+    def __init__(self, config, sizes):
+        devices = jax.devices() if sizes else jax.devices()[:1]
+        if config.model.name != "gpt2" and "tensor" in sizes:  # which divides Transformers
+            sizes = {**sizes, "data": sizes["data"] * sizes["tensor"], "tensor": 1}
+        plan, fields = plan_precision(config.precision), fields_of(config)
+        task, tx, _ = make_step(config, plan, fields, steps=STEPS, warmup=2)
+        layout = make_layout(config, plan, task, fields, make_mesh(devices, **sizes))
+        self.split = layout.batch(size=BATCH, accumulate=2)
+        self.divided = len(layout.divided)
+        self.fields = fields
+        self.fresh = functools.partial(initial_state, task, tx, seed=0, ema=True, layout=layout)
+
+        def loss_of(model, batch, key):
+            loss, metrics = task.objective.loss_of(model, batch, key)
+            return Mean(loss.total * (1 + jnp.sum(batch["poison"])), loss.weight), metrics
+
+        self.step = make_train_step(
+            task.structure, tx, loss_of, prepare=task.objective.prepare, accumulate=2, ema=0.9, layout=layout
+        )
+
+    def train(self, state, start, stop):
+        """Runs steps `start + 1` to `stop`; returns the state and the metrics of each step."""
+        found = []
+        for number in range(start + 1, stop + 1):
+            batch = dict(random_batch(self.fields, BATCH, number))
+            batch["poison"] = np.zeros(BATCH, np.float32)
+            batch["poison"][3] = np.inf if number == BAD else 0
+            state, metrics = self.step(state, jax.device_put(batch, self.split))
+            found.append({name: float(value) for name, value in jax.device_get(metrics).items()})
+        return state, found
+
+
+def main() -> None:
+    name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    config = load_config(f"{MODELS[name]} {SHARED}".split())
+    jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
+    runs = {mesh: Run(config, sizes) for mesh, sizes in MESHES.items()}
+    result = {}
+    for mesh, run in runs.items():
+        state, metrics = run.train(run.fresh(), 0, SAVED)
+        store = Checkpoints(folder / mesh)
+        store.save(SAVED, state, {"config": "", "loss_scale": ""}, score=None)
+        store.close()
+        state, further = run.train(state, SAVED, STEPS)
+        result[mesh] = {"metrics": metrics + further, "divided": run.divided, "resumed": {}}
+        final = jax.device_get((state.params, state.stats, state.ema))
+        result[mesh]["final"] = [
+            {path: np.asarray(x, np.float64).ravel() for path, x in part.items()} for part in final
+        ]
+    for mesh in runs:
+        for other, run in runs.items():
+            state = adopt(run.fresh(), read_checkpoint(folder / mesh)[1])
+            result[mesh]["resumed"][other] = [step["loss"] for step in run.train(state, SAVED, SAVED + 3)[1]]
+    one = result["one"]["final"]
+    for found in result.values():
+        final = found.pop("final")
+        pairs = [(a[path], b[path]) for a, b in zip(final, one, strict=True) for path in b]
+        found["difference"] = max(float(np.max(np.abs(a - b))) for a, b in pairs)
+    print(json.dumps({"small": SMALL, "meshes": result}))
+
+
+if __name__ == "__main__":
+    main()
