@@ -13,7 +13,9 @@ import pathlib
 import sys
 
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "").replace("device_count=2", "device_count=8")
+FLAG = "--xla_force_host_platform_device_count"
+others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(FLAG)]
+os.environ["XLA_FLAGS"] = " ".join([*others, f"{FLAG}=8"])
 
 import jax
 import jax.numpy as jnp
