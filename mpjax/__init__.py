@@ -32,6 +32,7 @@ _HOMES = {
         "loss_scale_state",
         "master_weights",
         "no_loss_scaling",
+        "reduce_gradients",
         "scale_loss",
         "scaled_value_and_grad",
         "static_loss_scaling",

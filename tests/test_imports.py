@@ -35,6 +35,7 @@ PUBLIC = [
     "scaled_value_and_grad",
     "where_finite",
     "master_weights",
+    "reduce_gradients",
     "check_dtypes",
     "audit",
     "diagnose",

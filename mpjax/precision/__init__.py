@@ -10,6 +10,7 @@ from mpjax.precision.master import master_weights
 from mpjax.precision.modules import PolicyReport, apply_policy
 from mpjax.precision.moments import half_moments
 from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.reduction import reduce_gradients
 from mpjax.precision.scale_state import LossScaleState, loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad
 
@@ -33,6 +34,7 @@ __all__ = [
     "master_weights",
     "name_scopes",
     "no_loss_scaling",
+    "reduce_gradients",
     "scale_loss",
     "scaled_value_and_grad",
     "static_loss_scaling",

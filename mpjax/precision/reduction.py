@@ -29,10 +29,10 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
     Gradients of the loss averaged over each device's examples become those of the loss averaged over all.
 
     >>> import jax, jax.numpy as jnp, mpjax
-    >>> grads = {"kernel": jnp.float16([[9000.0], [9002.0]])}
+    >>> grads = {"kernel": jnp.float16([[9000.0], [9008.0]])}
     >>> average = lambda grads: mpjax.reduce_gradients(grads, "mixed_float16", "data")
     >>> jax.vmap(average, axis_name="data")(grads)["kernel"][0]
-    Array([9001.], dtype=float32)
+    Array([9004.], dtype=float32)
 
     Args:
       grads: a pytree of gradients, one per device. Leaves that are not floating stay as they are.
@@ -51,7 +51,7 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
     devices = jax.lax.psum(1, axis_name)
 
     def average(gradient):
-        if not jnp.issubdtype(gradient.dtype, jnp.inexact):
+        if not _is_inexact(gradient):
             return gradient
         total = sum_across(gradient, dtype, axis_name)
         return total / jnp.asarray(devices, total.dtype)
@@ -113,13 +113,17 @@ def _refuse_summed(grads, axis_name: Axes) -> None:
     axes = {axis_name} if isinstance(axis_name, str) else set(axis_name)
     tracked = _varying(jax.lax.axis_index(axis_name))
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
-        if summed := (tracked & axes) - _varying(leaf):
+        if _is_inexact(leaf) and (summed := (tracked & axes) - _varying(leaf)):
             over = ", ".join(sorted(summed))
             raise UsageError(
                 f"reduce_gradients: the gradient {path_name(path)} has been summed over '{over}' already, in the dtype "
                 "of each operation: parameters are replicated. Differentiate jax.lax.pcast(params, "
                 f"{axis_name!r}, to='varying') instead, or write jax.shard_map(..., check_vma=False)"
             )
+
+
+def _is_inexact(leaf) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _varying(array) -> frozenset[str]:
