@@ -13,6 +13,19 @@ _MOVES = frozenset(
 )
 """Primitives that keep the values of their first operand, so that a cast may as well come before them."""
 
+_REPEATS = frozenset({"broadcast_in_dim", "gather"})
+"""Those of them that may use a value several times: their derivatives add."""
+
+_CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "shard_map", "scan", "cond"),
+        *("custom_jvp_call", "custom_vjp_call"),
+    }
+)
+"""Primitives that run a program, or one of several, on their operands."""
+
+_OWN_DERIVATIVE = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
 
 def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
     """Returns, for each input, the half precision that the program casts it to before every use, or None.
@@ -34,50 +47,59 @@ def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
 def cast_once(jaxpr: core.Jaxpr) -> list[bool]:
     """Returns, for each input, True if the program uses it in one place only, which casts it to half precision.
 
-    Its gradient is then one value in half precision; those of several places would be added in the input's dtype.
+    Its gradient is then one value in half precision, and not a sum that would be added in the input's dtype. Trace the
+    loss.
     """
-    return [len(uses) == 1 and uses[0] in HALF for uses in (_uses(jaxpr, var) for var in jaxpr.invars)]
+    return [len(uses) == 1 and uses[0] in HALF for uses in (_uses(jaxpr, var, once=True) for var in jaxpr.invars)]
 
 
-def _uses(jaxpr: core.Jaxpr, var: Any) -> list[np.dtype | None]:
-    """Returns the dtypes that `var` is cast to, one for each use, and None for a use as it is."""
-    casts, outputs = _followed(jaxpr, var)
+def _uses(jaxpr: core.Jaxpr, var: Any, *, once: bool = False) -> list[np.dtype | None]:
+    """Returns the dtypes that `var` is cast to, one for each use, and None for a use as it is.
+
+    With `once`, a use whose derivative adds values, or whose derivative the program defines itself, counts as one as it
+    is.
+    """
+    casts, outputs = _followed(jaxpr, var, once)
     return casts + [None for _ in outputs]
 
 
-def _followed(jaxpr: core.Jaxpr, var: Any) -> tuple[list[np.dtype | None], list[int]]:
+def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | None], list[int]]:
     """Returns the uses of `var` inside a jaxpr, and the positions of the outputs that have its values."""
+    moves, calls = (_MOVES - _REPEATS, _CALLS - _OWN_DERIVATIVE - {"scan"}) if once else (_MOVES, _CALLS)
     casts: list[np.dtype | None] = []
     outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]
     for eqn in jaxpr.eqns:
         places = [place for place, used in enumerate(eqn.invars) if used is var]
         if not places:
             continue
+        moved: list[int] = []
         if eqn.primitive.name == "convert_element_type":
             casts.append(np.dtype(eqn.params["new_dtype"]))
-            continue
-        moved = [0] if eqn.primitive.name in _MOVES and places == [0] else []
-        if not moved:
-            inner, moved = _inside(eqn, places)
+        elif eqn.primitive.name in moves and places == [0]:
+            moved = [0]
+        elif eqn.primitive.name in calls:
+            inner, moved = _inside(eqn, places, once)
             casts += inner
+        else:
+            casts.append(None)
         for place in moved:
-            further, out = _followed(jaxpr, eqn.outvars[place])
+            further, out = _followed(jaxpr, eqn.outvars[place], once)
             casts, outputs = casts + further, outputs + out
     return casts, outputs
 
 
-def _inside(eqn: Any, places: list[int]) -> tuple[list[np.dtype | None], list[int]]:
+def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | None], list[int]]:
     """Follows a value into a call, a branch, or a scan over which it is constant; elsewhere it is used as it is."""
     name, params = eqn.primitive.name, eqn.params
     bodies, first = [params[key] for key in ("jaxpr", "call_jaxpr") if key in params], 0
     if name == "cond":
         bodies, first = params["branches"], 1
-    if name == "while" or (name == "scan" and places[-1] >= params["num_consts"]):
+    if name == "scan" and places[-1] >= params["num_consts"]:
         bodies = []
     bodies = [getattr(body, "jaxpr", body) for body in bodies]
     if not bodies or places[0] < first or any(len(body.invars) + first != len(eqn.invars) for body in bodies):
         return [None], []
-    found = [_followed(body, body.invars[place - first]) for body in bodies for place in places]
+    found = [_followed(body, body.invars[place - first], once) for body in bodies for place in places]
     casts = [cast for inner, _ in found for cast in inner]
     outputs = [place for _, out in found for place in out]
     # The output of a branch or of a loop may be another value.
