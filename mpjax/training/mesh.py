@@ -32,26 +32,30 @@ def make_mesh(devices: Sequence | None = None, *, data: int = -1, fsdp: int = 1,
 
 def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     """Returns the sizes of the mesh with -1 replaced; raises UsageError if their product is not `devices`."""
-    wanted = "wanted sizes whose product is the number of devices, and -1 for at most one"
-    shown = " ".join(f"--mesh.{name} {size}" for name, size in sizes.items())
-    if any(size != -1 and size < 1 for size in sizes.values()) or list(sizes.values()).count(-1) > 1:
-        raise UsageError(f"{shown}: {wanted}")
-    known = math.prod(size for size in sizes.values() if size != -1)
+    known = math.prod(size for size in sizes.values() if size > 0)
     settled = {name: devices // known if size == -1 else size for name, size in sizes.items()}
-    if math.prod(settled.values()) != devices:
-        near = " ".join(f"--mesh.{name} {size}" for name, size in _nearest(sizes, devices).items())
-        raise UsageError(f"{shown} does not divide {devices} devices: {wanted}; nearest: {near}")
+    # Not the product alone: two sizes of -2 have a positive one.
+    possible = min(settled.values()) > 0 and list(sizes.values()).count(-1) < 2
+    if not possible or math.prod(settled.values()) != devices:
+        shown, near = (
+            " ".join(f"--mesh.{name} {size}" for name, size in each.items())
+            for each in (sizes, _nearest(sizes, devices))
+        )
+        raise UsageError(
+            f"{shown} does not divide {devices} devices: wanted sizes whose product is the number of devices, and -1 "
+            f"for at most one; nearest: {near}"
+        )
     return settled
 
 
 def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
-    """Returns the sizes with product `devices` that are nearest to `sizes` as ratios; a -1 may become any size."""
+    """Returns the sizes with product `devices` that are nearest to `sizes` as ratios; sizes below 1 may become any."""
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     products = [each for each in itertools.product(divisors, repeat=len(sizes)) if math.prod(each) == devices]
 
     def distance(each: tuple[int, ...]) -> float:
         pairs = zip(each, sizes.values(), strict=True)
-        return sum(abs(math.log(one / other)) for one, other in pairs if other != -1)
+        return sum(abs(math.log(one / other)) for one, other in pairs if other > 0)
 
     return dict(zip(sizes, min(products, key=distance), strict=True))
 

@@ -1,12 +1,17 @@
 """The state whole on both devices, the batch cut across them."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from mpjax.errors import UsageError
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
+from mpjax.training.mesh import make_mesh, settle
 
 
 def rows_per_device(sharding, size=8):
@@ -33,3 +38,48 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(size, accumu
         f"a batch of {size} examples does not divide among 2 devices x {accumulate} micro-batches: "
         f"take a multiple of {2 * accumulate}, such as {instead}"
     )
+
+
+NAMES = ("data", "fsdp", "tensor")
+
+
+def sizes_of(text):
+    """The sizes in flags such as `--mesh.data 2 --mesh.fsdp 1 --mesh.tensor 1`."""
+    return {name: int(size) for name, size in re.findall(r"--mesh\.([a-z]+) (-?\d+)", text)}
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes=st.tuples(*[st.integers(-2, 9)] * 3), devices=st.integers(1, 16))
+def test_sizes_have_the_right_product_or_the_message_names_some_that_have(sizes, devices):
+    asked = dict(zip(NAMES, sizes, strict=True))
+    try:
+        settled = settle(asked, devices)
+    except UsageError as error:
+        shown, near = str(error).split("; nearest: ")
+        assert sizes_of(shown) == asked
+        assert settle(sizes_of(near), devices) == sizes_of(near)
+    else:
+        assert math.prod(settled.values()) == devices
+        assert all(size in (-1, settled[name]) for name, size in asked.items())
+        assert min(settled.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "near"),
+    [((3, 1, 1), (4, 1, 1)), ((-1, 3, 1), (2, 4, 1)), ((2, 8, 1), (1, 8, 1)), ((-2, -2, 2), (1, 4, 2))],
+)
+def test_the_message_names_the_nearest_sizes(sizes, near):
+    with pytest.raises(UsageError) as raised:
+        settle(dict(zip(NAMES, sizes, strict=True)), 8 if sizes != (3, 1, 1) else 4)
+    assert tuple(sizes_of(str(raised.value).split("; nearest: ")[1]).values()) == near
+
+
+def test_neighbouring_devices_are_along_the_last_axis():
+    mesh = make_mesh(np.arange(8), data=2, fsdp=-1, tensor=2)
+    assert mesh.axis_names == NAMES
+    assert mesh.devices.tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+def test_two_sizes_to_fill_in_are_an_error_also_where_they_can_only_be_one():
+    with pytest.raises(UsageError, match="-1 for at most one; nearest: --mesh.data 1 --mesh.fsdp 1 --mesh.tensor 4$"):
+        settle({"data": -1, "fsdp": -1, "tensor": 4}, 4)
