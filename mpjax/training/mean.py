@@ -24,7 +24,8 @@ class Mean:
 
     Attributes:
       total: the weighted sum, a floating scalar, or [K] for a mean of K quotients.
-      weight: the sum of the weights, at least 0, of the shape of `total`.
+      weight: the sum of the weights, at least 0, of the shape of `total`. In a loss it is a constant: no gradient
+        flows through it.
     """
 
     total: jax.Array
@@ -36,7 +37,7 @@ class Mean:
 
         Several quotients, such as the intersection over union of each class, are averaged where they have a weight.
         """
-        counts = self.weight > 0
+        counts = self.weight != 0  # also where it is NaN, which has to show
         quotients = jnp.where(counts, self.total / jnp.where(counts, self.weight, 1), 0)
         if not quotients.shape:
             return quotients
@@ -50,13 +51,17 @@ def mean_of(values: jax.Array) -> Mean:
 
 
 def as_mean(value: Any, name: str) -> Mean:
-    """Returns a `Mean` as it is, and a scalar, which is taken for a mean over all examples, with weight 1.
+    """Returns a mean to be added to others, in float32 or wider; a scalar has weight 1.
 
     Raises:
-      UsageError: the value is neither; the message calls it `name`.
+      UsageError: the value is neither a `Mean` nor a scalar; the message calls it `name`.
     """
     if isinstance(value, Mean):
-        return value
+        total, weight = jnp.asarray(value.total), jnp.asarray(value.weight)
+        if total.shape != weight.shape:
+            raise UsageError(f"{name} is a Mean of a total {total.shape} and a weight {weight.shape}: wanted one shape")
+        dtype = widest(FLOAT32, *(x.dtype for x in (total, weight) if is_floating(x)))
+        return Mean(total.astype(dtype), jax.lax.stop_gradient(weight).astype(dtype))
     value = jnp.asarray(value)
     if value.shape:
         raise UsageError(f"{name} has shape {value.shape}: wanted a scalar, or an mpjax.training.Mean")

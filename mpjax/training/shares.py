@@ -137,8 +137,8 @@ class ManyShares:
         # Not divided by the share's own weight: float16 gradients then have the magnitude that they have on one device.
         if not isinstance(loss, Mean):
             return loss / self.layout.shares
-        weight = self.add(jax.lax.stop_gradient(loss.weight))
-        return loss.total / jnp.where(weight > 0, weight, 1)
+        weight = self.add(loss.weight)
+        return loss.total / jnp.where(weight != 0, weight, 1)
 
     def adapt(self, model: nnx.Module) -> None:
         """Makes blocks gather their parameters, and batch norms average over the shares if the layout says so."""
