@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 
@@ -75,7 +76,7 @@ def counted(w):
 
 # The program, and whether its input is narrow: used in bfloat16 only, and cast there in one place.
 PROGRAMS = {
-    "a cast": (lambda w: half(w), True, True),
+    "a cast": (half, True, True),
     "no cast": (lambda w: w, False, False),
     "a cast and a use": (lambda w: half(w).astype(jnp.float32) * w, False, False),
     "a use of the shape alone": (lambda w: half(w) * B16(w.shape[0]), True, True),
