@@ -82,3 +82,47 @@ def test_compiled_programs_are_kept_in_the_cache_folder(tmp_path):
     config = config_of(f"--cache_dir {tmp_path}")
     set_up_jax(config, plan_precision(config.precision))
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "compiled")
+
+
+@pytest.mark.parametrize("mesh", ["", "--mesh.data 1 --mesh.fsdp 2"])
+def test_the_layout_adds_gradients_and_takes_statistics_as_the_settings_say(mesh, monkeypatch):
+    monkeypatch.setattr("mpjax.training.layout.SMALL", 1)
+    policy = "params=float32,compute=bfloat16,reduce=bfloat16"
+    layout = make_parts(config_of(f"--precision.policy {policy} --training.batch_norm global {mesh}")).layout
+    assert (layout.reduce_dtype, layout.batch_norm) == ("bfloat16", "global")
+    assert make_parts(config_of(mesh)).layout.batch_norm == "device"
+
+
+def test_parameters_travel_in_the_dtype_that_every_layer_casts_them_to(monkeypatch):
+    monkeypatch.setattr("mpjax.training.layout.SMALL", 1)
+    layout = make_parts(config_of("--mesh.data 1 --mesh.fsdp 2 --precision.policy mixed_bfloat16")).layout
+    assert layout.blocks == ("layers/0", "layers/1")
+    assert {str(dtype) for dtype in layout.travels.values()} == {"bfloat16"}
+    # Biases are repeated for each example before the cast, so that their gradients are added in float32.
+    assert {name: str(dtype) for name, dtype in layout.given.items()} == {
+        f"{layer}/{name}": dtype
+        for layer in ("head", "layers/0", "layers/1")
+        for name, dtype in (("kernel", "bfloat16"), ("bias", "float32"))
+    }
+    assert layout.divided["layers/0/kernel"] == PartitionSpec("fsdp", None)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "O1", "mixed_float16", "bfloat16"])
+def test_a_step_on_parts_is_that_on_two_whole_copies(policy, monkeypatch):
+    monkeypatch.setattr("mpjax.training.layout.SMALL", 1)
+    results = []
+    for mesh in ("--mesh.data 2", "--mesh.data 1 --mesh.fsdp 2"):
+        config = config_of(f"{mesh} --precision.policy {policy} --optimizer.name sgd --optimizer.learning_rate 1")
+        parts = make_parts(config)
+        state = fresh_state(config, parts)
+        rows = {"image": np.arange(100 * 64, dtype=np.uint8).reshape(100, 8, 8, 1), "label": np.arange(100) % 10}
+        batch = jax.device_put({**rows, "label": rows["label"].astype(np.int32)}, parts.split)
+        for _ in range(3):
+            state, metrics = parts.train_step(state, batch)
+        results.append((jax.device_get(state.params), dict(jax.device_get(metrics))))
+    (whole, metrics), (divided, of_parts) = results
+    for name, param in whole.items():
+        np.testing.assert_allclose(
+            param.astype(np.float32), divided[name].astype(np.float32), rtol=1e-5, atol=1e-6, err_msg=name
+        )
+    assert of_parts["loss"] == pytest.approx(metrics["loss"], rel=1e-6)

@@ -1,0 +1,76 @@
+"""Which arrays are divided, and along which axis."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from mpjax.precision import dynamic_loss_scaling, master_weights
+from mpjax.training import create_state
+from mpjax.training.layout import Layout, divide
+from mpjax.training.mesh import make_mesh
+
+
+def shapes(**found):
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in found.items()}
+
+
+def many(**sizes):
+    """The sizes of a mesh that this machine lacks the devices for."""
+    return type("Mesh", (), {"shape": {"data": 1, "fsdp": 1, "tensor": 1} | sizes})()
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((128, 256), P(None, "fsdp")),
+        ((256, 128), P("fsdp", None)),
+        ((128, 255), P("fsdp", None)),  # 255 does not divide by 4
+        ((3, 3, 64, 64), P(None, None, "fsdp", None)),
+        ((16384,), P("fsdp")),
+        ((16380,), None),  # small
+        ((127, 255), None),  # nothing divides
+        ((), None),
+    ],
+)
+def test_a_parameter_is_divided_along_its_longest_axis_that_divides(shape, spec):
+    assert divide(shapes(w=shape), many(fsdp=4)).get("w") == spec
+
+
+def test_nothing_is_divided_over_one_part_nor_what_is_to_stay_whole():
+    assert divide(shapes(w=(128, 256)), many(data=4)) == {}
+    assert divide(shapes(w=(128, 256), v=(128, 256)), many(fsdp=4), whole=["w"]) == {"v": P(None, "fsdp")}
+
+
+def test_examples_are_divided_over_data_and_fsdp():
+    assert Layout(make_mesh(data=2)).shares == Layout(make_mesh(fsdp=2, data=1)).shares == 2
+    assert Layout(make_mesh(fsdp=2, data=1)).batch(size=8).spec == P(("data", "fsdp"))
+
+
+def test_moments_masters_and_averages_are_divided_as_their_parameter_and_the_rest_is_not():
+    params = {"small": jnp.ones(4, jnp.bfloat16), "large": jnp.ones((4, 2), jnp.bfloat16)}
+    tx = dynamic_loss_scaling(master_weights(optax.adam(0.1)))
+    layout = Layout(make_mesh(data=1, fsdp=2), divided={"large": P("fsdp", None)})
+    state = create_state(params, {"mean": jnp.ones(4)}, tx, ema=True)
+    state = jax.device_put(state, layout.state(state))
+    assert {
+        jax.tree_util.keystr(path): leaf.addressable_shards[0].data.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if leaf.addressable_shards[0].data.shape != leaf.shape
+    } == dict.fromkeys(
+        [
+            ".params['large']",
+            ".opt_state.inner_state.masters['large']",
+            ".opt_state.inner_state.inner_state[0].mu['large']",
+            ".opt_state.inner_state.inner_state[0].nu['large']",
+            ".ema['large']",
+        ],
+        (2, 2),
+    )
+
+
+def test_a_layout_is_told_what_it_holds_by_name():
+    with pytest.raises(TypeError):
+        Layout(make_mesh(), {}, {}, np.dtype("float16"))  # type: ignore[misc]
