@@ -1,5 +1,6 @@
 """The evaluation step: sums over each batch, whose totals give the exact metrics of a whole set."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
@@ -36,7 +37,8 @@ def make_eval_step(
       `weight` ([B], 0 for padding, else 1; all 1 if absent), and `count`, the sum of the weights.
     """
 
-    shares = shares_of(layout)
+    # In their own dtypes: a moving average is wider than its parameter, and evaluation may use more than training does.
+    shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))
 
     @cast
     def values_of(params: Arrays, stats: Arrays, batch) -> Arrays:

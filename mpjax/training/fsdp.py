@@ -4,12 +4,13 @@ Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import jax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from mpjax.errors import UsageError
 from mpjax.precision.calls import wrap, wrapper_of
 from mpjax.precision.dtypes import widest
 from mpjax.precision.reduction import scatter_sum
@@ -24,7 +25,7 @@ def widened(layout: Layout, params: Arrays) -> Arrays:
     A gradient has the dtype of its parameter, so that a sum in float32 needs a parameter in float32.
     """
     return {
-        name: param.astype(widest(param.dtype, layout.reduce_dtype)) if name in layout.given else param
+        name: param.astype(widest(param.dtype, layout.reduce_dtype)) if _widens(layout, name) else param
         for name, param in params.items()
     }
 
@@ -41,6 +42,9 @@ def gather_in_blocks(model: nnx.Module, layout: Layout) -> None:
     """
     blocks = blocks_of(model) if layout.blocks else {}
     for path in layout.blocks:
+        for name, variable in _variables(path, blocks[path]):
+            if layout.fsdp_axis(name) is not None:
+                variable.set_value(Divided(variable.get_value(), name))
         if wrapper_of(blocks[path], Rematerialised) is None:
             wrap(blocks[path], Rematerialised("none"))
         wrap(blocks[path], Gathers(layout, path))
@@ -56,19 +60,54 @@ class Gathers:
 
     def __call__(self, call, module, *args, **kwargs):
         """Calls a block with whole parameters."""
-        variables = {
-            f"{self.path}/{'/'.join(map(str, path))}": variable
-            for path, variable in nnx.iter_graph(module)
-            if isinstance(variable, nnx.Param)
-        }
+        variables = {name: one for name, one in _variables(self.path, module) if isinstance(one.get_value(), Divided)}
         parts = {name: variable.get_value() for name, variable in variables.items()}
         for name, variable in variables.items():
-            variable.set_value(_gather(self.layout, name, parts[name]))
+            variable.set_value(_gather(self.layout, name, parts[name].array))
         try:
             return call(module, *args, **kwargs)
         finally:
             for name, variable in variables.items():
                 variable.set_value(parts[name])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Divided:
+    """This device's part of a parameter, in its place while its block is not called. To use it is an error.
+
+    As a bare array it could pass for the whole: half of an embedding gives logits of half of the vocabulary.
+    """
+
+    array: jax.Array
+    name: str = dataclasses.field(metadata={"static": True})
+
+    def __getattr__(self, attribute: str):
+        # JAX looks for `__jax_array__`; Python's own protocols are to find nothing.
+        if attribute.startswith("__") and attribute != "__jax_array__":
+            raise AttributeError(attribute)
+        self._refuse()
+
+    def __getitem__(self, index):
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        block = self.name.rsplit("/", 1)[0]
+        raise UsageError(
+            f"{self.name} is divided over fsdp, and gathered only while {block} or the list item around it is called; "
+            "it was used outside of that call. Move it out of the list, or write --mesh.fsdp 1"
+        )
+
+
+def _variables(path: str, module: nnx.Module) -> list[tuple[str, nnx.Param]]:
+    """Returns the parameters of the module at `path`, by path of the model."""
+    graph = nnx.iter_graph(module)
+    return [(f"{path}/{'/'.join(map(str, p))}", one) for p, one in graph if isinstance(one, nnx.Param)]
+
+
+def _widens(layout: Layout, name: str) -> bool:
+    # Without `given`, a block would not know in which dtype the model stores the parameter.
+    return layout.fsdp_axis(name) is not None and name in layout.given
 
 
 def _in_block(layout: Layout, name: str) -> bool:
