@@ -14,7 +14,7 @@ from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.training.layout import Layout
-from mpjax.training.mean import as_mean
+from mpjax.training.mean import Mean, as_mean
 from mpjax.training.shares import Part, shares_of
 from mpjax.training.state import Arrays, Structure, TrainState, step_key, uncast
 
@@ -109,6 +109,9 @@ def make_train_step(
         shares.adapt(model)
         loss, metrics = loss_fn(model, batch, key)
         means = {name: as_mean(value, name) for name, value in ({"loss": loss} | metrics | {"loss": loss}).items()}
+        if means["loss"].total.shape:
+            raise UsageError(f"loss is a Mean of shape {means['loss'].total.shape}: wanted scalars to differentiate")
+        loss = means["loss"] if isinstance(loss, Mean) else loss
         return shares.loss(loss), (structure.stats_of(model), means)
 
     differentiate = shares.value_and_grad(loss_of)
@@ -130,10 +133,12 @@ def make_train_step(
         if accumulate == 1:
             return shares.together(*one(stats, key, batch))
         keys, batches = jax.random.split(key, accumulate), _micro_batches(batch, accumulate)
-        stats, part = shares.together(*_added(one, stats, keys, batches))
-        weight = part.means["loss"].weight
-        weight = jnp.where(weight > 0, weight, 1)
-        return stats, Part({name: g / weight.astype(g.dtype) for name, g in part.grads.items()}, part.means)
+        stats, part = _added(one, stats, keys, batches)
+        weight = jnp.sum(part.means["loss"].weight)  # of all shares
+        weight = jnp.where(weight != 0, weight, 1)
+        # Before they are added: in a half-precision sum, gradients times the weight of a batch would overflow.
+        grads = {name: g / weight.astype(g.dtype) for name, g in part.grads.items()}
+        return shares.together(stats, Part(grads, part.means))
 
     @jax.jit(donate_argnums=0)
     def train_step(state: TrainState, batch):
