@@ -225,8 +225,8 @@ class ManyShares:
                 return own
             return PartitionSpec(self._unsummed(name), *own)
 
-        means: Any = PartitionSpec(BATCH_AXES) if lead else PartitionSpec()
         grads: Any = {name: of_gradient(name) for name in names}
+        means: Any = PartitionSpec(BATCH_AXES) if lead else PartitionSpec()
         return Part(grads, means)
 
     def _unsummed(self, name: str) -> tuple[str, ...]:
