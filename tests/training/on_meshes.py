@@ -2,7 +2,7 @@
 
     python tests/training/on_meshes.py MODEL FOLDER
 
-Runs in a process of its own, because a process has one number of devices. Everything that a mesh could get wrong is
+Runs in a process of its own, which has to have eight devices. Everything that a mesh could get wrong is
 on: accumulation, clipping by global norm, a moving average, and in one step an infinite loss of a single example.
 """
 
@@ -11,11 +11,6 @@ import json
 import os
 import pathlib
 import sys
-
-
-FLAG = "--xla_force_host_platform_device_count"
-others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(FLAG)]
-os.environ["XLA_FLAGS"] = " ".join([*others, f"{FLAG}=8"])
 
 import jax
 import jax.numpy as jnp

@@ -39,9 +39,8 @@ def test_a_parameter_is_divided_along_its_longest_axis_that_divides(shape, spec)
     assert divide(shapes(w=shape), many(fsdp=4)).get("w") == spec
 
 
-def test_nothing_is_divided_over_one_part_nor_what_is_to_stay_whole():
+def test_nothing_is_divided_over_one_part():
     assert divide(shapes(w=(128, 256)), many(data=4)) == {}
-    assert divide(shapes(w=(128, 256), v=(128, 256)), many(fsdp=4), whole=["w"]) == {"v": P(None, "fsdp")}
 
 
 def test_examples_are_divided_over_data_and_fsdp():
