@@ -22,7 +22,6 @@ from mpjax.config import load_config
 from mpjax.loop.checkpoint import Checkpoints, read_checkpoint
 from mpjax.loop.resume import adopt
 from mpjax.plan.measure import random_batch
-from mpjax.training.layout import SMALL
 from mpjax.training.mean import Mean
 from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
@@ -34,9 +33,10 @@ STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 MODELS = {
     "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
     "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3",
-    "resnet": "--data.name synthetic:8x8x3:10 --model.name resnet18 --model.width 8 --training.batch_norm global",
+    "resnet": "--data.name synthetic:8x8x3:10 --model.name resnet18 --model.width 8 --training.batch_norm global "
+    "--optimizer.learning_rate 1e-2",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 16 --model.depth 1 "
-    "--training.batch_norm global",
+    "--training.batch_norm global --optimizer.learning_rate 1e-2",
 }
 SHARED = (
     "--precision.policy float32 --precision.loss_scale dynamic --steps 20 --optimizer.warmup 2 --data.batch_size 16 "
@@ -48,6 +48,12 @@ MESHES = {
     "fsdp": {"fsdp": 8, "data": 1},
     "tensor": {"tensor": 4, "data": 2},
     "all": {"fsdp": 2, "tensor": 2, "data": 2},
+    "both": {"fsdp": 2, "data": 4},
+}
+WHICH = {
+    "gpt2": ("one", "data", "fsdp", "tensor", "all"),
+    "resnet": ("one", "both"),
+    "unet": ("one", "both"),
 }
 
 
@@ -56,8 +62,6 @@ class Run:
 
     def __init__(self, config, sizes):
         devices = jax.devices() if sizes else jax.devices()[:1]
-        if config.model.name != "gpt2" and "tensor" in sizes:  # which divides Transformers
-            sizes = {**sizes, "data": sizes["data"] * sizes["tensor"], "tensor": 1}
         plan, fields = plan_precision(config.precision), fields_of(config)
         task, tx, _ = make_step(config, plan, fields, steps=STEPS, warmup=2)
         layout = make_layout(config, plan, task, fields, make_mesh(devices, **sizes))
@@ -90,7 +94,7 @@ def main() -> None:
     name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     config = load_config(f"{MODELS[name]} {SHARED}".split())
     jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
-    runs = {mesh: Run(config, sizes) for mesh, sizes in MESHES.items()}
+    runs = {mesh: Run(config, MESHES[mesh]) for mesh in WHICH[name]}
     result = {}
     for mesh, run in runs.items():
         state, metrics = run.train(run.fresh(), 0, SAVED)
@@ -112,7 +116,7 @@ def main() -> None:
         final = found.pop("final")
         pairs = [(a[path], b[path]) for a, b in zip(final, one, strict=True) for path in b]
         found["difference"] = max(float(np.max(np.abs(a - b))) for a, b in pairs)
-    print(json.dumps({"small": SMALL, "meshes": result}))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_the_first_rule_that_matches_wins_also_over_those_for_transformers():
         (
             {"up": "columns"},
             5,
-            "--mesh.tensor 5 does not divide up, which has 12 outputs or heads: wanted one of 1, 2, 3",
+            "--mesh.tensor 5 does not divide up, which has 12 outputs or heads: wanted one of 1, 2",
         ),
         ({"up": "rows"}, 3, "--mesh.tensor 3 does not divide up, which has 4 inputs or heads: wanted one of 1, 2, 4"),
     ],
