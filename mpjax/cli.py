@@ -5,7 +5,15 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from mpjax.errors import CheckpointWarning, DataWarning, Diverged, Interrupted, PrecisionWarning, UsageError
+from mpjax.errors import (
+    CheckpointWarning,
+    DataWarning,
+    Diverged,
+    Interrupted,
+    PrecisionWarning,
+    UsageError,
+    exit_code_of,
+)
 
 
 def train(argv: Sequence[str]) -> int:
@@ -105,14 +113,10 @@ def exit_code(command: Callable[[], None]) -> int:
         command()
     except SystemExit as error:  # tyro has printed the message
         return error.code if isinstance(error.code, int) else 2
-    except UsageError as error:
-        return _fail(error, 2)
-    except Diverged as error:
-        return _fail(error, 3)
-    except Interrupted as error:
-        return _fail(error, 128 + error.signal_number)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except (UsageError, Diverged, Interrupted) as error:
+        return _fail(error, exit_code_of(error))
+    except KeyboardInterrupt as error:
+        return _fail("interrupted", exit_code_of(error))
     except BrokenPipeError:  # the reader of stdout has closed it
         sys.stdout = None
         return 1

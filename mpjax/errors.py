@@ -24,6 +24,20 @@ class Interrupted(RuntimeError):
         return Interrupted, (str(self), self.signal_number)
 
 
+def exit_code_of(error: BaseException) -> int:
+    """Returns the exit code of a program that ends with this error; 1: a system error or a fault of the program."""
+    match error:
+        case UsageError():
+            return 2
+        case Diverged():
+            return 3
+        case Interrupted():
+            return 128 + error.signal_number
+        case KeyboardInterrupt():
+            return 130
+    return 1
+
+
 class PrecisionWarning(UserWarning):
     """Precision is worse than it could be; the program goes on."""
 

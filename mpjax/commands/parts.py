@@ -24,7 +24,7 @@ from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step, make_train_step
 from mpjax.training.feed import Feed, feed_of
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide
-from mpjax.training.mesh import compiler_options, make_mesh
+from mpjax.training.mesh import compiler_options, make_mesh, own_rows
 from mpjax.training.objectives import objective_of
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
@@ -99,9 +99,9 @@ def make_parts(config: Config) -> Parts:
 
     # Data
     source = data.open_source(config.data, data_folder(config), config.task)
-    share = data.Share(jax.process_index(), jax.process_count())
-    batches = data.train_batches(source, config.data, config.seed, share)
-    tests = data.eval_batches(source, config.data, share)
+    batches = data.train_batches(source, config.data, config.seed, own_rows(split, batch_size))
+    tested = config.data.eval_batch_size
+    tests = data.eval_batches(source, config.data, own_rows(layout.evaluation(tested), tested))
 
     # Durations, now that the length of an epoch is known
     def steps(duration) -> int:

@@ -1,9 +1,11 @@
 """Runs a whole training on one page: settings in; data, model, precision, step, loop; results out."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import pathlib
+import shlex
 import time
 from collections.abc import Callable
 
@@ -18,10 +20,15 @@ from mpjax.config.choices import TASKS
 from mpjax.config.folders import check_run_folder, run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
+from mpjax.config.schema import Distributed
+from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint, set_aside
+from mpjax.loop.company import Alone, Company
+from mpjax.loop.join import joined
 from mpjax.loop.process import locked, stop_on_signals
 from mpjax.loop.profile import profiled
-from mpjax.loop.resume import adopt
+from mpjax.loop.resume import adopt, places_in
+from mpjax.loop.roll_call import numbers
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState, evaluate
@@ -34,27 +41,39 @@ from mpjax.training.train_step import compile_calls
 def run(config: Config) -> dict:
     """Trains as `config` says and writes the results to its `output_dir`.
 
+    With several processes, each calls this with the same settings but its own `distributed.process`; the first prints
+    and writes.
+
     Returns:
       The contents of `summary.json`.
 
     Raises:
-      UsageError: the settings are invalid, the folder exists and `resume` is off, or the data is missing.
+      UsageError: the settings are invalid, the folder exists and `resume` is off, the data is missing, or so is a
+        process.
       Diverged: too many steps in a row were skipped, the last at the smallest loss scale; or, without loss scaling, a
         loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
+    with joined(config) as company:
+        return _train(dataclasses.replace(config, distributed=Distributed()), company)
+
+
+def _train(config: Config, company: Alone | Company) -> dict:
     began = time.perf_counter()
-    check_run_folder(config)  # before anything takes time
+    first = company.first  # of several processes: the one that prints and writes
+    if first:
+        check_run_folder(config)  # before anything takes time
     config, tuning = tuned(config)
     parts = make_parts(config)
     plan, when = parts.plan, parts.when
 
-    folder = run_folder(config)
+    folder = run_folder_of(config, company)
     with contextlib.ExitStack() as opened:
-        opened.enter_context(locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)))
+        if first:
+            opened.enter_context(locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)))
 
         # State: new, or from the last checkpoint
-        begun = config.resume and bool(complete_checkpoints(folder / CHECKPOINTS))
+        begun = config.resume and bool(company.gather(complete_checkpoints(folder / CHECKPOINTS))[0])
         arrays, report_of_weights = (None, None) if begun else pretrained_arrays(parts.task, config.model)
         state = fresh_state(config, parts, arrays)
         about = {
@@ -63,14 +82,15 @@ def run(config: Config) -> dict:
             "seed": config.seed,
             "config": to_toml(config),
         }
-        start, state, before = resumed(state, folder, about) if begun else (0, state, {})
+        start, state, before = resumed(state, folder, about, company) if begun else (0, state, {})
         spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
-        kinds = [str(device.device_kind) for device in jax.devices()]
-        report.write_environment(folder / ENVIRONMENT_FILE, kinds, parts.compiler_options)
-        report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
-
-        resume_step = start if config.resume else None
-        writer = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
+        writer = report.Writers()
+        if first:
+            kinds = [str(device.device_kind) for device in jax.devices()]
+            report.write_environment(folder / ENVIRONMENT_FILE, kinds, parts.compiler_options)
+            report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
+            resume_step = start if config.resume else None
+            writer = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
         opened.enter_context(contextlib.closing(writer))
         writer.message(f"run folder: {folder}")
         if config.resume:
@@ -84,14 +104,14 @@ def run(config: Config) -> dict:
             writer.message(f"nothing left to train: --steps is {when.steps}")
         for note in filter(None, [tuning, when.advice(start), *advice(plan, jax.devices()[0])]):
             writer.message(note)
-        checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=first)
         opened.enter_context(contextlib.closing(checkpoints))
-        stop = opened.enter_context(stop_on_signals())
+        opened.enter_context(stop_on_signals(company.stop))
 
         feed = parts.feed.calls(start, when.call_counts(start))
-        first = next(feed, None)  # none is left of a finished run
+        fed = next(feed, None)  # none is left of a finished run
         compiling = time.perf_counter()
-        abstract = {count: parts.feed.abstract(first, count) for count in when.kinds_of_calls(start)}
+        abstract = {count: parts.feed.abstract(fed, count) for count in when.kinds_of_calls(start)}
         train_call = compile_calls(parts.train_call, state, abstract, parts.compiler_options)
         probe = compile_calls(parts.probe, state, abstract) if when.layers and abstract else None
         compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
@@ -101,7 +121,9 @@ def run(config: Config) -> dict:
             return {"seconds": seconds, "compile_seconds": compile_seconds}
 
         explained = functools.partial(explain, config, parts, train_call, folder)
-        if config.profile:
+        if company.processes > 1:
+            explained = functools.partial(later, folder)
+        if config.profile and first:
             train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
 
         # The loop
@@ -109,7 +131,7 @@ def run(config: Config) -> dict:
         state = train_loop(
             state,
             train_call,
-            itertools.chain([first], feed),
+            itertools.chain([fed], feed),
             start=start,
             when=when,
             batch_size=config.data.batch_size,
@@ -125,36 +147,69 @@ def run(config: Config) -> dict:
             score=TASKS[config.task].score,
             save=lambda position, state, score: checkpoints.save(position, state, about | so_far(), score=score),
             explain=explained,
-            stop=stop,
+            stop=company.stop,
             probe=probe,
         )
 
     # Results
-    records = report.read_metrics(folder / "metrics.jsonl")
-    summary = report.summarise(
-        records,
-        score=TASKS[config.task].score,
-        steps=int(state.step),
-        attempts=int(state.attempts),
-        skipped=int(loss_scale_state(state.opt_state).skipped),
-        **so_far(),
-        startup_seconds=started - began,
-        examples_per_second=report.throughput(records),
-        policy=str(plan.policy),
-        parameters=sum(p.size for p in state.params.values()),
-        output_dir=str(folder),
-    )
-    report.write_summary(folder / "summary.json", summary)
-    if config.report.plot:
-        report.plot_curves(records, folder / "curves.png", title=str(folder))
-    print(report.summary_table(summary))
-    return summary
+    counts = {
+        "steps": int(state.step),
+        "attempts": int(state.attempts),
+        "skipped": int(loss_scale_state(state.opt_state).skipped),
+    }
+    summary = None
+    if first:
+        records = report.read_metrics(folder / "metrics.jsonl")
+        summary = report.summarise(
+            records,
+            score=TASKS[config.task].score,
+            **counts,
+            **so_far(),
+            startup_seconds=started - began,
+            examples_per_second=report.throughput(records),
+            policy=str(plan.policy),
+            parameters=sum(p.size for p in state.params.values()),
+            output_dir=str(folder),
+        )
+        report.write_summary(folder / "summary.json", summary)
+        if config.report.plot:
+            report.plot_curves(records, folder / "curves.png", title=str(folder))
+        print(report.summary_table(summary))
+    return company.gather(summary)[0]
 
 
-def resumed(state: TrainState, folder: pathlib.Path, about: dict) -> tuple[int, TrainState, dict]:
+def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
+    """Creates the folder of the run in the first process, and returns it in all.
+
+    Raises:
+      UsageError: as `run_folder`, or a process does not see the folder.
+    """
+    folder = pathlib.Path(company.gather(str(run_folder(config)) if company.first else None)[0])
+    seen = company.gather((folder / CONFIG_FILE).exists())
+    if not all(seen):
+        blind = numbers([process for process, sees in enumerate(seen) if not sees])
+        raise UsageError(
+            f"{folder} of process 0 is not there for process {blind}: all processes need one storage for the run; "
+            "write an --output_dir that all of them share"
+        )
+    return folder
+
+
+def later(folder: pathlib.Path, number: int) -> str:
+    """Returns the command that explains a failed step of a run of several processes: it needs one of its own."""
+    again = shlex.join(["python", "scripts/diagnose.py", "--run", str(folder), "--step", str(number)])
+    return f"to find the first bad layer: {again}"
+
+
+def resumed(
+    state: TrainState, folder: pathlib.Path, about: dict, company: Alone | Company
+) -> tuple[int, TrainState, dict]:
     """Reads the last checkpoint; returns its position, the state and its description."""
-    position, saved, then = read_checkpoint(folder / CHECKPOINTS)
-    set_aside(folder / CHECKPOINTS, after=position)
+    places = places_in(state) if company.processes > 1 else None
+    position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places, gather=company.gather)
+    if company.first:
+        set_aside(folder / CHECKPOINTS, after=position)
+    company.gather(None)  # nobody writes checkpoints before these are out of the way
     return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"]), then
 
 

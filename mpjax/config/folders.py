@@ -9,7 +9,7 @@ import pathlib
 from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.paths import expanded
 from mpjax.config.save import to_toml
-from mpjax.config.schema import Config
+from mpjax.config.schema import Config, Distributed
 from mpjax.config.user_code import require_trust
 from mpjax.errors import UsageError
 
@@ -97,9 +97,10 @@ def _taken(folder: pathlib.Path) -> str:
 def run_settings(config: Config, folder: pathlib.Path) -> str:
     """Returns the text of the run's config.toml, which repeats the run when it is used elsewhere.
 
-    `resume` and `profile` are left off because they are for one command only.
+    `resume`, `profile` and the section `distributed` are left off because they are for one command only.
     """
-    return to_toml(dataclasses.replace(config, output_dir=str(folder), resume=False, profile=False))
+    once = {"resume": False, "profile": False, "distributed": Distributed()}
+    return to_toml(dataclasses.replace(config, output_dir=str(folder), **once))
 
 
 def _default_name(config: Config) -> pathlib.Path:

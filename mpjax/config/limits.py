@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpjax.config.choices import TASKS, parse_model_name
-from mpjax.config.schema import Config, Data
+from mpjax.config.schema import Config, Data, Distributed
 from mpjax.errors import UsageError
 
 
@@ -53,7 +53,12 @@ BELOW_ONE = (
 
 def check(config: Config) -> None:
     """Raises UsageError that lists every setting out of range, with its value and the valid values."""
-    _require_none([*_ranges(config), *_data(config.data), *_others(config)])
+    _require_none([*_ranges(config), *_data(config.data), *_others(config), *_processes(config.distributed)])
+
+
+def check_distributed(distributed: Distributed) -> None:
+    """Raises UsageError as `check` does, for the `distributed` section alone."""
+    _require_none([*_processes(distributed)])
 
 
 def check_data(data: Data) -> None:
@@ -111,3 +116,22 @@ def _others(config: Config) -> Iterator[str]:
         yield f"--task is {config.task!r}: wanted one of {', '.join(TASKS)}"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
+
+
+_TOGETHER = "--distributed.coordinator HOST:PORT --distributed.processes N --distributed.process I"
+
+
+def _processes(distributed: Distributed) -> Iterator[str]:
+    coordinator, processes, process = distributed.coordinator, distributed.processes, distributed.process
+    given = bool(coordinator), processes > 0, process >= 0
+    alone = processes == 1 and process in (-1, 0)
+    if not 0 < distributed.timeout < math.inf:
+        yield f"--distributed.timeout is {distributed.timeout}: wanted a positive number of seconds"
+    if any(given) and not all(given) and not alone:
+        shown = f"coordinator {coordinator or 'not set'}, processes {processes}, process {process}"
+        yield f"--distributed: {shown}: wanted all three, {_TOGETHER}, or none"
+    elif all(given) and process >= processes:
+        yield f"--distributed.process is {process} of {processes}: wanted a number from 0 to {processes - 1}"
+    host, _, port = coordinator.rpartition(":")
+    if coordinator and not (host and port.isdecimal() and 0 < int(port) < 65536):
+        yield f"--distributed.coordinator is {coordinator!r}: wanted HOST:PORT, as in 10.0.0.1:1234"

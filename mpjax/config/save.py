@@ -40,6 +40,7 @@ _ELSEWHERE = (
     "cache_dir",
     "steps",
     "data.data_dir",
+    "distributed.",
     "loop.",
     "report.",
 )
@@ -56,6 +57,15 @@ def changes(before: str, now: str) -> Iterator[tuple[str, str, str]]:
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name) and not name.startswith(_ELSEWHERE):
             yield name, _said(old.get(name)), _said(new.get(name))
+
+
+_OF_A_PROCESS = ("distributed.", "cache_dir", "data.data_dir", "trust_code")
+"""Settings in which the processes of one run may differ."""
+
+
+def shared_settings(config: Config) -> dict[str, str]:
+    """Returns the settings, as text by name, in which all processes of a run have to agree."""
+    return {name: _said(value) for name, value in _flat(_tables(config)) if not name.startswith(_OF_A_PROCESS)}
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

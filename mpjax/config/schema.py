@@ -259,6 +259,20 @@ class Mesh:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Distributed:
+    """One run over several processes. Started by SLURM, Open MPI, Kubernetes or on TPUs, it needs no flags."""
+
+    coordinator: str = ""
+    """Address of process 0 as the others reach it, `HOST:PORT`, with a port that is free there."""
+    processes: int = 0
+    """Number of processes; 0: as the cluster says; 1: this process alone, whatever the cluster says."""
+    process: int = -1
+    """Number of this process, from 0; -1: as the cluster says."""
+    timeout: float = 300.0
+    """Seconds to wait until all processes are there."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
     """Frequency of logging, evaluations and checkpoints."""
 
@@ -326,6 +340,7 @@ class Config:
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
     mesh: Mesh = Mesh()
+    distributed: Distributed = Distributed()
     loop: Loop = Loop()
     report: Report = Report()
     diagnosis: Diagnosis = Diagnosis()

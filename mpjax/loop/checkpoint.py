@@ -7,12 +7,13 @@ import math
 import pathlib
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import Sharding
 
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.checksums import checksums_of, damaged, digest_of
@@ -32,9 +33,10 @@ class Checkpoints:
     Args:
       directory: the folder of the checkpoints; created if absent.
       keep: the number of latest checkpoints to keep; the one with the best score is kept too.
+      first: False in all but one of several processes, which write their parts of the arrays and nothing else.
     """
 
-    def __init__(self, directory: pathlib.Path, *, keep: int = 2):
+    def __init__(self, directory: pathlib.Path, *, keep: int = 2, first: bool = True):
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_score, n=1)
         options = ocp.CheckpointManagerOptions(
@@ -43,7 +45,8 @@ class Checkpoints:
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
         )
         self._directory = directory
-        _write_lost_scores(directory)
+        if first:
+            _write_lost_scores(directory)
         self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_names=("state", "about"))
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
@@ -76,15 +79,33 @@ def complete_checkpoints(directory: pathlib.Path) -> list[int]:
     return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
 
 
-def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int, dict[str, np.ndarray], dict]:
+Places = Callable[[str, tuple[int, ...]], Sharding]
+"""A function from the path and the shape of an array to where it belongs."""
+
+
+def _alone(value: Any) -> list:
+    return [value]
+
+
+def read_checkpoint(
+    directory: pathlib.Path,
+    which: str = "latest",
+    *,
+    places: Places | None = None,
+    gather: Callable[[Any], list] = _alone,
+) -> tuple[int, dict[str, Any], dict]:
     """Reads a complete checkpoint and verifies its checksums.
+
+    Several processes call it together. Each reads the parts of the arrays that belong on its devices.
 
     Args:
       directory: the run's `checkpoints` folder.
       which: "latest", "best", or a position. If the latest is damaged, the latest undamaged one is read.
+      places: where each array belongs; by default the host.
+      gather: returns the values that all processes give it.
 
     Returns:
-      The position, the arrays by path (on the host, in the stored dtypes), and the description.
+      The position, the arrays by path (in the stored dtypes), and the description.
 
     Warns:
       CheckpointWarning: a damaged checkpoint was skipped.
@@ -92,16 +113,16 @@ def read_checkpoint(directory: pathlib.Path, which: str = "latest") -> tuple[int
     Raises:
       UsageError: the checkpoint does not exist, is damaged, or was written by a later version of mpjax.
     """
-    steps = complete_checkpoints(directory)
+    steps = gather(complete_checkpoints(directory))[0]
     if not steps:
         raise UsageError(f"no complete checkpoint in {directory}")
     if which != "latest":
         position = _choose(directory, steps, which)
-        return position, *_read(directory, position)
+        return position, *_read(directory, position, places, gather)
     faults = []
     for position in reversed(steps):
         try:
-            found = position, *_read(directory, position)
+            found = position, *_read(directory, position, places, gather)
         except Damaged as fault:
             faults.append(fault)
             continue
@@ -124,7 +145,9 @@ class Damaged(UsageError):
     """A checkpoint whose contents differ from what was saved."""
 
 
-def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray], dict]:
+def _read(
+    directory: pathlib.Path, position: int, places: Places | None, gather: Callable[[Any], list]
+) -> tuple[dict[str, Any], dict]:
     """Reads the arrays by path and the description.
 
     Raises:
@@ -138,17 +161,17 @@ def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray]
         version = int(about["format"])
         arrays, faults = {}, []
         if version <= FORMAT:
-            # A CheckpointManager would read the scores of all checkpoints.
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-                shapes = dict(reader.metadata(folder / "state").item_metadata)
-                like = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-                arrays = reader.restore(folder / "state", args=ocp.args.StandardRestore(like))
-            faults = _faults(arrays, about)
+            faults = _edited(about)
+            arrays = _arrays(folder / "state", places)
     except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
         faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
         arrays, about, version, cause = {}, {}, FORMAT, error
+    # What one process could not read, none uses: sums over all devices follow.
+    faults = next(filter(None, gather(faults)), [])
     if version > FORMAT:
         raise UsageError(f"{directory}/{position} has format {version}; this mpjax reads up to {FORMAT}")
+    if not faults and "checksums" in about:
+        faults = [f"{name} has changed since it was saved" for name in damaged(arrays, about["checksums"])]
     if faults:
         shown = ", ".join(faults[:3]) + (f" and {len(faults) - 3} more" if faults[3:] else "")
         raise Damaged(
@@ -157,19 +180,33 @@ def _read(directory: pathlib.Path, position: int) -> tuple[dict[str, np.ndarray]
     return arrays, about
 
 
+def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
+    """Reads the arrays by path, onto the host or to their places."""
+    # A CheckpointManager would read the scores of all checkpoints, and a Checkpointer wait for the other processes,
+    # also for one that failed.
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+        shapes = dict(handler.metadata(folder).item_metadata)
+
+        def like(name: str, leaf):
+            if places is None:
+                return np.empty(leaf.shape, leaf.dtype)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places(name, tuple(leaf.shape)))
+
+        args = ocp.args.StandardRestore({name: like(name, leaf) for name, leaf in shapes.items()})
+        return handler.restore(folder, args=args)
+
+
 def _description(folder: pathlib.Path) -> dict[str, Any]:
     """Reads the description that `JsonSave` wrote."""
     (file,) = (folder / "about").glob("metadata*")
     return json.loads(file.read_text())
 
 
-def _faults(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> list[str]:
-    """Returns a message for each difference from what was saved."""
+def _edited(about: Mapping[str, Any]) -> list[str]:
+    """Returns a message if a description differs from what was saved."""
     if "digest" not in about:
         return [] if about["format"] == 1 else ["its description has no digest"]
-    if digest_of(about) != about["digest"]:
-        return ["its description has changed since it was saved"]
-    return [f"{name} has changed since it was saved" for name in damaged(arrays, about["checksums"])]
+    return [] if digest_of(about) == about["digest"] else ["its description has changed since it was saved"]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
@@ -21,14 +22,19 @@ _PLACES = np.arange(1, _PERIOD + 1, dtype=np.uint32)
 
 
 def checksums_of(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Returns dtype, shape and both sums of each array as text. Waits for the arrays, but does not copy them."""
-    sums = {name: _on_device(array) for name, array in arrays.items()}
+    """Returns dtype, shape and both sums of each array as text. Waits for the arrays, but does not copy them.
+
+    Arrays that are divided over several processes are summed by all of them, which have to call this together.
+    """
+    sums = {name: _sums(array) for name, array in arrays.items()}
     return {name: _text(arrays[name], *np.asarray(pair)) for name, pair in sums.items()}
 
 
-def damaged(arrays: Mapping[str, np.ndarray], checksums: Mapping[str, str]) -> list[str]:
+def damaged(arrays: Mapping[str, Any], checksums: Mapping[str, str]) -> list[str]:
     """Returns the names of arrays whose checksum differs, or that only one of `arrays` and `checksums` has."""
-    found = {name: _text(array, *_on_host(array)) for name, array in arrays.items()}
+    on_host = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    found = {name: _text(array, *_on_host(array)) for name, array in on_host.items()}
+    found |= checksums_of({name: array for name, array in arrays.items() if name not in on_host})
     return sorted(name for name in found.keys() | checksums.keys() if found.get(name) != checksums.get(name))
 
 
@@ -38,14 +44,28 @@ def digest_of(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@jax.jit
+def _sums(array) -> jax.Array:
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        whole = NamedSharding(array.sharding.mesh, PartitionSpec())  # every process reads it
+        return jax.jit(_on_device, out_shardings=whole)(array)
+    return _alone(array)
+
+
 def _on_device(array) -> jax.Array:
     """Computes both sums of one array, uint32 [2]."""
     array = jnp.asarray(array)
     words = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array
-    words = jax.lax.bitcast_convert_type(words, _WORDS[words.dtype.itemsize]).reshape(-1).astype(jnp.uint32)
-    places = jax.lax.iota(jnp.uint32, words.size) % jnp.uint32(_PERIOD) + jnp.uint32(1)
+    words = jax.lax.bitcast_convert_type(words, _WORDS[words.dtype.itemsize]).astype(jnp.uint32)
+    # Not reshaped to one axis: that would gather an array that is divided along another than the first.
+    index, stride = jnp.zeros((), jnp.uint32), 1
+    for axis in reversed(range(words.ndim)):
+        along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        index, stride = index + along * jnp.uint32(stride % 2**32), stride * words.shape[axis]
+    places = index % jnp.uint32(_PERIOD) + jnp.uint32(1)
     return jnp.stack([jnp.sum(words, dtype=jnp.uint32), jnp.sum(words * places, dtype=jnp.uint32)])
+
+
+_alone = jax.jit(_on_device)
 
 
 def _on_host(array: np.ndarray) -> tuple[int, int]:

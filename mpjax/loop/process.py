@@ -6,12 +6,30 @@ import pathlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from mpjax.errors import UsageError
 
 
+class Stop(Protocol):
+    """A request to stop the run, from this process or from any of several."""
+
+    @property
+    def signal_number(self) -> int | None:
+        """Returns the signal that arrived, or None."""
+        ...
+
+    def ask(self, signal_number: int) -> None:
+        """Requests the stop; may be called by a signal handler."""
+        ...
+
+    def due(self, position: int) -> bool:
+        """Returns True if the run stops after step number `position`."""
+        ...
+
+
 class StopRequest:
-    """A request to stop the run; true once a signal has arrived.
+    """A request to stop a run of one process; true once a signal has arrived.
 
     Attributes:
       signal_number: the signal that arrived, or None.
@@ -23,22 +41,29 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.signal_number is not None
 
+    def ask(self, signal_number: int) -> None:
+        """Records the signal."""
+        self.signal_number = signal_number
+
+    def due(self, position: int) -> bool:
+        """Returns True once a signal has arrived."""
+        return bool(self)
+
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Records the first SIGINT or SIGTERM within the context, instead of ending the process."""
-    request = StopRequest()
+def stop_on_signals(stop: Stop) -> Iterator[None]:
+    """Passes the first SIGINT or SIGTERM within the context on to `stop`, instead of ending the process."""
 
     def record(signal_number: int, frame) -> None:
-        request.signal_number = signal_number
+        stop.ask(signal_number)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends the process at once
 
     if threading.current_thread() is not threading.main_thread():
-        yield request  # Python allows signal handlers only in the main thread; elsewhere the caller handles signals
+        yield  # Python allows signal handlers only in the main thread; elsewhere the caller handles signals
         return
     before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield request
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

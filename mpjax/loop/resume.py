@@ -2,10 +2,13 @@
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.precision.dtypes import is_floating, path_name, widest
@@ -15,7 +18,7 @@ SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skip
 _MASTERS = "opt_state/inner_state/masters/"
 
 
-def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
+def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     """Returns `state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
 
     Parameters of a wider dtype, or of the other half precision, are restored from the saved float32 master weights, if
@@ -23,7 +26,7 @@ def adopt(state, saved: Mapping[str, np.ndarray], *, same_scaling: bool = True):
 
     Args:
       state: a fresh `TrainState` of the run to resume.
-      saved: arrays by path, from `read_checkpoint`.
+      saved: arrays by path, from `read_checkpoint`, on the host or divided over the devices of all processes.
       same_scaling: True if the checkpoint's run scaled the loss as this run does; otherwise the loss scale starts at
         its initial value.
 
@@ -65,7 +68,7 @@ def _plain(path: str) -> str:
     return re.sub(r"(/inner_state)+", "/inner_state", path)
 
 
-def _find(name: str, leaf, saved: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def _find(name: str, leaf, saved: Mapping[str, Any]) -> Any:
     if name not in saved and name.startswith((_MASTERS, "ema/")):
         name = "params/" + name.removeprefix(_MASTERS).removeprefix("ema/")
     master = _MASTERS + name.removeprefix("params/")
@@ -75,7 +78,7 @@ def _find(name: str, leaf, saved: Mapping[str, np.ndarray]) -> np.ndarray | None
     return value if value is None or value.shape == leaf.shape else None
 
 
-def _refuse_other_model(wanted: dict, saved: Mapping[str, np.ndarray]) -> None:
+def _refuse_other_model(wanted: dict, saved: Mapping[str, Any]) -> None:
     def model(names):
         return {name for name in names if name.startswith(("params/", "stats/"))}
 
@@ -91,17 +94,54 @@ def _refuse_other_model(wanted: dict, saved: Mapping[str, np.ndarray]) -> None:
         raise UsageError(f"the checkpoint is of another model:\n  {shown}")
 
 
-def _losses(name: str, value: np.ndarray, leaf) -> list[str]:
+def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
+    """Returns a function that says where each array of a checkpoint belongs on the devices of `state`.
+
+    An array that `state` lacks, such as its run's master weights, is divided as the parameter of its path, if any.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    known = {_plain(path_name(path)): leaf for path, leaf in leaves}
+    whole = NamedSharding(state.step.sharding.mesh, PartitionSpec())
+
+    def place(name: str, shape: tuple[int, ...]) -> Sharding:
+        words = _plain(name).split("/")
+        names = [_plain(name), *("params/" + "/".join(words[start:]) for start in range(1, len(words)))]
+        found = (known[name] for name in names if name in known)
+        return next((leaf.sharding for leaf in found if leaf.shape == shape), whole)
+
+    return place
+
+
+def _losses(name: str, value, leaf) -> list[str]:
     if not is_floating(leaf) or widest(leaf.dtype, value.dtype) == leaf.dtype:
         return []
-    cast = _cast(value, leaf)
-    overflow = int(np.sum(np.isinf(cast) & np.isfinite(value)))
-    flushed = int(np.sum((cast == 0) & (value != 0)))
+    if _is_divided(value):
+        overflow, flushed = map(int, _counts(value, leaf.dtype))
+    else:
+        cast = _cast(value, leaf)
+        overflow = int(np.sum(np.isinf(cast) & np.isfinite(value)))
+        flushed = int(np.sum((cast == 0) & (value != 0)))
     return [f"{name}: {overflow} overflow, {flushed} flush to zero in {leaf.dtype}"] if overflow or flushed else []
 
 
-def _place(value: np.ndarray, leaf):
+def _place(value, leaf):
+    if _is_divided(value):
+        return jax.jit(lambda x: x.astype(leaf.dtype), out_shardings=leaf.sharding)(value)
     return jax.device_put(_cast(np.asarray(value), leaf), leaf.sharding)
+
+
+def _is_divided(value) -> bool:
+    return isinstance(value, jax.Array) and not value.is_fully_addressable
+
+
+def _counts(value: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
+    """Returns how many values overflow in a dtype and how many flush to zero, on all processes."""
+
+    def counts(x):
+        cast = x.astype(dtype)
+        return jnp.sum(jnp.isinf(cast) & jnp.isfinite(x)), jnp.sum((cast == 0) & (x != 0))
+
+    return jax.jit(counts, out_shardings=NamedSharding(value.sharding.mesh, PartitionSpec()))(value)
 
 
 def _cast(value: np.ndarray, leaf) -> np.ndarray:

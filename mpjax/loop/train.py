@@ -12,7 +12,7 @@ import jax
 
 from mpjax.config.choices import BEST
 from mpjax.errors import Diverged, Interrupted
-from mpjax.loop.process import StopRequest
+from mpjax.loop.process import Stop
 from mpjax.loop.when import When
 
 
@@ -92,7 +92,7 @@ def train_loop(
     evaluate: Callable[[Any], Metrics],
     save: Callable[[int, Any, float | None], None],
     explain: Callable[[int], str],
-    stop: StopRequest,
+    stop: Stop,
     score: str = "accuracy",
     probe: Callable | None = None,
 ):
@@ -161,7 +161,7 @@ def train_loop(
         if len(unwritten) >= ahead:  # keeps batches from piling up in device memory
             jax.block_until_ready(unwritten[-ahead][0])
 
-        stopping = bool(stop) and position < when.steps
+        stopping = stop.due(position) and position < when.steps
         due_evaluate = when.due(when.evaluate, position) and not stopping
         due_save = when.due(when.save, position) or stopping
         if due_evaluate or due_save:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from mpjax.data.stream import Share
 from mpjax.errors import UsageError
 from mpjax.training.layout import DATA, FSDP, TENSOR
 
@@ -73,6 +74,26 @@ def compiler_options(mesh: Mesh, *, overlap: bool = True) -> dict[str, bool | in
     """Returns XLA's options for the programs of a run: `OVERLAP` on several GPUs, if wanted, and none elsewhere."""
     gpus = mesh.devices.flat[0].platform in ("gpu", "cuda") and mesh.size > 1
     return dict(OVERLAP) if gpus and overlap else {}
+
+
+def own_rows(sharding: NamedSharding, size: int) -> Share:
+    """Returns the rows of a batch of `size` examples that this process reads: those that its devices hold.
+
+    Processes that divide a model over `tensor` between them read the same rows.
+
+    Raises:
+      UsageError: its devices hold rows that do not follow each other.
+    """
+    indices = sharding.addressable_devices_indices_map((size,)).values()
+    held = {index[0].indices(size)[:2] for index in indices if index}
+    first, last = min(start for start, _ in held), max(stop for _, stop in held)
+    count = size // (last - first)
+    if sum(stop - start for start, stop in held) != last - first or first % (last - first) or size % (last - first):
+        raise UsageError(
+            f"the devices of this process hold rows {sorted(held)} of a batch of {size}, not one block of it: write "
+            "--mesh.data and --mesh.fsdp as multiples of the number of processes"
+        )
+    return Share(first // (last - first), count)
 
 
 def place(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:

@@ -1,0 +1,140 @@
+"""Which process of a run this is: as the flags say, or as the cluster does that started it."""
+
+import dataclasses
+import os
+import pathlib
+import warnings
+from collections.abc import Mapping
+
+from mpjax.config.limits import check_distributed
+from mpjax.config.schema import Distributed
+from mpjax.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """The place of a process in a run.
+
+    Attributes:
+      coordinator: the address of process 0, HOST:PORT.
+      processes: the number of processes.
+      process: the number of this one.
+      gpus: the numbers of the visible GPUs that are its own; None: all that it sees.
+    """
+
+    coordinator: str
+    processes: int
+    process: int
+    gpus: tuple[int, ...] | None = None
+
+
+def seat_of(settings: Distributed, environment: Mapping[str, str] = os.environ) -> Seat | None:
+    """Returns the place of this process, or None if it is alone.
+
+    Raises:
+      UsageError: the settings are incomplete, or the cluster's variables contradict each other.
+    """
+    check_distributed(settings)
+    if settings.processes:
+        alone = settings.processes == 1
+        return None if alone else Seat(settings.coordinator, settings.processes, settings.process)
+    return _detected(settings.timeout, environment) if _may_be_one_of_several(environment) else None
+
+
+def _may_be_one_of_several(environment: Mapping[str, str]) -> bool:
+    """Returns True if a cluster that JAX knows started this process; costs nothing elsewhere."""
+    if int(environment.get("SLURM_NTASKS", "1")) > 1 or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
+        return True
+    # A pod of its own has no index. On a TPU, JAX's detection asks the machine's metadata: only where there is a TPU.
+    on_tpu = any(name in environment for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_NAME"))
+    return on_tpu or ("KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment)
+
+
+_ALONE = "or --distributed.processes 1 if it is to train alone"
+_FLAGS = "--distributed.coordinator HOST:PORT --distributed.processes N --distributed.process I"
+
+
+def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
+    """Returns the place that JAX's detection of clusters finds.
+
+    Raises:
+      UsageError: a cluster is there, but its variables do not say what JAX needs.
+    """
+    if "JOB_COMPLETION_INDEX" in environment and not _is_installed("kubernetes"):
+        raise UsageError(
+            f"this is pod {environment['JOB_COMPLETION_INDEX']} of an indexed Kubernetes job, and the package that "
+            f"finds the others is missing: pip install kubernetes, or write {_FLAGS}, {_ALONE}"
+        )
+    _check_slurm(environment)
+    try:
+        from jax._src.clusters import ClusterEnv  # JAX has no public name for it
+
+        with warnings.catch_warnings(action="ignore"):
+            found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(timeout))
+    except Exception as error:  # each cluster raises its own: a variable that is missing, a service without rights
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UsageError(f"cannot find the other processes of this run: {reason}; write {_FLAGS}, {_ALONE}") from error
+    coordinator, processes, process, local = found
+    if coordinator is None or not processes or processes == 1:
+        return None
+    gpus = own_gpus(environment) if "SLURM_NTASKS" in environment else local
+    return Seat(coordinator, processes, int(process), None if gpus is None else tuple(gpus))
+
+
+def _check_slurm(environment: Mapping[str, str]) -> None:
+    tasks = environment.get("SLURM_NTASKS", "1")
+    if tasks == "1" or "OMPI_COMM_WORLD_SIZE" in environment:
+        return
+    in_step = environment.get("SLURM_STEP_NUM_TASKS", tasks if "SLURM_STEP_NODELIST" in environment else "1")
+    if in_step != tasks:
+        raise UsageError(
+            f"SLURM gave this job {tasks} tasks, and this step has {in_step}: start it with srun python "
+            f"scripts/train.py …, {_ALONE}"
+        )
+
+
+def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Returns the GPUs of a SLURM task among those that it sees; None: all.
+
+    JAX would take one GPU by the task's number on its node. That is wrong with `--gpus-per-task`, where each task sees
+    its own alone, and leaves GPUs idle if there are fewer tasks than GPUs.
+
+    Raises:
+      UsageError: the GPUs of the node do not divide among its tasks.
+    """
+    tasks, local = _tasks_on_node(environment), int(environment.get("SLURM_LOCALID", "0"))
+    gpus = _visible_gpus(environment)
+    bound = "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", "")
+    if tasks == 1 or gpus == 0 or bound:
+        return None
+    if gpus == 1 and local > 0:
+        return None  # bound to its own by --gpu-bind
+    if gpus % tasks:
+        raise UsageError(
+            f"SLURM started {tasks} tasks on this node, which has {gpus} GPUs: write --ntasks-per-node={gpus}, one "
+            "task for each GPU, or --ntasks-per-node=1, one task for all"
+        )
+    each = gpus // tasks
+    return tuple(range(local * each, (local + 1) * each))
+
+
+def _tasks_on_node(environment: Mapping[str, str]) -> int:
+    """Returns the number of tasks on this node, from SLURM's `2(x3),1`."""
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", "1"))
+    counts: list[int] = []
+    for group in text.split(","):
+        count, _, times = group.rstrip(")").partition("(x")
+        counts += [int(count)] * int(times or 1)
+    return counts[min(int(environment.get("SLURM_NODEID", "0")), len(counts) - 1)]
+
+
+def _visible_gpus(environment: Mapping[str, str]) -> int:
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        return len([gpu for gpu in environment["CUDA_VISIBLE_DEVICES"].split(",") if gpu])
+    return len(list(pathlib.Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _is_installed(package: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(package) is not None

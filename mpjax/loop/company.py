@@ -1,0 +1,208 @@
+"""The processes of one run: what they tell each other, when they stop together, and what happens if one ends."""
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from mpjax.loop.messages import Line, Message
+from mpjax.loop.process import StopRequest
+
+
+GRACE = 3.0
+"""Seconds in which a process may end by itself after another failed: most errors come to all at once."""
+
+_NOWHERE = -1
+
+
+class Alone:
+    """A run of one process."""
+
+    first, process, processes = True, 0, 1
+
+    def __init__(self):
+        self.stop = StopRequest()
+
+    def gather(self, value: Any) -> list:
+        """Returns the values of all processes: this one's."""
+        return [value]
+
+
+class Company:
+    """The processes of one run. Each is connected to process 0, which passes on what concerns all.
+
+    A thread for each connection listens. It ends this process when another has died, because this one may wait forever
+    inside a sum over all devices.
+
+    Attributes:
+      process: the number of this process.
+      processes: the number of processes.
+      signal_number: the signal for which they stop, or None.
+    """
+
+    def __init__(self, process: int, processes: int, lines: Mapping[int, Line]):
+        self.process, self.processes = process, processes
+        self._lines = lines
+        self._changed = threading.Condition()  # with a lock that one thread may take twice
+        # What all have gathered; on process 0 also what has come so far
+        self._gathered: dict[int, list] = {}
+        self._coming: dict[int, dict[int, Any]] = {}
+        self._number = 0
+        # Stopping together
+        self._position = _NOWHERE
+        self.signal_number: int | None = None
+        self._positions: dict[int, int] = {}
+        self._stop_after: int | None = None
+        # The end
+        self._over = False
+        self._failed = False
+        self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._listeners = [
+            threading.Thread(target=self._listen, args=item, daemon=True, name=f"process {item[0]}")
+            for item in lines.items()
+        ]
+        for thread in [*self._listeners, threading.Thread(target=self._pass_on_requests, daemon=True)]:
+            thread.start()
+
+    @property
+    def first(self) -> bool:
+        """Returns True for the process that prints and writes."""
+        return self.process == 0
+
+    def gather(self, value: Any) -> list:
+        """Returns the values (of JSON) that all processes gave to this call of it, in their order; waits for all."""
+        return self._gather(value, last=False)
+
+    def part(self) -> None:
+        """Waits until all processes are done; from here on each may end."""
+        self._gather(None, last=True)
+
+    def _gather(self, value: Any, *, last: bool) -> list:
+        number, self._number = self._number, self._number + 1
+        self._tell_first({"kind": "value", "number": number, "value": value, "last": last})
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._gathered)
+            return self._gathered.pop(number)
+
+    @property
+    def stop(self) -> "Company":
+        """Returns the request to stop, which all processes share."""
+        return self
+
+    def ask(self, signal_number: int) -> None:
+        """Asks all processes to stop at the same step; may be called by a signal handler."""
+        self._requests.put(signal_number)  # not sent here: the interrupted code may hold the lock
+
+    def due(self, position: int) -> bool:
+        """Returns True if all processes stop after step number `position`.
+
+        Once one has asked, each says how far it is and goes no further until it knows how far the furthest is. They
+        stop after the next call of that one. Nothing is sent before, and the devices are not waited for.
+        """
+        with self._changed:
+            if self.signal_number is not None:
+                self._changed.wait_for(lambda: self._stop_after is not None)
+            self._position = position
+            return self._stop_after is not None and position > self._stop_after
+
+    def fail(self, text: str, code: int) -> None:
+        """Tells the others that this process is about to end with an error."""
+        self._failed = True
+        self._tell_first({"kind": "failed", "process": self.process, "text": text, "code": code})
+
+    def end(self, code: int) -> NoReturn:
+        """Ends this process without JAX's farewell, which waits for those that are gone; process 0 ends last."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        if self.first:  # JAX ends the others with a stack trace once its service, in this process, is gone
+            ends = time.monotonic() + 2 * GRACE
+            for thread in self._listeners:
+                if thread is not threading.current_thread():
+                    thread.join(max(0.0, ends - time.monotonic()))
+        os._exit(code)
+
+    # Listening
+
+    def _listen(self, process: int, line: Line) -> None:
+        for message in line.messages():
+            self._from_member(process, message) if self.first else self._from_first(message)
+        with self._changed:
+            done = self._over or self._failed
+        if not done:
+            self._from_first({"kind": "lost", "process": process, "code": 1})
+
+    def _pass_on_requests(self) -> None:
+        while True:
+            self._tell_first({"kind": "stop", "signal": self._requests.get()})
+
+    def _tell_first(self, message: Message) -> None:
+        if self.first:
+            self._from_member(0, message)
+        else:
+            self._lines[0].send(message)
+
+    def _tell_all(self, message: Message) -> None:
+        for line in self._lines.values():
+            line.send(message)
+        self._from_first(message)
+
+    def _from_member(self, process: int, message: Message) -> None:
+        """Receives a message of a process, on process 0."""
+        with self._changed:
+            match message["kind"]:
+                case "value":
+                    number = message["number"]
+                    values = self._coming.setdefault(number, {})
+                    values[process] = message["value"]
+                    if len(values) == self.processes:
+                        found = [values[index] for index in range(self.processes)]
+                        del self._coming[number]
+                        self._tell_all({"kind": "values", "number": number, "values": found, "last": message["last"]})
+                case "stop" if self.signal_number is None:
+                    self._tell_all({"kind": "where", "signal": message["signal"]})
+                case "at":
+                    self._positions[process] = message["position"]
+                    if len(self._positions) == self.processes:
+                        self._tell_all({"kind": "stop", "after": max(self._positions.values())})
+                case "failed":
+                    self._tell_all(message)
+
+    def _from_first(self, message: Message) -> None:
+        """Receives a message of process 0, on any process."""
+        with self._changed:
+            match message["kind"]:
+                case "values":
+                    self._gathered[message["number"]] = message["values"]
+                    self._over = self._over or message["last"]
+                case "where":
+                    self.signal_number = message["signal"]
+                    self._tell_first({"kind": "at", "position": self._position})
+                case "stop":
+                    self._stop_after = message["after"]
+                case "failed" | "lost" if message["process"] != self.process:
+                    threading.Thread(target=self._follow, args=(message,), daemon=True).start()
+            self._changed.notify_all()
+
+    def _follow(self, message: Message) -> None:
+        """Ends this process because another has ended."""
+        process = message["process"]
+        if message["kind"] == "failed":
+            time.sleep(GRACE)
+            text = f"process {process} ended with: {message['text']}"
+        else:
+            if self.first:  # the others have no connection to it
+                for other, line in self._lines.items():
+                    if other != process:
+                        line.send(message)
+            text = (
+                f"process {process} has ended without a word: it was killed, or its machine is gone; --resume "
+                "continues from the last checkpoint"
+            )
+        if not self._failed:
+            self._failed = True
+            print(f"error: {text}", file=sys.stderr, flush=True)
+            self.end(message["code"])

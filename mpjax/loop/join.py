@@ -1,0 +1,99 @@
+"""Joins the processes of one run: the roll is called, JAX is started over all, and all end together."""
+
+import atexit
+import contextlib
+import hashlib
+import importlib.metadata
+import pathlib
+import time
+import warnings
+from collections.abc import Iterator
+
+from mpjax.config.save import shared_settings
+from mpjax.config.schema import Config
+from mpjax.errors import CheckpointWarning, DataWarning, Interrupted, PrecisionWarning, UsageError, exit_code_of
+from mpjax.loop.cluster import Seat, seat_of
+from mpjax.loop.company import GRACE, Alone, Company
+from mpjax.loop.roll_call import call_roll
+
+
+SILENT = 40
+"""Seconds without a sign of life after which JAX takes a process for dead; the connections tell sooner."""
+
+STARTING = 120
+"""Seconds that JAX may take to connect processes that have answered the roll."""
+
+
+@contextlib.contextmanager
+def joined(config: Config) -> Iterator[Alone | Company]:
+    """Joins the other processes of the run within the context; with one process it does nothing.
+
+    It has to come before anything starts a device.
+
+    Raises:
+      UsageError: a process is missing, cannot be reached, or has other settings or other code; or the cluster's
+        variables contradict each other.
+    """
+    seat = seat_of(config.distributed)
+    if seat is None:
+        yield Alone()
+        return
+    lines = call_roll(seat, shared_settings(config) | _code(), timeout=config.distributed.timeout)
+    company = Company(seat.process, seat.processes, lines)
+    with warnings.catch_warnings():
+        if not company.first:  # process 0 tells
+            for category in (PrecisionWarning, DataWarning, CheckpointWarning):
+                warnings.simplefilter("ignore", category)
+        try:
+            _start_jax(seat)
+            yield company
+        except Interrupted:  # in all at the same step
+            company.part()
+            raise
+        except BaseException as error:
+            if not isinstance(error, (UsageError, KeyboardInterrupt)):
+                time.sleep(GRACE)  # if another process has died, a sum over all fails here: its end explains it
+            code = exit_code_of(error)
+            company.fail(f"{error}" if code == 2 else f"{type(error).__name__}: {error}", code)
+            atexit.register(company.end, code)
+            raise
+        company.part()
+
+
+def _start_jax(seat: Seat) -> None:
+    """Starts JAX over all processes.
+
+    Raises:
+      UsageError: JAX runs already, or cannot use the port.
+    """
+    import jax
+
+    with contextlib.suppress(AttributeError):
+        # Its handler of SIGTERM would take the place of the run's.
+        jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            seat.coordinator,
+            seat.processes,
+            seat.process,
+            local_device_ids=seat.gpus,
+            cluster_detection_method="deactivate",
+            initialization_timeout=STARTING,
+            heartbeat_timeout_seconds=SILENT,
+        )
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"JAX did not start over {seat.processes} processes at {seat.coordinator}: {reason}; write another free "
+            "port in --distributed.coordinator, and start no device before the run"
+        ) from error
+
+
+def _code() -> dict[str, str]:
+    """Returns versions and a checksum of the package's sources."""
+    folder = pathlib.Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for source in sorted(folder.rglob("*.py")):
+        digest.update(str(source.relative_to(folder)).encode() + b"\0" + source.read_bytes())
+    versions = {name: importlib.metadata.version(name) for name in ("mpjax", "jax", "jaxlib")}
+    return {**versions, "mpjax's sources": digest.hexdigest()[:12]}

@@ -1,0 +1,64 @@
+"""Messages between the processes of a run: JSON objects, a line each, over TCP."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+LONGEST = 2**26
+"""Bytes of the longest message that is read; whoever sends more is no process of a run."""
+
+Message = dict[str, Any]
+
+
+class Line:
+    """A connection to another process. Any thread may send; one thread receives."""
+
+    def __init__(self, connection: socket.socket):
+        self._socket = connection
+        self._file = connection.makefile("rb")
+        self._sending = threading.Lock()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _notice_a_dead_machine(connection)
+
+    def send(self, message: Message) -> bool:
+        """Sends a message; returns False if the other end is gone."""
+        try:
+            with self._sending:
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self, seconds: float | None = None) -> Message | None:
+        """Waits for a message; returns None if the other end is gone, silent for `seconds`, or talks otherwise."""
+        with contextlib.suppress(OSError, ValueError):
+            self._socket.settimeout(seconds)
+            text = self._file.readline(LONGEST)
+            self._socket.settimeout(None)
+            message = json.loads(text)
+            return message if isinstance(message, dict) else None
+        return None
+
+    def messages(self) -> Iterator[Message]:
+        """Yields messages until the other end is gone."""
+        while (message := self.receive()) is not None:
+            yield message
+
+    def close(self) -> None:
+        """Closes the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._file.close()
+        self._socket.close()
+
+
+def _notice_a_dead_machine(connection: socket.socket) -> None:
+    """Makes the system end the connection after 30 seconds without an answer from the other machine."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, option):  # Linux has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

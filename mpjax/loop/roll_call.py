@@ -1,0 +1,157 @@
+"""Calls the roll: waits until all processes of a run are there, and compares what they are about to do.
+
+It comes before JAX's own start, which ends the whole program, with a stack trace, if a process is missing.
+"""
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Mapping
+
+from mpjax.errors import UsageError
+from mpjax.loop.cluster import Seat
+from mpjax.loop.messages import Line
+
+
+_HELLO = "mpjax"
+_EACH = 5.0
+"""Seconds for whoever connects to say which process it is."""
+
+
+def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[int, Line]:
+    """Waits for the other processes and returns the connections to them: process 0 to all, the others to process 0.
+
+    Args:
+      seat: the place of this process.
+      about: what has to be the same in all processes, by name.
+      timeout: the seconds to wait.
+
+    Raises:
+      UsageError: processes are missing or differ, or process 0 cannot be reached; raised in all that are there.
+    """
+    if seat.process == 0:
+        return _wait_for_others(seat, about, timeout)
+    return {0: _answer(seat, about, timeout)}
+
+
+def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> dict[int, Line]:
+    ends = time.monotonic() + timeout
+    lines: dict[int, Line] = {}
+    said: dict[int, Mapping[str, str]] = {0: about}
+    with _listen(seat) as listener:
+        while len(said) < seat.processes and (left := ends - time.monotonic()) > 0:
+            listener.settimeout(left)
+            try:
+                line = Line(listener.accept()[0])
+            except TimeoutError:
+                break
+            message = line.receive(min(_EACH, max(0.1, ends - time.monotonic()))) or {}
+            if message.get("kind") != _HELLO:
+                line.close()  # a scanner of ports
+                continue
+            process = int(message["process"])
+            if fault := _no_seat(message, seat, said):
+                line.send({"kind": "refused", "text": fault})
+                line.close()
+                continue
+            lines[process], said[process] = line, message["about"]
+    missing = sorted(set(range(seat.processes)) - said.keys())
+    fault = _absence(missing, seat, timeout) if missing else _difference(said)
+    for line in lines.values():
+        line.send({"kind": "refused", "text": fault} if fault else {"kind": "complete"})
+    if fault:
+        raise UsageError(fault)
+    return lines
+
+
+def _listen(seat: Seat) -> socket.socket:
+    port = int(seat.coordinator.rpartition(":")[2])
+    try:
+        # All addresses, as JAX does: the name by which the others reach this machine may not be one of its own.
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        used = error.errno == errno.EADDRINUSE
+        reason = "another program uses it" if used else error.strerror
+        raise UsageError(
+            f"process 0 cannot listen at port {port}: {reason}; write another free port in --distributed.coordinator "
+            "of all processes"
+        ) from error
+
+
+def _no_seat(message: Mapping, seat: Seat, said: Mapping) -> str | None:
+    """Returns why a process that has come cannot take part, or None."""
+    process, processes = int(message["process"]), int(message["processes"])
+    if processes != seat.processes:
+        return f"--distributed.processes is {seat.processes} on process 0 and {processes} on process {process}"
+    if process in said:
+        return f"there are two processes with --distributed.process {process}: number them 0 to {processes - 1}"
+    return None
+
+
+def _absence(missing: list[int], seat: Seat, timeout: float) -> str:
+    which = f"process {missing[0]}" if len(missing) == 1 else f"processes {numbers(missing)}"
+    return (
+        f"{which} of {seat.processes} did not come within {timeout:g} seconds: see what they printed, start them with "
+        f"--distributed.coordinator {seat.coordinator}, or wait longer with --distributed.timeout"
+    )
+
+
+def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
+    """Returns a message that names each thing in which processes differ, with the values, or None."""
+    lines = []
+    for name in sorted(set().union(*said.values())):
+        by_value: dict[str, list[int]] = {}
+        for process in sorted(said):
+            by_value.setdefault(said[process].get(name, "not there"), []).append(process)
+        if len(by_value) > 1:
+            lines.append(f"  {name}: " + ", ".join(f"{v} on process {numbers(who)}" for v, who in by_value.items()))
+    if not lines:
+        return None
+    shown = "\n".join(lines[:20] + ([f"  and {len(lines) - 20} more"] if lines[20:] else []))
+    return f"the processes differ, and have to be started with the same settings and code:\n{shown}"
+
+
+def numbers(which: list[int]) -> str:
+    """Returns ascending numbers as text.
+
+    >>> numbers([0, 2, 3, 4, 7])
+    '0, 2-4, 7'
+    """
+    groups: list[list[int]] = []
+    for number in which:
+        if groups and groups[-1][-1] == number - 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return ", ".join(f"{g[0]}-{g[-1]}" if len(g) > 2 else ", ".join(map(str, g)) for g in groups)
+
+
+def _answer(seat: Seat, about: Mapping[str, str], timeout: float) -> Line:
+    host, _, port = seat.coordinator.rpartition(":")
+    ends = time.monotonic() + timeout
+    reason = "nobody listens there"
+    while (left := ends - time.monotonic()) > 0:
+        try:
+            line = Line(socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left)))
+        except OSError as error:  # not started yet, or its name is not known yet
+            reason = error.strerror or str(error)
+            time.sleep(min(0.2, left))
+            continue
+        line.send({"kind": _HELLO, "process": seat.process, "processes": seat.processes, "about": dict(about)})
+        # Process 0 may have started later, and waits as long for the others.
+        answer = line.receive(timeout + _EACH) or {}
+        if answer.get("kind") == "complete":
+            return line
+        with contextlib.suppress(OSError):
+            line.close()
+        if answer.get("kind") == "refused":
+            raise UsageError(answer["text"])
+        reason = "what listens there is not process 0 of this run, or it has ended"
+        time.sleep(min(0.2, left))
+    raise UsageError(
+        f"process {seat.process} did not reach process 0 at {seat.coordinator} within {timeout:g} seconds: {reason}; "
+        "write the address at which process 0 can be reached from here, and let its port through the firewall"
+    )
