@@ -182,10 +182,10 @@ def _read(
 
 def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
     """Reads the arrays by path, onto the host or to their places."""
-    # A CheckpointManager would read the scores of all checkpoints, and a Checkpointer wait for the other processes,
-    # also for one that failed.
-    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
-        shapes = dict(handler.metadata(folder).item_metadata)
+    # A CheckpointManager would read the scores of all checkpoints.
+    handler = ocp.StandardCheckpointHandler()
+    with ocp.Checkpointer(handler) as reader:
+        shapes = dict(reader.metadata(folder).item_metadata)
 
         def like(name: str, leaf):
             if places is None:
@@ -193,6 +193,7 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places(name, tuple(leaf.shape)))
 
         args = ocp.args.StandardRestore({name: like(name, leaf) for name, leaf in shapes.items()})
+        # Its own restore would wait for the other processes, also for one that failed.
         return handler.restore(folder, args=args)
 
 

@@ -115,9 +115,9 @@ class Company:
 
     def end(self, code: int) -> NoReturn:
         """Ends this process without JAX's farewell, which waits for those that are gone; process 0 ends last."""
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
+        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing.start()
+        flushing.join(1.0)  # whoever reads the output may have stopped to
         if self.first:  # JAX ends the others with a stack trace once its service, in this process, is gone
             ends = time.monotonic() + 2 * GRACE
             for thread in self._listeners:
@@ -206,3 +206,9 @@ class Company:
             self._failed = True
             print(f"error: {text}", file=sys.stderr, flush=True)
             self.end(message["code"])
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -61,6 +61,8 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
     for line in lines.values():
         line.send({"kind": "refused", "text": fault} if fault else {"kind": "complete"})
     if fault:
+        for line in lines.values():
+            line.close()
         raise UsageError(fault)
     return lines
 

@@ -1,0 +1,237 @@
+"""One run over two processes with two devices each: the same numbers, one that writes, one end for all."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+
+from mpjax import cli
+from mpjax.commands.train import run, run_folder_of
+from mpjax.config import load_config, to_toml
+from mpjax.config.schema import Distributed
+from mpjax.errors import UsageError
+from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
+from mpjax.report import read_metrics
+
+
+SMALL = shlex.split("""
+--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 8 --data.eval_batch_size 6
+--steps 8 --optimizer.schedule constant --optimizer.warmup 1 --optimizer.learning_rate 0.01 --loop.keep 9
+--loop.log_every 1 --loop.eval_every 0 --loop.save_every 4 --report.no_tensorboard --report.no_plot
+--precision.policy float32
+""")
+WITHIN = 60
+
+
+def free_port():
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def place(process, port, processes=2):
+    where = {"coordinator": f"127.0.0.1:{port}", "processes": processes, "process": process}
+    return [f"--distributed.{name}={value}" for name, value in where.items()]
+
+
+def start(*flags, devices):
+    flag = f"--xla_force_host_platform_device_count={devices}"
+    kept = [word for word in os.environ["XLA_FLAGS"].split() if "device_count" not in word]
+    command = [sys.executable, "-m", "scripts.train", *flags]
+    environment = {**os.environ, "XLA_FLAGS": " ".join([*kept, flag])}
+    out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
+    return subprocess.Popen(command, env=environment, stdout=out, stderr=err), out, err
+
+
+def start_both(*flags):
+    port = free_port()
+    return [start(*flags, *place(process, port), devices=2) for process in range(2)]
+
+
+def ends(started, within=WITHIN):
+    """Exit code, output and errors of each."""
+    until = time.monotonic() + within
+    found = []
+    try:
+        for process, _, _ in started:
+            process.wait(max(0, until - time.monotonic()))
+    finally:
+        for process, out, err in started:
+            process.kill()
+            process.wait()
+            for file in (out, err):
+                file.seek(0)
+            found.append((process.returncode, out.read(), err.read()))
+            out.close()
+            err.close()
+    return found
+
+
+def losses(folder):
+    return {r["step"]: r["train/loss"] for r in read_metrics(folder / "metrics.jsonl") if "train/loss" in r}
+
+
+def reach(folder, step, started):
+    """Waits until the run has logged a step."""
+    until = time.monotonic() + WITHIN
+    while time.monotonic() < until and all(process.poll() is None for process, _, _ in started):
+        if (folder / "metrics.jsonl").exists() and max(losses(folder), default=0) >= step:
+            return
+        time.sleep(0.05)
+    for process, _, _ in started:
+        process.kill()
+    pytest.fail(f"no step {step}: {ends(started)}")
+
+
+def cut(folder, other):
+    """The run as it was after step 4."""
+    shutil.copytree(folder, other)
+    shutil.rmtree(other / "checkpoints" / "8")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= 4))
+    return other
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Eight steps in one process with four devices."""
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    ((code, _, err),) = ends([start(*SMALL, "--output_dir", str(folder), devices=4)])
+    assert code == 0, err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """The same in two processes with two devices each, and what they printed."""
+    folder = tmp_path_factory.mktemp("runs") / "together"
+    found = ends(start_both(*SMALL, "--output_dir", str(folder)))
+    assert [code for code, _, _ in found] == [0, 0], found
+    return folder, found
+
+
+def test_two_processes_train_as_one(alone, together):
+    folder, _ = together
+    assert list(losses(folder)) == list(range(1, 9))
+    assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
+    mine, other = (json.loads((f / "summary.json").read_text())["test/loss"] for f in (folder, alone))
+    assert mine == pytest.approx(other, rel=1e-5)
+
+
+def test_one_prints_and_writes(together):
+    folder, ((_, out, _), (_, other, _)) = together
+    assert "run folder" in out
+    assert "step" in out
+    assert [line for line in other.splitlines() if "Gloo" not in line] == []
+    files = {"config.toml", "environment.json", "metrics.jsonl", "summary.json", "checkpoints"}
+    assert {path.name for path in folder.iterdir()} == files
+    assert complete_checkpoints(folder / "checkpoints") == [4, 8]
+    assert (folder / "config.toml").read_text() == to_toml(load_config([*SMALL, "--output_dir", str(folder)]))
+
+
+def test_a_run_of_two_goes_on_alone(together, tmp_path):
+    folder = cut(together[0], tmp_path / "alone")
+    run(load_config(["--resume", "--output_dir", str(folder)]))
+    assert losses(folder) == pytest.approx(losses(together[0]), rel=1e-5)
+    assert 'coordinator = ""' in read_checkpoint(together[0] / "checkpoints", "8")[2]["config"]
+
+
+def test_a_run_alone_goes_on_in_two_until_one_is_asked_to_stop(alone, tmp_path):
+    """The parameters divided among all four devices; both stop after the same step."""
+    folder = cut(alone, tmp_path / "two")
+    flags = ["--resume", "--output_dir", str(folder), "--steps", "100000", "--mesh.data", "1", "--mesh.fsdp", "4"]
+    processes = start_both(*flags)
+    reach(folder, 8, processes)
+    processes[1][0].send_signal(signal.SIGTERM)
+    (code, _, err), (other_code, _, other_err) = ends(processes)
+    assert (code, other_code) == (143, 143), err + other_err
+    last = complete_checkpoints(folder / "checkpoints")[-1]
+    assert last > 8
+    assert f"stopped at step {last}; the checkpoint is saved" in err
+    assert f"stopped at step {last}; the checkpoint is saved" in other_err
+    position, arrays, _ = read_checkpoint(folder / "checkpoints")
+    assert (position, int(arrays["step"])) == (last, last)
+    found = losses(folder)
+    assert {step: found[step] for step in range(1, 9)} == pytest.approx(losses(alone), rel=1e-5)
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_the_death_of_one_ends_the_other(alone, tmp_path, killed):
+    folder = cut(alone, tmp_path / "killed")
+    processes = start_both("--resume", "--output_dir", str(folder), "--steps", "100000")
+    reach(folder, 6, processes)
+    processes[killed][0].kill()
+    began = time.monotonic()
+    code, _, err = ends(processes)[1 - killed]
+    assert time.monotonic() - began < 30
+    assert code == 1
+    assert f"error: process {killed} has ended without a word: it was killed" in err
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_passed_over_by_all(alone, tmp_path):
+    folder = shutil.copytree(alone, tmp_path / "damaged")
+    for file in (folder / "checkpoints" / "8" / "state" / "d").iterdir():
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 8
+        file.write_bytes(content)
+    (code, _, err), (other_code, _, other_err) = ends(start_both("--resume", "--output_dir", str(folder)))
+    assert (code, other_code) == (0, 0), err + other_err
+    assert "checkpoints/8 is damaged" in err
+    assert "checkpoints/4 instead" in err
+    assert "damaged" not in other_err
+    assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
+
+
+# Before JAX is started
+
+
+def test_a_process_that_never_comes_is_named(tmp_path, capsys):
+    flags = [*SMALL, "--output_dir", str(tmp_path / "run"), *place(0, free_port(), 3), "--distributed.timeout", "0.3"]
+    assert cli.train(flags) == 2
+    assert "processes 1, 2 of 3 did not come within 0.3 seconds" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_settings_are_rejected_by_name_in_both(tmp_path):
+    port, said = free_port(), {}
+    flags = [[], ["--seed", "3", "--optimizer.momentum", "0.5", "--cache_dir", "x"]]
+    settings = [
+        load_config([*SMALL, "--output_dir", str(tmp_path / "run"), *place(process, port), *flags[process]])
+        for process in range(2)
+    ]
+
+    def train(process):
+        with pytest.raises(UsageError) as raised:
+            run(settings[process])
+        said[process] = str(raised.value)
+
+    threads = [threading.Thread(target=train, args=(process,)) for process in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WITHIN)
+    differ = "the processes differ, and have to be started with the same settings and code:\n"
+    differ += "  optimizer.momentum: 0.9 on process 0, 0.5 on process 1\n  seed: 0 on process 0, 3 on process 1"
+    assert said == {0: differ, 1: differ}
+
+
+def test_a_folder_that_one_does_not_see_is_an_error(tmp_path):
+    class Blind:
+        first, processes = True, 3
+
+        def gather(self, value):
+            return [value, True, False] if isinstance(value, bool) else [value]
+
+    config = load_config([*SMALL, "--output_dir", str(tmp_path / "run")])
+    assert config.distributed == Distributed()
+    with pytest.raises(UsageError, match="run of process 0 is not there for process 2: all processes need one storage"):
+        run_folder_of(config, Blind())
