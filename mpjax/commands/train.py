@@ -61,6 +61,11 @@ def run(config: Config) -> dict:
 def _train(config: Config, company: Alone | Company) -> dict:
     began = time.perf_counter()
     first = company.first  # of several processes: the one that prints and writes
+    if company.processes > 1 and config.precision.tune:
+        raise UsageError(
+            "--precision.tune times one process: write --distributed.processes 1 --steps 1 for it alone, and give all "
+            "processes the rules that it finds as --precision.rules"
+        )
     if first:
         check_run_folder(config)  # before anything takes time
     config, tuning = tuned(config)

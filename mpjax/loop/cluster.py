@@ -75,7 +75,13 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(f"cannot find the other processes of this run: {reason}; write {_FLAGS}, {_ALONE}") from error
     coordinator, processes, process, local = found
-    if coordinator is None or not processes or processes == 1:
+    if coordinator is None and "OMPI_COMM_WORLD_SIZE" in environment:  # from version 5 it does not tell JAX enough
+        size = environment["OMPI_COMM_WORLD_SIZE"]
+        raise UsageError(
+            f"Open MPI started {size} processes, and JAX cannot tell where process 0 is: write {_FLAGS}, with "
+            f"$OMPI_COMM_WORLD_RANK as I, {_ALONE}"
+        )
+    if coordinator is None or processes is None or processes == 1:
         return None
     gpus = own_gpus(environment) if "SLURM_NTASKS" in environment else local
     return Seat(coordinator, processes, int(process), None if gpus is None else tuple(gpus))

@@ -38,6 +38,13 @@ def joined(config: Config) -> Iterator[Alone | Company]:
     if seat is None:
         yield Alone()
         return
+    import jax
+
+    if jax.distributed.is_initialized():
+        raise UsageError(
+            "JAX has joined several processes already: leave jax.distributed.initialize to the run, and start new "
+            "processes for another run"
+        )
     lines = call_roll(seat, shared_settings(config) | _code(), timeout=config.distributed.timeout)
     company = Company(seat.process, seat.processes, lines)
     with warnings.catch_warnings():
@@ -68,7 +75,7 @@ def _start_jax(seat: Seat) -> None:
     """
     import jax
 
-    with contextlib.suppress(AttributeError):
+    with contextlib.suppress(AttributeError):  # a later JAX may have no such setting
         # Its handler of SIGTERM would take the place of the run's.
         jax.config.update("jax_enable_preemption_service", False)
     try:

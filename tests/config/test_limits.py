@@ -6,7 +6,7 @@ import pytest
 
 from mpjax.config import Config, load_config
 from mpjax.config.limits import check
-from mpjax.config.schema import Data
+from mpjax.config.schema import Data, Distributed
 from mpjax.errors import UsageError
 
 
@@ -57,3 +57,33 @@ def test_all_faults_are_named_at_once():
 def test_a_number_that_no_array_can_count_is_refused(count):
     with pytest.raises(UsageError, match=f"--data.batch_size is {count}: wanted at most 2,147,483,647"):
         check(Config(data=Data(batch_size=count)))
+
+
+PLACE = {"coordinator": "10.0.0.1:1234", "processes": 2, "process": 1}
+
+
+@pytest.mark.parametrize(
+    "given", [PLACE, {"processes": 1}, {"processes": 1, "process": 0}, {**PLACE, "processes": 1, "process": 0}]
+)
+def test_a_place_among_processes_is_complete_or_one_alone(given):
+    check(Config(distributed=Distributed(**given)))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"process": 0},
+            "coordinator not set, processes 0, process 0: wanted all three, --distributed.coo",
+        ),
+        ({"processes": 2}, "coordinator not set, processes 2, process -1: wanted all three"),
+        ({"processes": 1, "process": 3}, "coordinator not set, processes 1, process 3: wanted all three"),
+        ({**PLACE, "process": 2}, "--distributed.process is 2 of 2: wanted a number from 0 to 1"),
+        ({**PLACE, "coordinator": "somewhere"}, "coordinator is 'somewhere': wanted HOST:PORT, as in 10.0.0.1:1234"),
+        ({**PLACE, "coordinator": "somewhere:0"}, "coordinator is 'somewhere:0': wanted HOST:PORT"),
+        ({"timeout": 0}, "--distributed.timeout is 0: wanted a positive number of seconds"),
+    ],
+)
+def test_an_incomplete_place_among_processes_is_an_error(given, says):
+    with pytest.raises(UsageError, match=says):
+        check(Config(distributed=Distributed(**given)))
