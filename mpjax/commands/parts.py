@@ -29,7 +29,7 @@ from mpjax.training.objectives import objective_of
 from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.remat import apply_remat, blocks_of
-from mpjax.training.setup import Task, check_fit, initial_state
+from mpjax.training.setup import Task, check_fit, initial_state, state_shapes
 from mpjax.training.state import Arrays, take_apart, uncast
 from mpjax.training.tensor import tensor_axes
 from mpjax.training.train_step import make_train_call
@@ -256,6 +256,21 @@ def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) 
         layout=parts.layout,
         pretrained=pretrained,
     )
+
+
+def resumed_state(config: Config, parts: Parts, adopt: Callable[[TrainState], TrainState]) -> TrainState:
+    """Returns the state that `adopt` makes of the shapes of a state; what it leaves as shapes has initial values.
+
+    So the devices do not hold an initial state beside the adopted one.
+    """
+    state = adopt(state_shapes(parts.task, parts.tx, ema=config.training.ema > 0, layout=parts.layout))
+
+    def is_missing(leaf) -> bool:
+        return isinstance(leaf, jax.ShapeDtypeStruct)
+
+    if not any(map(is_missing, jax.tree.leaves(state))):
+        return state
+    return jax.tree.map(lambda leaf, new: new if is_missing(leaf) else leaf, state, fresh_state(config, parts))
 
 
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:

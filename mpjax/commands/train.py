@@ -13,7 +13,7 @@ import jax
 
 from mpjax import report
 from mpjax.commands.diagnose import explain
-from mpjax.commands.parts import CHECKPOINTS, ENVIRONMENT_FILE, fresh_state, make_parts
+from mpjax.commands.parts import CHECKPOINTS, ENVIRONMENT_FILE, Parts, fresh_state, make_parts, resumed_state
 from mpjax.commands.tune import tuned
 from mpjax.config import Config, to_toml
 from mpjax.config.choices import TASKS
@@ -79,15 +79,18 @@ def _train(config: Config, company: Alone | Company) -> dict:
 
         # State: new, or from the last checkpoint
         begun = config.resume and bool(company.gather(complete_checkpoints(folder / CHECKPOINTS))[0])
-        arrays, report_of_weights = (None, None) if begun else pretrained_arrays(parts.task, config.model)
-        state = fresh_state(config, parts, arrays)
         about = {
             "policy": str(plan.policy),
             "loss_scale": str(plan.loss_scale),
             "seed": config.seed,
             "config": to_toml(config),
         }
-        start, state, before = resumed(state, folder, about, company) if begun else (0, state, {})
+        report_of_weights = None
+        if begun:
+            start, state, before = resumed(config, parts, folder, about, company)
+        else:
+            arrays, report_of_weights = pretrained_arrays(parts.task, config.model)
+            start, state, before = 0, fresh_state(config, parts, arrays), {}
         spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
         writer = report.Writers()
         if first:
@@ -157,18 +160,15 @@ def _train(config: Config, company: Alone | Company) -> dict:
         )
 
     # Results
-    counts = {
-        "steps": int(state.step),
-        "attempts": int(state.attempts),
-        "skipped": int(loss_scale_state(state.opt_state).skipped),
-    }
     summary = None
     if first:
         records = report.read_metrics(folder / "metrics.jsonl")
         summary = report.summarise(
             records,
             score=TASKS[config.task].score,
-            **counts,
+            steps=int(state.step),
+            attempts=int(state.attempts),
+            skipped=int(loss_scale_state(state.opt_state).skipped),
             **so_far(),
             startup_seconds=started - began,
             examples_per_second=report.throughput(records),
@@ -207,15 +207,23 @@ def later(folder: pathlib.Path, number: int) -> str:
 
 
 def resumed(
-    state: TrainState, folder: pathlib.Path, about: dict, company: Alone | Company
+    config: Config, parts: Parts, folder: pathlib.Path, about: dict, company: Alone | Company
 ) -> tuple[int, TrainState, dict]:
     """Reads the last checkpoint; returns its position, the state and its description."""
-    places = places_in(state) if company.processes > 1 else None
-    position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places, gather=company.gather)
+    found: list = []
+
+    def read(shapes: TrainState) -> TrainState:
+        places = places_in(shapes) if company.processes > 1 else None
+        position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places, gather=company.gather)
+        found.extend((position, then))
+        return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
+
+    state = resumed_state(config, parts, read)
+    position, then = found
     if company.first:
         set_aside(folder / CHECKPOINTS, after=position)
     company.gather(None)  # nobody writes checkpoints before these are out of the way
-    return position, adopt(state, saved, same_scaling=then["loss_scale"] == about["loss_scale"]), then
+    return position, state, then
 
 
 def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:

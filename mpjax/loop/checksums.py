@@ -8,7 +8,7 @@ first sum. Swapped words change the second.
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,8 @@ def digest_of(about: Mapping[str, Any]) -> str:
 
 def _sums(array) -> jax.Array:
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        whole = NamedSharding(array.sharding.mesh, PartitionSpec())  # every process reads it
+        mesh = cast(NamedSharding, array.sharding).mesh
+        whole = NamedSharding(mesh, PartitionSpec())  # every process reads it
         return jax.jit(_on_device, out_shardings=whole)(array)
     return _alone(array)
 

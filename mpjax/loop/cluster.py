@@ -81,7 +81,7 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
             f"Open MPI started {size} processes, and JAX cannot tell where process 0 is: write {_FLAGS}, with "
             f"$OMPI_COMM_WORLD_RANK as I, {_ALONE}"
         )
-    if coordinator is None or processes is None or processes == 1:
+    if coordinator is None or process is None or processes in (None, 1):
         return None
     gpus = own_gpus(environment) if "SLURM_NTASKS" in environment else local
     return Seat(coordinator, processes, int(process), None if gpus is None else tuple(gpus))

@@ -25,7 +25,8 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     there are any. Master weights and moving averages that the checkpoint lacks are restored from its parameters.
 
     Args:
-      state: a fresh `TrainState` of the run to resume.
+      state: a `TrainState` of the run to resume, of initial values or of shapes with shardings, which stay where the
+        checkpoint has nothing.
       saved: arrays by path, from `read_checkpoint`, on the host or divided over the devices of all processes.
       same_scaling: True if the checkpoint's run scaled the loss as this run does; otherwise the loss scale starts at
         its initial value.
@@ -101,7 +102,7 @@ def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     known = {_plain(path_name(path)): leaf for path, leaf in leaves}
-    whole = NamedSharding(state.step.sharding.mesh, PartitionSpec())
+    whole = _whole(state.step)
 
     def place(name: str, shape: tuple[int, ...]) -> Sharding:
         words = _plain(name).split("/")
@@ -126,6 +127,8 @@ def _losses(name: str, value, leaf) -> list[str]:
 
 def _place(value, leaf):
     if _is_divided(value):
+        if (value.dtype, value.sharding) == (leaf.dtype, leaf.sharding):
+            return value
         return jax.jit(lambda x: x.astype(leaf.dtype), out_shardings=leaf.sharding)(value)
     return jax.device_put(_cast(np.asarray(value), leaf), leaf.sharding)
 
@@ -141,7 +144,12 @@ def _counts(value: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
         cast = x.astype(dtype)
         return jnp.sum(jnp.isinf(cast) & jnp.isfinite(x)), jnp.sum((cast == 0) & (x != 0))
 
-    return jax.jit(counts, out_shardings=NamedSharding(value.sharding.mesh, PartitionSpec()))(value)
+    return jax.jit(counts, out_shardings=_whole(value))(value)
+
+
+def _whole(array: Any) -> NamedSharding:
+    """Returns the replicated sharding on the devices of an array."""
+    return NamedSharding(array.sharding.mesh, PartitionSpec())
 
 
 def _cast(value: np.ndarray, leaf) -> np.ndarray:

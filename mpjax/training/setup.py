@@ -179,3 +179,14 @@ def initial_state(
     make = functools.partial(make_state, task, tx, ema=ema)
     given = jax.random.key(seed), pretrained or {}
     return jax.jit(make, out_shardings=layout.state(jax.eval_shape(make, *given)))(*given)
+
+
+def state_shapes(task: Task, tx: optax.GradientTransformation, *, ema: bool, layout: Layout) -> TrainState:
+    """Returns the state of `initial_state` with shapes, dtypes and shardings in place of arrays."""
+    make = functools.partial(make_state, task, tx, ema=ema)
+    shapes = jax.eval_shape(make, jax.eval_shape(jax.random.key, 0), {})
+
+    def on(shape, sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    return jax.tree.map(on, shapes, layout.state(shapes))

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any, cast
 
 import pytest
 
@@ -234,4 +235,4 @@ def test_a_folder_that_one_does_not_see_is_an_error(tmp_path):
     config = load_config([*SMALL, "--output_dir", str(tmp_path / "run")])
     assert config.distributed == Distributed()
     with pytest.raises(UsageError, match="run of process 0 is not there for process 2: all processes need one storage"):
-        run_folder_of(config, Blind())
+        run_folder_of(config, cast(Any, Blind()))

@@ -286,8 +286,8 @@ def test_a_run_under_autocast_keeps_float32_and_goes_on_under_another_mode(tmp_p
 
 
 def test_a_checkpoint_without_scaler_state_loads_with_a_warning(stopped, monkeypatch):
-    def without_scaler(*args):
-        position, arrays, about = read_checkpoint(*args)
+    def without_scaler(*args, **options):
+        position, arrays, about = read_checkpoint(*args, **options)
         return position, {name: value for name, value in arrays.items() if name != "opt_state/scale"}, about
 
     monkeypatch.setattr("mpjax.commands.train.read_checkpoint", without_scaler)

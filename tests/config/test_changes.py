@@ -3,7 +3,8 @@
 import dataclasses
 
 from mpjax.config import Config, to_toml
-from mpjax.config.save import changes
+from mpjax.config.save import changes, shared_settings
+from mpjax.config.schema import Distributed
 
 
 def test_settings_that_make_another_run_are_named_with_both_values():
@@ -28,7 +29,12 @@ def test_settings_that_make_another_run_are_named_with_both_values():
 def test_where_things_are_and_how_long_it_takes_make_no_other_run():
     config = Config()
     other = dataclasses.replace(
-        config, output_dir="b", resume=True, cache_dir="c", loop=dataclasses.replace(config.loop, keep=9)
+        config,
+        output_dir="b",
+        resume=True,
+        cache_dir="c",
+        loop=dataclasses.replace(config.loop, keep=9),
+        distributed=Distributed(processes=2, process=1),
     )
     assert list(changes(to_toml(config), to_toml(other))) == []
 
@@ -37,3 +43,16 @@ def test_a_setting_that_one_of_them_lacks_has_its_default():
     text = to_toml(Config())
     assert list(changes(text.replace("seed = 0\n", ""), text)) == []
     assert list(changes(text + '\n[later]\nsetting = "x"\n', text)) == [("later.setting", "x", "not set")]
+
+
+def test_processes_share_all_settings_but_where_each_finds_its_files():
+    config = Config()
+    own = dataclasses.replace(
+        config,
+        cache_dir="c",
+        data=dataclasses.replace(config.data, data_dir="d"),
+        distributed=Distributed(processes=2, process=1),
+    )
+    assert shared_settings(own) == shared_settings(config)
+    other = shared_settings(dataclasses.replace(config, resume=True, loop=dataclasses.replace(config.loop, keep=9)))
+    assert {name for name, value in other.items() if value != shared_settings(config)[name]} == {"resume", "loop.keep"}

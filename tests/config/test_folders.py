@@ -7,7 +7,8 @@ import re
 import pytest
 
 from mpjax.config import Config, from_toml
-from mpjax.config.folders import cache_folder, data_folder, run_folder
+from mpjax.config.folders import cache_folder, data_folder, run_folder, run_settings
+from mpjax.config.schema import Distributed
 from mpjax.errors import UsageError
 
 
@@ -82,3 +83,9 @@ def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(UsageError, match="run is a file: wanted a folder"):
         run_folder(Config(output_dir=str(tmp_path / "run")))
+
+
+def test_what_is_for_one_command_is_not_in_the_settings_that_repeat_a_run(tmp_path):
+    place = Distributed(coordinator="a:1", processes=2, process=1)
+    once = config_in(tmp_path, resume=True, profile=True, distributed=place)
+    assert run_settings(once, tmp_path) == run_settings(config_in(tmp_path), tmp_path)

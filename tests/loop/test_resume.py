@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.config.schema import Precision
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import to_arrays
-from mpjax.loop.resume import adopt
+from mpjax.loop.resume import adopt, places_in
 from mpjax.precision.moments import half_moments
 from mpjax.training import TrainState
+from mpjax.training.mesh import make_mesh
 from mpjax.training.optimizer import with_precision
 from mpjax.training.precision_plan import plan_precision
 
@@ -155,6 +157,31 @@ def test_a_schedule_that_is_new_to_the_run_goes_on_where_the_run_is():
     state = adopt(fresh, saved)
     counts = [leaf for name, leaf in to_arrays(state).items() if name.endswith("/count")]
     assert [int(count) for count in counts] == [STEPS]
+
+
+def test_an_array_of_a_checkpoint_belongs_where_its_like_is():
+    mesh = make_mesh(fsdp=2, data=1)
+    cut, whole = NamedSharding(mesh, PartitionSpec(None, "fsdp")), NamedSharding(mesh, PartitionSpec())
+    kernel = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=cut)
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+    place = places_in(TrainState(step, {"head/kernel": kernel}, {}, {}, {}))
+    assert place("params/head/kernel", (4, 8)) == cut
+    assert place("opt_state/inner_state/inner_state/masters/head/kernel", (4, 8)) == cut  # which the state lacks
+    assert place("ema/head/kernel", (4, 8)) == cut
+    assert place("ema/head/kernel", (8, 4)) == whole
+    assert place("opt_state/scale", ()) == whole
+
+
+def test_shapes_are_filled_and_stay_where_the_checkpoint_has_nothing():
+    whole = state_of("float32", FINE)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of("float32"))
+    saved = saved_of(whole)
+    del saved["opt_state/skipped"]
+    with pytest.warns(PrecisionWarning, match="so they start afresh: opt_state/skipped"):
+        state = adopt(shapes, saved)
+    assert isinstance(state.opt_state.skipped, jax.ShapeDtypeStruct)
+    assert (state.params["head/kernel"] == whole.params["head/kernel"]).all()
+    assert int(state.step) == STEPS
 
 
 # Moments

@@ -105,10 +105,10 @@ def test_a_stranger_is_passed_over():
 
     def knock():
         while not answers:
-            with contextlib.suppress(ConnectionRefusedError):
-                with socket.create_connection(("127.0.0.1", port)) as connection:
-                    connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                    answers.append(connection.recv(10))
+            refused = contextlib.suppress(ConnectionRefusedError)
+            with refused, socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                answers.append(connection.recv(10))
 
     stranger = threading.Thread(target=knock)
     stranger.start()

@@ -2,6 +2,7 @@
 
 import math
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpjax.data.stream import Share
 from mpjax.errors import UsageError
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, settle
+from mpjax.training.mesh import make_mesh, own_rows, settle
 
 
 def rows_per_device(sharding, size=8):
@@ -84,3 +86,34 @@ def test_neighbouring_devices_are_along_the_last_axis():
 def test_two_sizes_to_fill_in_are_an_error_also_where_they_can_only_be_one():
     with pytest.raises(UsageError, match="-1 for at most one; nearest: --mesh.data 1 --mesh.fsdp 1 --mesh.tensor 4$"):
         settle({"data": -1, "fsdp": -1, "tensor": 4}, 4)
+
+
+def held(*rows):
+    """Stands for a sharding of which this process has these rows of a batch of 8."""
+    return types.SimpleNamespace(
+        addressable_devices_indices_map=lambda shape: {number: (slice(*pair),) for number, pair in enumerate(rows)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [
+        ([(0, 4), (4, 8)], Share(0, 1)),
+        ([(4, 6), (6, 8)], Share(1, 2)),
+        ([(4, 6), (4, 6)], Share(2, 4)),  # a model divided over tensor by both
+        ([(None, None)], Share(0, 1)),  # replicated
+    ],
+)
+def test_a_process_reads_the_rows_that_its_devices_hold(rows, share):
+    assert own_rows(held(*rows), 8) == share
+
+
+@pytest.mark.parametrize("rows", [[(0, 2), (4, 6)], [(2, 4), (4, 6)]])
+def test_rows_that_are_no_part_of_an_even_division_are_an_error(rows):
+    with pytest.raises(UsageError, match="not one block of it: write --mesh.data and --mesh.fsdp as multiples"):
+        own_rows(held(*rows), 8)
+
+
+def test_one_process_reads_all_rows():
+    layout = Layout(make_mesh())
+    assert own_rows(layout.batch(size=8), 8) == own_rows(layout.evaluation(7), 7) == Share(0, 1)
