@@ -59,6 +59,7 @@ class Company:
         # The end
         self._over = False
         self._failed = False
+        self._explained: set[int] = set()  # processes that have said why they end
         self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._listeners = [
             threading.Thread(target=self._listen, args=item, daemon=True, name=f"process {item[0]}")
@@ -131,7 +132,7 @@ class Company:
         for message in line.messages():
             self._from_member(process, message) if self.first else self._from_first(message)
         with self._changed:
-            done = self._over or self._failed
+            done = self._over or self._failed or process in self._explained
         if not done:
             self._from_first({"kind": "lost", "process": process, "code": 1})
 
@@ -184,6 +185,8 @@ class Company:
                 case "stop":
                     self._stop_after = message["after"]
                 case "failed" | "lost" if message["process"] != self.process:
+                    # Process 0 passes on what others say, and lets them end before itself.
+                    self._explained |= {message["process"], 0}
                     threading.Thread(target=self._follow, args=(message,), daemon=True).start()
             self._changed.notify_all()
 
@@ -192,7 +195,7 @@ class Company:
         process = message["process"]
         if message["kind"] == "failed":
             time.sleep(GRACE)
-            text = f"process {process} ended with: {message['text']}"
+            text = f"process {process} has ended: {message['text']}"
         else:
             if self.first:  # the others have no connection to it
                 for other, line in self._lines.items():

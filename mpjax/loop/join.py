@@ -11,7 +11,15 @@ from collections.abc import Iterator
 
 from mpjax.config.save import shared_settings
 from mpjax.config.schema import Config
-from mpjax.errors import CheckpointWarning, DataWarning, Interrupted, PrecisionWarning, UsageError, exit_code_of
+from mpjax.errors import (
+    CheckpointWarning,
+    DataWarning,
+    Diverged,
+    Interrupted,
+    PrecisionWarning,
+    UsageError,
+    exit_code_of,
+)
 from mpjax.loop.cluster import Seat, seat_of
 from mpjax.loop.company import GRACE, Alone, Company
 from mpjax.loop.roll_call import call_roll
@@ -58,10 +66,10 @@ def joined(config: Config) -> Iterator[Alone | Company]:
             company.part()
             raise
         except BaseException as error:
-            if not isinstance(error, (UsageError, KeyboardInterrupt)):
+            if not isinstance(error, (UsageError, Diverged, KeyboardInterrupt)):
                 time.sleep(GRACE)  # if another process has died, a sum over all fails here: its end explains it
             code = exit_code_of(error)
-            company.fail(f"{error}" if code == 2 else f"{type(error).__name__}: {error}", code)
+            company.fail(str(error) or type(error).__name__, code)
             atexit.register(company.end, code)
             raise
         company.part()

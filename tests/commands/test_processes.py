@@ -43,11 +43,11 @@ def place(process, port, processes=2):
     return [f"--distributed.{name}={value}" for name, value in where.items()]
 
 
-def start(*flags, devices):
+def start(*flags, devices, **variables):
     flag = f"--xla_force_host_platform_device_count={devices}"
     kept = [word for word in os.environ["XLA_FLAGS"].split() if "device_count" not in word]
     command = [sys.executable, "-m", "scripts.train", *flags]
-    environment = {**os.environ, "XLA_FLAGS": " ".join([*kept, flag])}
+    environment = {**os.environ, "XLA_FLAGS": " ".join([*kept, flag]), **variables}
     out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
     return subprocess.Popen(command, env=environment, stdout=out, stderr=err), out, err
 
@@ -175,6 +175,17 @@ def test_the_death_of_one_ends_the_other(alone, tmp_path, killed):
     assert time.monotonic() - began < 30
     assert code == 1
     assert f"error: process {killed} has ended without a word: it was killed" in err
+
+
+def test_what_stops_one_is_told_by_the_other(tmp_path):
+    """One that fails alone, after it has joined."""
+    port, flags = free_port(), [*SMALL, "--output_dir", str(tmp_path / "run")]
+    one = start(*flags, *place(0, port), devices=2)
+    other = start(*flags, *place(1, port), devices=2, MPJAX_CACHE="/dev/null/cache")
+    (code, _, err), (other_code, _, other_err) = ends([one, other])
+    assert (code, other_code) == (2, 2), err + other_err
+    assert "error: cannot make folder /dev/null/cache" in other_err
+    assert "error: process 1 has ended: cannot make folder /dev/null/cache" in err
 
 
 @pytest.mark.slow
