@@ -1,4 +1,4 @@
-"""Twenty steps on a mesh of eight devices are those of one device, and a checkpoint of any mesh resumes on any other."""
+"""Twenty steps on eight devices are those of one device, and a checkpoint of any mesh resumes on any other."""
 
 import json
 import os
