@@ -7,11 +7,12 @@ import warnings
 import optax
 
 from mpjax import data, strict_json
-from mpjax.commands.parts import CHECKPOINTS, make_task, set_up_jax
+from mpjax.commands.parts import CHECKPOINTS
+from mpjax.commands.task import open_task
 from mpjax.commands.train import evaluate_state
 from mpjax.config import to_toml
 from mpjax.config.commands import Evaluation
-from mpjax.config.folders import config_of_run, data_folder, with_policy
+from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.save import changes
 from mpjax.errors import CheckpointWarning, UsageError
@@ -21,7 +22,6 @@ from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
-from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import Task, initial_state
 
 
@@ -47,13 +47,10 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
     if settings.ema and not config.training.ema:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
-    plan = plan_precision(config.precision)
-    set_up_jax(config, plan)
 
     # Data, model
-    source = data.open_source(config.data, data_folder(config), config.task)
+    plan, source, task = open_task(config)
     tests = data.eval_batches(source, config.data)
-    task = make_task(config, plan, data.batch_fields(source, config.data))
 
     # The checkpoint's parameters, in the policy's dtypes
     layout = Layout(make_mesh())

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from mpjax import strict_json
-from mpjax.commands.parts import make_layout, make_step
+from mpjax.commands.task import make_layout, make_step
 from mpjax.config import Config, Duration
 from mpjax.config.commands import Plan, check_plan
 from mpjax.config.folders import data_folder

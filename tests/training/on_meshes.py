@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.commands.parts import make_layout, make_step
 from mpjax.commands.plan import fields_of
+from mpjax.commands.task import make_layout, make_step
 from mpjax.config import load_config
 from mpjax.loop.checkpoint import Checkpoints, read_checkpoint
 from mpjax.loop.resume import adopt
