@@ -72,3 +72,18 @@ def test_every_warning_is_one_that_python_shows_to_users():
 def test_an_interruption_can_be_sent_to_another_process():
     error = pickle.loads(pickle.dumps(Interrupted("stopped", 15)))
     assert (str(error), error.signal_number) == ("stopped", 15)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DtypeError("wrong"), 2),
+        (Diverged("loss is nan"), 3),
+        (Interrupted("stopped", 15), 143),
+        (KeyboardInterrupt(), 130),
+        (OSError("full"), 1),
+        (RuntimeError("a fault"), 1),
+    ],
+)
+def test_each_error_has_its_exit_code(error, code):
+    assert errors.exit_code_of(error) == code

@@ -173,7 +173,10 @@ def test_the_death_of_one_ends_the_other(alone, tmp_path, killed):
     began = time.monotonic()
     code, _, err = ends(processes)[1 - killed]
     assert time.monotonic() - began < 30
-    assert code == 1
+    if code == -signal.SIGABRT:  # Gloo, the sums of CPUs, may abort in the same instant
+        assert "gloo" in err
+        return
+    assert code == 1, err
     assert f"error: process {killed} has ended without a word: it was killed" in err
 
 

@@ -14,7 +14,7 @@ from mpjax.config.schema import Config, Loop, Optimizer
 
 SECTIONS = (
     *(schema.Data, schema.Model, schema.Precision, schema.Optimizer),
-    *(schema.Training, schema.Loop, schema.Report, schema.Diagnosis),
+    *(schema.Training, schema.Mesh, schema.Distributed, schema.Loop, schema.Report, schema.Diagnosis),
 )
 
 
