@@ -1,11 +1,12 @@
 """Messages between the processes of a run: JSON objects, a line each, over TCP."""
 
 import contextlib
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
+
+from mpjax import strict_json
 
 
 LONGEST = 2**26
@@ -28,7 +29,7 @@ class Line:
         """Sends a message; returns False if the other end is gone."""
         try:
             with self._sending:
-                self._socket.sendall(json.dumps(message).encode() + b"\n")
+                self._socket.sendall(strict_json.encode(message).encode() + b"\n")
         except OSError:
             return False
         return True
@@ -39,8 +40,7 @@ class Line:
             self._socket.settimeout(seconds)
             text = self._file.readline(LONGEST)
             self._socket.settimeout(None)
-            message = json.loads(text)
-            return message if isinstance(message, dict) else None
+            return strict_json.decode(text.decode())
         return None
 
     def messages(self) -> Iterator[Message]:

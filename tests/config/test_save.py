@@ -15,12 +15,15 @@ def _fields(section, path=()):
         if dataclasses.is_dataclass(value) and not isinstance(value, Duration):
             yield from _fields(value, (*path, field.name))
         else:
-            choices = typing.get_args(typing.get_type_hints(type(section))[field.name])
+            hint = typing.get_type_hints(type(section))[field.name]
+            choices = typing.get_args(typing.get_args(hint)[-1] if typing.get_origin(hint) is dict else hint)
             yield ".".join((*path, field.name)), value, [c for c in choices if isinstance(c, str)]
 
 
 def _other(value, choices):
     """A value that is not the default."""
+    if isinstance(value, dict) and choices:
+        return {"layers/*": choices[0], "type:Linear": choices[-1]}
     if choices:
         return next(choice for choice in choices if choice != value)
     others = {bool: lambda: not value, int: lambda: value + 3, float: lambda: value / 3 + 1e-7}
