@@ -32,14 +32,14 @@ from mpjax.training.train_step import make_train_step
 STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 MODELS = {
     "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
-    "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3",
+    "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "resnet": "--data.name synthetic:8x8x3:10 --model.name resnet18 --model.width 8 --training.batch_norm global "
-    "--optimizer.learning_rate 1e-2",
+    "--optimizer.learning_rate 1e-2 --precision.policy float64",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 16 --model.depth 1 "
-    "--training.batch_norm global --optimizer.learning_rate 1e-2",
+    "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
 }
 SHARED = (
-    "--precision.policy float32 --precision.loss_scale dynamic --steps 20 --optimizer.warmup 2 --data.batch_size 16 "
+    "--precision.loss_scale dynamic --steps 20 --optimizer.warmup 2 --data.batch_size 16 "
     "--training.accumulate 2 --training.ema 0.9 --optimizer.clip_norm 1"
 )
 MESHES = {
@@ -85,7 +85,8 @@ class Run:
             batch = dict(random_batch(self.fields, BATCH, number))
             batch["poison"] = np.zeros(BATCH, np.float32)
             batch["poison"][3] = np.inf if number == BAD else 0
-            state, metrics = self.step(state, jax.device_put(batch, self.split))
+            # Two programs at a time can wait for each other for ever, where there are fewer cores than devices.
+            state, metrics = jax.block_until_ready(self.step(state, jax.device_put(batch, self.split)))
             found.append({name: float(value) for name, value in jax.device_get(metrics).items()})
         return state, found
 
@@ -93,6 +94,7 @@ class Run:
 def main() -> None:
     name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     config = load_config(f"{MODELS[name]} {SHARED}".split())
+    jax.config.update("jax_enable_x64", config.precision.policy == "float64")
     jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
     runs = {mesh: Run(config, MESHES[mesh]) for mesh in WHICH[name]}
     result = {}

@@ -12,6 +12,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 MODELS = ["gpt2", "resnet", "unet"]
+EXACT = {"gpt2": 1e-5, "resnet": 1e-9, "unet": 1e-9}
+"""Relative tolerances: in float32, and in float64, as batch norms of few examples amplify the last bits of float32."""
 BAD = 6
 """The index of the step in which one example of the batch has an infinite loss."""
 
@@ -45,7 +47,7 @@ def test_losses_and_gradient_norms_are_those_of_one_device(trained, model):
             one, other = ([step[name] for step in found[each]["metrics"]] for each in ("one", mesh))
             assert len(other) == 20
             del one[BAD], other[BAD]
-            assert other == pytest.approx(one, rel=1e-5), (mesh, name)
+            assert other == pytest.approx(one, rel=EXACT[model]), (mesh, name)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -60,7 +62,7 @@ def test_an_overflow_of_one_example_skips_the_step_on_all_devices(trained, model
 def test_parameters_statistics_and_moving_averages_end_alike(trained, model):
     """Adam divides by the root of its second moment, so that rounding shows more in a parameter than in the loss."""
     for mesh, found in trained(model).items():
-        assert found["difference"] < (1e-3 if model == "unet" else 1e-4), mesh
+        assert found["difference"] < 10 * EXACT[model], mesh
 
 
 def test_meshes_that_divide_a_model_do_divide_it(trained):
@@ -78,4 +80,4 @@ def test_a_checkpoint_of_any_mesh_resumes_on_any_other(trained, model):
     for mesh, found in trained(model).items():
         undisturbed = [step["loss"] for step in found["metrics"][10:13]]
         for other, losses in found["resumed"].items():
-            assert losses == pytest.approx(undisturbed, rel=1e-6), (mesh, other)
+            assert losses == pytest.approx(undisturbed, rel=EXACT[model] / 10), (mesh, other)
