@@ -28,7 +28,8 @@ def trained(tmp_path_factory):
             program = pathlib.Path(__file__).with_name("on_meshes.py")
             # Without XLA's optimizations, CPU devices that divide a model wait for each other for ever.
             kept = {name: text for name, text in os.environ.items() if name != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
-            environment = {**kept, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+            # And with as many threads as devices, they do so when one thread is busy otherwise.
+            environment = {**kept, "NPROC": "32", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
             command = [sys.executable, str(program), model, str(tmp_path_factory.mktemp(model))]
             done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
             assert done.returncode == 0, done.stderr[-2000:]
