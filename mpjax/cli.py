@@ -5,15 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from mpjax.errors import (
-    CheckpointWarning,
-    DataWarning,
-    Diverged,
-    Interrupted,
-    PrecisionWarning,
-    UsageError,
-    exit_code_of,
-)
+from mpjax.errors import WARNINGS, Diverged, Interrupted, UsageError, exit_code_of
 
 
 def train(argv: Sequence[str]) -> int:
@@ -132,7 +124,7 @@ def _fail(error: object, code: int) -> int:
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Prints warnings of mpjax on one line, and other warnings as Python does."""
-    if issubclass(category, PrecisionWarning | DataWarning | CheckpointWarning):
+    if issubclass(category, WARNINGS):
         print(f"warning: {message}", file=sys.stderr)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

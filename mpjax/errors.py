@@ -48,3 +48,7 @@ class DataWarning(UserWarning):
 
 class CheckpointWarning(UserWarning):
     """A checkpoint is damaged or does not match; another one is used, or this one is used differently."""
+
+
+WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning
+"""The warnings that are for the user of a command, and not for its programmer."""

@@ -83,8 +83,12 @@ def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.
     found = diagnose_step(parts.task_under, parts.plan.policy, state, batch, seed=seed, search=search, tx=parts.tx)
     found = in_view_of_float32(found, config, state, number, diverged=True)
     page = write(found, folder, number)
-    again = shlex.join(["python", "scripts/diagnose.py", "--run", str(folder), "--step", str(number)])
-    return f"{_first_bad_layer(found)}{found}\nsee {page}, and again: {again}"
+    return f"{_first_bad_layer(found)}{found}\nsee {page}, and again: {command_for(folder, number)}"
+
+
+def command_for(folder: pathlib.Path, number: int) -> str:
+    """Returns the command that diagnoses a step of a run."""
+    return shlex.join(["python", "scripts/diagnose.py", "--run", str(folder), "--step", str(number)])
 
 
 def _first_bad_layer(found: Diagnosis) -> str:

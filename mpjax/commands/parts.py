@@ -83,7 +83,7 @@ def make_parts(config: Config) -> Parts:
     check(config)
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
-    layout = Layout(make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor))
+    layout = Layout(make_mesh(**config.mesh.sizes))
     batch_size = config.data.batch_size
     split = layout.batch(size=batch_size, accumulate=config.training.accumulate)
 

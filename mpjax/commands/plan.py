@@ -115,7 +115,6 @@ def planned_step(config: Config, fields: Fields) -> Step:
         state = jax.eval_shape(make, jax.random.key(config.seed), {})
     batch = batch_shapes(fields, config.data.batch_size)
     layout_on = functools.partial(make_layout, config, plan, task, fields)
-    sizes = {name: getattr(config.mesh, name) for name in ("data", "fsdp", "tensor")}
     return Step(
         config.precision.policy,
         plan,
@@ -126,7 +125,7 @@ def planned_step(config: Config, fields: Fields) -> Step:
         state,
         batch,
         accumulate=config.training.accumulate,
-        sizes=sizes,
+        sizes=config.mesh.sizes,
         overlap=config.mesh.overlap,
     )
 

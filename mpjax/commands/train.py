@@ -5,14 +5,13 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import shlex
 import time
 from collections.abc import Callable
 
 import jax
 
 from mpjax import report
-from mpjax.commands.diagnose import explain
+from mpjax.commands.diagnose import command_for, explain
 from mpjax.commands.parts import CHECKPOINTS, ENVIRONMENT_FILE, Parts, fresh_state, make_parts, resumed_state
 from mpjax.commands.tune import tuned
 from mpjax.config import Config, to_toml
@@ -202,8 +201,7 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
 
 def later(folder: pathlib.Path, number: int) -> str:
     """Returns the command that explains a failed step of a run of several processes: it needs one of its own."""
-    again = shlex.join(["python", "scripts/diagnose.py", "--run", str(folder), "--step", str(number)])
-    return f"to find the first bad layer: {again}"
+    return f"to find the first bad layer: {command_for(folder, number)}"
 
 
 def resumed(

@@ -257,6 +257,11 @@ class Mesh:
     """Layers to divide over tensor: module pattern to columns (by outputs), rows (by inputs) or whole; the first match
     wins, before the rules for mpjax's own Transformers: `--mesh.rules "layers/*/up" columns "layers/*/down" rows`."""
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Returns the sizes by axis."""
+        return {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distributed:

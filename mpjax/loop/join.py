@@ -11,15 +11,7 @@ from collections.abc import Iterator
 
 from mpjax.config.save import shared_settings
 from mpjax.config.schema import Config
-from mpjax.errors import (
-    CheckpointWarning,
-    DataWarning,
-    Diverged,
-    Interrupted,
-    PrecisionWarning,
-    UsageError,
-    exit_code_of,
-)
+from mpjax.errors import WARNINGS, Diverged, Interrupted, UsageError, exit_code_of
 from mpjax.loop.cluster import Seat, seat_of
 from mpjax.loop.company import GRACE, Alone, Company
 from mpjax.loop.roll_call import call_roll
@@ -57,7 +49,7 @@ def joined(config: Config) -> Iterator[Alone | Company]:
     company = Company(seat.process, seat.processes, lines)
     with warnings.catch_warnings():
         if not company.first:  # process 0 tells
-            for category in (PrecisionWarning, DataWarning, CheckpointWarning):
+            for category in WARNINGS:
                 warnings.simplefilter("ignore", category)
         try:
             _start_jax(seat)

@@ -76,24 +76,26 @@ def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: 
     each of them. The sum of a bucket runs while the backward pass goes on.
     """
     found: dict[str, jax.Array] = {}
-    bucket: list[str] = []
-
-    def close() -> None:
+    for bucket in _buckets(arrays):
         flat = [arrays[name].ravel() for name in bucket]
         whole = sum_across(jnp.concatenate(flat) if len(flat) > 1 else flat[0], dtype, axis_name)
         ends = np.cumsum([len(each) for each in flat])
         for name, part in zip(bucket, jnp.split(whole, ends[:-1]), strict=True):
             found[name] = part.reshape(arrays[name].shape)
-        bucket.clear()
+    return found
 
+
+def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
+    """Groups neighbours of one dtype that have at most `BUCKET` bytes together."""
+    buckets: list[list[str]] = []
+    held, dtype = 0, None
     for name, array in arrays.items():
-        held = sum(arrays[other].nbytes for other in bucket)
-        if bucket and (held + array.nbytes > BUCKET or arrays[bucket[0]].dtype != array.dtype):
-            close()
-        bucket.append(name)
-    if bucket:
-        close()
-    return {name: found[name] for name in arrays}
+        held += array.nbytes
+        if array.dtype != dtype or held > BUCKET:
+            buckets.append([])
+            held, dtype = array.nbytes, array.dtype
+        buckets[-1].append(name)
+    return buckets
 
 
 def scatter_sum(array: jax.Array, dtype: np.dtype, axis_name: Axes, *, axis: int) -> jax.Array:

@@ -8,13 +8,12 @@ from typing import ClassVar, NoReturn
 
 import jax
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from mpjax.errors import UsageError
 from mpjax.precision.calls import wrap, wrapper_of
 from mpjax.precision.dtypes import widest
 from mpjax.precision.reduction import scatter_sum
-from mpjax.training.layout import FSDP, TENSOR, Layout
+from mpjax.training.layout import FSDP, TENSOR, Layout, over
 from mpjax.training.remat import Rematerialised, blocks_of
 from mpjax.training.state import Arrays
 
@@ -119,7 +118,7 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
     if axis is None:
         return part
     travels, given = (dtypes.get(name, part.dtype) for dtypes in (layout.travels, layout.given))
-    over_tensor = PartitionSpec(*(over if over == TENSOR else None for over in layout.spec(name)))
+    over_tensor = over((TENSOR,), layout.spec(name))
 
     def apart(function):
         # The compiler would gather over `tensor` too, and divide the result again.

@@ -1,7 +1,7 @@
 """How the arrays of a run are divided over a mesh of devices: batches, parameters, and the state that follows them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -80,7 +80,11 @@ class Layout:
 
     def evaluation(self, size: int) -> NamedSharding:
         """Returns the sharding of evaluation batches: divided if they divide evenly, else replicated."""
-        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES if size % self.shares == 0 else None))
+        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES) if self.divides(size) else PartitionSpec())
+
+    def divides(self, size: int) -> bool:
+        """Returns True if a batch of this size divides evenly among the devices."""
+        return size % self.shares == 0
 
     def state(self, state: Any) -> Any:
         """Returns the sharding of each leaf of a training state: moments, masters and EMA as their parameter.
@@ -95,6 +99,15 @@ class Layout:
             return NamedSharding(self.mesh, self.spec(name)) if shapes.get(name) == leaf.shape else self.replicated
 
         return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+def over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
+    """Returns the part of a spec that is over these axes of the mesh."""
+
+    def is_over(names: Any) -> bool:
+        return names is not None and set(axes).issuperset([names] if isinstance(names, str) else names)
+
+    return PartitionSpec(*(names if is_over(names) else None for names in spec))
 
 
 def divide(

@@ -18,7 +18,7 @@ from mpjax.precision.dtypes import is_floating
 from mpjax.precision.reduction import sum_in_buckets
 from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.fsdp import gather_in_blocks, gathered, widened
-from mpjax.training.layout import BATCH_AXES, DATA, TENSOR, Layout
+from mpjax.training.layout import BATCH_AXES, DATA, TENSOR, Layout, over
 from mpjax.training.mean import Mean, value_of
 from mpjax.training.state import Arrays
 
@@ -143,9 +143,10 @@ class ManyShares:
     def adapt(self, model: nnx.Module) -> None:
         """Makes blocks gather their parameters, and batch norms average over the shares if the layout says so."""
         gather_in_blocks(model, self.layout)
-        for _, module in nnx.iter_modules(model):
-            if isinstance(module, nnx.BatchNorm) and self.layout.batch_norm == "global":
-                cast(Any, module).axis_name = BATCH_AXES
+        if self.layout.batch_norm == "global":
+            for _, module in nnx.iter_modules(model):
+                if isinstance(module, nnx.BatchNorm):
+                    cast(Any, module).axis_name = BATCH_AXES
 
     def value_and_grad(self, loss_of: Callable) -> Callable:
         """Returns the value and gradient of a share; the gradients of gathered parameters are scattered again."""
@@ -201,7 +202,7 @@ class ManyShares:
         """Returns `run` on the share of each device, added up; a batch that does not divide runs whole on each."""
 
         def sums(params, stats, batch):
-            divides = all(x.shape[0] % self.layout.shares == 0 for x in jax.tree.leaves(batch))
+            divides = all(self.layout.divides(x.shape[0]) for x in jax.tree.leaves(batch))
 
             def on_share(params, stats, batch):
                 found = run(gathered(self.layout, params), stats, batch)
@@ -238,7 +239,7 @@ class ManyShares:
         mesh = self.layout.mesh
         # With nothing to divide over `tensor`, the program of a device has nothing left for the compiler to divide.
         axes = axes or (BATCH_AXES if mesh.shape[TENSOR] > 1 else mesh.axis_names)
-        only = functools.partial(_over, axes)
+        only = functools.partial(over, axes)
         in_specs, out_specs = (jax.tree.map(only, specs, is_leaf=_is_spec) for specs in (in_specs, out_specs))
         # JAX does not check which values are replicated: a user's loop may begin with values that no device changed.
         return jax.shard_map(
@@ -261,8 +262,3 @@ def _first(tree: Any) -> Any:
 
 def _is_spec(node: Any) -> bool:
     return isinstance(node, PartitionSpec)
-
-
-def _over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
-    """Returns the part of a spec that is over these axes."""
-    return PartitionSpec(*(None if over == TENSOR and TENSOR not in axes else over for over in spec))
