@@ -17,7 +17,7 @@ from mpjax.config import Config
 from mpjax.config.commands import Evaluation
 from mpjax.config.durations import Duration
 from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError
-from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
+from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
 
 

@@ -17,9 +17,10 @@ from mpjax.diagnosis.fastest import Fastest
 from mpjax.diagnosis.progress import progress_at
 from mpjax.diagnosis.training import diagnose_step, fastest_of_step
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint, to_arrays
+from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.process import as_usual
 from mpjax.loop.resume import adopt
+from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.precision.policy import get_policy
 from mpjax.report import read_metrics
 from mpjax.training import TrainState

@@ -16,8 +16,8 @@ from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.save import changes
 from mpjax.errors import CheckpointWarning, UsageError
-from mpjax.loop.checkpoint import read_checkpoint
 from mpjax.loop.resume import adopt
+from mpjax.loop.stored import read_checkpoint
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.layout import Layout

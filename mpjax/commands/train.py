@@ -21,13 +21,14 @@ from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import Checkpoints, complete_checkpoints, read_checkpoint, set_aside
+from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.join import joined
 from mpjax.loop.process import locked, stop_on_signals
 from mpjax.loop.profile import profiled
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
+from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState, evaluate
@@ -211,8 +212,7 @@ def resumed(
     found: list = []
 
     def read(shapes: TrainState) -> TrainState:
-        places = places_in(shapes) if company.processes > 1 else None
-        position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places, gather=company.gather)
+        position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places_in(shapes), gather=company.gather)
         found.extend((position, then))
         return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
 

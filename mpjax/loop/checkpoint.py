@@ -1,30 +1,18 @@
-"""Checkpoints on disk: named arrays and a JSON description, written in the background and atomically."""
+"""Writes checkpoints to disk: named arrays and a JSON description, in the background and atomically."""
 
 import contextlib
 import errno
 import json
-import math
 import pathlib
-import shutil
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Sharding
 
-from mpjax.errors import CheckpointWarning, UsageError
-from mpjax.loop.checksums import checksums_of, damaged, digest_of
+from mpjax.loop.checksums import checksums_of, digest_of
+from mpjax.loop.stored import FORMAT, NOT_MEASURED, UNREADABLE, complete_checkpoints, score_file, stored_score
 from mpjax.precision.dtypes import path_name
-
-
-FORMAT = 2
-"""Version of the layout. Readers refuse later versions. Version 1 has no checksums."""
-
-NOT_MEASURED = -math.inf
-"""The score of a checkpoint that was not evaluated: it loses to every evaluated checkpoint."""
 
 
 class Checkpoints:
@@ -74,142 +62,6 @@ class Checkpoints:
         self._manager.close()
 
 
-def complete_checkpoints(directory: pathlib.Path) -> list[int]:
-    """Returns the positions of the complete checkpoints in a folder; an empty list if the folder does not exist."""
-    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
-
-
-Places = Callable[[str, tuple[int, ...]], Sharding]
-"""A function from the path and the shape of an array to where it belongs."""
-
-
-def _alone(value: Any) -> list:
-    return [value]
-
-
-def read_checkpoint(
-    directory: pathlib.Path,
-    which: str = "latest",
-    *,
-    places: Places | None = None,
-    gather: Callable[[Any], list] = _alone,
-) -> tuple[int, dict[str, Any], dict]:
-    """Reads a complete checkpoint and verifies its checksums.
-
-    Several processes call it together. Each reads the parts of the arrays that belong on its devices.
-
-    Args:
-      directory: the run's `checkpoints` folder.
-      which: "latest", "best", or a position. If the latest is damaged, the latest undamaged one is read.
-      places: where each array belongs; by default the host.
-      gather: returns the values that all processes give it.
-
-    Returns:
-      The position, the arrays by path (in the stored dtypes), and the description.
-
-    Warns:
-      CheckpointWarning: a damaged checkpoint was skipped.
-
-    Raises:
-      UsageError: the checkpoint does not exist, is damaged, or was written by a later version of mpjax.
-    """
-    steps = gather(complete_checkpoints(directory))[0]
-    if not steps:
-        raise UsageError(f"no complete checkpoint in {directory}")
-    if which != "latest":
-        position = _choose(directory, steps, which)
-        return position, *_read(directory, position, places, gather)
-    faults = []
-    for position in reversed(steps):
-        try:
-            found = position, *_read(directory, position, places, gather)
-        except Damaged as fault:
-            faults.append(fault)
-            continue
-        for fault in faults:
-            warnings.warn(f"{fault}; using {directory / str(position)} instead", CheckpointWarning, stacklevel=2)
-        return found
-    raise faults[0]
-
-
-def set_aside(directory: pathlib.Path, after: int) -> None:
-    """Renames checkpoints later than `after` to `POSITION.damaged`, so that their positions can be written again."""
-    for position in complete_checkpoints(directory):
-        if position > after:
-            aside = directory / f"{position}.damaged"
-            shutil.rmtree(aside, ignore_errors=True)
-            (directory / str(position)).rename(aside)
-
-
-class Damaged(UsageError):
-    """A checkpoint whose contents differ from what was saved."""
-
-
-def _read(
-    directory: pathlib.Path, position: int, places: Places | None, gather: Callable[[Any], list]
-) -> tuple[dict[str, Any], dict]:
-    """Reads the arrays by path and the description.
-
-    Raises:
-      Damaged: the contents differ from what was saved.
-      UsageError: a later version of mpjax wrote the checkpoint.
-    """
-    folder = directory.resolve() / str(position)
-    cause = None
-    try:
-        about = _description(folder)
-        version = int(about["format"])
-        arrays, faults = {}, []
-        if version <= FORMAT:
-            faults = _edited(about)
-            arrays = _arrays(folder / "state", places)
-    except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
-        faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
-        arrays, about, version, cause = {}, {}, FORMAT, error
-    # What one process could not read, none uses: sums over all devices follow.
-    faults = next(filter(None, gather(faults)), [])
-    if version > FORMAT:
-        raise UsageError(f"{directory}/{position} has format {version}; this mpjax reads up to {FORMAT}")
-    if not faults and "checksums" in about:
-        faults = [f"{name} has changed since it was saved" for name in damaged(arrays, about["checksums"])]
-    if faults:
-        shown = ", ".join(faults[:3]) + (f" and {len(faults) - 3} more" if faults[3:] else "")
-        raise Damaged(
-            f"checkpoint {directory / str(position)} is damaged ({shown}); remove it to use another"
-        ) from cause
-    return arrays, about
-
-
-def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
-    """Reads the arrays by path, onto the host or to their places."""
-    # A CheckpointManager would read the scores of all checkpoints.
-    handler: Any = ocp.StandardCheckpointHandler()  # which accepts more paths than it declares
-    with ocp.Checkpointer(handler) as reader:
-        shapes = dict(reader.metadata(folder).item_metadata)
-
-        def like(name: str, leaf):
-            if places is None:
-                return np.empty(leaf.shape, leaf.dtype)
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places(name, tuple(leaf.shape)))
-
-        args = ocp.args.StandardRestore({name: like(name, leaf) for name, leaf in shapes.items()})
-        # Its own restore would wait for the other processes, also for one that failed.
-        return handler.restore(folder, args=args)
-
-
-def _description(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the description that `JsonSave` wrote."""
-    (file,) = (folder / "about").glob("metadata*")
-    return json.loads(file.read_text())
-
-
-def _edited(about: Mapping[str, Any]) -> list[str]:
-    """Returns a message if a description differs from what was saved."""
-    if "digest" not in about:
-        return [] if about["format"] == 1 else ["its description has no digest"]
-    return [] if digest_of(about) == about["digest"] else ["its description has changed since it was saved"]
-
-
 @contextlib.contextmanager
 def _written_to(directory: pathlib.Path) -> Iterator[None]:
     """Turns write errors of Orbax and tensorstore (a ValueError on a full disk) into an OSError naming the folder."""
@@ -221,42 +73,15 @@ def _written_to(directory: pathlib.Path) -> Iterator[None]:
         raise OSError(errno.ENOSPC if full else errno.EIO, reason, str(directory)) from error
 
 
-def _choose(directory: pathlib.Path, steps: list[int], which: str) -> int:
-    if which == "best":
-        return max(steps, key=lambda step: (_stored_score(directory, step), step))
-    if not which.isdecimal() or int(which) not in steps:
-        raise UsageError(f"no checkpoint '{which}': wanted latest, best or one of {', '.join(map(str, steps))}")
-    return int(which)
-
-
-_UNREADABLE = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
-"""Exceptions that reading a score from damaged JSON can raise."""
-
-
-def _stored_score(directory: pathlib.Path, position: int) -> float:
-    """Reads the score of a checkpoint; returns `NOT_MEASURED` if neither file that holds it can be read."""
-    with contextlib.suppress(*_UNREADABLE):
-        about = _description(directory / str(position))
-        if digest_of(about) == about["digest"]:
-            return float(about["score"])
-    with contextlib.suppress(*_UNREADABLE):
-        return float(json.loads(_scores(directory, position).read_text())["score"])
-    return NOT_MEASURED
-
-
-def _scores(directory: pathlib.Path, position: int) -> pathlib.Path:
-    return directory / str(position) / "metrics" / "metrics"
-
-
 def _write_lost_scores(directory: pathlib.Path) -> None:
     """Rewrites unreadable score files: Orbax reads the scores of all checkpoints and fails at the first bad one."""
     for position in complete_checkpoints(directory):
-        file = _scores(directory, position)
+        file = score_file(directory, position)
         try:
             float(json.loads(file.read_text())["score"])
-        except _UNREADABLE:
+        except UNREADABLE:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({"score": _stored_score(directory, position)}))
+            file.write_text(json.dumps({"score": stored_score(directory, position)}))
 
 
 def _score(metrics: Any) -> float:

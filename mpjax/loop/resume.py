@@ -1,5 +1,6 @@
 """Restores a checkpoint into a training state of any policy: casts where dtypes differ, and warns of losses."""
 
+import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     Args:
       state: a `TrainState` of the run to resume, of initial values or of shapes with shardings, which stay where the
         checkpoint has nothing.
-      saved: arrays by path, from `read_checkpoint`, on the host or divided over the devices of all processes.
+      saved: arrays by path, from `read_checkpoint`, on the host or at the places that `places_in` says.
       same_scaling: True if the checkpoint's run scaled the loss as this run does; otherwise the loss scale starts at
         its initial value.
 
@@ -116,8 +117,8 @@ def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
 def _losses(name: str, value, leaf) -> list[str]:
     if not is_floating(leaf) or widest(leaf.dtype, value.dtype) == leaf.dtype:
         return []
-    if _is_divided(value):
-        overflow, flushed = map(int, _counts(value, leaf.dtype))
+    if isinstance(value, jax.Array):
+        overflow, flushed = map(int, _counter(leaf.dtype, _whole(value))(value))
     else:
         cast = _cast(value, leaf)
         overflow = int(np.sum(np.isinf(cast) & np.isfinite(value)))
@@ -125,26 +126,20 @@ def _losses(name: str, value, leaf) -> list[str]:
     return [f"{name}: {overflow} overflow, {flushed} flush to zero in {leaf.dtype}"] if overflow or flushed else []
 
 
-def _place(value, leaf):
-    if _is_divided(value):
-        if (value.dtype, value.sharding) == (leaf.dtype, leaf.sharding):
-            return value
-        return jax.jit(lambda x: x.astype(leaf.dtype), out_shardings=leaf.sharding)(value)
-    return jax.device_put(_cast(np.asarray(value), leaf), leaf.sharding)
-
-
-def _is_divided(value) -> bool:
-    return isinstance(value, jax.Array) and not value.is_fully_addressable
-
-
-def _counts(value: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
-    """Returns how many values overflow in a dtype and how many flush to zero, on all processes."""
+@functools.cache
+def _counter(dtype: np.dtype, whole: NamedSharding) -> Callable:
+    """Returns a function that counts the values that overflow in a dtype and those that flush to zero."""
 
     def counts(x):
         cast = x.astype(dtype)
         return jnp.sum(jnp.isinf(cast) & jnp.isfinite(x)), jnp.sum((cast == 0) & (x != 0))
 
-    return jax.jit(counts, out_shardings=_whole(value))(value)
+    return jax.jit(counts, out_shardings=whole)
+
+
+def _place(value, leaf):
+    cast = value.astype(leaf.dtype) if isinstance(value, jax.Array) else _cast(value, leaf)
+    return jax.device_put(cast, leaf.sharding)
 
 
 def _whole(array: Any) -> NamedSharding:

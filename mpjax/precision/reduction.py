@@ -88,12 +88,12 @@ def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: 
 def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
     """Groups neighbours of one dtype that have at most `BUCKET` bytes together."""
     buckets: list[list[str]] = []
-    held, dtype = 0, None
+    held = 0
     for name, array in arrays.items():
         held += array.nbytes
-        if array.dtype != dtype or held > BUCKET:
+        if not buckets or array.dtype != arrays[buckets[-1][0]].dtype or held > BUCKET:
             buckets.append([])
-            held, dtype = array.nbytes, array.dtype
+            held = array.nbytes
         buckets[-1].append(name)
     return buckets
 

@@ -14,7 +14,8 @@ from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Diagnose
 from mpjax.errors import Diverged, UsageError
-from mpjax.loop.checkpoint import read_checkpoint, to_arrays
+from mpjax.loop.checkpoint import to_arrays
+from mpjax.loop.stored import read_checkpoint
 
 
 FLAGS = shlex.split("""

@@ -10,7 +10,7 @@ from mpjax import cli
 from mpjax.commands.export import export_run
 from mpjax.config.commands import Export
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import read_checkpoint
+from mpjax.loop.stored import read_checkpoint
 from mpjax.models.mlp import MLP
 
 

@@ -20,7 +20,7 @@ from mpjax.commands.train import run, run_folder_of
 from mpjax.config import load_config, to_toml
 from mpjax.config.schema import Distributed
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
+from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
 
 

@@ -17,7 +17,7 @@ from mpjax.commands.train import run
 from mpjax.config import load_config, to_toml
 from mpjax.config.commands import Evaluation
 from mpjax.errors import CheckpointWarning, Diverged, Interrupted, PrecisionWarning, UsageError
-from mpjax.loop.checkpoint import complete_checkpoints, read_checkpoint
+from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.precision import check_dtypes
 from mpjax.report import read_metrics
 

@@ -172,6 +172,30 @@ def test_an_array_of_a_checkpoint_belongs_where_its_like_is():
     assert place("opt_state/scale", ()) == whole
 
 
+@pytest.mark.parametrize("into", POLICIES)
+def test_arrays_on_the_devices_are_adopted_as_those_on_the_host(into):
+    """With the same warnings of values that overflow."""
+    mesh = make_mesh(fsdp=2, data=1)
+    parts = {(3,): PartitionSpec(), (2, 3): PartitionSpec("fsdp")}
+    written = saved_of(state_of("float32", 1e30 if into == "float16" else FINE))
+    placed = {
+        name: jax.device_put(value, NamedSharding(mesh, parts.get(value.shape, PartitionSpec())))
+        for name, value in written.items()
+    }
+    fresh = state_of(into)
+    found, told = [], []
+    for saved in (written, placed):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found.append(adopt(fresh, saved, same_scaling=into != "float16"))
+        told.append([str(warning.message) for warning in caught])
+    assert told[0] == told[1]
+    assert any("head/kernel: 6 overflow, 0 flush to zero in float16" in text for text in told[0]) == (into == "float16")
+    for one, other, like in zip(*map(jax.tree.leaves, found), jax.tree.leaves(fresh), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        assert (other.dtype, other.sharding) == (like.dtype, like.sharding)
+
+
 def test_shapes_are_filled_and_stay_where_the_checkpoint_has_nothing():
     whole = state_of("float32", FINE)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of("float32"))

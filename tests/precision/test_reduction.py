@@ -10,7 +10,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from mpjax.errors import UsageError
-from mpjax.precision.reduction import reduce_gradients, scatter_sum, sum_across
+from mpjax.precision import reduction
+from mpjax.precision.reduction import reduce_gradients, scatter_sum, sum_across, sum_in_buckets
 
 
 def mesh(*names):
@@ -144,3 +145,19 @@ def test_the_sum_is_not_averaged_and_a_scattered_one_is_its_part():
     assert (total.tolist(), total.dtype) == ([[72000.0, 44.0, 88.0, 132.0]], jnp.float32)
     assert (scattered.tolist(), scattered.dtype) == (total.tolist(), jnp.float32)
     assert [shard.data.shape for shard in scattered.addressable_shards] == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_buckets_hold_neighbours_of_one_dtype_and_give_back_every_array(dtype, monkeypatch):
+    monkeypatch.setattr(reduction, "BUCKET", 40)
+    other = "float32" if dtype == "float64" else "float64"
+    with jax.enable_x64(True):
+        shapes = {"a": (2,), "b": (), "c": (1, 2), "d": (30,), "e": (3,)}
+        given = {name: jnp.ones((2, *shape), other if name == "c" else dtype) for name, shape in shapes.items()}
+        settings = {"mesh": mesh("data"), "in_specs": P("data"), "out_specs": P(), "check_vma": False}
+        sums = jax.shard_map(lambda arrays: sum_in_buckets(arrays, np.dtype("float32"), "data"), **settings)
+        found = sums(given)
+        counted = str(jax.make_jaxpr(sums)(given)).count(" = psum")
+    assert {name: array.shape[1:] for name, array in found.items()} == shapes
+    assert all((np.asarray(array) == 2).all() for array in found.values())
+    assert counted == 4  # a and b together, c, d, e

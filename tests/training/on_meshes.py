@@ -19,8 +19,9 @@ import numpy as np
 from mpjax.commands.plan import fields_of
 from mpjax.commands.task import make_layout, make_step
 from mpjax.config import load_config
-from mpjax.loop.checkpoint import Checkpoints, read_checkpoint
+from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.resume import adopt
+from mpjax.loop.stored import read_checkpoint
 from mpjax.plan.measure import random_batch
 from mpjax.training.mean import Mean
 from mpjax.training.mesh import make_mesh

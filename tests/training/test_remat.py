@@ -15,7 +15,7 @@ from mpjax.config import Config, load_config
 from mpjax.config.schema import Model, Precision, Training
 from mpjax.data import Image, Label, Length, Mask, Tokens, labelled_images
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import read_checkpoint
+from mpjax.loop.stored import read_checkpoint
 from mpjax.precision import apply_policy
 from mpjax.precision.casting.walk import equations
 from mpjax.training import take_apart
