@@ -1,9 +1,10 @@
 """Trains the same steps on several meshes of eight devices, and prints what came of each as JSON.
 
-    python tests/training/on_meshes.py MODEL FOLDER
+    python tests/training/on_meshes.py MODEL FOLDER [PORT PROCESS]
 
-Runs in a process of its own, which has to have eight devices. Everything that a mesh could get wrong is
-on: accumulation, clipping by global norm, a moving average, and in one step an infinite loss of a single example.
+Runs in a process of its own, which has to have eight devices, or in two with four each. Everything that a mesh could
+get wrong is on: accumulation, clipping by global norm, a moving average, and in one step an infinite loss of a single
+example.
 """
 
 import functools
@@ -15,12 +16,13 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.commands.plan import fields_of
 from mpjax.commands.task import make_layout, make_step
 from mpjax.config import load_config
 from mpjax.loop.checkpoint import Checkpoints
-from mpjax.loop.resume import adopt
+from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.stored import read_checkpoint
 from mpjax.plan.measure import random_batch
 from mpjax.training.mean import Mean
@@ -36,7 +38,7 @@ MODELS = {
     "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
     "resnet": "--data.name synthetic:8x8x3:10 --model.name resnet18 --model.width 8 --training.batch_norm global "
     "--optimizer.learning_rate 1e-2 --precision.policy float64",
-    "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 16 --model.depth 1 "
+    "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
     "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
 }
 SHARED = (
@@ -51,23 +53,24 @@ MESHES = {
     "all": {"fsdp": 2, "tensor": 2, "data": 2},
     "both": {"fsdp": 2, "data": 4},
 }
-WHICH = {
-    "gpt2": ("one", "data", "fsdp", "tensor", "all"),
-    "resnet": ("one", "both"),
-    "unet": ("one", "both"),
-}
+ALONE = ("one", "data", "fsdp", "tensor", "all")
+"""Meshes of one process with eight devices."""
+
+IN_TWO = {"gpt2": ("one", "all"), "resnet": ("one", "both"), "unet": ("one", "both")}
+"""Meshes of two processes with four each; "one" is the first device of each process."""
 
 
 class Run:
     """A model on one mesh."""
 
     def __init__(self, config, sizes):
-        devices = jax.devices() if sizes else jax.devices()[:1]
+        devices = jax.devices() if sizes else jax.local_devices()[:1]
         plan, fields = plan_precision(config.precision), fields_of(config)
         task, tx, _ = make_step(config, plan, fields, steps=STEPS, warmup=2)
         layout = make_layout(config, plan, task, fields, make_mesh(devices, **sizes))
         self.split = layout.batch(size=BATCH, accumulate=2)
         self.divided = len(layout.divided)
+        self.whole = NamedSharding(layout.mesh, PartitionSpec())
         self.fields = fields
         self.fresh = functools.partial(initial_state, task, tx, seed=0, ema=True, layout=layout)
 
@@ -97,28 +100,38 @@ def main() -> None:
     config = load_config(f"{MODELS[name]} {SHARED}".split())
     jax.config.update("jax_enable_x64", config.precision.policy == "float64")
     jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
-    runs = {mesh: Run(config, MESHES[mesh]) for mesh in WHICH[name]}
+    several = len(sys.argv) > 3
+    if several:
+        jax.distributed.initialize(f"127.0.0.1:{sys.argv[3]}", 2, int(sys.argv[4]))
+    first = jax.process_index() == 0
+    which = IN_TWO[name] if several else ALONE
+    runs = {mesh: Run(config, MESHES[mesh]) for mesh in which}
     result = {}
     for mesh, run in runs.items():
         state, metrics = run.train(run.fresh(), 0, SAVED)
-        store = Checkpoints(folder / mesh)
-        store.save(SAVED, state, {"config": "", "loss_scale": ""}, score=None)
-        store.close()
+        if not several or mesh != "one":  # which a process cannot save by itself
+            store = Checkpoints(folder / mesh, first=first)
+            store.save(SAVED, state, {"config": "", "loss_scale": ""}, score=None)
+            store.close()
         state, further = run.train(state, SAVED, STEPS)
-        result[mesh] = {"metrics": metrics + further, "divided": run.divided, "resumed": {}}
-        final = jax.device_get((state.params, state.stats, state.ema))
-        result[mesh]["final"] = [
-            {path: np.asarray(x, np.float64).ravel() for path, x in part.items()} for part in final
+        whole = jax.jit(lambda x: x, out_shardings=run.whole)((state.params, state.stats, state.ema))
+        final = [
+            {path: np.asarray(x, np.float64).ravel() for path, x in part.items()} for part in jax.device_get(whole)
         ]
-    for mesh in runs:
-        for other, run in runs.items():
-            state = adopt(run.fresh(), read_checkpoint(folder / mesh)[1])
-            result[mesh]["resumed"][other] = [step["loss"] for step in run.train(state, SAVED, SAVED + 3)[1]]
+        result[mesh] = {"metrics": metrics + further, "divided": run.divided, "resumed": {}, "final": final}
+    for saved in sorted(folder.iterdir()):
+        for mesh, run in runs.items():
+            fresh = run.fresh()
+            state = adopt(fresh, read_checkpoint(saved, places=places_in(fresh))[1])
+            result[saved.name]["resumed"][mesh] = [step["loss"] for step in run.train(state, SAVED, SAVED + 3)[1]]
+    if not first:
+        return
     one = result["one"]["final"]
     for found in result.values():
         final = found.pop("final")
         pairs = [(a[path], b[path]) for a, b in zip(final, one, strict=True) for path in b]
         found["difference"] = max(float(np.max(np.abs(a - b))) for a, b in pairs)
+    print()  # Gloo has printed on this line
     print(json.dumps(result))
 
 
