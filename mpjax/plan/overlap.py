@@ -1,15 +1,14 @@
 """Finds how much of the communication of a compiled program can run while kernels compute."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from mpjax.plan.hlo import Instruction, Program
-from mpjax.plan.traffic import COLLECTIVES, FREE, payload
+from mpjax.plan.events import Event, Start, Work
 
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """The bytes that devices exchange in one execution of the entry computation.
+    """The bytes that devices exchange in one execution of a program.
 
     Attributes:
       bytes: bytes by collective, of whole arrays.
@@ -26,28 +25,19 @@ class Overlap:
         return sum(self.hidden.values()) / total if total else 1.0
 
 
-def overlap_of(program: Program) -> Overlap:
-    """Reads the order of the entry computation, which is the order of execution."""
-    entry = program.computations[program.entry]
-    begun: dict[str, tuple[str, int]] = {}
+def overlap_of(events: Iterable[Event]) -> Overlap:
+    """Reads the order of execution: a collective is hidden if a kernel stands between its start and its end."""
+    begun: dict[str, Start] = {}
     busy: set[str] = set()
     total: dict[str, int] = {}
     hidden: dict[str, int] = {}
-    for each in entry:
-        kind = each.opcode.removesuffix("-start").removesuffix("-done")
-        if kind not in COLLECTIVES:
-            busy |= set(begun) if _is_work(each) else set()
-            continue
-        if each.opcode.endswith("-done"):
-            start, size = begun.pop(each.operands[0])
-            hidden[start] = hidden.get(start, 0) + (size if each.operands[0] in busy else 0)
-            continue
-        size = sum(size for _, size in payload(entry, each))
-        total[kind] = total.get(kind, 0) + size
-        if each.opcode.endswith("-start"):
-            begun[each.name] = kind, size
+    for event in events:
+        if isinstance(event, Work):
+            busy |= set(begun)
+        elif isinstance(event, Start):
+            begun[event.name] = event
+            total[event.kind] = total.get(event.kind, 0) + event.bytes
+        elif start := begun.pop(event.name, None):
+            hidden[start.kind] = hidden.get(start.kind, 0) + (start.bytes if start.name in busy else 0)
+            busy.discard(start.name)
     return Overlap(total, hidden)
-
-
-def _is_work(each: Instruction) -> bool:
-    return each.opcode not in FREE and not each.opcode.endswith(("-start", "-done"))

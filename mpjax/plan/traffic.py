@@ -1,40 +1,12 @@
-"""Counts the kernels of a compiled program, the bytes they read and write, and the bytes that devices exchange.
-
-The bytes are an upper bound. Each kernel is assumed to read its operands from memory and to write its result there,
-even if the previous kernel left them in a cache.
-"""
+"""Counts the kernels of a compiled program, the bytes they read and write, and the bytes that devices exchange."""
 
 import collections
 import dataclasses
 from collections.abc import Mapping
 
-from mpjax.plan.hlo import Computation, Instruction, Program, bytes_of, shapes_of
-
-
-FREE = {
-    "add-dependency",
-    "after-all",
-    "bitcast",
-    "constant",
-    "get-tuple-element",
-    "opt-barrier",
-    "parameter",
-    "partition-id",
-    "replica-id",
-    "tuple",
-}
-COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
-_IN_PART = {"dynamic-slice", "gather", "slice"}
-"""Operations that read as many bytes of their first operand as they return."""
-_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
-"""Operations that update their first operand in place, and the index of the operand that holds the update."""
+from mpjax.plan.hlo import Program
+from mpjax.plan.kernels import COLLECTIVES, moved, only_copies, payload
+from mpjax.plan.order import counted, order_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,142 +30,24 @@ class Traffic:
 
 def traffic_of(program: Program) -> Traffic:
     """Counts the traffic of the entry computation. Loops count by their trip count, or once if it is unknown."""
-    count = _Count(program)
-    count.add(program.computations[program.entry], 1)
-    collectives: dict[str, dict[str, int]] = {}
-    for (kind, dtype), total in sorted(count.collectives.items()):
-        collectives.setdefault(kind, {})[dtype] = total
-    return Traffic(count.bytes, count.kernels, count.copies, collectives, dict(sorted(count.calls.items())))
-
-
-class _Count:
-    """Running sums over the instructions of a program."""
-
-    def __init__(self, program: Program):
-        self.program = program
-        self.bytes = self.kernels = self.copies = 0
-        self.collectives: collections.Counter = collections.Counter()
-        self.calls: collections.Counter = collections.Counter()
-
-    def add(self, computation: Computation, times: int) -> None:
-        for each in computation:
-            kind = each.opcode
-            if kind in FREE or kind.endswith(("-done", "-update")):
-                continue
-            if kind == "while":
-                (body,) = each.called("body")
-                self.add(self.program.computations[body], times * each.trips)
-            elif kind in ("call", "async-start"):
-                for called in each.called("to_apply", "calls"):
-                    self.add(self.program.computations[called], times)
-            elif kind == "conditional":
-                self._add_largest(each, times)
-            else:
-                self._add_kernel(computation, each, times)
-
-    def _add_largest(self, conditional: Instruction, times: int) -> None:
-        """Adds the branch that moves the most bytes, because the branch taken is not known."""
-        counts = []
-        for branch in conditional.called("branch_computations", "to_apply"):
-            counts.append(_Count(self.program))
-            counts[-1].add(self.program.computations[branch], times)
-        if counts:
-            largest = max(counts, key=lambda count: count.bytes)
-            self.bytes += largest.bytes
-            self.kernels += largest.kernels
-            self.copies += largest.copies
-            self.collectives += largest.collectives
-            self.calls += largest.calls
-
-    def _add_kernel(self, computation: Computation, each: Instruction, times: int) -> None:
-        moved = times * _moved(self.program, computation, each)
-        self.bytes += moved
-        self.kernels += times
-        if _only_copies(self.program, each):
-            self.copies += moved
+    total = kernels = copies = 0
+    exchanged: collections.Counter = collections.Counter()
+    calls: collections.Counter = collections.Counter()
+    for launch, times in counted(order_of(program)):
+        computation, each = launch.computation, launch.instruction
+        if each.opcode.endswith("-done"):
+            continue
+        size = times * moved(program, computation, each)
+        total += size
+        kernels += times
+        copies += size if only_copies(program, each) else 0
         if each.target:
-            self.calls[each.target] += times
+            calls[each.target] += times
         kind = each.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            for dtype, size in payload(computation, each):
-                self.collectives[kind, dtype] += times * size
-
-
-def _moved(program: Program, computation: Computation, each: Instruction) -> int:
-    """Returns the bytes that a kernel reads and writes."""
-    sizes = computation.operand_bytes(each)
-    if each.opcode == "fusion":
-        (called,) = each.called("calls")
-        fused = program.computations[called]
-        return sum(_read(fused, number, size) for number, size in enumerate(sizes)) + _written(fused, fused.root)
-    if each.opcode in _IN_PART:
-        return 2 * each.bytes + sum(sizes[1:])
-    if each.opcode in _IN_PLACE:
-        return 2 * sizes[_IN_PLACE[each.opcode]]
-    if each.opcode in ("all-gather-start", "collective-permute-start", "copy-start"):
-        return each.bytes  # the type holds both operand and result
-    return sum(sizes) + each.bytes - _scratch(each)
-
-
-def _read(fused: Computation, number: int, size: int) -> int:
-    """Returns the bytes that a fusion reads of an operand: all, unless every use reads only a part."""
-    if number not in fused.parameters:
-        return size
-    total = 0
-    for user, index in _uses(fused, fused.parameters[number]):
-        if index == 0 and user.opcode in _IN_PART:
-            total += user.bytes
-        elif index == 0 and user.opcode in _IN_PLACE:
-            # A scatter reads the old values to add to them. A slice update overwrites them.
-            total += fused.operand_bytes(user)[2] if user.opcode == "scatter" else 0
-        else:
-            return size
-    return min(size, total)
-
-
-def _uses(fused: Computation, value: Instruction) -> list[tuple[Instruction, int]]:
-    found = []
-    for user, index in fused.users.get(value.name, []):
-        found += _uses(fused, user) if user.opcode == "bitcast" else [(user, index)]
-    return found
-
-
-def _written(fused: Computation, root: Instruction) -> int:
-    """Returns the bytes that a fusion writes. An in-place update counts only the update."""
-    if root.opcode == "tuple":
-        return sum(_written(fused, fused.instructions[name]) for name in root.operands)
-    if root.opcode == "bitcast" and root.operands[0] in fused.instructions:
-        return min(root.bytes, _written(fused, fused.instructions[root.operands[0]]))
-    if root.opcode in _IN_PLACE:
-        return fused.operand_bytes(root)[_IN_PLACE[root.opcode]]
-    return root.bytes
-
-
-def _scratch(each: Instruction) -> int:
-    """Returns the bytes of the workspace among the outputs of a library call."""
-    if not each.target.startswith("__cu"):
-        return 0
-    shapes = shapes_of(each.type)
-    dtype, sizes = shapes[-1]
-    return bytes_of(f"{dtype}[{','.join(map(str, sizes))}]") if len(shapes) > 1 and dtype in ("u8", "s8") else 0
-
-
-def _only_copies(program: Program, each: Instruction) -> bool:
-    """Returns True if a kernel only copies or transposes."""
-    if each.opcode != "fusion":
-        return each.opcode in ("copy", "copy-start", "transpose")
-    (called,) = each.called("calls")
-    work = {inside.opcode for inside in program.computations[called]} - FREE
-    return bool(work) and work <= {"copy", "transpose"}
-
-
-def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
-    """Returns the dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
-    sizes = computation.operand_bytes(each)
-    given = sum(sizes)
-    # The type of a started collective holds operands and results, but for an all-reduce, which works in place.
-    apart = each.opcode.endswith("-start") and each.opcode != "all-reduce-start"
-    result = each.bytes - given if apart else each.bytes
-    grown = max(given, result) / given if given else 1
-    dtypes = [shapes_of(computation.instructions[name].type)[0][0] for name in each.operands]
-    return [(dtype, round(size * grown)) for dtype, size in zip(dtypes, sizes, strict=True)]
+            for dtype, length in payload(computation, each):
+                exchanged[kind, dtype] += times * length
+    collectives: dict[str, dict[str, int]] = {}
+    for (kind, dtype), length in sorted(exchanged.items()):
+        collectives.setdefault(kind, {})[dtype] = length
+    return Traffic(total, kernels, copies, collectives, dict(sorted(calls.items())))

@@ -1,0 +1,106 @@
+"""Lists what one device does in a step as events: it works, starts to exchange arrays with others, waits for them."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from mpjax.plan.hlo import Instruction, Program
+from mpjax.plan.kernels import COLLECTIVES, moved, payload
+from mpjax.plan.order import Launch, Loop, order_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Kernels that follow each other.
+
+    Attributes:
+      moved: bytes that they read and write.
+    """
+
+    moved: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The start of a collective.
+
+    Attributes:
+      name: the name that a `Wait` refers to.
+      kind: "all-reduce", "all-gather", ...
+      arrays: dtype and bytes of each whole array that is exchanged.
+      moved: bytes that the collective reads and writes in the device's memory.
+      instruction: the instruction, which says who takes part; see `mpjax.plan.groups`.
+    """
+
+    name: str
+    kind: str
+    arrays: tuple[tuple[str, int], ...]
+    moved: int
+    instruction: Instruction
+
+    @property
+    def bytes(self) -> int:
+        """Returns the bytes of all arrays."""
+        return sum(size for _, size in self.arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """The end of a collective: what follows needs its result.
+
+    Attributes:
+      name: the name of the `Start`.
+    """
+
+    name: str
+
+
+Event = Work | Start | Wait
+
+
+def events_of(program: Program) -> list[Event]:
+    """Lists the events of one execution, those of a loop as often as it runs. No two `Work` stand side by side.
+
+    A collective that is one instruction, without `-start` and `-done`, is waited for at once.
+    """
+    return list(_merged(_events(program, order_of(program))))
+
+
+def _events(program: Program, order: tuple[Launch | Loop, ...]) -> Iterator[Event]:
+    for launch in order:
+        if isinstance(launch, Loop):
+            body = list(_merged(_events(program, launch.body)))
+            yield from _repeated(body, launch.trips)
+            continue
+        each = launch.instruction
+        kind = each.opcode.removesuffix("-start").removesuffix("-done")
+        if each.opcode.endswith("-done"):
+            if kind in COLLECTIVES:
+                yield Wait(each.operands[0])
+            continue
+        size = moved(program, launch.computation, each)
+        if kind not in COLLECTIVES:
+            yield Work(size)
+            continue
+        yield Start(each.name, kind, tuple(payload(launch.computation, each)), size, each)
+        if kind == each.opcode:
+            yield Wait(each.name)
+
+
+def _repeated(body: list[Event], trips: int) -> list[Event]:
+    if all(isinstance(event, Work) for event in body):  # a loop of kernels alone may run millions of times
+        return [Work(event.moved * trips) for event in body if isinstance(event, Work)]
+    return body * trips
+
+
+def _merged(events: Iterable[Event]) -> Iterator[Event]:
+    work = None
+    for event in events:
+        if isinstance(event, Work):
+            work = Work(event.moved + (work.moved if work else 0))
+            continue
+        if work:
+            yield work
+        work = None
+        yield event
+    if work:
+        yield work

@@ -1,0 +1,128 @@
+"""Reads which devices take part in a collective, and along which axes of the mesh they lie.
+
+Devices are numbered as in the mesh: row by row, neighbours along the last axis.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from mpjax.plan.hlo import Instruction
+
+
+Groups = tuple[tuple[int, ...], ...]
+
+_LISTED = re.compile(r"\b(?:replica_groups|source_target_pairs)=\{((?:\{[\d, ]*\}[, ]*)*)\}")
+_IOTA = re.compile(r"\breplica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"\breplica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? \{([^}]*)\}")
+_ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_AXIS = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
+
+
+def groups_of(each: Instruction, devices: int) -> Groups:
+    """Returns the groups of devices that exchange with each other; the pairs of a collective-permute.
+
+    Reads the forms that XLA writes: lists, `[4,2]<=[2,4]T(1,0)` (rows of the numbers 0 to 7 in that shape, transposed)
+    and `mesh['x'=2,'y'=4] {'x'}` (groups along some axes of a mesh). No groups at all mean one of all devices. A
+    program of one replica may name only that replica and mean all its partitions.
+
+    Raises:
+      ValueError: the instruction has groups in another form.
+    """
+    text = each.attributes
+    if found := _LISTED.search(text):
+        groups = tuple(_numbers(group) for group in re.findall(r"\{([\d, ]*)\}", found[1]))
+    elif found := _IOTA.search(text):
+        groups = _rows(_ordered(found[2], found[3]).reshape(_numbers(found[1])))
+    elif found := _MESH.search(text):
+        groups = _along_mesh(found[1], found[2] or "", found[3])
+    elif "replica_groups=" in text:
+        raise ValueError(f"unknown form of replica groups in {text[:200]!r}")
+    else:
+        groups = ()
+    replicas = groups == ((0,),) and "channel_id=" in text and "use_global_device_ids=true" not in text
+    return (tuple(range(devices)),) if replicas or not groups else groups
+
+
+def along(axes: Iterable[str], sizes: Mapping[str, int]) -> Groups:
+    """Returns the groups of the devices that differ only in their places along some axes of a mesh.
+
+    >>> along(["fsdp"], {"data": 2, "fsdp": 2})
+    ((0, 1), (2, 3))
+
+    Args:
+      axes: names of axes.
+      sizes: the size of each axis of the mesh, in order.
+    """
+    chosen = [place for place, name in enumerate(sizes) if name in set(axes)]
+    return _lines(np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values())), chosen)
+
+
+def axes_of(each: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+    """Returns the axes of a mesh along which a collective exchanges; none for groups of one device each.
+
+    The axes of a collective-permute are those along which any pair differs.
+
+    Args:
+      each: the collective.
+      sizes: the size of each axis of the mesh, in order.
+
+    Returns:
+      The axes in the order of the mesh, without those of size 1; None if the groups lie along no product of axes.
+    """
+    groups = groups_of(each, math.prod(sizes.values()))
+    long = [name for name, size in sizes.items() if size > 1]
+    if each.opcode.startswith("collective-permute"):
+        places = np.asarray(np.unravel_index(np.asarray(groups), tuple(sizes.values())))  # axis, pair, end
+        moved = (places[:, :, 0] != places[:, :, 1]).any(axis=1)
+        return tuple(name for name, differs in zip(sizes, moved, strict=True) if differs)
+    wanted = {frozenset(group) for group in groups}
+    for count in range(len(long) + 1):
+        for axes in itertools.combinations(long, count):
+            if {frozenset(group) for group in along(axes, sizes)} == wanted:
+                return axes
+    return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+def _rows(table: np.ndarray) -> Groups:
+    return tuple(tuple(row) for row in table.tolist())
+
+
+def _lines(table: np.ndarray, axes: Sequence[int]) -> Groups:
+    """Returns the entries of an array that differ only in their places along some axes, as groups."""
+    others = [axis for axis in range(table.ndim) if axis not in axes]
+    return _rows(table.transpose(*others, *axes).reshape(-1, math.prod(table.shape[axis] for axis in axes)))
+
+
+def _ordered(shape: str, order: str | None) -> np.ndarray:
+    """Returns the numbers from 0 in a shape, with its axes in another order: "2,4" and "1,0" have the shape (4, 2)."""
+    numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+    return numbers.transpose(_numbers(order)) if order else numbers
+
+
+def _along_mesh(mesh: str, devices: str, axes: str) -> Groups:
+    """Reads `'x'=2,'y'=4`, the order of the devices, and `'x'`, or `'y':(1)2`: the first of the parts 2 x 2 of y."""
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
+    split: dict[str, list[tuple[int, int]]] = {}
+    for name, before, size in _AXIS.findall(axes):
+        split.setdefault(name, []).append((int(before or 1), int(size or sizes[name])))
+    shape, chosen = [], []
+    for name, size in sizes.items():
+        done = 1
+        for before, part in sorted(split.get(name, [])):
+            shape += [before // done, part]
+            chosen.append(len(shape) - 1)
+            done = before * part
+        shape.append(size // done)
+    if found := _ORDER.fullmatch(devices):
+        numbers = _ordered(found[1], found[2])
+    else:
+        numbers = np.asarray(_numbers(devices) or range(math.prod(sizes.values())))
+    return _lines(numbers.reshape(shape), chosen)

@@ -1,0 +1,116 @@
+"""Counts the bytes that one kernel reads and writes, or that one collective exchanges.
+
+The bytes are an upper bound. Each kernel is assumed to read its operands from memory and to write its result there,
+even if the previous kernel left them in a cache.
+"""
+
+from mpjax.plan.hlo import Computation, Instruction, Program, bytes_of, shapes_of
+
+
+FREE = {
+    "add-dependency",
+    "after-all",
+    "bitcast",
+    "constant",
+    "get-tuple-element",
+    "opt-barrier",
+    "parameter",
+    "partition-id",
+    "replica-id",
+    "tuple",
+}
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_IN_PART = {"dynamic-slice", "gather", "slice"}
+"""Operations that read as many bytes of their first operand as they return."""
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
+"""Operations that update their first operand in place, and the index of the operand that holds the update."""
+
+
+def moved(program: Program, computation: Computation, each: Instruction) -> int:
+    """Returns the bytes that a kernel reads and writes."""
+    sizes = computation.operand_bytes(each)
+    if each.opcode == "fusion":
+        (called,) = each.called("calls")
+        fused = program.computations[called]
+        return sum(_read(fused, number, size) for number, size in enumerate(sizes)) + _written(fused, fused.root)
+    if each.opcode in _IN_PART:
+        return 2 * each.bytes + sum(sizes[1:])
+    if each.opcode in _IN_PLACE:
+        return 2 * sizes[_IN_PLACE[each.opcode]]
+    if _holds_operands(each):
+        return each.bytes
+    return sum(sizes) + each.bytes - _scratch(each)
+
+
+def _read(fused: Computation, number: int, size: int) -> int:
+    """Returns the bytes that a fusion reads of an operand: all, unless every use reads only a part."""
+    if number not in fused.parameters:
+        return size
+    total = 0
+    for user, index in _uses(fused, fused.parameters[number]):
+        if index == 0 and user.opcode in _IN_PART:
+            total += user.bytes
+        elif index == 0 and user.opcode in _IN_PLACE:
+            # A scatter reads the old values to add to them. A slice update overwrites them.
+            total += fused.operand_bytes(user)[2] if user.opcode == "scatter" else 0
+        else:
+            return size
+    return min(size, total)
+
+
+def _uses(fused: Computation, value: Instruction) -> list[tuple[Instruction, int]]:
+    found = []
+    for user, index in fused.users.get(value.name, []):
+        found += _uses(fused, user) if user.opcode == "bitcast" else [(user, index)]
+    return found
+
+
+def _written(fused: Computation, root: Instruction) -> int:
+    """Returns the bytes that a fusion writes. An in-place update counts only the update."""
+    if root.opcode == "tuple":
+        return sum(_written(fused, fused.instructions[name]) for name in root.operands)
+    if root.opcode == "bitcast" and root.operands[0] in fused.instructions:
+        return min(root.bytes, _written(fused, fused.instructions[root.operands[0]]))
+    if root.opcode in _IN_PLACE:
+        return fused.operand_bytes(root)[_IN_PLACE[root.opcode]]
+    return root.bytes
+
+
+def _scratch(each: Instruction) -> int:
+    """Returns the bytes of the workspace among the outputs of a library call."""
+    if not each.target.startswith("__cu"):
+        return 0
+    shapes = shapes_of(each.type)
+    dtype, sizes = shapes[-1]
+    return bytes_of(f"{dtype}[{','.join(map(str, sizes))}]") if len(shapes) > 1 and dtype in ("u8", "s8") else 0
+
+
+def only_copies(program: Program, each: Instruction) -> bool:
+    """Returns True if a kernel only copies or transposes."""
+    if each.opcode != "fusion":
+        return each.opcode in ("copy", "copy-start", "transpose")
+    (called,) = each.called("calls")
+    work = {inside.opcode for inside in program.computations[called]} - FREE
+    return bool(work) and work <= {"copy", "transpose"}
+
+
+def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
+    """Returns the dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
+    sizes = computation.operand_bytes(each)
+    given = sum(sizes)
+    result = each.bytes - given if _holds_operands(each) else each.bytes
+    grown = max(given, result) / given if given else 1
+    dtypes = [shapes_of(computation.instructions[name].type)[0][0] for name in each.operands]
+    return [(dtype, round(size * grown)) for dtype, size in zip(dtypes, sizes, strict=True)]
+
+
+def _holds_operands(each: Instruction) -> bool:
+    """Returns True if the type holds operands and results: any `-start` but that of an all-reduce, which is in place."""
+    return each.opcode.endswith("-start") and each.opcode != "all-reduce-start"

@@ -1,0 +1,82 @@
+"""Lists what a device launches in one execution of a program, in order: kernels, library calls and collectives."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from mpjax.plan.hlo import Computation, Instruction, Program
+from mpjax.plan.kernels import FREE, moved
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One instruction that a device launches, or the `-done` of one that it waits for.
+
+    Attributes:
+      instruction: the instruction.
+      computation: the computation that it stands in.
+    """
+
+    instruction: Instruction
+    computation: Computation
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A while loop.
+
+    Attributes:
+      trips: how often the body is executed; 1 if XLA does not know it.
+      body: what each execution launches.
+    """
+
+    trips: int
+    body: "tuple[Launch | Loop, ...]"
+
+
+def order_of(program: Program) -> tuple[Launch | Loop, ...]:
+    """Lists the launches of the entry computation and of the computations that it calls.
+
+    The order of a scheduled program's text is the order of execution. Of the branches of a conditional the list has the
+    one that moves the most bytes, because the branch taken is not known.
+    """
+    return tuple(_launches(program, program.computations[program.entry]))
+
+
+def counted(order: tuple[Launch | Loop, ...], times: int = 1) -> Iterator[tuple[Launch, int]]:
+    """Yields each launch once, with the number of its executions."""
+    for each in order:
+        if isinstance(each, Loop):
+            yield from counted(each.body, times * each.trips)
+        else:
+            yield each, times
+
+
+def _launches(program: Program, computation: Computation) -> Iterator[Launch | Loop]:
+    for each in computation:
+        kind = each.opcode
+        if kind in FREE or kind.endswith("-update"):
+            continue
+        if kind == "while":
+            (body,) = each.called("body")
+            yield Loop(each.trips, tuple(_launches(program, program.computations[body])))
+        elif kind in ("call", "async-start"):
+            for called in each.called("to_apply", "calls"):
+                yield from _launches(program, program.computations[called])
+        elif kind == "conditional":
+            yield from _largest(program, each)
+        else:
+            yield Launch(each, computation)
+
+
+def _largest(program: Program, conditional: Instruction) -> tuple[Launch | Loop, ...]:
+    names = conditional.called("branch_computations", "to_apply")
+    branches = [tuple(_launches(program, program.computations[name])) for name in names]
+    return max(branches, key=lambda branch: _moved(program, branch), default=())
+
+
+def _moved(program: Program, order: tuple[Launch | Loop, ...]) -> int:
+    return sum(
+        times * moved(program, each.computation, each.instruction)
+        for each, times in counted(order)
+        if not each.instruction.opcode.endswith("-done")
+    )
