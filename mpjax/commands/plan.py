@@ -21,7 +21,7 @@ from mpjax.plan.measure import Measured, is_here, measure_step
 from mpjax.plan.plot import plot_plans
 from mpjax.plan.shapes import batch_shapes, planned_fields
 from mpjax.plan.step import Step, wide
-from mpjax.plan.table import plan_table, title
+from mpjax.plan.table import plan_table, scaling_table, scaling_title, title
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import make_state
 
@@ -33,6 +33,12 @@ EPOCH = 1000
 LEFT_OUT = (
     "Rates are from data sheets. Traffic is an upper bound: it assumes that no kernel reads from a cache what the one "
     "before wrote. Workspaces of convolutions are chosen on the device and not included; see docs/plan.md."
+)
+
+
+SCALING = (
+    "Expected times let collectives run at the full rates of the links, without latency. For other numbers of GPUs, the "
+    "groups of the program's collectives grow; its kernels and arrays stay as compiled."
 )
 
 
@@ -159,6 +165,12 @@ def _print(settings: Plan, plans: list[Estimate]) -> None:
         say(title(own))
         console.print(plan_table(own))
         say("")
+        if own[0].communication:
+            say(scaling_title(own[0], own[0].communication))
+            console.print(scaling_table(own))
+            say("")
     say(LEFT_OUT)
+    if settings.devices > 1:
+        say(SCALING)
     if settings.plot:
         say(f"plot: {settings.plot}")

@@ -2,6 +2,9 @@
 
 Rates are those of NVIDIA's data sheets without sparsity, for the SXM form if there are several. A GPU under load is
 slower. Memory is the size that CUDA reports to a program, which is less than the data sheet's.
+
+Links are those of NVIDIA's own systems with eight such GPUs; other hosts may have fewer network adapters. Data sheets
+give NVLink and PCIe in both directions together, and networks in bits/s. The table has bytes/s in one direction.
 """
 
 import dataclasses
@@ -28,7 +31,11 @@ class Gpu:
       shared_per_block: maximum bytes of shared memory per block.
       flops: peak operations/s of matrix products and convolutions, by dtype of the operands. "tensorfloat32" is float32
         with inputs rounded to 10 bits of mantissa, XLA's default for float32 on GPUs that support it.
+      link: bandwidth from one GPU to the others of its host, bytes/s in one direction.
+      network: a GPU's part of the bandwidth from its host to others, bytes/s in one direction. None if NVIDIA builds no
+        host with such GPUs.
       source: the data sheet of the rates.
+      links: the data sheet of the links.
     """
 
     name: str
@@ -43,12 +50,18 @@ class Gpu:
     shared: int
     shared_per_block: int
     flops: Mapping[str, float]
+    link: float
+    network: float | None
     source: str
+    links: str
 
     def rate(self, dtype: str) -> float:
         """Returns the peak operations/s for operands of a dtype, or the float32 rate if the GPU has no units for it."""
         return self.flops.get(dtype, self.flops["float32"])
 
+
+HOST = 8
+"""GPUs in a host."""
 
 _KIB = 1024
 _TERA = 1e12
@@ -71,7 +84,10 @@ GPUS: Mapping[GpuName, Gpu] = {
         shared=96 * _KIB,
         shared_per_block=96 * _KIB,
         flops=_flops(float64=7.8, float32=15.7, float16=125),
+        link=150e9,
+        network=6.25e9,
         source="NVIDIA V100 data sheet, January 2020 (SXM2)",
+        links="NVIDIA V100 data sheet (NVLink 300 GB/s) and DGX-1 data sheet (4 x 100 Gb/s InfiniBand)",
     ),
     "a100": Gpu(
         name="NVIDIA A100-SXM4-80GB",
@@ -85,7 +101,10 @@ GPUS: Mapping[GpuName, Gpu] = {
         shared=164 * _KIB,
         shared_per_block=163 * _KIB,
         flops=_flops(float64=19.5, float32=19.5, tensorfloat32=156, bfloat16=312, float16=312),
+        link=300e9,
+        network=25e9,
         source="NVIDIA A100 80GB data sheet, June 2021 (SXM4)",
+        links="NVIDIA A100 data sheet (NVLink 600 GB/s) and DGX A100 data sheet (8 x 200 Gb/s InfiniBand for compute)",
     ),
     "l4": Gpu(
         name="NVIDIA L4",
@@ -100,7 +119,10 @@ GPUS: Mapping[GpuName, Gpu] = {
         shared=100 * _KIB,
         shared_per_block=99 * _KIB,
         flops=_flops(float64=0.47, float32=30.3, tensorfloat32=60, bfloat16=121, float16=121),
+        link=32e9,
+        network=None,
         source="NVIDIA L4 data sheet, 2023, where tensor core rates are given with sparsity: half of them",
+        links="NVIDIA L4 data sheet (PCIe Gen4 x16, 64 GB/s), as if no two GPUs shared a switch; no NVLink",
     ),
     "h100": Gpu(
         name="NVIDIA H100 80GB HBM3",
@@ -114,7 +136,10 @@ GPUS: Mapping[GpuName, Gpu] = {
         shared=228 * _KIB,
         shared_per_block=227 * _KIB,
         flops=_flops(float64=67, float32=67, tensorfloat32=494.5, bfloat16=989.5, float16=989.5),
+        link=450e9,
+        network=50e9,
         source="NVIDIA H100 data sheet (SXM5), where tensor core rates are given with sparsity: half of them",
+        links="NVIDIA H100 data sheet (NVLink 900 GB/s) and DGX H100 data sheet (8 x 400 Gb/s ConnectX-7)",
     ),
     "h200": Gpu(
         name="NVIDIA H200",
@@ -128,7 +153,10 @@ GPUS: Mapping[GpuName, Gpu] = {
         shared=228 * _KIB,
         shared_per_block=227 * _KIB,
         flops=_flops(float64=67, float32=67, tensorfloat32=494.5, bfloat16=989.5, float16=989.5),
+        link=450e9,
+        network=50e9,
         source="NVIDIA H200 data sheet (SXM), where tensor core rates are given with sparsity: half of them",
+        links="NVIDIA H200 data sheet (NVLink 900 GB/s) and DGX H200 data sheet (8 x 400 Gb/s ConnectX-7)",
     ),
     "b200": Gpu(
         name="NVIDIA B200",
@@ -142,7 +170,10 @@ GPUS: Mapping[GpuName, Gpu] = {
         shared=228 * _KIB,
         shared_per_block=227 * _KIB,
         flops=_flops(float64=37, float32=75, tensorfloat32=1125, bfloat16=2250, float16=2250),
+        link=900e9,
+        network=50e9,
         source="NVIDIA DGX B200 and HGX B200 data sheets, an eighth of the system's, half where with sparsity",
+        links="NVIDIA DGX B200 data sheet (NVLink 14.4 TB/s for 8 GPUs; 8 x 400 Gb/s ConnectX-7)",
     ),
 }
 

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from mpjax.config.commands import GpuName
 from mpjax.errors import UsageError
+from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.devices import GPUS, Gpu
+from mpjax.plan.events import events_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
@@ -82,6 +84,7 @@ class Estimate:
       overlap: the share of the bytes between devices that have a kernel between start and end.
       flops: operations by dtype.
       roofline: lower bounds of the time.
+      communication: the exchange between devices and the time with it; None for one device.
       fit: the largest batch; None if not requested, or if memory does not grow with the batch.
       measured: the step timed on the GPU itself; None if the step was not timed.
     """
@@ -97,6 +100,7 @@ class Estimate:
     overlap: float
     flops: Mapping[str, float]
     roofline: Roofline
+    communication: Communication | None = None
     fit: Fit | None = None
     measured: Measured | None = None
 
@@ -152,7 +156,8 @@ def estimates(
         def plan(gpu: GpuName, number: int) -> Estimate:
             program = programs[gpu, number].result()
             hlo = parse(program.executable.as_text())
-            traffic = traffic_of(hlo)
+            traffic, events = traffic_of(hlo), events_of(hlo)
+            bounds = roofline(GPUS[gpu], program.flops, traffic.bytes)
             used, policy = _attention(steps[number], traffic), steps[number].policy
             require_attention(attention, used, gpu=gpu, policy=policy)
             return Estimate(
@@ -164,9 +169,14 @@ def estimates(
                 memory=program.memory,
                 limit=round(GPUS[gpu].memory * memory_fraction),
                 traffic=traffic,
-                overlap=overlap_of(hlo).share,
+                overlap=overlap_of(events).share,
                 flops=program.flops,
-                roofline=roofline(GPUS[gpu], program.flops, traffic.bytes),
+                roofline=bounds,
+                communication=communication_of(
+                    events, GPUS[gpu], bounds.seconds / traffic.bytes, mesh=steps[number].sizes, devices=devices
+                )
+                if devices > 1
+                else None,
             )
 
         found: dict[tuple[GpuName, int], Estimate]

@@ -112,5 +112,5 @@ def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]
 
 
 def _holds_operands(each: Instruction) -> bool:
-    """Returns True if the type holds operands and results: any `-start` but that of an all-reduce, which is in place."""
+    """Returns True if the type holds operands and results, as any `-start` does but that of an all-reduce."""
     return each.opcode.endswith("-start") and each.opcode != "all-reduce-start"

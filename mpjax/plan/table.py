@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from mpjax.plan.devices import GPUS
+from mpjax.plan.communication import Communication
+from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate
+from mpjax.plan.timeline import Timing
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
 
@@ -23,13 +25,22 @@ def title(plans: Sequence[Estimate]) -> str:
 
 def plan_table(plans: Sequence[Estimate]):
     """Builds a rich table of the plans for one kind of GPU, with one column per policy."""
+    return _table("per step and GPU", plans, rows(plans))
+
+
+def scaling_table(plans: Sequence[Estimate]):
+    """Builds a rich table of the time of a step and its efficiency by number of GPUs, with one column per policy."""
+    return _table("GPUs", plans, scaling_rows(plans))
+
+
+def _table(header: str, plans: Sequence[Estimate], lines: Sequence[tuple[str, list[str]]]):
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
-    table.add_column("per step and GPU", no_wrap=True)
+    table.add_column(header, no_wrap=True)
     for plan in plans:
         table.add_column(plan.policy, justify="right", overflow="fold")
-    for label, cells in rows(plans):
+    for label, cells in lines:
         table.add_row(label, *cells)
     return table
 
@@ -38,6 +49,30 @@ def rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
     """Returns the label and cells of each row. Rows without any content are left out."""
     found = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
     return [(label, cells) for label, cells in found if any(cells)]
+
+
+def scaling_title(plan: Estimate, communication: Communication) -> str:
+    """Returns the title of a scaling table, or what to write instead if there is nothing to show in one."""
+    gpu, axis = GPUS[plan.gpu], f"--mesh.{communication.grows}"
+    if not communication.scaling:
+        return (
+            f"{axis} is 1 here, so the program says nothing about more: for scaling, plan --devices {2 * plan.devices}"
+        )
+    between = f", {gpu.network / 1e9:g} GB/s per GPU between hosts" if gpu.network else "; no network is known"
+    return (
+        f"expected step and efficiency by number of GPUs: {plan.batch / plan.devices:g} examples on each, {axis} grows; "
+        f"{gpu.link / 1e9:g} GB/s within a host of {HOST}{between}"
+    )
+
+
+def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
+    """Returns the number of GPUs of each row, and each policy's time of a step and efficiency."""
+    found: dict[int, list[str]] = {}
+    for plan in plans:
+        for scale in plan.communication.scaling if plan.communication else ():
+            cell = f"{duration(scale.timing.step)} {scale.efficiency:4.0%}"
+            found.setdefault(scale.devices, []).append(cell)
+    return [(str(devices), cells) for devices, cells in found.items()]
 
 
 def size(count: float) -> str:
@@ -94,6 +129,11 @@ def _measured_peak(plan: Estimate) -> str:
     return f"{size(plan.measured.peak)} (planned {plan.memory.total / plan.measured.peak - 1:+.0%})"
 
 
+def _timed(text: Callable[[Timing], str]) -> "Text":
+    """Returns the text of a plan's timing; empty without communication, or if the network is not known."""
+    return lambda plan: text(plan.communication.timing) if plan.communication and plan.communication.timing else ""
+
+
 Text = Callable[[Estimate], str]
 
 _ROWS: list[tuple[str, Text]] = [
@@ -120,6 +160,7 @@ _ROWS: list[tuple[str, Text]] = [
 _ENDS: list[tuple[str, Text]] = [
     ("examples/s at best", lambda plan: f"{plan.items_per_second:.0f}"),
     ("  without overlap", lambda plan: f"{plan.batch / plan.roofline.serial:.0f}"),
+    ("  with communication", lambda plan: _timed(lambda timing: f"{plan.batch / timing.step:.0f}")(plan)),
     ("measured step", _measured),
     ("measured examples/s", lambda plan: f"{plan.batch / plan.measured.seconds:.0f}" if plan.measured else ""),
     ("measured peak memory", _measured_peak),
@@ -127,12 +168,31 @@ _ENDS: list[tuple[str, Text]] = [
 
 
 def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
-    kinds = sorted({(kind, dtype) for plan in plans for kind, by in plan.traffic.collectives.items() for dtype in by})
+    """Returns a row for each collective, dtype and axes of the mesh, and the rows of their time."""
+    kinds = sorted(
+        {
+            (kind, dtype, axes)
+            for plan in plans
+            for kind, by_dtype in (plan.communication.bytes.items() if plan.communication else ())
+            for dtype, by_axes in by_dtype.items()
+            for axes in by_axes
+        }
+    )
 
-    def cell(kind: str, dtype: str) -> Text:
-        return lambda plan: _optional_size(plan.traffic.collectives.get(kind, {}).get(dtype, 0))
+    def cell(kind: str, dtype: str, axes: str) -> Text:
+        return lambda plan: (
+            _optional_size(plan.communication.bytes.get(kind, {}).get(dtype, {}).get(axes, 0))
+            if plan.communication
+            else ""
+        )
 
     def hidden(plan: Estimate) -> str:
         return f"{plan.overlap:.0%}" if plan.traffic.collectives else ""
 
-    return [*((f"{kind} {dtype}", cell(kind, dtype)) for kind, dtype in kinds), ("  while kernels run", hidden)]
+    return [
+        *((f"{kind} {dtype}, {axes}", cell(kind, dtype, axes)) for kind, dtype, axes in kinds),
+        ("  while kernels run", hidden),
+        ("time of communication", _timed(lambda timing: duration(timing.communication))),
+        ("  exposed", _timed(lambda timing: duration(timing.exposed))),
+        ("expected step", _timed(lambda timing: duration(timing.step))),
+    ]

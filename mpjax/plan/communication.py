@@ -1,0 +1,125 @@
+"""Predicts the communication of a step: bytes by mesh axis, the time with it, and how that scales to more GPUs."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+from mpjax.plan.devices import Gpu
+from mpjax.plan.events import Event, Start
+from mpjax.plan.groups import along, axes_of, groups_of
+from mpjax.plan.links import Reach, duration_of, reach_of
+from mpjax.plan.timeline import Timing, simulate
+from mpjax.training.layout import DATA
+from mpjax.training.mesh import settle
+
+
+COUNTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Numbers of GPUs for which a step's time is predicted."""
+
+OTHER = "other groups"
+"""Stands for the axes of a collective whose groups lie along no product of axes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """A step on some number of GPUs, with the same batch on each.
+
+    Attributes:
+      devices: number of GPUs.
+      timing: the predicted time.
+      efficiency: the time of the kernels alone, as a share of the predicted time.
+    """
+
+    devices: int
+    timing: Timing
+    efficiency: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """The communication of a step.
+
+    Attributes:
+      bytes: bytes of whole arrays by collective, dtype and axes: {"all-reduce": {"f32": {"data+fsdp": 1024}}}.
+      timing: the predicted time on the devices of the plan; None if the network between hosts is not known.
+      grows: the axis of the mesh that grows with the number of GPUs.
+      scaling: the predicted time by number of GPUs. Empty if the axis has one device, because the program then has no
+        collectives along it.
+    """
+
+    bytes: Mapping[str, Mapping[str, Mapping[str, int]]]
+    timing: Timing | None
+    grows: str
+    scaling: Sequence[Scale]
+
+
+def communication_of(
+    events: Sequence[Event], gpu: Gpu, pace: float, *, mesh: Mapping[str, int], devices: int
+) -> Communication:
+    """Predicts the communication of a program that was compiled for several devices.
+
+    To predict other numbers of GPUs, the groups of the program's collectives grow along one axis; its kernels and the
+    sizes of its arrays stay what they are.
+
+    Args:
+      events: the events of the program.
+      gpu: the GPU.
+      pace: seconds per byte that kernels read or write.
+      mesh: the sizes of the mesh as the user gave them. The axis of size -1 grows, or `data`.
+      devices: the number of devices that the program was compiled for.
+    """
+    sizes = settle(mesh, devices)
+    grows = next((name for name, size in mesh.items() if size == -1), DATA)
+    axes = {event.name: axes_of(event.instruction, sizes) for event in events if isinstance(event, Start)}
+
+    def timing(count: int) -> Timing | None:
+        grown = {**sizes, grows: count * sizes[grows] // devices}
+        reach = functools.cache(lambda names: reach_of(along(names, grown)))
+
+        def reach_for(start: Start) -> Reach:
+            names = axes[start.name]
+            return _as_compiled(start, devices, count) if names is None else reach(names)
+
+        return _timing(events, gpu, pace, reach_for)
+
+    alone = simulate(events, pace, lambda _: 0.0).step
+    counts = sorted({*COUNTS, devices}) if sizes[grows] > 1 else []
+    found = {count: timing(count) for count in counts if count * sizes[grows] % devices == 0}
+    return Communication(
+        bytes=_bytes(events, axes),
+        timing=timing(devices),
+        grows=grows,
+        scaling=[Scale(count, each, alone / each.step) for count, each in found.items() if each],
+    )
+
+
+def label(axes: Iterable[str] | None) -> str:
+    """Returns the name of a product of axes: "data+fsdp"."""
+    return OTHER if axes is None else "+".join(axes) or "one device"
+
+
+def _as_compiled(start: Start, devices: int, count: int) -> Reach:
+    """Returns the reach of groups that are not known to grow: as compiled, without the devices beyond `count`."""
+    groups = (tuple(id for id in group if id < count) for group in groups_of(start.instruction, devices))
+    return reach_of(tuple(group for group in groups if group))
+
+
+def _timing(events, gpu: Gpu, pace: float, reach_for) -> Timing | None:
+    durations = {
+        event.name: duration_of(event.kind, event.bytes, reach_for(event), gpu)
+        for event in events
+        if isinstance(event, Start)
+    }
+    known = {name: seconds for name, seconds in durations.items() if seconds is not None}
+    return simulate(events, pace, lambda start: known[start.name]) if len(known) == len(durations) else None
+
+
+def _bytes(events: Iterable[Event], axes: Mapping[str, tuple[str, ...] | None]) -> dict[str, dict[str, dict[str, int]]]:
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for event in events:
+        if isinstance(event, Start):
+            for dtype, size in event.arrays:
+                by_axes = found.setdefault(event.kind, {}).setdefault(dtype, {})
+                name = label(axes[event.name])
+                by_axes[name] = by_axes.get(name, 0) + size
+    return found
