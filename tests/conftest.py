@@ -121,9 +121,11 @@ def small():
 @pytest.fixture
 def plan_of():
     """Makes plans of round numbers, for what shows them."""
+    from mpjax.plan.communication import Communication, Scale
     from mpjax.plan.estimate import Estimate, Roofline
     from mpjax.plan.measure import Measured
     from mpjax.plan.memory import Fit, Memory
+    from mpjax.plan.timeline import Timing
     from mpjax.plan.traffic import Traffic
 
     def make(policy: str = "float32", gpu="h100", *, measured: bool = False):
@@ -140,6 +142,15 @@ def plan_of():
             traffic=Traffic(8_000_000_000 // (1 + half), 321, 1_000_000, {"all-reduce": {"f32": 1_000_000_000}}, {}),
             flops={"bfloat16" if half else "tensorfloat32": 3e12},
             roofline=Roofline(compute=0.002, traffic=0.008 / (1 + half)),
+            communication=Communication(
+                bytes={"all-reduce": {"f32": {"data": 1_000_000_000}}},
+                timing=Timing(communication=0.004, exposed=0.002, step=0.01),
+                grows="data",
+                scaling=[
+                    Scale(1, Timing(communication=0, exposed=0, step=0.008), 1.0),
+                    Scale(8, Timing(communication=0.004, exposed=0.002, step=0.01), 0.8),
+                ],
+            ),
             fit=Fit(150 * (1 + half), compiled=False),
             measured=Measured(0.01, (0.009, 0.011), 46_000_000_000, "NVIDIA H100 80GB HBM3") if measured else None,
         )

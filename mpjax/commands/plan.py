@@ -19,9 +19,10 @@ from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.measure import Measured, is_here, measure_step
 from mpjax.plan.plot import plot_plans
+from mpjax.plan.scaling import scaling_table, scaling_title
 from mpjax.plan.shapes import batch_shapes, planned_fields
 from mpjax.plan.step import Step, wide
-from mpjax.plan.table import plan_table, scaling_table, scaling_title, title
+from mpjax.plan.table import plan_table, title
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import make_state
 
@@ -37,7 +38,7 @@ LEFT_OUT = (
 
 
 SCALING = (
-    "Expected times let collectives run at the full rates of the links, without latency. For other numbers of GPUs, the "
+    "Expected times let collectives run at the full rates of the links, without latency. For other numbers of GPUs the "
     "groups of the program's collectives grow; its kernels and arrays stay as compiled."
 )
 
@@ -165,9 +166,10 @@ def _print(settings: Plan, plans: list[Estimate]) -> None:
         say(title(own))
         console.print(plan_table(own))
         say("")
-        if own[0].communication:
-            say(scaling_title(own[0], own[0].communication))
-            console.print(scaling_table(own))
+        if settings.devices > 1:
+            say(scaling_title(own))
+            if own[0].communication.scaling:
+                console.print(scaling_table(own))
             say("")
     say(LEFT_OUT)
     if settings.devices > 1:

@@ -84,7 +84,7 @@ class Estimate:
       overlap: the share of the bytes between devices that have a kernel between start and end.
       flops: operations by dtype.
       roofline: lower bounds of the time.
-      communication: the exchange between devices and the time with it; None for one device.
+      communication: the bytes that devices exchange, and the time with it.
       fit: the largest batch; None if not requested, or if memory does not grow with the batch.
       measured: the step timed on the GPU itself; None if the step was not timed.
     """
@@ -100,7 +100,7 @@ class Estimate:
     overlap: float
     flops: Mapping[str, float]
     roofline: Roofline
-    communication: Communication | None = None
+    communication: Communication
     fit: Fit | None = None
     measured: Measured | None = None
 
@@ -174,9 +174,7 @@ def estimates(
                 roofline=bounds,
                 communication=communication_of(
                     events, GPUS[gpu], bounds.seconds / traffic.bytes, mesh=steps[number].sizes, devices=devices
-                )
-                if devices > 1
-                else None,
+                ),
             )
 
         found: dict[tuple[GpuName, int], Estimate]

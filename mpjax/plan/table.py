@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from mpjax.plan.communication import Communication
-from mpjax.plan.devices import GPUS, HOST
+from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate
 from mpjax.plan.timeline import Timing
 from mpjax.precision.casting.flops import TENSORFLOAT32
@@ -25,15 +24,17 @@ def title(plans: Sequence[Estimate]) -> str:
 
 def plan_table(plans: Sequence[Estimate]):
     """Builds a rich table of the plans for one kind of GPU, with one column per policy."""
-    return _table("per step and GPU", plans, rows(plans))
+    return columns("per step and GPU", plans, rows(plans))
 
 
-def scaling_table(plans: Sequence[Estimate]):
-    """Builds a rich table of the time of a step and its efficiency by number of GPUs, with one column per policy."""
-    return _table("GPUs", plans, scaling_rows(plans))
+def columns(header: str, plans: Sequence[Estimate], lines: Sequence[tuple[str, list[str]]]):
+    """Builds a rich table with one column per policy.
 
-
-def _table(header: str, plans: Sequence[Estimate], lines: Sequence[tuple[str, list[str]]]):
+    Args:
+      header: the title of the first column.
+      plans: the plans, one per column.
+      lines: the label and cells of each row.
+    """
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
@@ -49,30 +50,6 @@ def rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
     """Returns the label and cells of each row. Rows without any content are left out."""
     found = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
     return [(label, cells) for label, cells in found if any(cells)]
-
-
-def scaling_title(plan: Estimate, communication: Communication) -> str:
-    """Returns the title of a scaling table, or what to write instead if there is nothing to show in one."""
-    gpu, axis = GPUS[plan.gpu], f"--mesh.{communication.grows}"
-    if not communication.scaling:
-        return (
-            f"{axis} is 1 here, so the program says nothing about more: for scaling, plan --devices {2 * plan.devices}"
-        )
-    between = f", {gpu.network / 1e9:g} GB/s per GPU between hosts" if gpu.network else "; no network is known"
-    return (
-        f"expected step and efficiency by number of GPUs: {plan.batch / plan.devices:g} examples on each, {axis} grows; "
-        f"{gpu.link / 1e9:g} GB/s within a host of {HOST}{between}"
-    )
-
-
-def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """Returns the number of GPUs of each row, and each policy's time of a step and efficiency."""
-    found: dict[int, list[str]] = {}
-    for plan in plans:
-        for scale in plan.communication.scaling if plan.communication else ():
-            cell = f"{duration(scale.timing.step)} {scale.efficiency:4.0%}"
-            found.setdefault(scale.devices, []).append(cell)
-    return [(str(devices), cells) for devices, cells in found.items()]
 
 
 def size(count: float) -> str:
@@ -129,9 +106,14 @@ def _measured_peak(plan: Estimate) -> str:
     return f"{size(plan.measured.peak)} (planned {plan.memory.total / plan.measured.peak - 1:+.0%})"
 
 
-def _timed(text: Callable[[Timing], str]) -> "Text":
-    """Returns the text of a plan's timing; empty without communication, or if the network is not known."""
-    return lambda plan: text(plan.communication.timing) if plan.communication and plan.communication.timing else ""
+def _with_communication(text: Callable[[Estimate, Timing], str]) -> "Text":
+    """Returns the text of a plan with its timing; empty if nothing is exchanged, or the network is not known."""
+
+    def shown(plan: Estimate) -> str:
+        timing = plan.communication.timing
+        return text(plan, timing) if timing and plan.communication.bytes else ""
+
+    return shown
 
 
 Text = Callable[[Estimate], str]
@@ -160,7 +142,7 @@ _ROWS: list[tuple[str, Text]] = [
 _ENDS: list[tuple[str, Text]] = [
     ("examples/s at best", lambda plan: f"{plan.items_per_second:.0f}"),
     ("  without overlap", lambda plan: f"{plan.batch / plan.roofline.serial:.0f}"),
-    ("  with communication", lambda plan: _timed(lambda timing: f"{plan.batch / timing.step:.0f}")(plan)),
+    ("  with communication", _with_communication(lambda plan, timing: f"{plan.batch / timing.step:.0f}")),
     ("measured step", _measured),
     ("measured examples/s", lambda plan: f"{plan.batch / plan.measured.seconds:.0f}" if plan.measured else ""),
     ("measured peak memory", _measured_peak),
@@ -168,31 +150,25 @@ _ENDS: list[tuple[str, Text]] = [
 
 
 def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
-    """Returns a row for each collective, dtype and axes of the mesh, and the rows of their time."""
-    kinds = sorted(
-        {
-            (kind, dtype, axes)
-            for plan in plans
-            for kind, by_dtype in (plan.communication.bytes.items() if plan.communication else ())
-            for dtype, by_axes in by_dtype.items()
-            for axes in by_axes
-        }
-    )
+    """Returns a row for the bytes of each collective, dtype and product of axes, and the rows of their time."""
+    found = [_exchanged(plan) for plan in plans]
 
-    def cell(kind: str, dtype: str, axes: str) -> Text:
-        return lambda plan: (
-            _optional_size(plan.communication.bytes.get(kind, {}).get(dtype, {}).get(axes, 0))
-            if plan.communication
-            else ""
-        )
-
-    def hidden(plan: Estimate) -> str:
-        return f"{plan.overlap:.0%}" if plan.traffic.collectives else ""
+    def cell(key: tuple[str, str, str]) -> Text:
+        return lambda plan: _optional_size(_exchanged(plan).get(key, 0))
 
     return [
-        *((f"{kind} {dtype}, {axes}", cell(kind, dtype, axes)) for kind, dtype, axes in kinds),
-        ("  while kernels run", hidden),
-        ("time of communication", _timed(lambda timing: duration(timing.communication))),
-        ("  exposed", _timed(lambda timing: duration(timing.exposed))),
-        ("expected step", _timed(lambda timing: duration(timing.step))),
+        *((f"{key[0]} {key[1]}, {key[2]}", cell(key)) for key in sorted(set().union(*found))),
+        ("  while kernels run", lambda plan: f"{plan.overlap:.0%}" if plan.communication.bytes else ""),
+        ("time of communication", _with_communication(lambda _, timing: duration(timing.communication))),
+        ("  exposed", _with_communication(lambda _, timing: duration(timing.exposed))),
+        ("expected step", _with_communication(lambda _, timing: duration(timing.step))),
     ]
+
+
+def _exchanged(plan: Estimate) -> dict[tuple[str, str, str], int]:
+    return {
+        (kind, dtype, axes): size
+        for kind, by_dtype in plan.communication.bytes.items()
+        for dtype, by_axes in by_dtype.items()
+        for axes, size in by_axes.items()
+    }
