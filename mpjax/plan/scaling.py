@@ -30,5 +30,5 @@ def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
     found: dict[int, list[str]] = {}
     for plan in plans:
         for scale in plan.communication.scaling:
-            found.setdefault(scale.devices, []).append(f"{duration(scale.timing.step)} {scale.efficiency:4.0%}")
+            found.setdefault(scale.devices, []).append(f"{duration(scale.timing.step)} {scale.efficiency:6.1%}")
     return [(str(devices), cells) for devices, cells in found.items()]

@@ -50,6 +50,18 @@ def test_a_table_for_each_gpu_and_what_is_left_out_are_printed(small, planned, c
     assert "Traffic is an upper bound" in said
 
 
+def test_the_time_on_more_gpus_is_printed_where_there_are_several(small, planned, capsys):
+    plan_run(Plan(gpu=("h100",), policies=("float32", "mixed_bfloat16"), devices=4), small)
+    said = capsys.readouterr().out.splitlines()
+    start = said.index("expected step and efficiency, 25 examples on each GPU, --mesh.data grows")
+    assert said[start + 2].split() == ["GPUs", "float32", "mixed_bfloat16"]
+    assert said[start + 4].split() == ["8", "10", "ms", "80.0%", "10", "ms", "80.0%"]
+    assert max(map(len, said[start : start + 5])) <= 80
+    assert any(line.startswith("Expected times take kernels and links at their full rates") for line in said)
+    plan_run(Plan(gpu=("h100",), policies=("float32",)), small)
+    assert "grows" not in capsys.readouterr().out
+
+
 def test_json_has_every_number(small, planned, capsys):
     result = plan_run(Plan(gpu=("h100",), policies=("float32", "bfloat16"), json=True), small)
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(result))
@@ -64,6 +76,15 @@ def test_json_has_every_number(small, planned, capsys):
         "bound": "traffic",
     }
     assert (first["items_per_second"], first["fit"]) == (12500, {"batch": 150, "compiled": False})
+    assert first["communication"] == {
+        "bytes": {"all-reduce": {"f32": {"data": 1_000_000_000}}},
+        "timing": {"communication": 0.004, "exposed": 0.002, "step": 0.01},
+        "grows": "data",
+        "scaling": [
+            {"devices": 1, "timing": {"communication": 0, "exposed": 0, "step": 0.008}, "efficiency": 1.0},
+            {"devices": 8, "timing": {"communication": 0.004, "exposed": 0.002, "step": 0.01}, "efficiency": 0.8},
+        ],
+    }
     assert (first["traffic"]["collectives"], first["measured"]) == ({"all-reduce": {"f32": 1_000_000_000}}, None)
 
 

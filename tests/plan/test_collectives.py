@@ -8,7 +8,10 @@ import pytest
 
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
+from mpjax.plan.communication import communication_of
 from mpjax.plan.compiled import Compiled, start
+from mpjax.plan.devices import GPUS
+from mpjax.plan.events import events_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.overlap import overlap_of
 from mpjax.plan.traffic import traffic_of
@@ -65,7 +68,7 @@ def test_gradients_are_added_in_float32_and_each_once(flags):
 @pytest.mark.parametrize("flags", REPLICAS[:2])
 def test_four_fifths_of_the_sums_run_while_kernels_do(flags):
     program = on_eight(flags)[0]
-    assert overlap_of(parse(program.executable.as_text())).share >= 0.8
+    assert overlap_of(events_of(parse(program.executable.as_text()))).share >= 0.8
 
 
 def test_a_policy_may_ask_for_sums_in_bfloat16():
@@ -87,3 +90,38 @@ def test_fsdp_gathers_in_half_and_scatters_in_float32():
     assert set(collectives["all-reduce"]) <= {"f32", "pred"}
     assert collectives["reduce-scatter"]["f32"] == pytest.approx(parameters, rel=0.01)
     assert program.memory.parameters == pytest.approx(parameters / 4, rel=0.01)
+
+
+def test_collectives_are_told_apart_by_the_axes_of_the_mesh():
+    """Parts of 4 are added between the 2 replicas; among the 4 they are gathered and scattered."""
+    flags = f"{GPT2} --model.depth 2 --precision.policy mixed_bfloat16 --mesh.data 2 --mesh.fsdp 4"
+    program, parameters, _ = on_eight(flags)
+    mesh = {"data": 2, "fsdp": 4, "tensor": 1}
+    events = events_of(parse(program.executable.as_text()))
+    found = communication_of(events, GPUS["h200"], pace=1 / 4.8e12, mesh=mesh, devices=8)
+    assert list(found.bytes["all-gather"]["bf16"]) == list(found.bytes["reduce-scatter"]["f32"]) == ["fsdp"]
+    assert found.bytes["all-reduce"]["f32"]["data"] == pytest.approx(parameters / 4, rel=0.01)
+    assert set(found.bytes["all-reduce"]["f32"]) <= {"data", "fsdp", "data+fsdp"}
+    assert found.timing is not None
+    # All-gathers and reduce-scatters at 450 GB/s among 4, and the all-reduce between 2.
+    gathered, scattered = found.bytes["all-gather"]["bf16"]["fsdp"], found.bytes["reduce-scatter"]["f32"]["fsdp"]
+    seconds = ((gathered + scattered) * 3 / 4 + found.bytes["all-reduce"]["f32"]["data"]) / 450e9
+    assert found.timing.communication == pytest.approx(seconds, rel=0.01)
+    assert 0 < found.timing.exposed < found.timing.communication
+
+
+def test_a_program_for_more_gpus_is_the_one_that_is_predicted():
+    """Eight devices of which the data axis grows to 64 say nearly the same as a program compiled for 64."""
+    flags = f"{RESNET50} --precision.policy mixed_bfloat16"
+    found = communication_of(
+        events_of(parse(on_eight(flags)[0].executable.as_text())),
+        GPUS["h200"],
+        pace=1 / 4.8e12,
+        mesh={"data": -1, "fsdp": 1, "tensor": 1},
+        devices=8,
+    )
+    assert [scale.devices for scale in found.scaling] == [1, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert found.scaling[0].efficiency == 1
+    efficiencies = [scale.efficiency for scale in found.scaling]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+    assert found.timing == found.scaling[1].timing

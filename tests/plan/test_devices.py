@@ -30,6 +30,24 @@ def test_rates_are_those_of_the_data_sheets(name, float32, tensorfloat32, bfloat
     assert gpu.bandwidth / 1e9 == pytest.approx(gigabytes_per_second)
 
 
+@pytest.mark.parametrize(
+    ("name", "both_ways", "adapters"),
+    [
+        ("v100", 300, 4 * 100),
+        ("a100", 600, 8 * 200),
+        ("l4", 64, None),
+        ("h100", 900, 8 * 400),
+        ("h200", 900, 8 * 400),
+        ("b200", 1800, 8 * 400),
+    ],
+)
+def test_links_are_those_of_the_data_sheets(name, both_ways, adapters):
+    """GB/s of both directions of a GPU's links, and Gbit/s of all adapters of a host of eight."""
+    gpu = GPUS[name]
+    assert gpu.link / 1e9 == both_ways / 2
+    assert gpu.network == (adapters and adapters * 1e9 / 8 / 8)
+
+
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_the_float32_rate_follows_from_units_and_clock(gpu):
     """Two operations for each unit and cycle; data sheets take the boost clock, which is up to 5 % lower."""

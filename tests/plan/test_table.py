@@ -25,9 +25,32 @@ def test_policies_stand_side_by_side(plan_of):
     assert found["attention by"] == ["xla", "cudnn"]
     assert (found["time of arithmetic"], found["time of traffic"]) == (["2 ms", "2 ms"], ["8 ms", "4 ms"])
     assert found["bound by"] == ["traffic", "traffic"]
-    assert found["all-reduce f32"] == ["1 GB", "1 GB"]
+    assert found["all-reduce f32, data"] == ["1 GB", "1 GB"]
+    assert (found["time of communication"], found["  exposed"]) == (["4 ms", "4 ms"], ["2 ms", "2 ms"])
+    assert found["expected step"] == ["10 ms", "10 ms"]
     assert found["examples/s at best"] == ["12500", "25000"]
     assert found["  without overlap"] == ["10000", "16667"]
+    assert found["  with communication"] == ["10000", "10000"]
+
+
+def test_collectives_stand_by_kind_dtype_and_axes_with_none_where_a_policy_has_none(plan_of):
+    first, second = plan_of(), plan_of("mixed_bfloat16")
+    other = dataclasses.replace(second.communication, bytes={"all-gather": {"bf16": {"fsdp": 7, "data+fsdp": 8}}})
+    found = rows([first, dataclasses.replace(second, communication=other)])
+    lines = {
+        ("all-gather bf16, data+fsdp", ("", "8 B")),
+        ("all-gather bf16, fsdp", ("", "7 B")),
+        ("all-reduce f32, data", ("1 GB", "")),
+    }
+    assert lines <= {(label, tuple(cells)) for label, cells in found}
+
+
+@pytest.mark.parametrize("change", [{"bytes": {}}, {"timing": None}])
+def test_without_communication_or_a_known_network_there_is_no_time_with_it(plan_of, change):
+    plan = plan_of()
+    plan = dataclasses.replace(plan, communication=dataclasses.replace(plan.communication, **change))
+    labels = dict(rows([plan])).keys()
+    assert not {"time of communication", "  exposed", "expected step", "  with communication"} & labels
 
 
 def test_lines_without_anything_to_say_are_left_out(plan_of):
