@@ -38,8 +38,8 @@ LEFT_OUT = (
 
 
 SCALING = (
-    "Expected times take kernels and links at their full rates, without latency. For other numbers of GPUs the groups of "
-    "the program's collectives grow; its kernels and arrays stay as compiled."
+    "Expected times take kernels and links at their full rates, without latency. For other numbers of GPUs the groups "
+    "of the program's collectives grow; its kernels and arrays stay as compiled."
 )
 
 

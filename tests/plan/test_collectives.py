@@ -8,7 +8,7 @@ import pytest
 
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.plan.communication import communication_of
+from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.devices import GPUS
 from mpjax.plan.events import events_of
@@ -26,12 +26,12 @@ UNET = "--task segmentation --data.name digits_canvas --data.batch_size 16 --mod
 
 
 @functools.cache
-def on_eight(flags: str) -> tuple[Compiled, int, int]:
-    """The program of a step on eight GPUs, and the bytes of its parameters and of its statistics in float32."""
+def on_gpus(flags: str, devices: int = 8) -> tuple[Compiled, int, int]:
+    """The program of a step on some GPUs, and the bytes of its parameters and of its statistics in float32."""
     config = load_config(f"{flags} --data.crop_padding 0 --optimizer.clip_norm 1".split())
     step = planned_step(config, fields_of(config))
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        program = start(pool, step, "h200", devices=8).result()
+        program = start(pool, step, "h200", devices=devices).result()
     return program, *(
         4 * sum(math.prod(x.shape) for x in part.values()) for part in (step.state.params, step.state.stats)
     )
@@ -40,11 +40,11 @@ def on_eight(flags: str) -> tuple[Compiled, int, int]:
 @pytest.fixture(scope="module", autouse=True)
 def _forget():
     yield
-    on_eight.cache_clear()
+    on_gpus.cache_clear()
 
 
 def sent(flags: str) -> dict:
-    return dict(traffic_of(parse(on_eight(flags)[0].executable.as_text())).collectives)
+    return dict(traffic_of(parse(on_gpus(flags)[0].executable.as_text())).collectives)
 
 
 REPLICAS = [
@@ -58,7 +58,7 @@ REPLICAS = [
 @pytest.mark.parametrize("flags", REPLICAS)
 def test_gradients_are_added_in_float32_and_each_once(flags):
     """Besides them only statistics are exchanged, once for all batch norms, and a few scalars."""
-    _, parameters, statistics = on_eight(flags)
+    _, parameters, statistics = on_gpus(flags)
     collectives = sent(flags)
     assert set(collectives) == {"all-reduce"}
     assert set(collectives["all-reduce"]) == {"f32"}
@@ -67,14 +67,14 @@ def test_gradients_are_added_in_float32_and_each_once(flags):
 
 @pytest.mark.parametrize("flags", REPLICAS[:2])
 def test_four_fifths_of_the_sums_run_while_kernels_do(flags):
-    program = on_eight(flags)[0]
+    program = on_gpus(flags)[0]
     assert overlap_of(events_of(parse(program.executable.as_text()))).share >= 0.8
 
 
 def test_a_policy_may_ask_for_sums_in_bfloat16():
     policy = "params=float32,compute=bfloat16,output=float32,reduce=bfloat16"
     flags = f"{GPT2} --model.depth 1 --model.width 64 --model.heads 4 --precision.policy {policy}"
-    parameters = on_eight(flags)[1]
+    parameters = on_gpus(flags)[1]
     assert sent(flags)["all-reduce"]["bf16"] == parameters / 2
     assert sent(flags)["all-reduce"]["f32"] < 256  # the loss and its weight
 
@@ -82,7 +82,7 @@ def test_a_policy_may_ask_for_sums_in_bfloat16():
 def test_fsdp_gathers_in_half_and_scatters_in_float32():
     """Large parameters are gathered for the forward and for the backward pass; blocks are 12 width^2 each."""
     flags = f"{GPT2} --model.depth 2 --precision.policy mixed_bfloat16 --mesh.data 2 --mesh.fsdp 4"
-    program, parameters, _ = on_eight(flags)
+    program, parameters, _ = on_gpus(flags)
     collectives = sent(flags)
     assert set(collectives["all-gather"]) == {"bf16"}
     assert collectives["all-gather"]["bf16"] > 2 * (2 * 2 * 12 * 768**2)
@@ -92,13 +92,17 @@ def test_fsdp_gathers_in_half_and_scatters_in_float32():
     assert program.memory.parameters == pytest.approx(parameters / 4, rel=0.01)
 
 
+def communication(flags: str, devices: int = 8, **mesh: int) -> Communication:
+    """At the pace of an H200's memory."""
+    events = events_of(parse(on_gpus(flags, devices)[0].executable.as_text()))
+    return communication_of(events, GPUS["h200"], 1 / 4.8e12, mesh=mesh, devices=devices)
+
+
 def test_collectives_are_told_apart_by_the_axes_of_the_mesh():
     """Parts of 4 are added between the 2 replicas; among the 4 they are gathered and scattered."""
     flags = f"{GPT2} --model.depth 2 --precision.policy mixed_bfloat16 --mesh.data 2 --mesh.fsdp 4"
-    program, parameters, _ = on_eight(flags)
-    mesh = {"data": 2, "fsdp": 4, "tensor": 1}
-    events = events_of(parse(program.executable.as_text()))
-    found = communication_of(events, GPUS["h200"], pace=1 / 4.8e12, mesh=mesh, devices=8)
+    parameters = on_gpus(flags)[1]
+    found = communication(flags, data=2, fsdp=4, tensor=1)
     assert list(found.bytes["all-gather"]["bf16"]) == list(found.bytes["reduce-scatter"]["f32"]) == ["fsdp"]
     assert found.bytes["all-reduce"]["f32"]["data"] == pytest.approx(parameters / 4, rel=0.01)
     assert set(found.bytes["all-reduce"]["f32"]) <= {"data", "fsdp", "data+fsdp"}
@@ -110,18 +114,12 @@ def test_collectives_are_told_apart_by_the_axes_of_the_mesh():
     assert 0 < found.timing.exposed < found.timing.communication
 
 
-def test_a_program_for_more_gpus_is_the_one_that_is_predicted():
-    """Eight devices of which the data axis grows to 64 say nearly the same as a program compiled for 64."""
-    flags = f"{RESNET50} --precision.policy mixed_bfloat16"
-    found = communication_of(
-        events_of(parse(on_eight(flags)[0].executable.as_text())),
-        GPUS["h200"],
-        pace=1 / 4.8e12,
-        mesh={"data": -1, "fsdp": 1, "tensor": 1},
-        devices=8,
-    )
-    assert [scale.devices for scale in found.scaling] == [1, 8, 16, 32, 64, 128, 256, 512, 1024]
-    assert found.scaling[0].efficiency == 1
-    efficiencies = [scale.efficiency for scale in found.scaling]
-    assert efficiencies == sorted(efficiencies, reverse=True)
-    assert found.timing == found.scaling[1].timing
+def test_a_program_compiled_for_64_gpus_is_what_the_one_for_8_predicts():
+    flags = f"{GPT2} --model.depth 1 --model.width 64 --model.heads 4 --mesh.fsdp 2"
+    small = communication(flags, data=-1, fsdp=2, tensor=1)
+    large = communication(flags.replace("batch_size 16", "batch_size 128"), 64, data=-1, fsdp=2, tensor=1)
+    assert small.bytes == large.bytes
+    assert large.timing is not None
+    (predicted,) = [scale.timing for scale in small.scaling if scale.devices == 64]
+    assert predicted.communication == pytest.approx(large.timing.communication, rel=1e-6)
+    assert predicted.step == pytest.approx(large.timing.step, rel=0.03)
