@@ -70,17 +70,22 @@ def communication_of(
     """
     sizes = settle(mesh, devices)
     grows = next((name for name, size in mesh.items() if size == -1), DATA)
-    axes = {event.name: axes_of(event.instruction, sizes) for event in events if isinstance(event, Start)}
+    # A loop starts the same collective several times.
+    starts = {event.name: event for event in events if isinstance(event, Start)}
+    axes = {name: axes_of(start.instruction, sizes) for name, start in starts.items()}
 
     def timing(count: int) -> Timing | None:
         grown = {**sizes, grows: count * sizes[grows] // devices}
         reach = functools.cache(lambda names: reach_of(along(names, grown)))
-
-        def reach_for(start: Start) -> Reach:
-            names = axes[start.name]
-            return _as_compiled(start, devices, count) if names is None else reach(names)
-
-        return _timing(events, gpu, pace, reach_for)
+        durations: dict[str, float] = {}
+        for name, start in starts.items():
+            names = axes[name]
+            near = _as_compiled(start, devices, count) if names is None else reach(names)
+            seconds = duration_of(start.kind, start.bytes, near, gpu)
+            if seconds is None:
+                return None
+            durations[name] = seconds
+        return simulate(events, pace, lambda start: durations[start.name])
 
     alone = simulate(events, pace, lambda _: 0.0).step
     counts = sorted({*COUNTS, devices}) if sizes[grows] > 1 else []
@@ -102,16 +107,6 @@ def _as_compiled(start: Start, devices: int, count: int) -> Reach:
     """Returns the reach of groups that are not known to grow: as compiled, without the devices beyond `count`."""
     groups = (tuple(id for id in group if id < count) for group in groups_of(start.instruction, devices))
     return reach_of(tuple(group for group in groups if group))
-
-
-def _timing(events, gpu: Gpu, pace: float, reach_for) -> Timing | None:
-    durations = {
-        event.name: duration_of(event.kind, event.bytes, reach_for(event), gpu)
-        for event in events
-        if isinstance(event, Start)
-    }
-    known = {name: seconds for name, seconds in durations.items() if seconds is not None}
-    return simulate(events, pace, lambda start: known[start.name]) if len(known) == len(durations) else None
 
 
 def _bytes(events: Iterable[Event], axes: Mapping[str, tuple[str, ...] | None]) -> dict[str, dict[str, dict[str, int]]]:

@@ -32,8 +32,8 @@ class Gpu:
       flops: peak operations/s of matrix products and convolutions, by dtype of the operands. "tensorfloat32" is float32
         with inputs rounded to 10 bits of mantissa, XLA's default for float32 on GPUs that support it.
       link: bandwidth from one GPU to the others of its host, bytes/s in one direction.
-      network: a GPU's part of the bandwidth from its host to others, bytes/s in one direction. None if NVIDIA builds no
-        host with such GPUs.
+      network: a GPU's part of the bandwidth from its host to others, bytes/s in one direction. None if NVIDIA's
+        own hosts have no such GPUs.
       source: the data sheet of the rates.
       links: the data sheet of the links.
     """
