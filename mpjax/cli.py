@@ -23,6 +23,20 @@ def train(argv: Sequence[str]) -> int:
     return exit_code(command)
 
 
+def train_ray(argv: Sequence[str]) -> int:
+    """Runs `scripts/train_ray.py` and returns its exit code."""
+
+    def command() -> None:
+        from mpjax.config.commands import load_on_ray
+
+        settings, config = load_on_ray(argv, prog="train_ray.py")
+        from mpjax.commands.train_ray import train_on_ray
+
+        train_on_ray(settings, config)
+
+    return exit_code(command)
+
+
 def evaluate(argv: Sequence[str]) -> int:
     """Runs `scripts/evaluate.py` and returns its exit code."""
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 
@@ -24,7 +24,7 @@ from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.join import joined
-from mpjax.loop.process import locked, stop_on_signals
+from mpjax.loop.process import Stop, locked, stop_on_signals
 from mpjax.loop.profile import profiled
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
@@ -38,11 +38,22 @@ from mpjax.training.setup import pretrained_arrays
 from mpjax.training.train_step import compile_calls
 
 
-def run(config: Config) -> dict:
+Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]
+"""A context that passes on requests to stop a run."""
+
+
+def run(config: Config, *, writers: Iterable[report.Writer] = (), stopping: Stopping = stop_on_signals) -> dict:
     """Trains as `config` says and writes the results to its `output_dir`.
 
     With several processes, each calls this with the same settings but its own `distributed.process`; the first prints
     and writes.
+
+    Args:
+      config: the settings.
+      writers: receive metrics, messages and checkpoints besides the run's own files and console. Each process calls its
+        own, at the same steps with the same values; all are closed at the end.
+      stopping: the context of the training loop. A request that it passes on, by `ask`, stops the run after the current
+        step. By default it listens to SIGINT and SIGTERM, which Python allows in the main thread only.
 
     Returns:
       The contents of `summary.json`.
@@ -55,10 +66,10 @@ def run(config: Config) -> dict:
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
     with joined(config) as company:
-        return _train(dataclasses.replace(config, distributed=Distributed()), company)
+        return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, stopping)
 
 
-def _train(config: Config, company: Alone | Company) -> dict:
+def _train(config: Config, company: Alone | Company, writers: Iterable[report.Writer], stopping: Stopping) -> dict:
     began = time.perf_counter()
     first = company.first  # of several processes: the one that prints and writes
     if company.processes > 1 and config.precision.tune:
@@ -92,14 +103,14 @@ def _train(config: Config, company: Alone | Company) -> dict:
             arrays, report_of_weights = pretrained_arrays(parts.task, config.model)
             start, state, before = 0, fresh_state(config, parts, arrays), {}
         spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
-        writer = report.Writers()
         if first:
             kinds = [str(device.device_kind) for device in jax.devices()]
             report.write_environment(folder / ENVIRONMENT_FILE, kinds, parts.compiler_options)
             report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
             resume_step = start if config.resume else None
-            writer = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
-        opened.enter_context(contextlib.closing(writer))
+            own = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
+            writers = (own, *writers)
+        writer = opened.enter_context(contextlib.closing(report.Writers(writers)))
         writer.message(f"run folder: {folder}")
         if config.resume:
             fresh = "no checkpoint to resume from: starting at step 0"
@@ -114,7 +125,7 @@ def _train(config: Config, company: Alone | Company) -> dict:
             writer.message(note)
         checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=first)
         opened.enter_context(contextlib.closing(checkpoints))
-        opened.enter_context(stop_on_signals(company.stop))
+        opened.enter_context(stopping(company.stop))
 
         feed = parts.feed.calls(start, when.call_counts(start))
         fed = next(feed, None)  # none is left of a finished run
@@ -127,6 +138,10 @@ def _train(config: Config, company: Alone | Company) -> dict:
         def so_far() -> dict[str, float]:
             seconds = spent["seconds"] + time.perf_counter() - began
             return {"seconds": seconds, "compile_seconds": compile_seconds}
+
+        def save(position: int, state: TrainState, score: float | None) -> None:
+            checkpoints.save(position, state, about | so_far(), score=score)
+            writer.saved(position)
 
         explained = functools.partial(explain, config, parts, train_call, folder)
         if company.processes > 1:
@@ -153,7 +168,7 @@ def _train(config: Config, company: Alone | Company) -> dict:
                 parts.task.objective.conclude,
             ),
             score=TASKS[config.task].score,
-            save=lambda position, state, score: checkpoints.save(position, state, about | so_far(), score=score),
+            save=save,
             explain=explained,
             stop=company.stop,
             probe=probe,

@@ -72,6 +72,9 @@ class _PlainConsole:
     def layers(self, step: int, layers: "Sequence[Layer]") -> None:
         pass  # too many values for the console; they go to the files
 
+    def saved(self, step: int) -> None:
+        pass  # the files are in the run's folder
+
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
@@ -112,6 +115,9 @@ class _LiveConsole:
 
     def layers(self, step: int, layers: "Sequence[Layer]") -> None:
         pass  # too many values for the console; they go to the files
+
+    def saved(self, step: int) -> None:
+        pass  # the files are in the run's folder
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, soft_wrap=True)

@@ -67,6 +67,9 @@ class _JsonlWriter:
             by_direction.setdefault(fields.pop("direction"), {})[fields.pop("path")] = fields
         self.write(step, {"layers": by_direction})
 
+    def saved(self, step: int) -> None:
+        pass  # a checkpoint is not a metric
+
     def message(self, text: str) -> None:
         pass  # messages go to the console only
 

@@ -53,6 +53,9 @@ class _TensorBoardWriter:
             values.append({"tag": f"{tag}/log2", "histo": _histogram(layer)})
         self._file.append(_record(step=step, summary={"value": values}))
 
+    def saved(self, step: int) -> None:
+        pass  # a checkpoint is not a metric
+
     def message(self, text: str) -> None:
         pass  # messages go to the console only
 

@@ -29,6 +29,14 @@ class Writer(Protocol):
         """
         ...
 
+    def saved(self, step: int) -> None:
+        """Notes that the checkpoint of a step is being written; it is complete when `close` is called, or before.
+
+        Args:
+          step: the number of attempted training steps, which is the name of the checkpoint's folder.
+        """
+        ...
+
     def message(self, text: str) -> None:
         """Shows a message to the user at the console."""
         ...
@@ -53,6 +61,11 @@ class Writers:
         """Passes the statistics to every writer."""
         for writer in self._writers:
             writer.layers(step, layers)
+
+    def saved(self, step: int) -> None:
+        """Passes the step to every writer."""
+        for writer in self._writers:
+            writer.saved(step)
 
     def message(self, text: str) -> None:
         """Passes the text to every writer."""

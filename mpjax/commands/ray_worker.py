@@ -1,0 +1,134 @@
+"""What each worker of a run on Ray does: it takes its place among the processes, trains, and reports to Ray."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpjax.commands.parts import CHECKPOINTS
+from mpjax.commands.train import run
+from mpjax.config import Config
+from mpjax.errors import Diverged, Interrupted, UsageError
+from mpjax.loop.checkpoint import complete_checkpoints
+from mpjax.loop.process import Stop
+
+
+if TYPE_CHECKING:
+    import ray.train
+
+    from mpjax.diagnosis.layers import Layer
+
+
+def work(config: Config, exchange: Any, started_in: str) -> dict | None:
+    """Trains as one process of a run; Ray calls it in each worker.
+
+    Args:
+      config: the settings, with the folder of the run and `resume`.
+      exchange: the handle of an `Exchange` (train_ray.py).
+      started_in: the folder in which the command was started, which relative paths start from.
+
+    Returns:
+      The contents of `summary.json`; None if the run has ended with an error, which `exchange` has.
+    """
+    import ray
+    import ray.train
+
+    if ray.get(exchange.ended.remote()):
+        return None  # another worker has met an error, and Ray starts again for those that followed it
+    if os.path.isdir(started_in):
+        os.chdir(started_in)
+    reports = Reports(config, first=ray.train.get_context().get_world_rank() == 0)
+    try:
+        return run(_placed(config), writers=[reports], stopping=lambda stop: _stopping(stop, exchange))
+    except (UsageError, Diverged, Interrupted) as error:
+        ray.get(exchange.end.remote(error))
+        return None
+
+
+def _placed(config: Config) -> Config:
+    """Returns the settings with the place of this worker among the processes; all workers call it together."""
+    import ray.train.collective
+    import ray.util
+
+    context = ray.train.get_context()
+    address = None
+    if context.get_world_rank() == 0:
+        with socket.create_server(("", 0)) as server:
+            address = f"{ray.util.get_node_ip_address()}:{server.getsockname()[1]}"
+    place = dataclasses.replace(
+        config.distributed,
+        coordinator=ray.train.collective.broadcast_from_rank_zero(address),
+        processes=context.get_world_size(),
+        process=context.get_world_rank(),
+    )
+    return dataclasses.replace(config, distributed=place)
+
+
+@contextlib.contextmanager
+def _stopping(stop: Stop, exchange: Any) -> Iterator[None]:
+    """Passes on a signal that the command received."""
+    import ray
+
+    listening = threading.Thread(target=lambda: stop.ask(ray.get(exchange.stopped.remote())), daemon=True)
+    listening.start()
+    yield
+
+
+class Reports:
+    """Reports metrics at evaluations, and checkpoints once they are complete, to Ray.
+
+    Ray waits for the reports of all workers, so each has one of these. The first has the checkpoints.
+
+    Args:
+      config: the settings of the run.
+      first: whether this is the first worker.
+    """
+
+    def __init__(self, config: Config, *, first: bool):
+        self._checkpoints = pathlib.Path(config.output_dir) / CHECKPOINTS
+        self._first = first
+        self._metrics: dict[str, float] = {}
+        self._closed = threading.Event()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keeps the metrics, and reports those of an evaluation."""
+        self._metrics |= {**metrics, "step": step}
+        if any(name.startswith("test/") for name in metrics):
+            self._report(None)
+
+    def saved(self, step: int) -> None:
+        """Reports the metrics so far with the checkpoint."""
+        self._report(self._checkpoints / str(step) if self._first else None)
+
+    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
+        """Does nothing: Ray takes numbers by name."""
+
+    def message(self, text: str) -> None:
+        """Does nothing: the first worker prints."""
+
+    def close(self) -> None:
+        """Says that all checkpoints are complete that ever will be."""
+        self._closed.set()
+
+    def _report(self, checkpoint: pathlib.Path | None) -> None:
+        import ray.train
+
+        ray.train.report(
+            dict(self._metrics),
+            checkpoint=ray.train.Checkpoint.from_directory(checkpoint) if checkpoint else None,
+            # Ray calls this in a thread of its own. There is nothing to upload: the checkpoint is in its place.
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=self._complete,
+            delete_local_checkpoint_after_upload=False,
+        )
+
+    def _complete(self, checkpoint: "ray.train.Checkpoint", name: str) -> "ray.train.Checkpoint":
+        """Returns the checkpoint once it is complete."""
+        position = int(pathlib.Path(checkpoint.path).name)
+        while max(complete_checkpoints(self._checkpoints), default=0) < position and not self._closed.wait(0.2):
+            pass
+        return checkpoint

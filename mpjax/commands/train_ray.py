@@ -1,0 +1,196 @@
+"""Trains on a Ray cluster: Ray starts a worker for each process of the run, and starts all again if one dies."""
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from mpjax.config import Config
+from mpjax.config.commands import OnRay, check_on_ray
+from mpjax.config.folders import run_folder
+from mpjax.config.limits import check
+from mpjax.config.load import CONFIG_FILE
+from mpjax.errors import UsageError
+from mpjax.loop.process import StopRequest, stop_on_signals
+
+
+if TYPE_CHECKING:
+    import ray.train
+
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # which Ray would send to its makers
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in flags start from where the command is started
+    "RAY_DEDUP_LOGS": "0",  # lines of a training look alike
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints each line twice
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",  # it prints what libraries log for their programmers
+}
+"""Variables of Ray; those that the user has set stay."""
+
+SNAPSHOT = "checkpoint_manager_snapshot.json"
+"""Ray's list of the checkpoints that it was told of, in the run's folder."""
+
+
+def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
+    """Trains the run that `config` describes, in workers that Ray starts.
+
+    Args:
+      settings: the workers, and how often Ray starts them again from the last checkpoint.
+      config: the settings of the run. All nodes need its `output_dir`.
+
+    Returns:
+      Ray's result: the last checkpoint, the metrics up to it, and as `return_value` the contents of `summary.json`.
+
+    Raises:
+      UsageError: as `mpjax.run`; or Ray is not installed or cannot be reached, or this machine has too few devices.
+      Diverged: as `mpjax.run`.
+      Interrupted: SIGINT or SIGTERM arrived here; a checkpoint was saved.
+      ray.train.TrainingFailedError: workers ended more often than `settings.restarts`.
+    """
+    check_on_ray(settings, config)
+    check(config)
+    resources = _start_ray(settings)
+    import ray
+    import ray.train
+    from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+    folder = run_folder(config).resolve()
+    (folder / SNAPSHOT).unlink(missing_ok=True)  # of an earlier command; the checkpoints that it names may be gone
+    exchange = ray.remote(num_cpus=0)(Exchange).remote()
+    trainer = JaxTrainer(
+        _work,
+        train_loop_config={
+            "config": dataclasses.replace(config, output_dir=str(folder), resume=True),
+            "exchange": exchange,
+            "started_in": os.getcwd(),
+        },
+        jax_config=JaxConfig(),  # which leaves it to the run to start JAX over all processes
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=settings.workers, use_gpu="GPU" in resources, resources_per_worker=resources
+        ),
+        run_config=ray.train.RunConfig(
+            storage_path=str(folder.parent),  # Ray takes checkpoints from below storage_path/name
+            name=folder.name,
+            failure_config=ray.train.FailureConfig(max_failures=settings.restarts),
+            logging_config=ray.train.LoggingConfig(log_level="WARNING"),
+        ),
+    )
+    with stop_on_signals(_PassedOn(exchange)):
+        result, failure = _fit(trainer)
+    error = ray.get(exchange.ended.remote())
+    if isinstance(error, UsageError) and not config.resume:
+        _clear(folder)
+    if error or failure:
+        raise error or failure
+    return result
+
+
+def _work(given: dict) -> dict | None:
+    from mpjax.commands.ray_worker import work  # only workers import JAX: devices are theirs
+
+    return work(**given)
+
+
+def _start_ray(settings: OnRay) -> dict[str, float]:
+    """Starts Ray on this machine or connects to its cluster, and returns what each worker takes of it.
+
+    Raises:
+      UsageError: Ray is not installed, cannot be reached, or this machine is too small.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if not importlib.util.find_spec("ray"):
+        raise UsageError("Ray is not installed: pip install -e '.[ray]'")
+    import ray
+
+    if not ray.is_initialized():
+        try:
+            ray.init(
+                address=settings.address or None,
+                include_dashboard=False,
+                logging_level="ERROR",
+                logging_config=ray.LoggingConfig(log_level="ERROR"),
+            )
+        except (ConnectionError, ValueError) as error:
+            raise UsageError(f"no Ray cluster at {settings.address}: {error}") from error
+    there = ray.cluster_resources()
+    gpus = settings.gpus if settings.gpus >= 0 else min(1, int(there.get("GPU", 0)))
+    each = {"CPU": settings.cpus} | ({"GPU": gpus} if gpus else {})
+    here_alone = not settings.address and "RAY_ADDRESS" not in os.environ and len(ray.nodes()) == 1
+    for name, wanted in each.items():
+        if here_alone and settings.workers * wanted > there.get(name, 0):  # Ray would wait for more machines
+            raise UsageError(
+                f"{settings.workers} workers with {wanted} {name}s each need {settings.workers * wanted} {name}s, and "
+                f"this machine has {there.get(name, 0):g}: write a smaller --workers or --{name.lower()}s, or a "
+                "cluster's --address"
+            )
+    return each
+
+
+class Exchange:
+    """What the command and its workers tell each other, as an actor of Ray."""
+
+    def __init__(self):
+        self._asked = asyncio.Event()
+        self._signal_number = 0
+        self._end: Exception | None = None
+
+    async def stop(self, signal_number: int) -> None:
+        """Asks the workers to stop, because the command received a signal."""
+        self._signal_number = signal_number
+        self._asked.set()
+
+    async def stopped(self) -> int:
+        """Waits until the workers are to stop; returns the signal."""
+        await self._asked.wait()
+        return self._signal_number
+
+    async def end(self, error: Exception) -> None:
+        """Says that the run has ended with an error that another attempt would meet again; the first counts."""
+        self._end = self._end or error
+
+    async def ended(self) -> Exception | None:
+        """Returns the error that ended the run, if one did."""
+        return self._end
+
+
+class _PassedOn(StopRequest):
+    """A request to stop that is passed on to the workers."""
+
+    def __init__(self, exchange: Any):
+        super().__init__()
+        self._exchange = exchange
+
+    def ask(self, signal_number: int) -> None:
+        super().ask(signal_number)
+        self._exchange.stop.remote(signal_number)
+
+
+def _fit(trainer: Any) -> "tuple[ray.train.Result | None, Exception | None]":
+    """Trains in a thread: in the main thread, Ray would take Ctrl-C for a request to kill the workers."""
+    found: list = [None, None]
+
+    def fit() -> None:
+        try:
+            found[0] = trainer.fit()
+        except Exception as error:
+            found[1] = error
+
+    thread = threading.Thread(target=fit, daemon=True)
+    thread.start()
+    thread.join()
+    return found[0], found[1]
+
+
+def _clear(folder: pathlib.Path) -> None:
+    """Removes the folder of a run in which nothing was trained, so that the command can be corrected."""
+    if (folder / "metrics.jsonl").exists():
+        return
+    for file in (CONFIG_FILE, SNAPSHOT, *(path.name for path in folder.glob(".validate_storage_marker*"))):
+        (folder / file).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
