@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from mpjax.errors import WARNINGS, Diverged, Interrupted, UsageError, exit_code_of
+from mpjax.errors import Diverged, Interrupted, UsageError, exit_code_of, show_warning
 
 
 def train(argv: Sequence[str]) -> int:
@@ -114,7 +114,7 @@ def exit_code(command: Callable[[], None]) -> int:
       0: done; 1: system error; 2: usage error; 3: diverged; 128 + signal number: interrupted.
     """
     logging.getLogger("absl").setLevel(logging.ERROR)
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     try:
         command()
     except SystemExit as error:  # tyro has printed the message
@@ -134,11 +134,3 @@ def exit_code(command: Callable[[], None]) -> int:
 def _fail(error: object, code: int) -> int:
     print(f"error: {error}" if code < 128 else error, file=sys.stderr)
     return code
-
-
-def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Prints warnings of mpjax on one line, and other warnings as Python does."""
-    if issubclass(category, WARNINGS):
-        print(f"warning: {message}", file=sys.stderr)
-    else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

@@ -1,5 +1,8 @@
 """Exceptions and warnings of mpjax, with the exit code of each exception."""
 
+import sys
+import warnings
+
 
 class UsageError(ValueError):
     """The input is wrong; the message says what was given, what is wanted and what to write instead. Exit code 2."""
@@ -52,3 +55,11 @@ class CheckpointWarning(UserWarning):
 
 WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning
 """The warnings that are for the user of a command, and not for its programmer."""
+
+
+def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """Prints warnings of mpjax on one line, and other warnings as Python does; for `warnings.showwarning`."""
+    if issubclass(category, WARNINGS):
+        print(f"warning: {message}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

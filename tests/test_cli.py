@@ -16,7 +16,7 @@ from mpjax import cli
 from mpjax.config import Config
 from mpjax.config.commands import Evaluation
 from mpjax.config.durations import Duration
-from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError
+from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError, show_warning
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
 
@@ -154,7 +154,7 @@ def test_advice_is_one_line_and_other_warnings_keep_their_place(capsys):
         warnings.warn("the loss is float16", PrecisionWarning, stacklevel=1)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = cli._show_warning
+            warnings.showwarning = show_warning
             warnings.warn("old", FutureWarning, stacklevel=1)
 
     with warnings.catch_warnings():

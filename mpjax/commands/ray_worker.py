@@ -6,13 +6,14 @@ import os
 import pathlib
 import socket
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpjax.commands.parts import CHECKPOINTS
 from mpjax.commands.train import run
 from mpjax.config import Config
-from mpjax.errors import Diverged, Interrupted, UsageError
+from mpjax.errors import Diverged, Interrupted, UsageError, show_warning
 from mpjax.loop.checkpoint import complete_checkpoints
 from mpjax.loop.process import Stop
 
@@ -41,6 +42,7 @@ def work(config: Config, exchange: Any, started_in: str) -> dict | None:
         return None  # another worker has met an error, and Ray starts again for those that followed it
     if os.path.isdir(started_in):
         os.chdir(started_in)
+    warnings.showwarning = show_warning
     reports = Reports(config, first=ray.train.get_context().get_world_rank() == 0)
     try:
         return run(_placed(config), writers=[reports], stopping=lambda stop: _stopping(stop, exchange))

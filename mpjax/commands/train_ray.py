@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.util
+import logging
 import os
 import pathlib
 import threading
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpjax.config import Config
 from mpjax.config.commands import OnRay, check_on_ray
-from mpjax.config.folders import run_folder
+from mpjax.config.folders import check_run_folder, run_folder
 from mpjax.config.limits import check
 from mpjax.config.load import CONFIG_FILE
 from mpjax.errors import UsageError
@@ -49,18 +50,20 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
       UsageError: as `mpjax.run`; or Ray is not installed or cannot be reached, or this machine has too few devices.
       Diverged: as `mpjax.run`.
       Interrupted: SIGINT or SIGTERM arrived here; a checkpoint was saved.
-      ray.train.TrainingFailedError: workers ended more often than `settings.restarts`.
+      OSError: workers died more often than `settings.restarts`.
+      ray.train.TrainingFailedError: a worker failed more often than that, through a fault of a program.
     """
     check_on_ray(settings, config)
     check(config)
+    check_run_folder(config)
     resources = _start_ray(settings)
-    import ray
     import ray.train
     from ray.train.v2.jax import JaxConfig, JaxTrainer
 
     folder = run_folder(config).resolve()
     (folder / SNAPSHOT).unlink(missing_ok=True)  # of an earlier command; the checkpoints that it names may be gone
-    exchange = ray.remote(num_cpus=0)(Exchange).remote()
+    actor: Any = ray.remote(num_cpus=0)(Exchange)
+    exchange = actor.remote()
     trainer = JaxTrainer(
         _work,
         train_loop_config={
@@ -81,11 +84,11 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
     )
     with stop_on_signals(_PassedOn(exchange)):
         result, failure = _fit(trainer)
-    error = ray.get(exchange.ended.remote())
+    error: Exception | None = ray.get(exchange.ended.remote()) or failure
     if isinstance(error, UsageError) and not config.resume:
         _clear(folder)
-    if error or failure:
-        raise error or failure
+    if error:
+        raise _without_trace(error, settings.restarts)
     return result
 
 
@@ -95,7 +98,7 @@ def _work(given: dict) -> dict | None:
     return work(**given)
 
 
-def _start_ray(settings: OnRay) -> dict[str, float]:
+def _start_ray(settings: OnRay) -> dict[str, int]:
     """Starts Ray on this machine or connects to its cluster, and returns what each worker takes of it.
 
     Raises:
@@ -112,7 +115,7 @@ def _start_ray(settings: OnRay) -> dict[str, float]:
             ray.init(
                 address=settings.address or None,
                 include_dashboard=False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 logging_config=ray.LoggingConfig(log_level="ERROR"),
             )
         except (ConnectionError, ValueError) as error:
@@ -170,7 +173,7 @@ class _PassedOn(StopRequest):
         self._exchange.stop.remote(signal_number)
 
 
-def _fit(trainer: Any) -> "tuple[ray.train.Result | None, Exception | None]":
+def _fit(trainer: Any) -> tuple[Any, Exception | None]:
     """Trains in a thread: in the main thread, Ray would take Ctrl-C for a request to kill the workers."""
     found: list = [None, None]
 
@@ -184,6 +187,20 @@ def _fit(trainer: Any) -> "tuple[ray.train.Result | None, Exception | None]":
     thread.start()
     thread.join()
     return found[0], found[1]
+
+
+def _without_trace(error: Exception, restarts: int) -> Exception:
+    """Returns an error that a message explains, if workers have died; else the error itself."""
+    import ray.exceptions
+    import ray.train
+
+    failures = error.worker_failures.values() if isinstance(error, ray.train.WorkerGroupError) else [error]
+    if not all(isinstance(each, ray.exceptions.RayActorError) for each in failures):
+        return error
+    return OSError(
+        f"workers died more often than --restarts {restarts} allows: Ray's logs say why; --resume continues from the "
+        "last checkpoint"
+    )
 
 
 def _clear(folder: pathlib.Path) -> None:
