@@ -88,7 +88,7 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
     if isinstance(error, UsageError) and not config.resume:
         _clear(folder)
     if error:
-        raise _without_trace(error, settings.restarts)
+        raise _explained(error, settings.restarts)
     return result
 
 
@@ -189,13 +189,14 @@ def _fit(trainer: Any) -> tuple[Any, Exception | None]:
     return found[0], found[1]
 
 
-def _without_trace(error: Exception, restarts: int) -> Exception:
-    """Returns an error that a message explains, if workers have died; else the error itself."""
+def _explained(error: Exception, restarts: int) -> Exception:
+    """Returns an error with a message for the user if a worker has died, else the error itself."""
     import ray.exceptions
     import ray.train
 
     failures = error.worker_failures.values() if isinstance(error, ray.train.WorkerGroupError) else [error]
-    if not all(isinstance(each, ray.exceptions.RayActorError) for each in failures):
+    causes = [getattr(failure, "health_check_failure", failure) for failure in failures]  # Ray noticed the death
+    if not any(isinstance(cause, ray.exceptions.RayActorError) for cause in causes):
         return error
     return OSError(
         f"workers died more often than --restarts {restarts} allows: Ray's logs say why; --resume continues from the "

@@ -163,7 +163,7 @@ def test_wrong_usage_that_one_worker_finds_ends_the_run_at_once_and_leaves_nothi
     assert command.returncode == 2, err
     assert "error: no such net\n" in err
     assert (tmp_path / "built").read_text() == "built\nbuilt\n"
-    assert {path.name for path in tmp_path.iterdir()} == {"net.py", "built", "refused"}
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.extra
