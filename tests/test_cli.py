@@ -14,7 +14,7 @@ import pytest
 
 from mpjax import cli
 from mpjax.config import Config
-from mpjax.config.commands import Evaluation
+from mpjax.config.commands import Evaluation, OnRay
 from mpjax.config.durations import Duration
 from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError, show_warning
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
@@ -53,7 +53,9 @@ def flags_of(section, prefix=""):
             yield f"--{prefix}{field.name}"
 
 
-@pytest.mark.parametrize(("script", "settings"), [("train.py", Config()), ("evaluate.py", Evaluation(run="a"))])
+@pytest.mark.parametrize(
+    ("script", "settings"), [("train.py", Config()), ("evaluate.py", Evaluation(run="a")), ("train_ray.py", OnRay())]
+)
 def test_help_lists_every_field_and_imports_no_jax(script, settings):
     process = command(script, "--help", python=("-X", "importtime"))
     out, err = process.communicate(timeout=60)
@@ -61,7 +63,7 @@ def test_help_lists_every_field_and_imports_no_jax(script, settings):
     assert not set(re.findall(r"--[\w.]+", " ".join(flags_of(settings)))) - set(re.findall(r"--[\w.]+", out))
     imported = set(re.findall(r"\|\s+([\w.]+)$", err, flags=re.MULTILINE))
     assert "tyro" in imported
-    assert not {"jax", "flax", "numpy", "optax", "orbax", "grain", "tensorflow_datasets"} & imported
+    assert not {"jax", "flax", "numpy", "optax", "orbax", "grain", "tensorflow_datasets", "ray"} & imported
 
 
 def test_help_tells_defaults_and_meanings(capsys):

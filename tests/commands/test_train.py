@@ -1,5 +1,6 @@
 """Whole runs: what they leave behind, how they go on, how they end."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -453,6 +454,50 @@ def test_a_resnet_on_the_digits_resumes_bit_identical(tmp_path):
 
 
 @pytest.mark.slow
+class Recorder:
+    """A writer of a user."""
+
+    def __init__(self, folder):
+        self.folder, self.steps, self.told, self.layered = folder, [], [], 0
+
+    def write(self, step, metrics):
+        self.steps.append((step, min(metrics).partition("/")[0]))
+
+    def saved(self, step):
+        self.told.append(step)
+
+    def layers(self, step, layers):
+        self.layered += 1
+
+    def message(self, text):
+        self.told.append(text)
+
+    def close(self):
+        self.told.append(complete_checkpoints(self.folder / "checkpoints"))
+
+
+def test_a_users_writer_receives_what_the_runs_own_do(undisturbed, tmp_path):
+    writer = Recorder(tmp_path / "run")
+    run(load_config([*SMALL, "--output_dir", str(writer.folder)]), writers=[writer])
+    assert metrics_of(writer.folder) == metrics_of(undisturbed[0])
+    assert [step for step, _ in writer.steps] == [record["step"] for record in metrics_of(undisturbed[0])]
+    assert {kind for _, kind in writer.steps} == {"train", "ema"}
+    assert writer.told[0] == f"run folder: {writer.folder}"
+    assert [told for told in writer.told if not isinstance(told, str)] == [7, 14, 20, [7, 14, 20]]
+
+
+def test_a_run_is_stopped_by_what_its_caller_passes(tmp_path):
+    @contextlib.contextmanager
+    def at_once(stop):
+        stop.ask(signal.SIGTERM)
+        yield
+
+    with pytest.raises(Interrupted, match="stopped at step 1; the checkpoint is saved") as raised:
+        run(load_config([*SMALL, "--output_dir", str(tmp_path / "run")]), stopping=at_once)
+    assert raised.value.signal_number == signal.SIGTERM
+    assert complete_checkpoints(tmp_path / "run" / "checkpoints") == [1]
+
+
 def test_a_profile_is_left_for_tensorboard(tmp_path):
     train(tmp_path / "a", "--steps", "12", "--profile")
     (traced,) = (tmp_path / "a" / "tensorboard" / "plugins" / "profile").iterdir()

@@ -15,6 +15,9 @@ class Recorder:
     def layers(self, step, layers):
         self.calls.append((self.name, "layers", step, layers))
 
+    def saved(self, step):
+        self.calls.append((self.name, "saved", step))
+
     def message(self, text):
         self.calls.append((self.name, text))
 
@@ -36,6 +39,12 @@ def test_every_writer_gets_the_layers():
     calls = []
     Writers([Recorder("a", calls), Recorder("b", calls)]).layers(100, ["stem"])
     assert calls == [("a", "layers", 100, ["stem"]), ("b", "layers", 100, ["stem"])]
+
+
+def test_every_writer_is_told_of_a_checkpoint():
+    calls = []
+    Writers([Recorder("a", calls), Recorder("b", calls)]).saved(100)
+    assert calls == [("a", "saved", 100), ("b", "saved", 100)]
 
 
 def test_a_failing_close_does_not_keep_the_others_open():
