@@ -149,17 +149,8 @@ def test_the_commands_of_the_readme_train_the_default_run_together(tmp_path):
     with socket.create_server(("", 0)) as server:
         port = str(server.getsockname()[1])
     short = shlex.split("--steps 4 --optimizer.warmup 1 --loop.log_every 1 --report.no_tensorboard --report.no_plot")
-    started = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(ROOT / "scripts" / "train.py"),
-                *(word.replace("1234", port) for word in words),
-                *short,
-            ],
-            cwd=tmp_path,
-        )
-        for words in commands_of_the_readme()
-    ]
+    train = [sys.executable, str(ROOT / "scripts" / "train.py")]
+    commands = [[word.replace("1234", port) for word in words] for words in commands_of_the_readme()]
+    started = [subprocess.Popen([*train, *words, *short], cwd=tmp_path) for words in commands]
     assert [process.wait(300) for process in started] == [0, 0]
     assert json.loads((tmp_path / "runs" / "two" / "summary.json").read_text())["steps"] == 4
