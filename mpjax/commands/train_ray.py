@@ -118,8 +118,9 @@ def _start_ray(settings: OnRay) -> dict[str, int]:
                 logging_level=logging.ERROR,
                 logging_config=ray.LoggingConfig(log_level="ERROR"),
             )
-        except (ConnectionError, ValueError) as error:
-            raise UsageError(f"no Ray cluster at {settings.address}: {error}") from error
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = settings.address or os.environ.get("RAY_ADDRESS", "this machine")
+            raise UsageError(f"no Ray cluster at {where}: {error}") from error
     there = ray.cluster_resources()
     gpus = settings.gpus if settings.gpus >= 0 else min(1, int(there.get("GPU", 0)))
     each = {"CPU": settings.cpus} | ({"GPU": gpus} if gpus else {})
