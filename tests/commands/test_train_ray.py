@@ -49,7 +49,7 @@ def cluster():
             patch.setenv(name, value)
         import ray
 
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield {**variables, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         ray.shutdown()
 
