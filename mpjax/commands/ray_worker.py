@@ -14,8 +14,8 @@ from mpjax.commands.parts import CHECKPOINTS
 from mpjax.commands.train import run
 from mpjax.config import Config
 from mpjax.errors import Diverged, Interrupted, UsageError, show_warning
-from mpjax.loop.checkpoint import complete_checkpoints
 from mpjax.loop.process import Stop
+from mpjax.loop.stored import complete_checkpoints
 
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from mpjax.errors import UsageError
 from mpjax.training.layout import DATA, FSDP, TENSOR
 
 
-def make_mesh(devices: Sequence | None = None, *, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     """Returns a mesh with the axes `data`, `fsdp` and `tensor`, neighbouring devices along the last.
 
     Args:

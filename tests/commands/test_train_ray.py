@@ -19,7 +19,7 @@ from mpjax.commands.train_ray import Exchange, train_on_ray
 from mpjax.config import load_config
 from mpjax.config.commands import OnRay
 from mpjax.errors import UsageError
-from mpjax.loop.checkpoint import complete_checkpoints
+from mpjax.loop.stored import complete_checkpoints
 from mpjax.report import read_metrics
 
 
