@@ -39,7 +39,7 @@ from mpjax.training.feed import Resident
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.objectives import classification
-from mpjax.training.train_step import make_train_call
+from mpjax.training.train_call import make_train_call
 
 
 # --- The hand-written side -------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from mpjax.training.mesh import compiler_options, make_mesh, own_rows
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.setup import Task, initial_state, state_shapes
 from mpjax.training.state import Arrays
-from mpjax.training.train_step import make_train_call
+from mpjax.training.train_call import make_train_call
 
 
 CHECKPOINTS = "checkpoints"

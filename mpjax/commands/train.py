@@ -35,7 +35,7 @@ from mpjax.training import TrainState, evaluate
 from mpjax.training.mesh import place
 from mpjax.training.precision_plan import advice, floor_of
 from mpjax.training.setup import pretrained_arrays
-from mpjax.training.train_step import compile_calls
+from mpjax.training.train_call import compile_calls
 
 
 Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]

@@ -45,6 +45,9 @@ def parse_model_name(text: str) -> str:
 
 TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling"]
 
+Way = Literal["columns", "rows", "whole"]
+"""How a linear layer or convolution is divided: along its outputs, along its inputs, or not at all."""
+
 
 class TaskKind(NamedTuple):
     """The properties of a task.

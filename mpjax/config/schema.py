@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mpjax.config.choices import TaskName, parse_model_name
+from mpjax.config.choices import TaskName, Way, parse_model_name
 from mpjax.config.durations import Duration, as_duration, parse_duration
 
 
@@ -253,7 +253,7 @@ class Mesh:
     """Parts that the attention heads and the MLPs of Transformers are divided into; all see the same examples."""
     overlap: bool = True
     """On several GPUs, compile with XLA's options that let them compute while they communicate."""
-    rules: dict[str, Literal["columns", "rows", "whole"]] = dataclasses.field(default_factory=dict)
+    rules: dict[str, Way] = dataclasses.field(default_factory=dict)
     """Layers to divide over tensor: module pattern to columns (by outputs), rows (by inputs) or whole; the first match
     wins, before the rules for mpjax's own Transformers: `--mesh.rules "layers/*/up" columns "layers/*/down" rows`."""
 

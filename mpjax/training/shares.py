@@ -7,7 +7,7 @@ under `mixed_float16`. Values that are not added up yet have a leading axis of s
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,82 +37,42 @@ class Part:
     means: Mapping[str, Mean]
 
 
-class Shares(Protocol):
-    """The shares that a batch is divided into."""
+class OneShare:
+    """The whole batch on one device. Where nothing is to be done, a method returns what it is given."""
 
     def spread(self, stats: Arrays) -> Arrays:
         """Returns statistics for each share."""
-        ...
-
-    def add(self, array: jax.Array) -> jax.Array:
-        """Returns the sum of a value over the shares, inside a function of one share."""
-        ...
-
-    def loss(self, loss: Any) -> jax.Array:
-        """Returns what a loss, a scalar or a `Mean`, adds to the loss of the whole batch; this is differentiated."""
-        ...
-
-    def adapt(self, model: nnx.Module) -> None:
-        """Makes a model, while it is traced, gather its parameters and average its statistics as the layout says."""
-        ...
-
-    def value_and_grad(self, loss_of: Callable) -> Callable:
-        """Returns `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`."""
-        ...
-
-    def on_each(self, run: Callable) -> Callable:
-        """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` as a function of the whole batch."""
-        ...
-
-    def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
-        """Returns the statistics on which all devices agree, and the sums over the shares."""
-        ...
-
-    def sums(self, run: Callable) -> Callable:
-        """Returns `run(params, stats, batch) -> sums` as a function of the whole batch, of any size."""
-        ...
-
-    def settle(self, state: Any) -> Any:
-        """Returns a training state with the sharding of its layout."""
-        ...
-
-
-class OneShare:
-    """The whole batch on one device: every method but `value_and_grad` returns what it is given."""
-
-    def spread(self, stats: Arrays) -> Arrays:
-        """Returns the statistics."""
         return stats
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Returns the value."""
+        """Returns the sum of a value over the shares, inside a function of one share."""
         return array
 
     def loss(self, loss: Any) -> jax.Array:
-        """Returns the loss."""
+        """Returns what a loss, a scalar or a `Mean`, adds to the loss of the whole batch; this is differentiated."""
         return value_of(loss)
 
     def adapt(self, model: nnx.Module) -> None:
-        """Leaves the model as it is."""
+        """Makes a model, while it is traced, gather its parameters and average its statistics as the layout says."""
 
     def value_and_grad(self, loss_of: Callable) -> Callable:
-        """Returns the value and the scaled gradient of `loss_of`."""
+        """Returns `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`."""
         return scaled_value_and_grad(loss_of, has_aux=True)
 
     def on_each(self, run: Callable) -> Callable:
-        """Returns the function."""
+        """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` as a function of the whole batch."""
         return run
 
     def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
-        """Returns both."""
+        """Returns the statistics on which all devices agree, and the sums over the shares."""
         return stats, part
 
     def sums(self, run: Callable) -> Callable:
-        """Returns the function."""
+        """Returns `run(params, stats, batch) -> sums` as a function of the whole batch, of any size."""
         return run
 
     def settle(self, state: Any) -> Any:
-        """Returns the state."""
+        """Returns a training state with the sharding of its layout."""
         return state
 
 
@@ -249,6 +209,10 @@ class ManyShares:
     def settle(self, state: Any) -> Any:
         """Returns the state with parameters, moments, masters and EMA divided as the layout says."""
         return jax.lax.with_sharding_constraint(state, self.layout.state(state))
+
+
+Shares = OneShare | ManyShares
+"""The shares that a batch is divided into: both have the same methods."""
 
 
 def shares_of(layout: Layout | None) -> Shares:

@@ -5,18 +5,16 @@ that devices add their results once for each pair (Shoeybi et al., "Megatron-LM"
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from flax import nnx
 
+from mpjax.config.choices import Way
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of
 from mpjax.precision.module_tree import lineages_of
 from mpjax.precision.rules import Rules, decide, winner
 
-
-Way = Literal["columns", "rows", "whole"]
-"""How a linear layer or convolution is divided: along its outputs, along its inputs, or not at all."""
 
 TRANSFORMERS: Mapping[str, Way] = {
     "*attention/query": "columns",

@@ -1,5 +1,6 @@
 """One run over two processes with two devices each: the same numbers, one that writes, one end for all."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -13,6 +14,7 @@ import threading
 import time
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from mpjax import cli
@@ -178,6 +180,43 @@ def test_the_death_of_one_ends_the_other(alone, tmp_path, killed):
         return
     assert code == 1, err
     assert f"error: process {killed} has ended without a word: it was killed" in err
+
+
+FORTY = ["--steps", "40", "--loop.save_every", "2"]
+KILLS = int(os.environ.get("MPJAX_TEST_KILLS", "1"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(alone, tmp_path_factory):
+    """The losses of forty steps in one process."""
+    folder = shutil.copytree(alone, tmp_path_factory.mktemp("runs") / "undisturbed")
+    run(load_config(["--resume", "--output_dir", str(folder), *FORTY]))
+    return losses(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_a_run_killed_at_a_random_moment_ends_and_goes_on_as_undisturbed(undisturbed, tmp_path, seed):
+    """MPJAX_TEST_KILLS=10 tries ten moments, between the first import and the last checkpoint."""
+    random = np.random.default_rng(seed)
+    killed, seconds = int(random.integers(2)), random.uniform(0, 8)
+    folder = tmp_path / "killed"
+    flags = [*SMALL, *FORTY, "--output_dir", str(folder), "--distributed.timeout", "30"]
+    processes = start_both(*flags)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        processes[killed][0].wait(seconds)
+    processes[killed][0].kill()
+    code, _, err = ends(processes)[1 - killed]
+    print(f"killed process {killed} after {seconds:.1f} s: the other ended with {code}: {err.strip()[-200:]}")
+    if code:
+        reasons = "has ended without a word", "did not come within 30 seconds", "did not reach process 0", "gloo"
+        assert any(reason in err for reason in reasons), err
+    else:
+        assert (folder / "summary.json").exists()  # it was done before
+    if (folder / "config.toml").exists():
+        flags = ["--resume", *flags]
+    assert [code for code, _, _ in ends(start_both(*flags))] == [0, 0]
+    assert losses(folder) == pytest.approx(undisturbed, rel=1e-5)
 
 
 def test_what_stops_one_is_told_by_the_other(tmp_path):

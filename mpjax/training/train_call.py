@@ -1,0 +1,47 @@
+"""Compiles calls of the training step: one step, or several that the device runs without asking the host."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -> jax.stages.Wrapped:
+    """Returns the jit-compiled call `(state, fed, count) -> (state, metrics)` of `count` steps; it donates the state.
+
+    Args:
+      train_step: `(state, batch) -> (state, metrics)`.
+      batch_of: `(fed, index) -> batch`, the batch of step `index` of the call, counted from 0.
+
+    Returns:
+      A function whose metrics have a leading axis [count], or are those of the step if the count is 1. The count is
+      static: each count compiles its own program.
+    """
+
+    @jax.jit(donate_argnums=0, static_argnums=2)
+    def train_call(state, fed, count: int):
+        if count == 1:
+            return train_step(state, batch_of(fed, 0))
+        # The count is static, so the device runs all steps without asking the host.
+        return jax.lax.scan(lambda state, index: train_step(state, batch_of(fed, index)), state, jnp.arange(count))
+
+    return train_call
+
+
+def compile_calls(
+    call: jax.stages.Wrapped, state: Any, feeds: Mapping[int, Any], options: Mapping[str, Any] = MappingProxyType({})
+) -> Callable:
+    """Compiles `call` ahead of time for the counts in `feeds`; the result raises KeyError for any other count.
+
+    Args:
+      call: a jitted function `(state, fed, count)`.
+      state: the state, or its shapes, dtypes and shardings.
+      feeds: the input `fed` by count, or its shapes, dtypes and shardings.
+      options: XLA's options.
+    """
+    programs = {
+        count: call.lower(state, fed, count).compile(compiler_options=dict(options)) for count, fed in feeds.items()
+    }
+    return lambda state, fed, count: programs[count](state, fed)
