@@ -23,12 +23,15 @@ from mpjax.loop.stored import complete_checkpoints
 from mpjax.report import read_metrics
 
 
-pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # Ray calls what it has deprecated itself
+pytestmark = pytest.mark.filterwarnings(
+    "default::DeprecationWarning",  # Ray calls what it has deprecated itself
+    r"ignore:os\.fork\(\) was called:RuntimeWarning",  # and forks to start its servers; JAX runs here already
+)
 
 SMALL = shlex.split("""
 --model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 8 --data.eval_batch_size 6
---steps 200 --optimizer.schedule constant --optimizer.warmup 1 --optimizer.learning_rate 0.01
---loop.log_every 5 --loop.eval_every 100 --loop.save_every 40 --report.no_tensorboard --report.no_plot
+--steps 600 --optimizer.schedule constant --optimizer.warmup 1 --optimizer.learning_rate 0.01
+--loop.log_every 5 --loop.eval_every 300 --loop.save_every 40 --report.no_tensorboard --report.no_plot
 --precision.policy float32
 """)
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "train_ray.py"
@@ -73,11 +76,18 @@ def losses(folder):
     return {r["step"]: r["train/loss"] for r in read_metrics(folder / "metrics.jsonl") if "train/loss" in r}
 
 
-def reach(folder, step, command):
-    """Waits until the run has logged a step."""
+def first_worker(folder):
+    """The process number of the first worker, or None before there is one."""
+    file = folder / "environment.json"
+    return json.loads(file.read_text())["process"] if file.exists() else None
+
+
+def reach(folder, step, command, *, after=None):
+    """Waits until the run has logged a step, with another first worker than `after`."""
     until = time.monotonic() + WITHIN
     while command.poll() is None and time.monotonic() < until:
-        if (folder / "metrics.jsonl").exists() and max(losses(folder), default=0) >= step:
+        there = (folder / "metrics.jsonl").exists() and first_worker(folder) != after
+        if there and max(losses(folder), default=0) >= step:
             return
         time.sleep(0.02)
     command.kill()
@@ -86,7 +96,7 @@ def reach(folder, step, command):
 
 def workers_of(folder):
     """Process numbers of the workers, that of the first worker first."""
-    first = json.loads((folder / "environment.json").read_text())["process"]
+    first = first_worker(folder)
     parent = parent_of(first)
     found = []
     for process in pathlib.Path("/proc").glob("[0-9]*"):
@@ -109,13 +119,13 @@ def test_two_workers_train_as_one_process_and_tell_ray(cluster, alone, tmp_path)
     result = train_on_ray(OnRay(workers=2), load_config([*SMALL, "--output_dir", str(folder)]))
     assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
     assert result.return_value == json.loads((folder / "summary.json").read_text())
-    assert result.checkpoint.path == str(folder / "checkpoints" / "200")
-    assert result.metrics["step"] == 200
+    assert result.checkpoint.path == str(folder / "checkpoints" / "600")
+    assert result.metrics["step"] == 600
     assert result.metrics["test/loss"] == result.return_value["test/loss"]
     reported = {pathlib.Path(checkpoint.path).name: metrics for checkpoint, metrics in result.best_checkpoints}
-    assert [(name, metrics["step"]) for name, metrics in reported.items()] == [(str(n), n) for n in range(40, 201, 40)]
-    assert ["test/loss" in metrics for metrics in reported.values()] == [False, False, True, True, True]
-    assert complete_checkpoints(folder / "checkpoints")[-2:] == [160, 200]
+    assert [(name, metrics["step"]) for name, metrics in reported.items()] == [(str(n), n) for n in range(40, 601, 40)]
+    assert ["test/loss" in metrics for metrics in reported.values()] == [False] * 7 + [True] * 8
+    assert complete_checkpoints(folder / "checkpoints")[-2:] == [560, 600]
     assert "resume = false" in (folder / "config.toml").read_text()
 
 
@@ -123,8 +133,10 @@ def test_two_workers_train_as_one_process_and_tell_ray(cluster, alone, tmp_path)
 def test_a_run_whose_workers_are_killed_three_times_ends_as_undisturbed(cluster, alone, tmp_path):
     folder = tmp_path / "run"
     command = start(cluster, folder)
+    killed = None
     for which, step in enumerate((50, 90, 130)):
-        reach(folder, step, command)
+        reach(folder, step, command, after=killed)
+        killed = first_worker(folder)
         os.kill(workers_of(folder)[which % 2], signal.SIGKILL)
     out, err = command.communicate(timeout=WITHIN)
     assert command.returncode == 0, err
