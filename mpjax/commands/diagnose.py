@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pathlib
 import shlex
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -12,11 +13,12 @@ from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts
 from mpjax.config import Config
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
+from mpjax.config.schema import Mesh
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest
 from mpjax.diagnosis.progress import progress_at
 from mpjax.diagnosis.training import diagnose_step, fastest_of_step
-from mpjax.errors import UsageError
+from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.process import as_usual
 from mpjax.loop.resume import adopt
@@ -24,7 +26,7 @@ from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.precision.policy import get_policy
 from mpjax.report import read_metrics
 from mpjax.training import TrainState
-from mpjax.training.mesh import place
+from mpjax.training.mesh import make_mesh, place
 from mpjax.training.setup import pretrained_arrays
 
 
@@ -42,7 +44,7 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
       UsageError: there is no run or no such step, or the policy is invalid.
     """
     folder = pathlib.Path(settings.run)
-    config = config_of_run(folder, trust_code=settings.trust_code)
+    config = on_devices_here(config_of_run(folder, trust_code=settings.trust_code))
     parts = make_parts(config)
     if settings.loss_scale < 0:
         raise UsageError(f"--loss_scale {settings.loss_scale:g}: wanted a positive number, or 0 for the run's own")
@@ -74,6 +76,27 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     page = write(found, folder, number)
     print(found.to_json() if settings.json else f"step {number} of {folder}\n{found}\nsee {page}")
     return found
+
+
+def on_devices_here(config: Config) -> Config:
+    """Returns the settings of a run with a mesh of the devices that are here, if the run's own does not fit them.
+
+    Warns:
+      PrecisionWarning: it does not fit, so the step that is replayed differs where a device's share of a batch matters.
+    """
+    try:
+        make_mesh(**config.mesh.sizes)
+    except UsageError:
+        sizes = ", ".join(f"{name} {size}" for name, size in config.mesh.sizes.items())
+        text = (
+            f"the run's mesh ({sizes}) does not fit the devices here ({jax.device_count()}): its step is replayed on a "
+            "mesh of these, with other random numbers in dropout"
+        )
+        if config.training.batch_norm == "device":
+            text += " and batch norms that see more or fewer examples"
+        warnings.warn(text, PrecisionWarning, stacklevel=2)
+        return dataclasses.replace(config, mesh=Mesh())
+    return config
 
 
 @as_usual()  # it may take minutes

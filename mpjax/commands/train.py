@@ -74,8 +74,8 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
     first = company.first  # of several processes: the one that prints and writes
     if company.processes > 1 and config.precision.tune:
         raise UsageError(
-            "--precision.tune times one process: write --distributed.processes 1 --steps 1 for it alone, and give all "
-            "processes the rules that it finds as --precision.rules"
+            "--precision.tune times one process: run scripts/train.py alone with it (--distributed.processes 1 --steps "
+            "1), and give all processes the rules that it finds as --precision.rules"
         )
     if first:
         check_run_folder(config)  # before anything takes time

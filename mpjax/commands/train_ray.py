@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import pathlib
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,7 @@ def _start_ray(settings: OnRay) -> dict[str, int]:
     import ray
 
     if not ray.is_initialized():
+        check_reachable(settings.address)
         try:
             ray.init(
                 address=settings.address or None,
@@ -133,6 +135,17 @@ def _start_ray(settings: OnRay) -> dict[str, int]:
                 "cluster's --address"
             )
     return each
+
+
+def check_reachable(address: str) -> None:
+    """Raises UsageError if nobody listens at HOST:PORT; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return  # auto, local, ray://...
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise UsageError(f"no Ray cluster at {address}: {error.strerror or error}") from error
 
 
 class Exchange:

@@ -40,7 +40,9 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
       axis_name: the name of the mapped axis, or several names.
 
     Returns:
-      The averages, the same on every device, in the wider of the gradient's dtype and `reduce_dtype`.
+      The averages, the same on every device, in the wider of the gradient's dtype and `reduce_dtype`. They are added in
+      `reduce_dtype` also if the gradient is wider: float64 gradients beyond float32's range become inf under a policy
+      whose `reduce_dtype` is float32.
 
     Raises:
       UsageError: JAX has already summed the gradients in their own dtype, which it does for parameters that are

@@ -53,6 +53,11 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
             f"--precision.loss_scale {config.loss_scale} contradicts {', '.join(unused)}, which only a dynamic "
             "loss scale uses: leave out one or the other"
         )
+    if policy.reduce_dtype == FLOAT64 and policy.param_dtype != FLOAT64:
+        raise UsageError(
+            f"reduce=float64 contradicts params={policy.param_dtype}: gradients are added in float32 at most, unless "
+            "parameters are float64; write reduce=float32 or params=float64"
+        )
     if config.stochastic_rounding and not masters:
         raise UsageError(
             "--precision.stochastic_rounding rounds parameters from their float32 master weights, and this run has "

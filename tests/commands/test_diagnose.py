@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mpjax import cli
-from mpjax.commands.diagnose import diagnose_run, replay
+from mpjax.commands.diagnose import diagnose_run, on_devices_here, replay
 from mpjax.commands.parts import make_parts
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Diagnose
-from mpjax.errors import Diverged, UsageError
+from mpjax.errors import Diverged, PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.stored import read_checkpoint
 
@@ -150,3 +150,11 @@ def test_a_run_without_metrics_or_checkpoints_is_diagnosed_from_its_settings(hea
 def test_a_step_that_the_run_never_had_is_refused(healthy):
     with pytest.raises(UsageError, match=r"--step 100: the run has 12 steps"):
         diagnose_run(Diagnose(run=str(healthy), step=100))
+
+
+def test_a_mesh_of_more_devices_than_are_here_is_replaced_with_a_warning():
+    config = load_config([*FLAGS, "--mesh.data", "8"])
+    with pytest.warns(PrecisionWarning, match=r"mesh \(data 8, fsdp 1, tensor 1\) does not fit the devices here \(2\)"):
+        assert on_devices_here(config).mesh.sizes == {"data": -1, "fsdp": 1, "tensor": 1}
+    fits = load_config([*FLAGS, "--mesh.fsdp", "2"])
+    assert on_devices_here(fits) is fits

@@ -7,6 +7,7 @@ import os
 import pathlib
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from mpjax import cli
 from mpjax.commands.train import run
-from mpjax.commands.train_ray import Exchange, train_on_ray
+from mpjax.commands.train_ray import Exchange, check_reachable, train_on_ray
 from mpjax.config import load_config
 from mpjax.config.commands import OnRay
 from mpjax.errors import UsageError
@@ -226,6 +227,15 @@ def test_a_missing_ray_is_an_error_that_says_how_to_install_it(monkeypatch, tmp_
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"Ray is not installed: pip install -e '\.\[ray\]'"):
         train_on_ray(OnRay(), load_config([*SMALL, "--output_dir", str(tmp_path / "run")]))
+
+
+def test_an_address_at_which_nobody_listens_is_an_error_at_once():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(UsageError, match=f"no Ray cluster at 127.0.0.1:{port}: Connection refused"):
+        check_reachable(f"127.0.0.1:{port}")
+    for other in ("", "auto", "local", f"ray://127.0.0.1:{port}"):
+        check_reachable(other)
 
 
 def test_the_first_error_is_the_one_that_ends_the_run():

@@ -111,6 +111,10 @@ def test_float16_by_a_rule_alone_is_scaled():
             "already; write float16 or bfloat16 as the policy, or leave master_weights at auto",
         ),
         ({"loss_scale": "big"}, "--precision.loss_scale big: wanted auto, dynamic, none, or a power of two such as"),
+        (
+            {"policy": "params=float32,compute=bfloat16,reduce=float64"},
+            "reduce=float64 contradicts params=float32: .* write reduce=float32 or params=float64",
+        ),
         ({"rules": {"stem": "flot32"}}, "unknown dtype 'flot32'.*did you mean 'float32'"),
     ],
 )
