@@ -26,7 +26,7 @@ from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.precision.policy import get_policy
 from mpjax.report import read_metrics
 from mpjax.training import TrainState
-from mpjax.training.mesh import make_mesh, place
+from mpjax.training.mesh import place, settle
 from mpjax.training.setup import pretrained_arrays
 
 
@@ -85,7 +85,7 @@ def on_devices_here(config: Config) -> Config:
       PrecisionWarning: it does not fit, so the step that is replayed differs where a device's share of a batch matters.
     """
     try:
-        make_mesh(**config.mesh.sizes)
+        settle(config.mesh.sizes, jax.device_count())
     except UsageError:
         sizes = ", ".join(f"{name} {size}" for name, size in config.mesh.sizes.items())
         text = (
