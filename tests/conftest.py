@@ -94,10 +94,14 @@ def _strict(request):
 
 
 def pytest_collection_modifyitems(items):
-    """Puts tests that compile for CUDA where those are that need packages of an extra."""
+    """Puts tests that compile for CUDA where those are that need packages of an extra, and those on Ray first.
+
+    So they are all in the first half, which is one worker's: a second Ray cluster on the machine would slow down both.
+    """
     for item in items:
         if "plugin" in getattr(item, "fixturenames", ()):
             item.add_marker("extra")
+    items.sort(key=lambda item: "cluster" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
