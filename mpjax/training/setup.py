@@ -166,6 +166,10 @@ def make_state(
     return create_state(params, stats, tx, ema=ema)
 
 
+_RUNS_ONCE = {"xla_backend_optimization_level": 0}
+"""For a program that takes longer to compile than to run: random numbers for each parameter are long code."""
+
+
 def initial_state(
     task: Task,
     tx: optax.GradientTransformation,
@@ -178,7 +182,8 @@ def initial_state(
     """Creates the state of `make_state` directly on its devices, divided as the layout says."""
     make = functools.partial(make_state, task, tx, ema=ema)
     given = jax.random.key(seed), pretrained or {}
-    return jax.jit(make, out_shardings=layout.state(jax.eval_shape(make, *given)))(*given)
+    shardings = layout.state(jax.eval_shape(make, *given))
+    return jax.jit(make, out_shardings=shardings, compiler_options=_RUNS_ONCE)(*given)
 
 
 def state_shapes(task: Task, tx: optax.GradientTransformation, *, ema: bool, layout: Layout) -> TrainState:

@@ -28,7 +28,7 @@ from mpjax.plan.measure import random_batch
 from mpjax.training.mean import Mean
 from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import initial_state
+from mpjax.training.setup import initial_state, state_shapes
 from mpjax.training.train_step import make_train_step
 
 
@@ -73,6 +73,7 @@ class Run:
         self.whole = NamedSharding(layout.mesh, PartitionSpec())
         self.fields = fields
         self.fresh = functools.partial(initial_state, task, tx, seed=0, ema=True, layout=layout)
+        self.shapes = state_shapes(task, tx, ema=True, layout=layout)
 
         def loss_of(model, batch, key):
             loss, metrics = task.objective.loss_of(model, batch, key)
@@ -121,8 +122,7 @@ def main() -> None:
         result[mesh] = {"metrics": metrics + further, "divided": run.divided, "resumed": {}, "final": final}
     for saved in sorted(folder.iterdir()):
         for mesh, run in runs.items():
-            fresh = run.fresh()
-            state = adopt(fresh, read_checkpoint(saved, places=places_in(fresh))[1])
+            state = adopt(run.shapes, read_checkpoint(saved, places=places_in(run.shapes))[1])
             result[saved.name]["resumed"][mesh] = [step["loss"] for step in run.train(state, SAVED, SAVED + 3)[1]]
     if not first:
         return

@@ -20,7 +20,7 @@ from mpjax.training import make_eval_step, make_train_step, take_apart
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
-from mpjax.training.setup import initial_state
+from mpjax.training.setup import initial_state, state_shapes
 
 
 CONFIG = dataclasses.replace(Config(), model=Model(name="mlp", width=4))
@@ -90,7 +90,7 @@ def resnet(step="eval", **precision):
     rules = dict(rule.split("=", 1) for rule in rules.split(";") if rule)
     plan = plan_precision(Precision(rules=rules, **precision))
     task = make_task(RESNET, plan, labelled_images(3, (8, 8, 1)))
-    state = jax.eval_shape(lambda: initial_state(task, TX, seed=0, ema=False, layout=Layout(make_mesh())))
+    state = state_shapes(task, TX, ema=False, layout=Layout(make_mesh()))
     check_dtypes(state, "float32", name="state")
     if step == "train":
         train_step = make_train_step(task.structure, TX, task.objective.loss, cast=task.cast)
