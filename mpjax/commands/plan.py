@@ -22,7 +22,7 @@ from mpjax.plan.plot import plot_plans
 from mpjax.plan.scaling import scaling_table, scaling_title
 from mpjax.plan.shapes import batch_shapes, planned_fields
 from mpjax.plan.step import Step, wide
-from mpjax.plan.table import plan_table, title
+from mpjax.plan.table import costliest_table, plan_table, title
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import make_state
 
@@ -72,12 +72,15 @@ def plan_run(
         dataclasses.replace(config, precision=dataclasses.replace(config.precision, policy=policy))
         for policy in policies
     ]
-    steps = [planned_step(run, fields) for run in runs]
+    steps = [
+        dataclasses.replace(planned_step(run, fields), xla=options) for run in runs for options in ("", *settings.xla)
+    ]
     plans = estimates(
         settings.gpu,
         steps,
         devices=settings.devices,
         attention=settings.attention,
+        most=settings.costliest,
         memory_fraction=settings.memory_fraction,
         fit=settings.fit,
         verify=settings.verify,
@@ -86,7 +89,7 @@ def plan_run(
         # The smallest first: a device reports its peak memory since the process began.
         for plan in sorted(plans, key=lambda plan: plan.memory.total):
             if plan.fits and present(plan.gpu, plan.devices):
-                step = steps[policies.index(plan.policy)]
+                step = next(step for step in steps if (step.policy, step.xla) == (plan.policy, plan.xla))
                 plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(step, fields))
     result = {"model": config.model.name, "data": config.data.name, "plans": [_described(plan) for plan in plans]}
     if settings.json:
@@ -166,6 +169,10 @@ def _print(settings: Plan, plans: list[Estimate]) -> None:
         say(title(own))
         console.print(plan_table(own))
         say("")
+        if own[-1].costliest:
+            say(f"the kernels that move the most, with {own[-1].title}")
+            console.print(costliest_table(own[-1]))
+            say("")
         if settings.devices > 1:
             say(scaling_title(own))
             if own[0].communication.scaling:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -177,6 +177,10 @@ class Plan:
     """Estimate the largest batch that fits; needs at most one more compilation per policy and GPU."""
     verify: bool = False
     """Verify the largest batch by compiling it, with corrections if needed: up to five more compilations."""
+    xla: tuple[str, ...] = ()
+    """XLA options to compare with the defaults, one or more in each word: "xla_gpu_enable_triton_gemm=false"."""
+    costliest: int = 10
+    """Number of kinds of kernels to list with the module and source line of each, the costliest first."""
     measure: bool = True
     """Also time the step if such a GPU is present, and report the measurement beside the prediction."""
     plot: str = ""
@@ -189,7 +193,7 @@ def check_plan(settings: Plan) -> None:
     """Raises UsageError if the settings of a plan are out of range or incomplete."""
     if not settings.gpu:
         raise UsageError("--gpu is empty: wanted one or more, such as h100")
-    for name in ("gpu", "policies"):
+    for name in ("gpu", "policies", "xla"):
         given = getattr(settings, name)
         if twice := [value for i, value in enumerate(given) if value in given[:i]]:
             raise UsageError(f"--{name} has {twice[0]} twice: wanted different ones")
@@ -199,7 +203,31 @@ def check_plan(settings: Plan) -> None:
         raise UsageError(f"--vocabulary is {settings.vocabulary}: wanted 0 or more")
     if not 0 < settings.memory_fraction <= 1:
         raise UsageError(f"--memory_fraction is {settings.memory_fraction}: wanted a share above 0, at most 1")
+    for words in settings.xla:
+        xla_options(words)
+    if settings.costliest < 0:
+        raise UsageError(f"--costliest is {settings.costliest}: wanted 0 or more")
     check_image("--plot", settings.plot)
+
+
+def xla_options(words: str) -> dict[str, Any]:
+    """Parses XLA options.
+
+    >>> xla_options("xla_gpu_enable_triton_gemm=false xla_gpu_autotune_level=0")
+    {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_autotune_level': 0}
+
+    Raises:
+      UsageError: a word is not NAME=VALUE with a name that begins with `xla_`.
+    """
+    options: dict[str, Any] = {}
+    for word in words.split():
+        name, equals, value = word.partition("=")
+        name = name.lstrip("-")
+        if not equals or not value or not name.startswith("xla_"):
+            raise UsageError(f"--xla has '{word}': wanted xla_NAME=VALUE, such as xla_gpu_enable_triton_gemm=false")
+        number = value.removeprefix("-").isdecimal()
+        options[name] = value == "true" if value in ("true", "false") else int(value) if number else value
+    return options
 
 
 def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:

@@ -1,8 +1,9 @@
 """Compiles a training step for a GPU that need not be present."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +16,6 @@ from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
 from mpjax.precision.casting.flops import flops_of
 from mpjax.training.layout import TENSOR
-from mpjax.training.mesh import compiler_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +61,28 @@ def start(
     flops = {dtype: count / parts for dtype, count in flops_of(traced.jaxpr).items()}
 
     def finish() -> Compiled:
-        executable = _compiled(lowered, name, compiler_options(mesh, overlap=step.overlap))
+        executable = _compiled(lowered, name, step.compiler_options(mesh))
         return Compiled(executable, memory_of(*given, executable.memory_analysis()), flops)
 
     return pool.submit(finish)
+
+
+@contextlib.contextmanager
+def with_sources() -> Iterator[None]:
+    """Compiles programs with the source lines of all their operations, for `mpjax.plan.source`.
+
+    With ten frames of a traceback, JAX's default, a layer's operations often have no line of the model. A program from
+    JAX's cache would have the lines that the code had when it was compiled.
+    """
+    options = {"jax_traceback_in_locations_limit": -1, "jax_compilation_cache_include_metadata_in_key": True}
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def _compiled(lowered: Any, name: GpuName, own: Mapping[str, Any]) -> Any:
@@ -75,6 +93,6 @@ def _compiled(lowered: Any, name: GpuName, own: Mapping[str, Any]) -> Any:
     except jax.errors.JaxRuntimeError as first:
         # XLA chooses Triton's tiles by timing them on the device. Without a device, a few products have no tiles.
         try:
-            return lowered.compile(compiler_options={**options, "xla_gpu_enable_triton_gemm": False})
+            return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False, **options})
         except jax.errors.JaxRuntimeError:
             raise UsageError(f"--gpu {name}: XLA cannot compile this step for this GPU: {first}") from first

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from mpjax.config.commands import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.communication import Communication, communication_of
-from mpjax.plan.compiled import Compiled, start
+from mpjax.plan.compiled import Compiled, start, with_sources
+from mpjax.plan.costs import Cost, costliest
 from mpjax.plan.devices import GPUS, Gpu
 from mpjax.plan.events import events_of
 from mpjax.plan.hlo import parse
@@ -75,6 +76,7 @@ class Estimate:
     Attributes:
       gpu: the kind of GPU.
       policy: the policy as the user named it.
+      xla: further options of XLA, as the user wrote them.
       batch: examples per step, over all devices.
       devices: number of devices that share the batch.
       attention: "cudnn" or "xla"; empty if the model has no attention.
@@ -85,6 +87,7 @@ class Estimate:
       flops: operations by dtype.
       roofline: lower bounds of the time.
       communication: the bytes that devices exchange, and the time with it.
+      costliest: the kinds of kernels that move the most bytes.
       fit: the largest batch; None if not requested, or if memory does not grow with the batch.
       measured: the step timed on the GPU itself; None if the step was not timed.
     """
@@ -101,8 +104,15 @@ class Estimate:
     flops: Mapping[str, float]
     roofline: Roofline
     communication: Communication
+    xla: str = ""
+    costliest: Sequence[Cost] = ()
     fit: Fit | None = None
     measured: Measured | None = None
+
+    @property
+    def title(self) -> str:
+        """Returns what the plan is compared by: the policy, and XLA's options if there are any."""
+        return f"{self.policy} {self.xla}".strip()
 
     @property
     def fits(self) -> bool:
@@ -121,6 +131,7 @@ def estimates(
     *,
     devices: int = 1,
     attention: str = "auto",
+    most: int = 10,
     memory_fraction: float = 0.75,
     fit: bool = True,
     verify: bool = False,
@@ -129,9 +140,10 @@ def estimates(
 
     Args:
       gpus: the GPUs to plan for.
-      steps: training steps that differ only in precision.
+      steps: training steps that differ only in precision and in XLA's options.
       devices: number of devices that share a batch.
       attention: as in `mpjax.plan.compiled.start`.
+      most: the number of kinds of kernels to list.
       memory_fraction: fraction of a GPU's memory that a run may use.
       fit: whether to find the largest batch.
       verify: whether to compile the largest batch too.
@@ -144,7 +156,7 @@ def estimates(
     for gpu in gpus:
         mesh_of(gpu, devices, **steps[0].sizes)  # raises for an unsupported GPU before anything is traced
     # XLA compiles outside Python, so threads run in parallel.
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with with_sources(), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def begin(number: int, gpu: GpuName, size: int) -> "concurrent.futures.Future[Compiled]":
             return start(pool, steps[number].of(size), gpu, devices=devices, attention=attention)
@@ -155,7 +167,8 @@ def estimates(
 
         def plan(gpu: GpuName, number: int) -> Estimate:
             program = programs[gpu, number].result()
-            hlo = parse(program.executable.as_text())
+            text = program.executable.as_text()
+            hlo = parse(text)
             traffic, events = traffic_of(hlo), events_of(hlo)
             bounds = roofline(GPUS[gpu], program.flops, traffic.bytes)
             used, policy = _attention(steps[number], traffic), steps[number].policy
@@ -175,6 +188,8 @@ def estimates(
                 communication=communication_of(
                     events, GPUS[gpu], bounds.seconds / traffic.bytes, mesh=steps[number].sizes, devices=devices
                 ),
+                xla=steps[number].xla,
+                costliest=costliest(text, hlo, most),
             )
 
         found: dict[tuple[GpuName, int], Estimate]

@@ -42,7 +42,7 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
     places = range(len(plans))
     _draw_memory(memory, plans, places)
     _draw_time(time, plans, places)
-    names = [f"{plan.gpu}  {plan.policy}" for plan in plans]
+    names = [f"{plan.gpu}  {plan.title}" for plan in plans]
     memory.set_yticks(list(places), names)
     memory.invert_yaxis()
     for panel in (memory, time):

@@ -9,9 +9,11 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from mpjax.config.commands import xla_options
 from mpjax.precision.calls import modules_of
 from mpjax.training import TrainState
 from mpjax.training.layout import Layout
+from mpjax.training.mesh import compiler_options
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Task
 
@@ -32,6 +34,7 @@ class Step:
       accumulate: number of micro-batches per batch.
       sizes: the sizes of the mesh by axis, of which one may be -1.
       overlap: True to compile with the options that let GPUs compute while they communicate.
+      xla: further options of XLA, as the user wrote them.
     """
 
     policy: str
@@ -45,6 +48,7 @@ class Step:
     accumulate: int = 1
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     overlap: bool = True
+    xla: str = ""
 
     @property
     def batch_size(self) -> int:
@@ -55,6 +59,10 @@ class Step:
     def attention(self) -> bool:
         """Returns True if the model has an attention module."""
         return any("Attention" in type(module).__name__ for module in modules_of(self.task.abstract).values())
+
+    def compiler_options(self, mesh: Mesh) -> dict[str, Any]:
+        """Returns XLA's options for the step on a mesh."""
+        return compiler_options(mesh, overlap=self.overlap) | xla_options(self.xla)
 
     def of(self, batch_size: int) -> "Step":
         """Returns the same step for batches of another size."""

@@ -1,5 +1,6 @@
 """Formats plans as text: one table per kind of GPU, one column per policy."""
 
+import pathlib
 from collections.abc import Callable, Sequence
 
 from mpjax.plan.devices import GPUS
@@ -40,9 +41,25 @@ def columns(header: str, plans: Sequence[Estimate], lines: Sequence[tuple[str, l
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
     table.add_column(header, no_wrap=True)
     for plan in plans:
-        table.add_column(plan.policy, justify="right", overflow="fold")
+        table.add_column(plan.title, justify="right", overflow="fold")
     for label, cells in lines:
         table.add_row(label, *cells)
+    return table
+
+
+def costliest_table(plan: Estimate):
+    """Builds a rich table of a plan's costliest kernels, with one kind per row."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+    for name in ("traffic", "share", "kernels"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("kind", "module", "source line"):
+        table.add_column(name, overflow="fold")
+    for cost in plan.costliest:
+        where = " ".join(word for word in (cost.module, "backward" if cost.backward else "") if word)
+        share = f"{cost.bytes / plan.traffic.bytes:.1%}"
+        table.add_row(size(cost.bytes), share, str(cost.kernels), cost.kind.strip("_"), where, _short(cost.line))
     return table
 
 
@@ -78,6 +95,13 @@ def _scaled(value: float, unit: str) -> str:
 
 def _optional_size(count: int) -> str:
     return size(count) if count else ""
+
+
+def _short(line: str) -> str:
+    """Returns `file:line` with the file from the working directory or from site-packages."""
+    for folder in (f"{pathlib.Path.cwd()}/", "site-packages/"):
+        line = line.rpartition(folder)[2]
+    return line
 
 
 def _dtypes(plan: Estimate) -> str:

@@ -70,10 +70,19 @@ OVERLAP = {
 """XLA's options that let GPUs compute while they communicate."""
 
 
+AS_WRITTEN = {"xla_allow_excess_precision": False}
+"""XLA's option that keeps casts to half precision where they stand.
+
+By default XLA leaves out a cast down that is followed by one up. A gradient that is added up in float32 is then written
+to memory in float32 as well: of GELU, 0.8 GB for each block of GPT-2 small.
+"""
+
+
 def compiler_options(mesh: Mesh, *, overlap: bool = True) -> dict[str, bool | int]:
-    """Returns XLA's options for the programs of a run: `OVERLAP` on several GPUs, if wanted, and none elsewhere."""
-    gpus = mesh.devices.flat[0].platform in ("gpu", "cuda") and mesh.size > 1
-    return dict(OVERLAP) if gpus and overlap else {}
+    """Returns XLA's options for the programs of a run: `AS_WRITTEN` on GPUs, and `OVERLAP` on several if wanted."""
+    if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
+        return {}
+    return AS_WRITTEN | (OVERLAP if mesh.size > 1 and overlap else {})
 
 
 def own_rows(sharding: NamedSharding, size: int) -> Share:

@@ -10,6 +10,7 @@ from mpjax.commands import plan
 from mpjax.commands.plan import plan_run
 from mpjax.config.commands import Plan
 from mpjax.errors import UsageError
+from mpjax.plan.costs import Cost
 from mpjax.plan.measure import Measured
 
 
@@ -23,7 +24,7 @@ def planned(monkeypatch, plan_of):
 
     def estimates(gpus, steps, **settings):
         asked.append((gpus, [step.policy for step in steps], sorted(steps[0].batch), settings))
-        return [plan_of(step.policy, gpu) for gpu in gpus for step in steps]
+        return [dataclasses.replace(plan_of(step.policy, gpu), xla=step.xla) for gpu in gpus for step in steps]
 
     monkeypatch.setattr(plan, "estimates", estimates)
     return asked
@@ -38,8 +39,38 @@ def test_the_run_s_own_policy_is_planned_unless_others_are_named(small, planned)
     ]
     assert planned[1][2:] == (
         ["image", "label"],
-        {"devices": 4, "attention": "auto", "memory_fraction": 0.75, "fit": False, "verify": False},
+        {"devices": 4, "attention": "auto", "most": 10, "memory_fraction": 0.75, "fit": False, "verify": False},
     )
+
+
+def test_xla_s_options_have_columns_beside_those_without(small, planned, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    options = "xla_gpu_enable_triton_gemm=false"
+    result = plan_run(Plan(gpu=("h100",), policies=("float32", "bfloat16"), xla=(options,)), small)
+    assert [(plan["policy"], plan["xla"]) for plan in result["plans"]] == [
+        ("float32", ""),
+        ("float32", options),
+        ("bfloat16", ""),
+        ("bfloat16", options),
+    ]
+    assert "triton_gemm=false" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["triton=1", "xla_gpu_autotune_level", "xla_gpu_autotune_level="])
+def test_a_word_that_is_no_option_of_xla_is_an_error(small, words):
+    with pytest.raises(UsageError, match=f"--xla has '{words}': wanted xla_NAME=VALUE"):
+        plan_run(Plan(gpu=("h100",), xla=(words,)), small)
+
+
+def test_the_costliest_kernels_are_listed_with_module_and_line(small, plan_of, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    costs = [Cost(4_000_000_000, 12, "loop_add_fusion", "blocks/*/mlp", True, "/x/site-packages/flax/nnx/linear.py:7")]
+    monkeypatch.setattr(plan, "estimates", lambda *_, **__: [dataclasses.replace(plan_of(), costliest=costs)])
+    plan_run(Plan(gpu=("h100",)), small)
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line for line in lines if "loop_add_fusion" in line)
+    assert row.split()[:4] == ["4", "GB", "50.0%", "12"]
+    assert row.split()[4:] == ["loop_add_fusion", "blocks/*/mlp", "backward", "flax/nnx/linear.py:7"]
 
 
 def test_a_table_for_each_gpu_and_what_is_left_out_are_printed(small, planned, capsys):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpjax.data.stream import Share
 from mpjax.errors import UsageError
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh, own_rows, settle
+from mpjax.training.mesh import compiler_options, make_mesh, own_rows, settle
 
 
 def rows_per_device(sharding, size=8):
@@ -117,3 +117,14 @@ def test_rows_that_are_no_part_of_an_even_division_are_an_error(rows):
 def test_one_process_reads_all_rows():
     layout = Layout(make_mesh())
     assert own_rows(layout.batch(size=8), 8) == own_rows(layout.evaluation(7), 7) == Share(0, 1)
+
+
+def test_gpus_keep_casts_as_written_and_several_compute_while_they_communicate(plugin):
+    from mpjax.plan.target import mesh_of
+
+    assert compiler_options(make_mesh()) == {}
+    assert compiler_options(mesh_of("h200", 1)) == {"xla_allow_excess_precision": False}
+    several = compiler_options(mesh_of("h200", 8))
+    assert several["xla_allow_excess_precision"] is False
+    assert several["xla_gpu_enable_latency_hiding_scheduler"] is True
+    assert compiler_options(mesh_of("h200", 8), overlap=False) == {"xla_allow_excess_precision": False}
