@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.models.pooling import max_pool
+
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float
@@ -112,8 +114,7 @@ class ImageNetStem(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.norm(self.conv(x)))
-        # Flax also accepts pairs of numbers, but its annotation allows only strings.
-        return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
+        return max_pool(x, 3, stride=2, padding=((1, 1), (1, 1)))
 
 
 class SmallStem(nnx.Module):

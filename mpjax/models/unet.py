@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.models.pooling import max_pool
+
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Array, Float
@@ -77,7 +79,8 @@ class UNet(nnx.Module):
         fine = []
         for convs in list(self.down)[:-1]:
             fine.append(convs(x))
-            x = nnx.max_pool(fine[-1], (2, 2), strides=(2, 2), padding="SAME")
+            height, width = x.shape[1:3]
+            x = max_pool(fine[-1], 2, stride=2, padding=((0, height % 2), (0, width % 2)))
         x = self.down[-1](x)
         for up, shortcut in zip(self.up, reversed(fine), strict=True):
             x = up(x, shortcut)

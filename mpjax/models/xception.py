@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.models.pooling import max_pool
 from mpjax.models.resnet import BatchNorm, Conv, Shortcut, identity
 
 
@@ -75,9 +76,7 @@ class HalvingBlock(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self.conv1(self.activation(x))
         y = self.conv2(nnx.relu(y))
-        # Flax also accepts pairs of numbers, but its annotation allows only strings.
-        y = nnx.max_pool(y, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
-        return y + self.shortcut(x)
+        return max_pool(y, 3, stride=2, padding=((1, 1), (1, 1))) + self.shortcut(x)
 
 
 class ImageNetStem(nnx.Module):

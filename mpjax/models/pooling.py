@@ -1,0 +1,78 @@
+"""Max-pooling whose gradient is a sum in a fixed order.
+
+Shapes: B batch, H and W height and width of images, I and J of their windows, C channels.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from mpjax.precision.dtypes import FLOAT32, widest
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
+Padding = tuple[tuple[int, int], tuple[int, int]]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def max_pool(
+    x: Float[Array, "B H W C"], window: int, stride: int, padding: Padding = ((0, 0), (0, 0))
+) -> Float[Array, "B I J C"]:
+    """Takes the maximum of each window; the first of equal values, in row-major order, has the gradient.
+
+    Gradients of overlapping windows are added in float32 or wider, in a fixed order. The gradient of
+    `jax.lax.reduce_window` is a scatter on GPUs: it adds in the dtype of x, in no fixed order, and moves more bytes.
+
+    >>> max_pool(jnp.arange(9.0).reshape(1, 3, 3, 1), 3, stride=2, padding=((1, 1), (1, 1)))[0, :, :, 0]
+    Array([[4., 5.],
+           [7., 8.]], dtype=float32)
+
+    Args:
+      x: [B, H, W, C].
+      window: the height and width of a window.
+      stride: the distance from one window to the next.
+      padding: rows of -inf above and below, columns of -inf left and right; each less than `window`.
+
+    Returns:
+      [B, I, J, C] in the dtype of x, where I = (H + rows of padding - window) // stride + 1, and J likewise.
+    """
+    return _largest(x, window, stride, padding)[0]
+
+
+@max_pool.defjvp
+def _max_pool_jvp(window: int, stride: int, padding: Padding, primals: tuple, tangents: tuple) -> tuple:
+    (x,), (tangent,) = primals, tangents
+    y, place = _largest(x, window, stride, padding)
+    wide = tangent.astype(widest(y.dtype, FLOAT32))
+    candidates = _pixels(wide, 0, window, stride, padding)
+    # The sum has one term that is not 0. Its transpose adds up what each pixel receives.
+    chosen = functools.reduce(jnp.add, (jnp.where(place == index, one, 0) for index, one in enumerate(candidates)))
+    return y, chosen.astype(y.dtype)
+
+
+def _largest(x: jax.Array, window: int, stride: int, padding: Padding) -> tuple[jax.Array, jax.Array]:
+    """Returns the largest value of each window and its place in the window, as an index from 0; a NaN is largest."""
+    first, *others = _pixels(x, -jnp.inf, window, stride, padding)
+    best, place = first, jnp.zeros(first.shape, jnp.int32)
+    for index, other in enumerate(others, 1):
+        better = (other > best) | jnp.isnan(other)
+        best, place = jnp.where(better, other, best), jnp.where(better, index, place)
+    return best, place.astype(jnp.uint8 if window < 16 else jnp.int32)
+
+
+def _pixels(x: jax.Array, value: float, window: int, stride: int, padding: Padding) -> list[jax.Array]:
+    """Returns [B, I, J, C] for each place in a window: the pixels there, `value` outside of the image."""
+    edges = ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0))
+    padded = jax.lax.pad(x, jnp.array(value, x.dtype), edges)
+    _, height, width, _ = padded.shape
+    # Of a strided slice the last window ends where the padded image does, or before.
+    rows = [slice(row, height - window + row + 1, stride) for row in range(window)]
+    columns = [slice(column, width - window + column + 1, stride) for column in range(window)]
+    return [padded[:, row, column] for row in rows for column in columns]
