@@ -1,5 +1,6 @@
 """Builds the parts of a run: settings in; precision, data, model, optimizer and compiled steps out."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -116,12 +117,19 @@ def make_parts(config: Config) -> Parts:
     train_step = step_on(layout)
 
     def task_under(policy: Policy) -> Task:
-        return make_task(config, plan._replace(policy=policy), fields)
+        # Block by block: a loop has one name for the layers of all blocks.
+        unrolled = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_blocks=False))
+        return make_task(unrolled, plan._replace(policy=policy), fields)
 
     # The compiled calls, the evaluation and the probe
     train_call = make_train_call(train_step, feed.batch)
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
-    look = make_probe(task, tx, seed=config.seed, accumulate=config.training.accumulate)
+    look = make_probe(
+        task_under(plan.policy) if config.model.scan_blocks else task,
+        tx,
+        seed=config.seed,
+        accumulate=config.training.accumulate,
+    )
     probe = jax.jit(lambda state, fed, count: look(state, feed.batch(fed, 0)), static_argnums=2)
     return Parts(
         plan=plan,

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from mpjax import data, models
 from mpjax.config import Config
 from mpjax.config.folders import cache_folder, data_folder
+from mpjax.errors import UsageError
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
@@ -69,11 +70,22 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
         set_precision(model := build(key))
         return model
 
+    if autocasting and config.model.scan_blocks and plan.policy.rules:
+        raise UsageError(
+            "--model.scan_blocks: the operations of all blocks have one name in a loop, so rules of an autocast policy "
+            "cannot find them; write --precision.mode module, or --model.no_scan_blocks"
+        )
     abstract: Any = nnx.eval_shape(build, jax.random.key(0))
     report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
     prepare = full_precision(functools.partial(data.prepare, config=config.data, fields=fields))
-    objective = objective_of(config.task, prepare, policy, label_smoothing=config.training.label_smoothing)
+    chunk = config.training.chunked_loss
+    if chunk and not all(callable(getattr(abstract, name, None)) for name in ("features", "logits")):
+        raise UsageError(
+            f"--training.chunked_loss {chunk}: {config.model.name} has no methods `features` and `logits` to compute "
+            "the logits of some tokens at a time with; write --training.chunked_loss 0"
+        )
+    objective = objective_of(config.task, prepare, policy, label_smoothing=config.training.label_smoothing, chunk=chunk)
     cast = uncast
     if autocasting:
         cast = functools.partial(

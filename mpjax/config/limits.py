@@ -33,6 +33,7 @@ NOT_NEGATIVE = (
     "data.randaugment_ops",
     "data.mixup",
     "data.cutmix",
+    "training.chunked_loss",
     "optimizer.learning_rate",
     "optimizer.weight_decay",
     "optimizer.eps",

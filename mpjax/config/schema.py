@@ -138,6 +138,9 @@ class Model:
     """ViT: input of the classifier: mean of all patches (gap) or class token (cls, as pretrained weights have it)."""
     dropout: float = 0.0
     """Dropout rate of Transformers and Wide-ResNets."""
+    scan_blocks: bool = False
+    """Transformers: compile all blocks as one loop, in a fraction of the time if there are many; rules of the policy
+    have to hold for all blocks alike."""
     stem: Literal["imagenet", "small"] = "small"
     """Stem of ResNet: 7x7 convolution of stride 2 and max-pooling (imagenet), or one 3x3 convolution (small). Xception
     has two 3x3 convolutions, at full resolution if small."""
@@ -224,6 +227,9 @@ class Training:
 
     label_smoothing: float = 0.1
     """Share of the target probability spread evenly over all classes."""
+    chunked_loss: int = 0
+    """Language models: the number of tokens whose logits exist at a time, as in 4096, to save memory; the backward pass
+    computes them again. 0: all tokens of a batch at once."""
     accumulate: int = 1
     """Gradient accumulation: micro-batches per step, whose gradients are averaged."""
     remat: Literal["none", "dots", "full"] = "none"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.models.attention import Implementation
+from mpjax.models.scan import through
 from mpjax.models.transformer import INIT, Block, check_length, dropping, post_norm, with_positions
 
 
@@ -36,6 +37,7 @@ class BERT(nnx.Module):
       heads: number of attention heads, a divisor of the width.
       dropout: dropout rate.
       implementation: attention implementation; see `attend`.
+      scan_blocks: whether to compile the blocks as one loop; see `through`.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class BERT(nnx.Module):
         heads: int,
         dropout: float = 0.1,
         implementation: Implementation = "auto",
+        scan_blocks: bool = False,
     ):
         self.tokens = nnx.Embed(vocabulary, width, embedding_init=INIT, rngs=rngs)
         self.segments = nnx.Embed(2, width, embedding_init=INIT, rngs=rngs)
@@ -58,6 +61,7 @@ class BERT(nnx.Module):
         self.dropout = dropping(dropout, rngs)
         block = functools.partial(Block, width, heads, order=post_norm, epsilon=EPSILON, dropout=dropout)
         self.blocks = nnx.List([block(implementation=implementation, rngs=rngs) for _ in range(depth)])
+        self.scan_blocks = scan_blocks
         self.pooler = nnx.Linear(width, width, kernel_init=INIT, rngs=rngs)
         self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)
 
@@ -80,8 +84,7 @@ class BERT(nnx.Module):
         check_length(tokens, self.positions.shape[0])
         x = self.tokens(tokens) + self.segments(jnp.zeros_like(tokens) if segments is None else segments)
         x = self.dropout(self.norm(with_positions(x, self.positions[...])))
-        for block in self.blocks:
-            x = block(x, lengths)
+        x = through(self.blocks, x, lengths, scan=self.scan_blocks)
         x = jnp.tanh(self.pooler(x[:, 0]))
         return self.head(self.dropout(x))
 

@@ -99,8 +99,8 @@ _FIELDS: Mapping[TaskName, tuple[str, ...]] = {
 }
 """The fields in a batch of each task."""
 
-_SETTINGS = ("width", "depth", "heads", "patch", "dropout")
-"""Settings whose value 0 means the published value."""
+_SETTINGS = ("width", "depth", "heads", "patch", "dropout", "scan_blocks")
+"""Settings whose value 0 or False means the published value."""
 
 
 def _images(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, A
     return {"vocabulary": tokens.vocabulary, "length": tokens.length - 1, "dropout": config.dropout}
 
 
-_TRANSFORMER = ("width", "depth", "heads", "dropout")
+_TRANSFORMER = ("width", "depth", "heads", "dropout", "scan_blocks")
 
 ENTRIES = {
     "mlp": Entry("classification", MLP, _flat_images, ("width", "depth")),

@@ -15,6 +15,7 @@ from flax import nnx
 
 from mpjax.models.activations import tanh_gelu
 from mpjax.models.attention import Implementation
+from mpjax.models.scan import through
 from mpjax.models.transformer import Block, check_length, dropping, with_positions
 
 
@@ -36,6 +37,7 @@ class GPT2(nnx.Module):
       heads: number of attention heads, a divisor of the width.
       dropout: dropout rate.
       implementation: attention implementation; see `attend`.
+      scan_blocks: whether to compile the blocks as one loop; see `through`.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class GPT2(nnx.Module):
         heads: int,
         dropout: float = 0.1,
         implementation: Implementation = "auto",
+        scan_blocks: bool = False,
     ):
         normal = nnx.initializers.normal
         self.tokens = nnx.Embed(vocabulary, width, embedding_init=normal(0.02), rngs=rngs)
@@ -67,6 +70,7 @@ class GPT2(nnx.Module):
             out_init=normal(0.02 / (2 * depth) ** 0.5),  # keeps the variance: 2 * depth branches are summed
         )
         self.blocks = nnx.List([block(rngs=rngs) for _ in range(depth)])
+        self.scan_blocks = scan_blocks
         self.norm = nnx.LayerNorm(width, epsilon=EPSILON, rngs=rngs)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
@@ -75,11 +79,18 @@ class GPT2(nnx.Module):
         Raises:
           UsageError: a text has more tokens than there are position embeddings.
         """
+        return self.logits(self.features(tokens))
+
+    def features(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Computes the features of each position, from which `logits` predicts the next token."""
         check_length(tokens, self.positions.shape[0])
         x = self.dropout(with_positions(self.tokens(tokens), self.positions[...]))
-        for block in self.blocks:
-            x = block(x)
-        return self.tokens.attend(self.norm(x))
+        x = through(self.blocks, x, scan=self.scan_blocks)
+        return self.norm(x)
+
+    def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:
+        """Computes the logits of each next token from features."""
+        return self.tokens.attend(features)
 
 
 gpt2 = functools.partial(GPT2, width=768, depth=12, heads=12)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from mpjax.errors import UsageError
 from mpjax.models.activations import gelu
@@ -107,7 +108,8 @@ def with_positions(x: Float[Array, "B T D"], table: Float[Array, "L D"]) -> Floa
     The rows are broadcast over the batch before the cast, so that their gradients accumulate in float32.
     """
     rows = jnp.broadcast_to(table[: x.shape[1]].astype(widest(table.dtype, FLOAT32)), x.shape)
-    return x + rows.astype(x.dtype)
+    # Without a layout, XLA keeps the batch innermost on GPUs from here on, and transposes for every product.
+    return with_layout_constraint(x + rows.astype(x.dtype), Layout(tuple(range(x.ndim))))
 
 
 def check_length(tokens: Int[Array, "B T"], most: int) -> None:

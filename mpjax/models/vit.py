@@ -18,6 +18,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models.attention import Implementation
+from mpjax.models.scan import through
 from mpjax.models.transformer import INIT, Block, dropping, with_positions
 from mpjax.precision.dtypes import FLOAT32, widest
 
@@ -40,6 +41,7 @@ class ViT(nnx.Module):
       dropout: dropout rate.
       epsilon: epsilon of the layer norms; Hugging Face's models have 1e-12.
       implementation: attention implementation; see `attend`.
+      scan_blocks: whether to compile the blocks as one loop; see `through`.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ViT(nnx.Module):
         dropout: float = 0.0,
         epsilon: float = 1e-6,
         implementation: Implementation = "auto",
+        scan_blocks: bool = False,
     ):
         rows, columns, channels = image_shape
         if rows % patch or columns % patch:
@@ -78,6 +81,7 @@ class ViT(nnx.Module):
                 for _ in range(depth)
             ]
         )
+        self.scan_blocks = scan_blocks
         self.norm = nnx.LayerNorm(width, epsilon=epsilon, rngs=rngs)
         self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)
 
@@ -88,8 +92,7 @@ class ViT(nnx.Module):
         if self.class_token is not None:
             x = jnp.concatenate([_spread(self.class_token[...], x), x], axis=1)
         x = self.dropout(with_positions(x, self.positions[...]))
-        for block in self.blocks:
-            x = block(x)
+        x = through(self.blocks, x, scan=self.scan_blocks)
         x = self.norm(x)
         return self.head(jnp.mean(x, axis=1) if self.class_token is None else x[:, 0])
 

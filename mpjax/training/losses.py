@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.training.cross_entropy import widened, with_labels
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -29,14 +28,9 @@ def cross_entropy(
       label_smoothing: share of the target spread evenly over all classes (Szegedy et al., 2015, arXiv:1512.00567).
 
     Returns:
-      float32 (or wider) [B].
+      float32 (or wider) [B]; NaN where a label is outside [0, num_classes).
     """
-    logits = _wide(logits)
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    if label_smoothing == 0:
-        return nll
-    uniform = -jnp.mean(jax.nn.log_softmax(logits), axis=-1)
-    return (1 - label_smoothing) * nll + label_smoothing * uniform
+    return with_labels(label_smoothing, logits, labels)
 
 
 def soft_cross_entropy(logits: Float[Array, "B K"], targets: Float[Array, "B K"]) -> Float[Array, " B"]:
@@ -49,7 +43,7 @@ def soft_cross_entropy(logits: Float[Array, "B K"], targets: Float[Array, "B K"]
     Returns:
       float32 (or wider) [B].
     """
-    logits = _wide(logits)
+    logits = widened(logits)
     return -jnp.sum(targets.astype(logits.dtype) * jax.nn.log_softmax(logits), axis=-1)
 
 
@@ -92,9 +86,8 @@ def masked_cross_entropy(
       The sums and the counts, both float32 (or wider) [B].
     """
     counts = mask.astype(bool)
-    logits = _wide(logits)
     # A masked label may be outside the classes. Its NaN is masked out below, but `jax_debug_nans` would raise.
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counts, labels, 0))
+    nll = with_labels(0.0, logits, jnp.where(counts, labels, 0))
     places = tuple(range(1, labels.ndim))
     return jnp.sum(jnp.where(counts, nll, 0), axis=places), _count(counts).astype(nll.dtype)
 
@@ -121,7 +114,7 @@ def dice_loss(
     Returns:
       float32 (or wider) [B], from 0 to below 1.
     """
-    logits = _wide(logits)
+    logits = widened(logits)
     counts = _counts(labels, ignore)[..., None]
     places = tuple(range(1, labels.ndim))
     found = jnp.where(counts, jax.nn.softmax(logits), 0)
@@ -178,10 +171,6 @@ def intersection_and_union(
     found = (jnp.argmax(logits, axis=-1)[..., None] == classes) & counts
     there = (labels.astype(jnp.int32)[..., None] == classes) & counts
     return _count(found & there, keep=1).astype(jnp.float32), _count(found | there, keep=1).astype(jnp.float32)
-
-
-def _wide(logits: jax.Array) -> jax.Array:
-    return logits.astype(widest(logits.dtype, FLOAT32))
 
 
 def _counts(labels: jax.Array, ignore: int | None) -> jax.Array:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
+from mpjax.training.cross_entropy import in_chunks
 from mpjax.training.losses import (
     correct,
     correct_in_top,
@@ -134,20 +135,29 @@ def text_classification(*, label_smoothing: float = 0.0) -> Objective:
     return Objective(_as_stored, loss, measure)
 
 
-def language_modeling(*, label_smoothing: float = 0.0) -> Objective:
+def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> Objective:
     """Returns the objective of language modeling.
 
     Batches hold `tokens`, integer [B, T + 1]. The model takes the first T and returns logits [B, T, vocabulary].
 
     Args:
       label_smoothing: the label smoothing of the training loss.
+      chunk: the number of tokens whose logits exist at a time, for models with the methods `features` and `logits`, as
+        `mpjax.models.GPT2` has; 0: all.
     """
 
     def losses_and_hits(model, batch: Batch, smoothing: float) -> tuple[jax.Array, jax.Array]:
         tokens, following = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
-        logits = model(tokens)
-        losses = cross_entropy(logits, following, label_smoothing=smoothing)
-        return losses, (jnp.argmax(logits, axis=-1) == following).astype(jnp.float32)
+
+        def of_logits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+            losses = cross_entropy(logits, labels, label_smoothing=smoothing)
+            return losses, (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+
+        if not chunk:
+            return of_logits(model(tokens), following)
+        features = model.features(tokens)
+        losses, hits = in_chunks(lambda x, labels: of_logits(model.logits(x), labels), chunk, features, following)
+        return losses, hits
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # nothing is augmented
@@ -237,6 +247,7 @@ def objective_of(
     policy: Policy,
     *,
     label_smoothing: float = 0.0,
+    chunk: int = 0,
 ) -> Objective:
     """Returns the objective of a task.
 
@@ -245,11 +256,12 @@ def objective_of(
       prepare: as in `classification`.
       policy: casts the images to its compute dtype.
       label_smoothing: label smoothing, for training only.
+      chunk: as in `language_modeling`.
     """
     if task == "segmentation":
         return segmentation(prepare, policy)
     if task == "text_classification":
         return text_classification(label_smoothing=label_smoothing)
     if task == "language_modeling":
-        return language_modeling(label_smoothing=label_smoothing)
+        return language_modeling(label_smoothing=label_smoothing, chunk=chunk)
     return classification(prepare, policy, label_smoothing=label_smoothing)
