@@ -52,7 +52,7 @@ def through(blocks: Sequence[Any], x: jax.Array, *args: Any, scan: bool) -> jax.
 
     stacked = jax.tree.map(lambda *each: jnp.stack(each), *(part[1:] for part in parts))
     with jax.named_scope("blocks"):
-        x, changed = jax.lax.scan(body, x, stacked)
+        x, changed = jax.lax.scan(body, x, stacked, length=len(blocks))
     for number, block in enumerate(blocks):
         nnx.update(block, jax.tree.map(lambda each, number=number: each[number], changed))
     return x

@@ -38,7 +38,7 @@ SMALL = shlex.split("""
 --precision.policy float32
 """)
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "train_ray.py"
-WITHIN = 120
+WITHIN = 300
 
 
 @pytest.fixture(scope="module")
