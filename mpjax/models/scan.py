@@ -1,4 +1,4 @@
-"""Blocks of one structure as the body of one loop, so that a program is as long as one block, however many there are.
+"""Blocks of one structure as the body of one loop: their part of a program does not grow with their number.
 
 Parameters stay those of the single blocks: checkpoints, pretrained weights, rules and optimizers see no difference.
 """

@@ -31,7 +31,7 @@ def with_labels(smoothing: float, logits: Float[Array, "*S K"], labels: Int[Arra
 
 
 @with_labels.defjvp
-def _cross_entropy_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     softmax = _Softmax.of(*primals)
     return softmax.loss(smoothing), jnp.sum(widened(tangents[0]) * softmax.slope(smoothing), axis=-1)
 
