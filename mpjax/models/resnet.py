@@ -17,6 +17,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.models import batch_norm
+from mpjax.models.activations import relu
+from mpjax.models.batch_norm import relu_after
 from mpjax.models.pooling import max_pool
 
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 Conv = functools.partial(
     nnx.Conv, use_bias=False, kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "truncated_normal")
 )
-BatchNorm = functools.partial(nnx.BatchNorm, momentum=0.9, epsilon=1e-5)
+BatchNorm = functools.partial(batch_norm.BatchNorm, momentum=0.9, epsilon=1e-5)
 ZeroBatchNorm = functools.partial(BatchNorm, scale_init=nnx.initializers.zeros_init())
 
 
@@ -63,9 +66,9 @@ class BasicBlock(nnx.Module):
         self.shortcut = identity if same else Shortcut(channels_in, width, stride, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = nnx.relu(self.norm1(self.conv1(x)))
+        y = relu_after(self.norm1, self.conv1(x))
         y = self.norm2(self.conv2(y))
-        return nnx.relu(y + self.shortcut(x))
+        return relu(y + self.shortcut(x))
 
 
 class Bottleneck(nnx.Module):
@@ -89,10 +92,10 @@ class Bottleneck(nnx.Module):
         self.shortcut = identity if same else Shortcut(channels_in, channels_out, stride, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = nnx.relu(self.norm1(self.conv1(x)))
-        y = nnx.relu(self.norm2(self.conv2(y)))
+        y = relu_after(self.norm1, self.conv1(x))
+        y = relu_after(self.norm2, self.conv2(y))
         y = self.norm3(self.conv3(y))
-        return nnx.relu(y + self.shortcut(x))
+        return relu(y + self.shortcut(x))
 
 
 class ResNeXtBottleneck(Bottleneck):
@@ -113,7 +116,7 @@ class ImageNetStem(nnx.Module):
         self.norm = BatchNorm(width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nnx.relu(self.norm(self.conv(x)))
+        x = relu_after(self.norm, self.conv(x))
         return max_pool(x, 3, stride=2, padding=((1, 1), (1, 1)))
 
 
@@ -125,7 +128,7 @@ class SmallStem(nnx.Module):
         self.norm = BatchNorm(width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return nnx.relu(self.norm(self.conv(x)))
+        return relu_after(self.norm, self.conv(x))
 
 
 class ResNet(nnx.Module):

@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.models.batch_norm import relu_after
 from mpjax.models.pooling import max_pool
+from mpjax.models.resnet import BatchNorm
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -24,7 +26,6 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 # Gaussian of variance 2 / fan-in, as in section 3 of the paper; batch norm makes a bias redundant.
 Conv = functools.partial(nnx.Conv, kernel_size=(3, 3), use_bias=False, kernel_init=nnx.initializers.he_normal())
-BatchNorm = functools.partial(nnx.BatchNorm, momentum=0.9, epsilon=1e-5)
 
 
 class TwoConvs(nnx.Module):
@@ -37,8 +38,8 @@ class TwoConvs(nnx.Module):
         self.norm2 = BatchNorm(width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nnx.relu(self.norm1(self.conv1(x)))
-        return nnx.relu(self.norm2(self.conv2(x)))
+        x = relu_after(self.norm1, self.conv1(x))
+        return relu_after(self.norm2, self.conv2(x))
 
 
 class Up(nnx.Module):

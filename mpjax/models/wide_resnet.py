@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.batch_norm import relu_after
 from mpjax.models.resnet import BatchNorm, Conv, identity
 
 
@@ -34,8 +35,8 @@ class Block(nnx.Module):
         self.conv2 = Conv(width, width, (3, 3), padding=1, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.conv1(nnx.relu(self.norm1(x)))
-        y = self.conv2(self.dropout(nnx.relu(self.norm2(y))))
+        y = self.conv1(relu_after(self.norm1, x))
+        y = self.conv2(self.dropout(relu_after(self.norm2, y)))
         return y + x
 
 
@@ -47,9 +48,9 @@ class ChangingBlock(Block):
         self.shortcut = Conv(channels_in, width, (1, 1), strides=stride, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nnx.relu(self.norm1(x))
+        x = relu_after(self.norm1, x)
         y = self.conv1(x)
-        y = self.conv2(self.dropout(nnx.relu(self.norm2(y))))
+        y = self.conv2(self.dropout(relu_after(self.norm2, y)))
         return y + self.shortcut(x)
 
 
@@ -101,7 +102,7 @@ class WideResNet(nnx.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
-        x = nnx.relu(self.norm(x))
+        x = relu_after(self.norm, x)
         return self.head(jnp.mean(x, axis=(1, 2)))
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.models.batch_norm import relu_after
 from mpjax.models.pooling import max_pool
 from mpjax.models.resnet import BatchNorm, Conv, Shortcut, identity
 
@@ -92,8 +93,8 @@ class ImageNetStem(nnx.Module):
         self.norm2 = BatchNorm(2 * width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nnx.relu(self.norm1(self.conv1(x)))
-        return nnx.relu(self.norm2(self.conv2(x)))
+        x = relu_after(self.norm1, self.conv1(x))
+        return relu_after(self.norm2, self.conv2(x))
 
 
 class SmallStem(ImageNetStem):

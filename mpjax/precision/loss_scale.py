@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.scale_state import LossScaleState, states_in
+from mpjax.precision.scaled_loss import unscaled
 from mpjax.precision.skip_step import Attempt, one_optimizer, select, several_optimizers, with_counts
 
 
@@ -154,8 +154,8 @@ def _loss_scaling(attempt: Attempt, initial_scale, adjust, axis_name) -> optax.G
         return _initial_state(initial_scale, inner_state)
 
     def update(updates, state, params=None, **extra):
-        unscaled = jax.tree.map(lambda g: _unscale(g, state.scale), updates)
-        step = attempt.where_finite(unscaled, state.finite, state.inner_state, params, extra, axis_name)
+        gradients = unscaled(updates, state.scale)
+        step = attempt.where_finite(gradients, state.finite, state.inner_state, params, extra, axis_name)
         after = state._replace(finite=step.finite, inner_state=step.state)
         return step.updates, select(step.closes_window, adjust(after, step.window_finite), after)
 
@@ -169,16 +169,6 @@ def _initial_state(scale: float, inner_state) -> LossScaleState:
     return LossScaleState(
         jnp.asarray(scale, jnp.float32), good_steps, skipped, consecutive_skips, jnp.asarray(True), inner_state
     )
-
-
-def _unscale(gradient, scale: jax.Array):
-    if not jnp.issubdtype(gradient.dtype, jnp.inexact):
-        return gradient
-    if jnp.iscomplexobj(gradient):
-        return jax.lax.complex(_unscale(gradient.real, scale), _unscale(gradient.imag, scale))
-    # Divides instead of multiplying by 1/scale: 1/2^127 is subnormal, and devices may flush it to zero.
-    dtype = widest(gradient.dtype, FLOAT32)
-    return gradient.astype(dtype) / scale.astype(dtype)
 
 
 def _power_of_two(name: str, value: float) -> float:

@@ -1,4 +1,4 @@
-"""The loss of a scaled step: the scaled loss to differentiate, and the unscaled loss to report."""
+"""The loss of a scaled step: the scaled loss to differentiate, the unscaled loss to report, unscaled gradients."""
 
 from __future__ import annotations
 
@@ -79,3 +79,18 @@ def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
         return ((loss, aux) if has_aux else loss), grads
 
     return value_and_grad
+
+
+def unscaled(gradients, scale: Float[Array, ""]):
+    """Returns gradients divided by the loss scale, in float32 (or wider); integer leaves stay as they are."""
+
+    def divided(g):
+        if not jnp.issubdtype(g.dtype, jnp.inexact):
+            return g
+        if jnp.iscomplexobj(g):
+            return jax.lax.complex(divided(g.real), divided(g.imag))
+        # Divides instead of multiplying by 1/scale: 1/2^127 is subnormal, and devices may flush it to zero.
+        dtype = widest(g.dtype, FLOAT32)
+        return g.astype(dtype) / scale.astype(dtype)
+
+    return jax.tree.map(divided, gradients)

@@ -12,6 +12,7 @@ import optax
 from mpjax.errors import UsageError
 from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.precision.gradient_norm import all_finite
 from mpjax.precision.master import MasterWeightsState
 
 
@@ -87,7 +88,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
 
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
         # A window is one step, or the micro-batches of an optax.MultiSteps inside; one bad micro-batch spoils it.
-        finite = _all_finite(gradients, axis_name) & (was_finite | opens_window(state))
+        finite = _finite_on_all(gradients, axis_name) & (was_finite | opens_window(state))
         proposed, new_state = unconditionally(countable(gradients, finite, state), state, params, extra)
         kept = discard_window(state, new_state)
         updates = jax.tree.map(lambda u: _zero_unless(finite, u), proposed)
@@ -206,11 +207,8 @@ def _all(flags) -> jax.Array:
     return functools.reduce(operator.and_, flags)
 
 
-def _all_finite(tree, axis_name) -> jax.Array:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    finite = jnp.asarray(True)
-    for leaf in leaves:
-        finite &= jnp.isfinite(leaf).all()
+def _finite_on_all(tree, axis_name) -> jax.Array:
+    finite = all_finite(tree)
     if axis_name is not None:
         finite = jax.lax.pmin(finite.astype(jnp.int32), axis_name) == 1
     return finite

@@ -4,6 +4,7 @@ import jax
 import optax
 
 from mpjax.config import schema
+from mpjax.precision.gradient_norm import clip_by_global_norm
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
@@ -38,7 +39,7 @@ def update_rule(config: schema.Optimizer, learning_rate: optax.Schedule) -> opta
     Weight decay applies to kernels only, not to norms and biases. `config.moments` sets the dtype of the moments.
     """
     rules = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb}
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
+    clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     rule = optax.chain(clip, rules[config.name](config, learning_rate))
     return half_moments(rule) if config.moments == "bfloat16" else rule
 

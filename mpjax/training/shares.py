@@ -12,6 +12,8 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental.layout import Layout as InMemory
+from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.precision.dtypes import is_floating
@@ -65,7 +67,7 @@ class OneShare:
 
     def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
         """Returns the statistics on which all devices agree, and the sums over the shares."""
-        return stats, part
+        return stats, dataclasses.replace(part, grads={name: _row_major(g) for name, g in part.grads.items()})
 
     def sums(self, run: Callable) -> Callable:
         """Returns `run(params, stats, batch) -> sums` as a function of the whole batch, of any size."""
@@ -218,6 +220,17 @@ Shares = OneShare | ManyShares
 def shares_of(layout: Layout | None) -> Shares:
     """Returns the shares of a layout; with one device, or without a layout, there is one."""
     return OneShare() if layout is None or layout.mesh.size == 1 else ManyShares(layout)
+
+
+def _row_major(gradient: jax.Array) -> jax.Array:
+    """Lays a convolution's gradient out in memory as its parameter, before the optimizer reads it.
+
+    On GPUs it comes with the output channels first. An update that transposes cannot write in place: XLA would copy
+    parameters and moments after it.
+    """
+    if gradient.ndim != 4:
+        return gradient
+    return jax.lax.optimization_barrier(with_layout_constraint(gradient, InMemory((0, 1, 2, 3))))
 
 
 def _first(tree: Any) -> Any:

@@ -10,7 +10,9 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.precision.gradient_norm import global_norm
 from mpjax.precision.scale_state import loss_scale_state, where_finite
+from mpjax.precision.scaled_loss import unscaled
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.training.layout import Layout
 from mpjax.training.mean import Mean, as_mean
@@ -153,7 +155,7 @@ def make_train_step(
         averaged = {name: ema * mean + (1 - ema) * params[name].astype(mean.dtype) for name, mean in state.ema.items()}
         scaling = loss_scale_state(opt_state)
         metrics |= {
-            "grad_norm": _global_norm(grads, scale),
+            "grad_norm": global_norm(unscaled(grads, scale)),
             "loss_scale": scale,
             "skipped": scaling.skipped,
             "consecutive_skips": scaling.consecutive_skips,
@@ -208,13 +210,3 @@ def _micro_batches(batch, count: int):
         return jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0)
 
     return jax.tree.map(cut, batch)
-
-
-def _global_norm(grads, scale: jax.Array) -> jax.Array:
-    """Computes the norm of the unscaled gradients in float32 or wider, because 300^2 overflows float16."""
-
-    def square_sum(g):
-        g = g.astype(widest(g.dtype, FLOAT32))
-        return jnp.sum(jnp.square(g / scale.astype(g.dtype)))
-
-    return jnp.sqrt(sum(square_sum(g) for g in jax.tree.leaves(grads)))

@@ -17,8 +17,10 @@ from flax import nnx
 from jax import lax
 
 import mpjax
+from mpjax.models.activations import relu
+from mpjax.models.batch_norm import normalize
 from mpjax.models.pooling import max_pool
-from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet
+from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet, identity
 
 
 F32 = jnp.float32
@@ -216,11 +218,15 @@ def pool_with_own_derivative(x):
     return max_pool(x, 3, 2, ((1, 1), (1, 1)))
 
 
-def resnet_by_hand(params, x, half, pool=plain_pool):
-    def conv_norm(x, part, number="", relu=True, **options):
+def norm_with_own_derivative(x, params):
+    scale, bias = (params[name].reshape(1, 1, 1, -1) for name in ("scale", "bias"))
+    return normalize((1e-5, None, False), x.astype(F32), scale, bias, jnp.zeros(bias.shape))[0]
+
+
+def resnet_by_hand(params, x, half, pool=plain_pool, norm=batch_norm, relu=jax.nn.relu):
+    def conv_norm(x, part, number="", activation=relu, **options):
         kernel, weights = named(part, f"conv{number}"), named(part, f"norm{number}")
-        x = batch_norm(conv(x, kernel["kernel"], half, **options), weights)
-        return jax.nn.relu(x) if relu else x
+        return activation(norm(conv(x, kernel["kernel"], half, **options), weights))
 
     def named(part, name):
         """`stem/conv` in mpjax's model, `stem_conv` in the one above, `conv1` in a block of both."""
@@ -232,8 +238,8 @@ def resnet_by_hand(params, x, half, pool=plain_pool):
         block, stride = numbered(params, "blocks", index), 2 if stage and first else 1
         y = conv_norm(x, (block, ""), 1)
         y = conv_norm(y, (block, ""), 2, stride=stride, padding=((1, 1), (1, 1)))
-        y = conv_norm(y, (block, ""), 3, relu=False)
-        x = jax.nn.relu(y + (conv_norm(x, (block, "shortcut"), relu=False, stride=stride) if first else x))
+        y = conv_norm(y, (block, ""), 3, activation=identity)
+        x = relu(y + (conv_norm(x, (block, "shortcut"), activation=identity, stride=stride) if first else x))
     return dense(jnp.mean(x, (1, 2)), params["head"], half)
 
 
@@ -249,7 +255,7 @@ def test_a_residual_network_of_nnx(half):
     make = functools.partial(ResNet, STAGES, Bottleneck, ImageNetStem, channels=3, width=8, num_classes=10)
     net, params = of_nnx(lambda: make(rngs=nnx.Rngs(0)))
     assert sum(leaf.ndim == 4 for leaf in jax.tree.leaves(params)) == 1 + 4 + 3 + 4
-    by_hand = functools.partial(resnet_by_hand, pool=pool_with_own_derivative)
+    by_hand = functools.partial(resnet_by_hand, pool=pool_with_own_derivative, norm=norm_with_own_derivative, relu=relu)
     assert_as_by_hand(net, by_hand, params, IMAGES, half=half)
 
 

@@ -1,0 +1,131 @@
+"""Batch norm and ReLU, with a backward pass of two sums over the input and one pass that writes its gradient.
+
+Shapes: ... are the axes that examples and positions are counted along, such as B H W; C are the channels.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mpjax.models.activations import relu
+from mpjax.precision.dtypes import HALF
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
+class BatchNorm(nnx.BatchNorm):
+    """Flax's batch norm (Ioffe & Szegedy, 2015, arXiv:1502.03167), with ReLU on request.
+
+    In training it has its own derivative: that of each operation takes one more sum over the input. Statistics are
+    computed around the running mean, so that a large mean costs the variance no bits.
+    """
+
+    def __call__(
+        self,
+        x: Float[Array, "*S C"],
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+        relu: bool = False,
+    ) -> Float[Array, "*S C"]:
+        """Normalizes x by the statistics of its channels, or in evaluation by the running statistics.
+
+        Args:
+          x: floating [..., C].
+          use_running_average: as in Flax; by default the module's own setting.
+          mask: as in Flax.
+          relu: whether to set negative results to zero.
+        """
+        running = self.use_running_average if use_running_average is None else use_running_average
+        if running is not False or mask is not None or not self._is_plain(x):
+            y = super().__call__(x, use_running_average, mask=mask)
+            return nnx.relu(y) if relu else y
+        x, *vectors = self.promote_dtype((x, self.scale[...], self.bias[...], self.mean[...]), dtype=self.dtype)
+        rows = [vector.reshape((1,) * (x.ndim - 1) + (-1,)) for vector in vectors]
+        y, *statistics = normalize((self.epsilon, self.axis_name, relu), x, *rows)
+        for statistic, new in zip((self.mean, self.var), statistics, strict=True):
+            now = jax.lax.stop_gradient(new).reshape(statistic.shape)
+            statistic[...] = self.momentum * statistic[...] + (1 - self.momentum) * now
+        return y
+
+    def _is_plain(self, x: jax.Array) -> bool:
+        """Returns True if a norm in float32 or wider has scale and bias, and its channels are the last axis."""
+        return (
+            self.scale is not None
+            and self.bias is not None
+            and self.axis in (-1, x.ndim - 1)
+            and self.axis_index_groups is None
+            and self.use_fast_variance
+            and jnp.result_type(self.dtype or x.dtype) not in HALF
+        )
+
+
+LARGE = 2**25
+"""Elements of an array that no GPU's cache holds, at two bytes each."""
+
+
+def relu_after(norm: BatchNorm, x: Float[Array, "*S C"]) -> Float[Array, "*S C"]:
+    """Computes ReLU of a batch norm of x, with the derivative that moves the fewer bytes on a GPU.
+
+    Of a large array, XLA computes the mask of ReLU again from x, which the backward pass reads anyway. Of an array that
+    fits into the GPU's cache it would store the mask; the result of ReLU, which the next layer keeps, says the same.
+    """
+    return norm(x, relu=True) if x.size >= LARGE else relu(norm(x))
+
+
+def _statistics(axis_name: Any, x: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and variance of each channel in one pass, as E[(x - shift)^2] - E[x - shift]^2."""
+    x = x - shift
+    mean, square = _means(axis_name, x, jnp.square(x))
+    return mean + shift, jnp.maximum(0.0, square - jnp.square(mean))
+
+
+def _means(axis_name: Any, *arrays: jax.Array) -> list[jax.Array]:
+    """Returns the mean of each channel of each array, [1, ..., 1, C], over all devices of an axis."""
+    means = [jnp.mean(x, tuple(range(x.ndim - 1)), keepdims=True) for x in arrays]
+    return means if axis_name is None else list(jax.lax.pmean(jnp.stack(means), axis_name))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def normalize(how: tuple, x: jax.Array, scale: jax.Array, bias: jax.Array, shift: jax.Array) -> tuple:
+    """Normalizes x by the statistics of its channels.
+
+    Args:
+      how: epsilon; the mapped axes whose devices share statistics, or None; whether ReLU follows.
+      x: float32 or wider [..., C].
+      scale: the channels' factors, [1, ..., 1, C].
+      bias: what is added to each channel, [1, ..., 1, C].
+      shift: a number near the mean of each channel, [1, ..., 1, C]; it changes no result but for rounding.
+
+    Returns:
+      The normalized x, and mean and variance of each channel, [1, ..., 1, C].
+    """
+    epsilon, axis_name, relu = how
+    mean, variance = _statistics(axis_name, x, shift)
+    y = (x - mean) * (jax.lax.rsqrt(variance + epsilon) * scale) + bias
+    return jnp.maximum(y, 0) if relu else y, mean, variance
+
+
+@normalize.defjvp
+def _normalize_jvp(how: tuple, primals: tuple, tangents: tuple) -> tuple:
+    epsilon, axis_name, relu = how
+    x, scale, bias, shift = primals
+    of_x, of_scale, of_bias, _ = tangents  # a shift changes no result
+    mean, variance = _statistics(axis_name, x, shift)
+    centred, inverse = x - mean, jax.lax.rsqrt(variance + epsilon)
+    gain = inverse * scale
+    of_mean, half_of_variance = _means(axis_name, of_x, centred * of_x)
+    of_gain = inverse * of_scale - gain * jnp.square(inverse) * half_of_variance
+    # One vector for mean and bias, so that the backward pass takes two sums over x, not three.
+    change = of_x * gain + centred * of_gain + (of_bias - of_mean * gain)
+    y = centred * gain + bias
+    if relu:
+        y, change = jnp.maximum(y, 0), jnp.where(centred * gain > -bias, change, 0)
+    return (y, mean, variance), (change, of_mean, 2 * half_of_variance)

@@ -1,0 +1,71 @@
+"""The sum of squares that checks, measures and clips gradients in one pass."""
+
+import re
+
+import hypothesis.extra.numpy as arrays
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpjax
+from mpjax.precision.gradient_norm import all_finite, clip_by_global_norm, global_norm, square_sum
+from mpjax.precision.scaled_loss import unscaled
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@given(x=arrays.arrays(np.float32, 7, elements=st.floats(width=32)))
+@settings(max_examples=60, deadline=None)
+def test_is_finite_exactly_where_every_value_is(dtype, x):
+    """Values whose squares overflow included."""
+    given_values = {"w": jnp.asarray(x).astype(dtype), "b": jnp.float32(1e30)}
+    assert bool(all_finite(given_values)) == bool(jnp.isfinite(given_values["w"]).all())
+
+
+def test_finite_values_too_large_to_square_are_finite_and_infinitely_long():
+    huge = jnp.array([3e38, -3e38])
+    assert float(square_sum(huge)) == float("inf")
+    assert bool(all_finite(huge))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 1j * np.inf, complex(0, np.nan)])
+def test_one_bad_value_beside_an_overflow_is_found(bad):
+    dtype = jnp.complex64 if isinstance(bad, complex) else jnp.float32
+    assert not bool(all_finite([jnp.full(3, 3e38), jnp.array([1, bad], dtype)]))
+
+
+def test_sums_are_float32_for_half_and_complex_values_and_skip_integers():
+    leaves = [jnp.full(10, 300, jnp.float16), jnp.array([3 + 4j], jnp.complex64), jnp.arange(5)]
+    found = square_sum(leaves)
+    assert found.dtype == jnp.float32
+    assert float(found) == 900_025
+    assert float(global_norm([])) == 0
+
+
+@pytest.mark.parametrize("size", [0.1, 10.0])
+def test_clipping_is_optax_s(size):
+    gradients = {"w": size * jnp.array([3.0, 4.0]), "b": jnp.array(size)}
+    expected, _ = optax.clip_by_global_norm(1.0).update(gradients, optax.EmptyState())
+    actual, _ = clip_by_global_norm(1.0).update(gradients, optax.EmptyState())
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_clipping_float16_sums_squares_in_float32():
+    actual, _ = clip_by_global_norm(1.0).update(jnp.full(10, 300, jnp.float16), optax.EmptyState())
+    np.testing.assert_allclose(actual, np.full(10, 0.1**0.5), rtol=1e-3)
+
+
+def test_check_norm_and_clipping_take_one_sum_for_each_array():
+    tx = mpjax.dynamic_loss_scaling(optax.chain(clip_by_global_norm(1.0), optax.sgd(0.1)))
+    params = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}
+
+    @jax.jit
+    def step(gradients, state, params):
+        updates, new = tx.update(gradients, state, params)
+        return updates, new, global_norm(unscaled(gradients, state.scale))
+
+    program = step.lower(params, tx.init(params), params).compile().as_text()
+    assert len(re.findall(r" reduce\(", program)) == 2
