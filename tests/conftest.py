@@ -126,9 +126,10 @@ def small():
 def plan_of():
     """Makes plans of round numbers, for what shows them."""
     from mpjax.plan.communication import Communication, Scale
-    from mpjax.plan.estimate import Estimate, Roofline
+    from mpjax.plan.estimate import Estimate
     from mpjax.plan.measure import Measured
     from mpjax.plan.memory import Fit, Memory
+    from mpjax.plan.roofline import Roofline
     from mpjax.plan.timeline import Timing
     from mpjax.plan.traffic import Traffic
 

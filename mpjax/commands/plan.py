@@ -153,6 +153,7 @@ def _described(plan: Estimate) -> dict[str, Any]:
             "bound": plan.roofline.bound,
         },
         "items_per_second": plan.items_per_second,
+        "expected_seconds": plan.expected_seconds,
     }
 
 

@@ -44,10 +44,11 @@ class BatchNorm(nnx.BatchNorm):
           relu: whether to set negative results to zero.
         """
         running = self.use_running_average if use_running_average is None else use_running_average
-        if running is not False or mask is not None or not self._is_plain(x):
+        scale, bias = self.scale, self.bias
+        if running is not False or mask is not None or scale is None or bias is None or not self._is_plain(x):
             y = super().__call__(x, use_running_average, mask=mask)
             return nnx.relu(y) if relu else y
-        x, *vectors = self.promote_dtype((x, self.scale[...], self.bias[...], self.mean[...]), dtype=self.dtype)
+        x, *vectors = self.promote_dtype((x, scale[...], bias[...], self.mean[...]), dtype=self.dtype)
         rows = [vector.reshape((1,) * (x.ndim - 1) + (-1,)) for vector in vectors]
         y, *statistics = normalize((self.epsilon, self.axis_name, relu), x, *rows)
         for statistic, new in zip((self.mean, self.var), statistics, strict=True):
@@ -56,11 +57,9 @@ class BatchNorm(nnx.BatchNorm):
         return y
 
     def _is_plain(self, x: jax.Array) -> bool:
-        """Returns True if a norm in float32 or wider has scale and bias, and its channels are the last axis."""
+        """Returns True for a norm in float32 or wider whose channels are the last axis."""
         return (
-            self.scale is not None
-            and self.bias is not None
-            and self.axis in (-1, x.ndim - 1)
+            self.axis in (-1, x.ndim - 1)
             and self.axis_index_groups is None
             and self.use_fast_variance
             and jnp.result_type(self.dtype or x.dtype) not in HALF

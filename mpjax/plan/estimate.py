@@ -1,8 +1,4 @@
-"""Estimates the memory and the best-case time of a step on a GPU.
-
-The best-case time is the longer of the arithmetic time and the traffic time: the roofline model of Williams, Waterman
-and Patterson, 2009 (https://doi.org/10.1145/1498765.1498785).
-"""
+"""Estimates the memory and the time of a step on a GPU."""
 
 import concurrent.futures
 import dataclasses
@@ -15,54 +11,16 @@ from mpjax.errors import UsageError
 from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start, with_sources
 from mpjax.plan.costs import Cost, costliest
-from mpjax.plan.devices import GPUS, Gpu
+from mpjax.plan.devices import GPUS
 from mpjax.plan.events import events_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
 from mpjax.plan.overlap import overlap_of
+from mpjax.plan.roofline import Roofline, expected_seconds, roofline
 from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of
 from mpjax.plan.traffic import Traffic, traffic_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Roofline:
-    """Lower bounds of a step's time on one GPU, in seconds.
-
-    Attributes:
-      compute: time of the matrix products and convolutions at the peak rates of their dtypes.
-      traffic: time to move the step's bytes at full memory bandwidth.
-    """
-
-    compute: float
-    traffic: float
-
-    @property
-    def seconds(self) -> float:
-        """Returns the best-case time: arithmetic and traffic overlap completely."""
-        return max(self.compute, self.traffic)
-
-    @property
-    def serial(self) -> float:
-        """Returns the time at full rates without overlap: no kernel does arithmetic and traffic at once."""
-        return self.compute + self.traffic
-
-    @property
-    def bound(self) -> str:
-        """Returns the longer of the two: "compute" or "traffic"."""
-        return "compute" if self.compute > self.traffic else "traffic"
-
-
-def roofline(gpu: Gpu, flops: Mapping[str, float], moved: float) -> Roofline:
-    """Computes the roofline of a step on one device.
-
-    Args:
-      gpu: the GPU.
-      flops: operations by dtype of the operands, on one device.
-      moved: bytes that the kernels read and write, on one device.
-    """
-    return Roofline(sum(count / gpu.rate(dtype) for dtype, count in flops.items()), moved / gpu.bandwidth)
 
 
 ALIKE = 0.1
@@ -123,6 +81,12 @@ class Estimate:
     def items_per_second(self) -> float:
         """Returns the best-case examples per second, over all devices."""
         return self.batch / self.roofline.seconds
+
+    @property
+    def expected_seconds(self) -> float:
+        """Returns the time of a step to expect, with the time in which a GPU only waits for communication."""
+        timing = self.communication.timing
+        return expected_seconds(self.roofline, self.traffic.kernels) + (timing.exposed if timing else 0)
 
 
 def estimates(

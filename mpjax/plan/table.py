@@ -166,6 +166,7 @@ _ROWS: list[tuple[str, Text]] = [
 _ENDS: list[tuple[str, Text]] = [
     ("examples/s at best", lambda plan: f"{plan.items_per_second:.0f}"),
     ("  without overlap", lambda plan: f"{plan.batch / plan.roofline.serial:.0f}"),
+    ("  to expect", lambda plan: f"{plan.batch / plan.expected_seconds:.0f}"),
     ("  with communication", _with_communication(lambda plan, timing: f"{plan.batch / timing.step:.0f}")),
     ("measured step", _measured),
     ("measured examples/s", lambda plan: f"{plan.batch / plan.measured.seconds:.0f}" if plan.measured else ""),

@@ -86,10 +86,11 @@ def test_a_step_that_xla_cannot_compile_is_a_clear_error(plugin, small, monkeypa
 
 
 @pytest.mark.slow
-def test_dynamic_scaling_costs_less_than_a_hundredth_of_the_traffic_and_no_memory(plugin):
+def test_dynamic_scaling_reads_each_gradient_once_more_and_takes_no_memory(plugin):
+    """To update a parameter, it has to be known that all gradients are finite."""
     without = compiled(f"{RESNET18} --precision.policy mixed_float16 --precision.loss_scale none")
     scaled = compiled(f"{RESNET18} --precision.policy mixed_float16")
-    assert moved(scaled).bytes <= 1.01 * moved(without).bytes
+    assert moved(scaled).bytes - moved(without).bytes <= 1.01 * scaled.memory.parameters
     assert scaled.memory.temporary <= 1.001 * without.memory.temporary
 
 
@@ -161,8 +162,8 @@ def test_a_resnet50_in_bfloat16_keeps_half_of_what_float32_keeps(plugin):
 @pytest.mark.slow
 def test_gpt2_small_neither_writes_its_logits_in_float32_nor_transposes(plugin):
     """32 x 1024 tokens, with 156 GB moved when the cross entropy gathered and scattered."""
-    flags = "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32"
-    program = compiled(f"{flags} --model.name gpt2 --optimizer.name adamw --precision.policy mixed_bfloat16", vocabulary=50257)
+    flags = "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 --model.name gpt2"
+    program = compiled(f"{flags} --optimizer.name adamw --precision.policy mixed_bfloat16", vocabulary=50257)
     traffic = moved(program)
     assert traffic.bytes <= 115e9
     assert traffic.copies < 100e6

@@ -1,9 +1,9 @@
-"""The time of a step at best."""
+"""The time of a step, at best and to expect."""
 
 import pytest
 
 from mpjax.plan.devices import GPUS
-from mpjax.plan.estimate import roofline
+from mpjax.plan.roofline import Roofline, expected_seconds, roofline
 
 
 def test_traffic_bounds_a_step_that_moves_more_than_it_computes():
@@ -21,3 +21,9 @@ def test_arithmetic_bounds_a_step_that_computes_more_and_each_dtype_has_its_rate
 
 def test_a_gpu_without_units_for_a_dtype_computes_it_in_float32():
     assert roofline(GPUS["v100"], {"bfloat16": 15.7e9}, 0).compute == pytest.approx(1e-3)
+
+
+def test_to_expect_are_measured_rates_one_after_the_other_and_the_launches():
+    """790 ms of products at 790/990 of the rate, 430 ms of copies at 4.3/4.8, 10 ms of launches; 0.74 of all that."""
+    found = expected_seconds(Roofline(compute=0.790, traffic=0.430), kernels=5000)
+    assert found == pytest.approx((0.990 + 0.480 + 0.010) / 0.74)

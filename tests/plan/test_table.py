@@ -30,6 +30,7 @@ def test_policies_stand_side_by_side(plan_of):
     assert found["expected step"] == ["10 ms", "10 ms"]
     assert found["examples/s at best"] == ["12500", "25000"]
     assert found["  without overlap"] == ["10000", "16667"]
+    assert found["  to expect"] == ["5458", "8138"]
     assert found["  with communication"] == ["10000", "10000"]
 
 
