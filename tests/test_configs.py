@@ -10,6 +10,7 @@ from mpjax.commands.train import run
 from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.data import labelled_images
 from mpjax.models.build import build_model
+from mpjax.plan.shapes import planned_fields
 
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -24,8 +25,11 @@ def name_of(file):
 
 def test_the_shipped_files_are_these():
     tasks = ["cifar100_resnet50", "cifar10_resnet18", "cifar10_wrn28_10", "digits", "digits_unet", "digits_vit"]
-    tasks += ["docstrings_bert", "imagenet_resnet50", "imagenet_resnext50", "imagenet_vit_s16", "imagenet_xception"]
-    tasks = [f"{task}.toml" for task in [*tasks, "oxford_pets_unet", "sst2_bert", "tiny_gpt2"]]
+    tasks += ["docstrings_bert", "imagenet_resnet50", "imagenet_resnext50", "imagenet_vit_b16", "imagenet_vit_s16"]
+    tasks = [
+        f"{task}.toml"
+        for task in [*tasks, "gpt2_small", "imagenet_xception", "oxford_pets_unet", "sst2_bert", "tiny_gpt2"]
+    ]
     policies = ["bfloat16", "float16", "float32", "mixed_bfloat16", "mixed_float16"]
     assert sorted(map(name_of, FILES)) == sorted(tasks + [f"precision/{policy}.toml" for policy in policies])
 
@@ -74,6 +78,7 @@ IMAGES = {
     "imagenet_resnet50.toml": (64, 1000, 25_557_032, "--model.name resnet18 --model.width 4"),
     "imagenet_resnext50.toml": (64, 1000, 25_028_904, "--model.name resnet18 --model.width 4"),
     "imagenet_xception.toml": (64, 1000, 22_855_952, "--model.width 4 --model.depth 1"),
+    "imagenet_vit_b16.toml": (64, 1000, 86_427_880, "--model.width 12 --model.depth 2"),
     "imagenet_vit_s16.toml": (64, 1000, 21_980_776, "--model.width 12 --model.depth 2"),
 }
 
@@ -85,6 +90,13 @@ def test_a_task_file_names_a_model_of_that_size(name):
     fields, settings = labelled_images(classes, (side, side, 1 if side == 8 else 3)), from_toml(CONFIGS / name).model
     model = nnx.eval_shape(lambda: build_model(settings, fields=fields, rngs=nnx.Rngs(0)))
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == parameters
+
+
+def test_gpt2_small_is_planned_without_its_data_and_has_124_million_parameters(tmp_path):
+    config = from_toml(CONFIGS / "gpt2_small.toml")
+    fields = planned_fields(config.task, config.data, tmp_path)
+    model = nnx.eval_shape(lambda: build_model(config.model, fields=fields, rngs=nnx.Rngs(0)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == 124_439_808
 
 
 @pytest.mark.slow

@@ -55,8 +55,10 @@ KNOWN: Mapping[str, Known] = {
     "ag_news_subset": Known(4),
     "lm1b": Known(0),
     "wiki40b": Known(0),
+    "hf:HuggingFaceFW/fineweb/sample-10BT": Known(0),
+    "hf:Skylion007/openwebtext": Known(0),
 }
-"""Known data sets by their name in tensorflow-datasets."""
+"""Known data sets by their `--data.name`."""
 
 VOCABULARIES: Mapping[str, int] = {
     "bytes": BytesTokenizer.vocabulary,

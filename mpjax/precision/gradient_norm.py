@@ -46,8 +46,10 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
-    """Returns the Euclidean norm of all values, in float32 or wider; NaN if one of them is not finite."""
-    return jnp.sqrt(square_sum(tree))
+    """Returns the Euclidean norm of all values, in float32 or wider; inf if one of them is not finite."""
+    total = square_sum(tree)
+    # A skipped step is no fault: nothing that leaves it is NaN, so that `jax_debug_nans` lets it pass.
+    return jnp.where(jnp.isnan(total), jnp.inf, jnp.sqrt(total))
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:

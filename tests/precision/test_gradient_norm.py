@@ -45,6 +45,23 @@ def test_sums_are_float32_for_half_and_complex_values_and_skip_integers():
     assert float(global_norm([])) == 0
 
 
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_skipped_step_passes_where_nan_is_an_error(bad):
+    tx = mpjax.dynamic_loss_scaling(optax.chain(clip_by_global_norm(1.0), optax.sgd(0.1)))
+    params = jnp.ones(3)
+
+    @jax.jit
+    def step(gradients, state):
+        updates, new = tx.update(gradients, state, params)
+        return updates, new, global_norm(unscaled(gradients, state.scale))
+
+    gradients = jnp.array([1.0, bad, 2.0])
+    with jax.debug_nans(True):
+        updates, new, norm = step(gradients, tx.init(params))
+    assert (int(new.skipped), float(norm)) == (1, float("inf"))
+    np.testing.assert_array_equal(updates, np.zeros(3))
+
+
 @pytest.mark.parametrize("size", [0.1, 10.0])
 def test_clipping_is_optax_s(size):
     gradients = {"w": size * jnp.array([3.0, 4.0]), "b": jnp.array(size)}

@@ -1,0 +1,181 @@
+"""What each edit of mpjax's steps for GPUs is worth: the step compiled for an H200 with it and without it.
+
+A GPU is not needed. Each edit is undone alone, so the differences need not add up.
+
+    pip install -e '.[plan]'
+    python benchmarks/programs.py --output benchmarks/results/programs_h200.json
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+import unittest.mock
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from machine import describe
+
+from mpjax.commands.plan import fields_of, planned_step
+from mpjax.config import load_config
+from mpjax.plan.compiled import start
+from mpjax.plan.hlo import parse
+from mpjax.plan.kernels import moved
+from mpjax.plan.order import counted, order_of
+from mpjax.plan.step import Step
+from mpjax.plan.traffic import traffic_of
+
+
+GPU = "h200"
+SMALL = 4e6
+"""Bytes below which a kernel takes no longer than its launch."""
+
+STEPS = {
+    "ResNet-50": "--data.name imagenet2012 --data.image_size 224 --data.crop_padding 0 --data.batch_size 256 "
+    "--model.name resnet50 --model.stem imagenet --model.width 64 --precision.policy mixed_bfloat16",
+    "ResNet-50, float16": "--data.name imagenet2012 --data.image_size 224 --data.crop_padding 0 --data.batch_size 256 "
+    "--model.name resnet50 --model.stem imagenet --model.width 64 --precision.policy mixed_float16",
+    "ViT-B/16": "--config configs/imagenet_vit_s16.toml --model.name vit_b16 --data.batch_size 256 "
+    "--precision.policy mixed_bfloat16",
+    "GPT-2 small": "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 "
+    "--model.name gpt2 --optimizer.name adamw --precision.policy mixed_bfloat16",
+}
+VOCABULARY = {"GPT-2 small": 50257}
+
+
+def _flax_pool(x, window, stride, padding=((0, 0), (0, 0))):
+    return nnx.max_pool(x, (window, window), (stride, stride), padding)
+
+
+def _gathering(smoothing: float, logits: jax.Array, labels: jax.Array) -> jax.Array:
+    logits = logits.astype(jnp.float32)
+    if not smoothing:
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    target = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32), smoothing)
+    return optax.softmax_cross_entropy(logits, target)
+
+
+def _each_finite(tree) -> jax.Array:
+    finite = jnp.asarray(True)
+    for leaf in jax.tree.leaves(tree):
+        finite &= jnp.isfinite(leaf).all()
+    return finite
+
+
+def _same(x, *_):
+    return x
+
+
+Patches = dict[str, Any]
+EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
+    "batch norm with its own derivative": (
+        ("ResNet-50",),
+        {"mpjax.models.batch_norm.BatchNorm._is_plain": lambda self, x: False},
+    ),
+    "ReLU's gradient from its result": (
+        ("ResNet-50",),
+        {"mpjax.models.resnet.relu": nnx.relu, "mpjax.models.batch_norm.relu": nnx.relu},
+    ),
+    "ReLU inside of large batch norms": (("ResNet-50",), {"mpjax.models.batch_norm.LARGE": 2**62}),
+    "gradients of convolutions laid out as parameters": (
+        ("ResNet-50",),
+        {"mpjax.training.shares._row_major": _same},
+    ),
+    "max-pooling's gradient without a scatter": (("ResNet-50",), {"mpjax.models.resnet.max_pool": _flax_pool}),
+    "one sum to check, measure and clip": (
+        ("ResNet-50, float16",),
+        {"mpjax.precision.skip_step.all_finite": _each_finite},
+    ),
+    "layout after positions": (
+        ("ViT-B/16", "GPT-2 small"),
+        {"mpjax.models.transformer.with_layout_constraint": _same},
+    ),
+    "cross entropy without a gather": (("GPT-2 small",), {"mpjax.training.losses.with_labels": _gathering}),
+    "casts as written": (("ViT-B/16", "GPT-2 small"), {}),
+}
+"""The steps that an edit changes, and what undoes it; casts as written are undone by an option of XLA."""
+
+
+@contextlib.contextmanager
+def without(patches: Patches) -> Iterator[None]:
+    """Undoes edits while a step is traced."""
+    with contextlib.ExitStack() as stack:
+        for target, replacement in patches.items():
+            stack.enter_context(unittest.mock.patch(target, replacement))
+        yield
+
+
+def step_of(name: str) -> Step:
+    config = load_config(STEPS[name].split())
+    return planned_step(config, fields_of(config, vocabulary=VOCABULARY.get(name, 0)))
+
+
+def measure(name: str, change: Callable[[Step], Step] = _same) -> dict[str, Any]:
+    """Compiles a step and counts its bytes, temporary memory and kernels."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        program = start(pool, change(step_of(name)), GPU).result()
+    hlo = parse(program.executable.as_text())
+    traffic = traffic_of(hlo)
+    small = sum(
+        times
+        for launch, times in counted(order_of(hlo))
+        if not launch.instruction.opcode.endswith("-done")
+        and moved(hlo, launch.computation, launch.instruction) < SMALL
+    )
+    return {
+        "GB moved": round(traffic.bytes / 1e9, 2),
+        "temporary GB": round(program.memory.temporary / 1e9, 2),
+        "kernels": traffic.kernels,
+        "of them small": small,
+    }
+
+
+def rounded(step: Step) -> Step:
+    """Returns the step compiled as XLA would by default, which leaves out a cast down before a cast up."""
+    return dataclasses.replace(step, xla="xla_allow_excess_precision=true")
+
+
+def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Formats the measurements as a table in Markdown."""
+    columns = ("GB moved", "temporary GB", "kernels", "of them small")
+    lines = [f"| step | without | {' | '.join(columns)} |", f"| --- | --- |{' --- |' * len(columns)}"]
+    for step, rows in found.items():
+        for edit, row in rows.items():
+            lines.append(f"| {step} | {edit} | {' | '.join(str(row[column]) for column in columns)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=pathlib.Path, help="JSON file for the numbers")
+    arguments = parser.parse_args()
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in STEPS:
+        edits = {edit: patches for edit, (steps, patches) in EDITS.items() if name in steps}
+        found[name] = {"nothing: as it is": measure(name)}
+        for edit, patches in edits.items():
+            with without(patches):
+                found[name][edit] = measure(name, _same if patches else rounded)
+        every = {target: new for patches in edits.values() for target, new in patches.items()}
+        with without(every):
+            found[name]["all of these"] = measure(name, rounded if "casts as written" in edits else _same)
+        print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
+    if arguments.output:
+        record = {"machine": describe("jax", "flax", "optax"), "gpu": GPU, "steps": found}
+        arguments.output.write_text(json.dumps(record, indent=2) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
