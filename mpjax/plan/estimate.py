@@ -17,7 +17,7 @@ from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
 from mpjax.plan.overlap import overlap_of
-from mpjax.plan.roofline import Roofline, expected_seconds, roofline
+from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
 from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of
 from mpjax.plan.traffic import Traffic, traffic_of
@@ -134,7 +134,7 @@ def estimates(
             text = program.executable.as_text()
             hlo = parse(text)
             traffic, events = traffic_of(hlo), events_of(hlo)
-            bounds = roofline(GPUS[gpu], program.flops, traffic.bytes)
+            bounds = bounds_of(GPUS[gpu], program.flops, traffic.bytes)
             used, policy = _attention(steps[number], traffic), steps[number].policy
             require_attention(attention, used, gpu=gpu, policy=policy)
             return Estimate(

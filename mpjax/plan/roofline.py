@@ -39,7 +39,7 @@ class Roofline:
         return "compute" if self.compute > self.traffic else "traffic"
 
 
-def roofline(gpu: Gpu, flops: Mapping[str, float], moved: float) -> Roofline:
+def bounds_of(gpu: Gpu, flops: Mapping[str, float], moved: float) -> Roofline:
     """Computes the roofline of a step on one device.
 
     Args:
