@@ -9,6 +9,8 @@ from flax import nnx
 from jax import lax
 
 import mpjax
+from mpjax.models.activations import relu
+from mpjax.models.batch_norm import normalize
 from mpjax.models.resnet import SmallStem, resnet18
 
 
@@ -42,20 +44,18 @@ def resnet18_by_hand(half):
     def conv_norm(x, kernel, norm, stride=1):
         numbers = ("NHWC", "HWIO", "NHWC")
         x = lax.conv_general_dilated(x.astype(half), kernel.astype(half), (stride,) * 2, "SAME", None, None, numbers)
-        x = x.astype(F32)
-        squares, mean = lax.square(x).mean((0, 1, 2)), x.mean((0, 1, 2))
-        scale = lax.rsqrt(jnp.maximum(0.0, squares - lax.square(mean)) + 1e-5) * norm["scale"]
-        return (x - mean) * scale + norm["bias"]
+        scale, bias = (norm[name].reshape(1, 1, 1, -1) for name in ("scale", "bias"))
+        return normalize((1e-5, None, False), x.astype(F32), scale, bias, jnp.zeros(bias.shape))[0]
 
     def net(params, images):
-        x = jax.nn.relu(conv_norm(images, params["stem"]["conv"]["kernel"], params["stem"]["norm"]))
+        x = relu(conv_norm(images, params["stem"]["conv"]["kernel"], params["stem"]["norm"]))
         for number, (stage, index) in enumerate(BLOCKS):
             block, stride = params["blocks"][number], 2 if stage > 0 and index == 0 else 1
-            y = jax.nn.relu(conv_norm(x, block["conv1"]["kernel"], block["norm1"], stride))
+            y = relu(conv_norm(x, block["conv1"]["kernel"], block["norm1"], stride))
             y = conv_norm(y, block["conv2"]["kernel"], block["norm2"])
             if "shortcut" in block:
                 x = conv_norm(x, block["shortcut"]["conv"]["kernel"], block["shortcut"]["norm"], stride)
-            x = jax.nn.relu(y + x)
+            x = relu(y + x)
         features, head = x.mean((1, 2)), params["head"]
         return (features.astype(half) @ head["kernel"].astype(half)).astype(F32) + head["bias"]
 
