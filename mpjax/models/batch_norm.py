@@ -23,8 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 class BatchNorm(nnx.BatchNorm):
     """Flax's batch norm (Ioffe & Szegedy, 2015, arXiv:1502.03167), with ReLU on request.
 
-    In training it has its own derivative: that of each operation takes one more sum over the input. Statistics are
-    computed around the running mean, so that a large mean costs the variance no bits.
+    In training it has its own derivative: that of each operation takes one more sum over the input.
     """
 
     def __call__(
@@ -48,7 +47,7 @@ class BatchNorm(nnx.BatchNorm):
         if running is not False or mask is not None or scale is None or bias is None or not self._is_plain(x):
             y = super().__call__(x, use_running_average, mask=mask)
             return nnx.relu(y) if relu else y
-        x, *vectors = self.promote_dtype((x, scale[...], bias[...], self.mean[...]), dtype=self.dtype)
+        x, *vectors = self.promote_dtype((x, scale[...], bias[...]), dtype=self.dtype)
         rows = [vector.reshape((1,) * (x.ndim - 1) + (-1,)) for vector in vectors]
         y, *statistics = normalize((self.epsilon, self.axis_name, relu), x, *rows)
         for statistic, new in zip((self.mean, self.var), statistics, strict=True):
@@ -79,11 +78,10 @@ def relu_after(norm: BatchNorm, x: Float[Array, "*S C"]) -> Float[Array, "*S C"]
     return norm(x, relu=True) if x.size >= LARGE else relu(norm(x))
 
 
-def _statistics(axis_name: Any, x: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns mean and variance of each channel in one pass, as E[(x - shift)^2] - E[x - shift]^2."""
-    x = x - shift
+def _statistics(axis_name: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and variance of each channel in one pass, as E[x^2] - E[x]^2, which is Flax's way."""
     mean, square = _means(axis_name, x, jnp.square(x))
-    return mean + shift, jnp.maximum(0.0, square - jnp.square(mean))
+    return mean, jnp.maximum(0.0, square - jnp.square(mean))
 
 
 def _means(axis_name: Any, *arrays: jax.Array) -> list[jax.Array]:
@@ -93,7 +91,7 @@ def _means(axis_name: Any, *arrays: jax.Array) -> list[jax.Array]:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def normalize(how: tuple, x: jax.Array, scale: jax.Array, bias: jax.Array, shift: jax.Array) -> tuple:
+def normalize(how: tuple, x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple:
     """Normalizes x by the statistics of its channels.
 
     Args:
@@ -101,13 +99,12 @@ def normalize(how: tuple, x: jax.Array, scale: jax.Array, bias: jax.Array, shift
       x: float32 or wider [..., C].
       scale: the channels' factors, [1, ..., 1, C].
       bias: what is added to each channel, [1, ..., 1, C].
-      shift: a number near the mean of each channel, [1, ..., 1, C]; it changes no result but for rounding.
 
     Returns:
       The normalized x, and mean and variance of each channel, [1, ..., 1, C].
     """
     epsilon, axis_name, relu = how
-    mean, variance = _statistics(axis_name, x, shift)
+    mean, variance = _statistics(axis_name, x)
     y = (x - mean) * (jax.lax.rsqrt(variance + epsilon) * scale) + bias
     return jnp.maximum(y, 0) if relu else y, mean, variance
 
@@ -115,9 +112,8 @@ def normalize(how: tuple, x: jax.Array, scale: jax.Array, bias: jax.Array, shift
 @normalize.defjvp
 def _normalize_jvp(how: tuple, primals: tuple, tangents: tuple) -> tuple:
     epsilon, axis_name, relu = how
-    x, scale, bias, shift = primals
-    of_x, of_scale, of_bias, _ = tangents  # a shift changes no result
-    mean, variance = _statistics(axis_name, x, shift)
+    (x, scale, bias), (of_x, of_scale, of_bias) = primals, tangents
+    mean, variance = _statistics(axis_name, x)
     centred, inverse = x - mean, jax.lax.rsqrt(variance + epsilon)
     gain = inverse * scale
     of_mean, half_of_variance = _means(axis_name, of_x, centred * of_x)
