@@ -49,7 +49,7 @@ STEPS = {
     "ViT-B/16": "--config configs/imagenet_vit_s16.toml --model.name vit_b16 --data.batch_size 256 "
     "--precision.policy mixed_bfloat16",
     "GPT-2 small": "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 "
-    "--model.name gpt2 --optimizer.name adamw --precision.policy mixed_bfloat16",
+    "--model.name gpt2 --optimizer.name adamw --training.label_smoothing 0 --precision.policy mixed_bfloat16",
 }
 VOCABULARY = {"GPT-2 small": 50257}
 
