@@ -32,7 +32,7 @@ TASKS = {
 
 def measure(config: Config, repeats: int) -> dict:
     parts = make_parts(config)
-    state = fresh_state(config, parts)
+    state = parts.packing.pack(fresh_state(config, parts))
     batch = jax.device_put(next(iter(parts.batches.from_position(0))), parts.split)
     start = time.perf_counter()
     probe = parts.probe.lower(state, batch, 1).compile()

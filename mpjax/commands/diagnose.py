@@ -154,12 +154,13 @@ def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.P
             break
         counts.append(count)
         position += count
+    state = parts.packing.pack(state)
     for count, fed in zip(counts, parts.feed.calls(start, counts), strict=True):
         state, _ = train_call(state, fed, count)
     stream = (place(batch, parts.split) for batch in parts.batches.from_position(position))
     for _ in range(position + 1, number):
         state, _ = parts.train_step(state, next(stream))
-    return state, next(stream)
+    return parts.packing.unpack(state), next(stream)
 
 
 def in_view_of_float32(
@@ -175,8 +176,9 @@ def in_view_of_float32(
     parts = make_parts(with_policy(config, "float32", rules={}))
     stream = (place(batch, parts.split) for batch in parts.batches.from_position(number - 1))
     first = next(stream)
-    _, untrained = parts.train_step(fresh_state(config, parts), first)
+    _, untrained = parts.train_step(parts.packing.pack(fresh_state(config, parts)), first)
     state = adopt(fresh_state(config, parts), jax.device_get(to_arrays(state)), same_scaling=False)
+    state = parts.packing.pack(state)
     batch, metrics = first, untrained
     for _ in range(FURTHER):
         state, metrics = parts.train_step(state, batch)

@@ -9,7 +9,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from mpjax import data
-from mpjax.commands.task import make_layout, make_step, make_task, set_up_jax
+from mpjax.commands.task import make_layout, make_packing, make_step, make_task, set_up_jax
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
@@ -20,6 +20,7 @@ from mpjax.training import TrainState, make_eval_step
 from mpjax.training.feed import Feed, feed_of
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import compiler_options, make_mesh, own_rows
+from mpjax.training.packing import Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.setup import Task, initial_state, state_shapes
 from mpjax.training.state import Arrays
@@ -50,10 +51,11 @@ class Parts(NamedTuple):
       task: the model with its policy applied, and its objective.
       task_under: builds the task under another policy.
       tx: the optimizer.
-      train_step: `(state, batch) -> (state, metrics)`, compiled at its first call.
-      train_call: `(state, fed, count) -> (state, metrics)`: `count` steps, compiled at the first call of each count.
+      packing: packs states for the calls below, and unpacks what they return; all else has states by path.
+      train_step: `(packed, batch) -> (packed, metrics)`, compiled at its first call.
+      train_call: `(packed, fed, count) -> (packed, metrics)`: `count` steps, compiled at the first call of each count.
       eval_step: `(params, stats, batch) -> sums`.
-      probe: `(state, fed, count) -> Layers`: layer statistics of the first step of a call.
+      probe: `(packed, fed, count) -> Layers`: layer statistics of the first step of a call.
     """
 
     plan: PrecisionPlan
@@ -68,6 +70,7 @@ class Parts(NamedTuple):
     task: Task
     task_under: Callable[[Policy], Task]
     tx: optax.GradientTransformation
+    packing: Packing
     train_step: jax.stages.Wrapped
     train_call: jax.stages.Wrapped
     eval_step: Callable
@@ -114,7 +117,8 @@ def make_parts(config: Config) -> Parts:
     warmup = steps(config.optimizer.warmup)
     task, tx, step_on = make_step(config, plan, fields, steps=when.steps, warmup=warmup)
     layout = make_layout(config, plan, task, fields, layout.mesh)
-    train_step = step_on(layout)
+    packing = make_packing(config, task, layout)
+    train_step = step_on(layout, packing)
 
     def task_under(policy: Policy) -> Task:
         # Block by block: a loop has one name for the layers of all blocks.
@@ -130,7 +134,7 @@ def make_parts(config: Config) -> Parts:
         seed=config.seed,
         accumulate=config.training.accumulate,
     )
-    probe = jax.jit(lambda state, fed, count: look(state, feed.batch(fed, 0)), static_argnums=2)
+    probe = jax.jit(lambda packed, fed, count: look(packing.unpack(packed), feed.batch(fed, 0)), static_argnums=2)
     return Parts(
         plan=plan,
         source=source,
@@ -144,6 +148,7 @@ def make_parts(config: Config) -> Parts:
         task=task,
         task_under=task_under,
         tx=tx,
+        packing=packing,
         train_step=train_step,
         train_call=train_call,
         eval_step=eval_step,

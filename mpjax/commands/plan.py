@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from mpjax import strict_json
-from mpjax.commands.task import make_layout, make_step
+from mpjax.commands.task import make_layout, make_packing, make_step
 from mpjax.config import Config, Duration
 from mpjax.config.commands import Plan, check_plan
 from mpjax.config.folders import data_folder
@@ -132,6 +132,7 @@ def planned_step(config: Config, fields: Fields) -> Step:
         tx,
         layout_on,
         step_on,
+        functools.partial(make_packing, config, task),
         state,
         batch,
         accumulate=config.training.accumulate,

@@ -21,7 +21,8 @@ from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, st
 from mpjax.training import make_train_step
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide
 from mpjax.training.objectives import objective_of
-from mpjax.training.optimizer import learning_rate_schedule, update_rule, with_precision
+from mpjax.training.optimizer import ELEMENTWISE, learning_rate_schedule, update_rule, with_precision
+from mpjax.training.packing import UNPACKED, Packed, Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.remat import apply_remat, blocks_of
 from mpjax.training.setup import Task, check_fit
@@ -96,8 +97,10 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
 def make_step(
     config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int
-) -> tuple[Task, optax.GradientTransformation, Callable[[Layout | None], jax.stages.Wrapped]]:
+) -> tuple[Task, optax.GradientTransformation, Callable[..., jax.stages.Wrapped]]:
     """Builds the task that `config` describes, its optimizer, and a function from layout to compiled training step.
+
+    The function takes the packing of the states that the step is to be called with as a second argument.
 
     Args:
       config: the settings of the run.
@@ -119,9 +122,9 @@ def make_step(
         masters=plan.master_weights,
     )
 
-    def step_on(layout: Layout | None) -> jax.stages.Wrapped:
+    def step_on(layout: Layout | None, packing: Packing = UNPACKED) -> jax.stages.Wrapped:
         return make_train_step(
-            task.structure,
+            Packed(task.structure, packing),
             tx,
             task.objective.loss_of,
             prepare=task.objective.prepare,
@@ -134,6 +137,14 @@ def make_step(
         )
 
     return task, tx, step_on
+
+
+def make_packing(config: Config, task: Task, layout: Layout) -> Packing:
+    """Returns the packing of a run's state: of all vectors that no mesh divides, if the optimizer allows it."""
+    if config.optimizer.name not in ELEMENTWISE:
+        return UNPACKED
+    _, params, stats = take_apart(task.abstract)
+    return Packing.of(params, stats, apart=layout.divided)
 
 
 def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:

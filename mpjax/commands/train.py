@@ -127,6 +127,7 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         opened.enter_context(contextlib.closing(checkpoints))
         opened.enter_context(stopping(company.stop))
 
+        state = parts.packing.pack(state)
         feed = parts.feed.calls(start, when.call_counts(start))
         fed = next(feed, None)  # none is left of a finished run
         compiling = time.perf_counter()
@@ -140,8 +141,13 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             return {"seconds": seconds, "compile_seconds": compile_seconds}
 
         def save(position: int, state: TrainState, score: float | None) -> None:
-            checkpoints.save(position, state, about | so_far(), score=score)
+            checkpoints.save(position, parts.packing.unpack(state), about | so_far(), score=score)
             writer.saved(position)
+
+        def tested(state: TrainState) -> dict[str, float]:
+            sharding = parts.layout.evaluation(config.data.eval_batch_size)
+            conclude = parts.task.objective.conclude
+            return evaluate_state(parts.eval_step, parts.tests, sharding, conclude, parts.packing.unpack(state))
 
         explained = functools.partial(explain, config, parts, train_call, folder)
         if company.processes > 1:
@@ -160,13 +166,7 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             batch_size=config.data.batch_size,
             limits=Limits(floor_of(plan, config.precision), config.precision.patience),
             writer=writer,
-            evaluate=functools.partial(
-                evaluate_state,
-                parts.eval_step,
-                parts.tests,
-                parts.layout.evaluation(config.data.eval_batch_size),
-                parts.task.objective.conclude,
-            ),
+            evaluate=tested,
             score=TASKS[config.task].score,
             save=save,
             explain=explained,

@@ -82,7 +82,7 @@ def _time_step(config: Config, parts: Parts, rules: Mapping[str, str], batch) ->
 
 def _ready(config: Config, parts: Parts, batch) -> Callable[[], jax.Array]:
     """Returns a function that runs one compiled step after another, on a state of its own."""
-    state = fresh_state(config, parts)
+    state = parts.packing.pack(fresh_state(config, parts))
     placed = place(batch, parts.split)
     step = parts.train_step.lower(state, placed).compile()
 

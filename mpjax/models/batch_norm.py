@@ -6,6 +6,7 @@ Shapes: ... are the axes that examples and positions are counted along, such as 
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -86,8 +87,46 @@ def _statistics(axis_name: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _means(axis_name: Any, *arrays: jax.Array) -> list[jax.Array]:
     """Returns the mean of each channel of each array, [1, ..., 1, C], over all devices of an axis."""
-    means = [jnp.mean(x, tuple(range(x.ndim - 1)), keepdims=True) for x in arrays]
+    means = [total / _rows(x.shape) for x, total in zip(arrays, _sums(*arrays), strict=True)]
     return means if axis_name is None else list(jax.lax.pmean(jnp.stack(means), axis_name))
+
+
+def _sums(*arrays: jax.Array) -> list[jax.Array]:
+    """Returns the sum of each channel of each array, [1, ..., 1, C].
+
+    A GPU adds up many rows in two stages. Written out, the arrays share the second stage, which is a kernel of its own.
+    """
+    shape = arrays[0].shape
+    parts = _parts(_rows(shape))
+    if parts == 1:
+        return [jnp.sum(x, tuple(range(x.ndim - 1)), keepdims=True) for x in arrays]
+    partial = [jnp.sum(x.reshape(parts, -1, shape[-1]), axis=1) for x in arrays]
+    totals = jnp.split(jnp.sum(jnp.concatenate(partial, axis=1), axis=0), len(arrays))
+    return [total.reshape((1,) * (len(shape) - 1) + (-1,)) for total in totals]
+
+
+def _spread(shape: tuple[int, ...], *vectors: jax.Array) -> list[jax.Array]:
+    """Broadcasts vectors [1, ..., 1, C] to a shape, in the steps whose transposes are those of `_sums`."""
+    parts = _parts(_rows(shape))
+    if parts == 1:
+        return [jnp.broadcast_to(vector, shape) for vector in vectors]
+    together = jnp.concatenate([vector.reshape(1, -1) for vector in vectors], axis=1)
+    partial = jnp.split(jnp.broadcast_to(together, (parts, together.size)), len(vectors), axis=1)
+    whole = parts, _rows(shape) // parts, shape[-1]
+    return [jnp.broadcast_to(each[:, None], whole).reshape(shape) for each in partial]
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return math.prod(shape[:-1])
+
+
+MANY = 2**13
+"""Rows that a GPU adds up in two stages."""
+
+
+def _parts(rows: int) -> int:
+    """Returns the number of parts, each as large, that rows are added up in first: near the square root, as XLA's."""
+    return 1 if rows < MANY else min(rows & -rows, 2 ** (math.isqrt(rows).bit_length() - 1))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -119,8 +158,9 @@ def _normalize_jvp(how: tuple, primals: tuple, tangents: tuple) -> tuple:
     of_mean, half_of_variance = _means(axis_name, of_x, centred * of_x)
     of_gain = inverse * of_scale - gain * jnp.square(inverse) * half_of_variance
     # One vector for mean and bias, so that the backward pass takes two sums over x, not three.
-    change = of_x * gain + centred * of_gain + (of_bias - of_mean * gain)
+    slope, offset = _spread(x.shape, of_gain, of_bias - of_mean * gain)
+    change = of_x * gain + centred * slope + offset
     y = centred * gain + bias
     if relu:
-        y, change = jnp.maximum(y, 0), jnp.where(centred * gain > -bias, change, 0)
+        y, change = jnp.maximum(y, 0), jnp.where(bias > -(centred * gain), change, 0)
     return (y, mean, variance), (change, of_mean, 2 * half_of_variance)

@@ -14,6 +14,7 @@ from mpjax.precision.calls import modules_of
 from mpjax.training import TrainState
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import compiler_options
+from mpjax.training.packing import Packing
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.setup import Task
 
@@ -28,8 +29,10 @@ class Step:
       task: model, precision and objective.
       tx: the optimizer.
       layout_on: a function from mesh to the layout of the run.
-      step_on: a function from layout to `(state, batch) -> (state, metrics)`, jitted, with the state donated.
-      state: the abstract state.
+      step_on: a function from layout and packing to `(state, batch) -> (state, metrics)`, jitted, with the state
+        donated.
+      packing_on: a function from layout to the packing of the state.
+      state: the abstract state, by path.
       batch: the abstract batch, by field.
       accumulate: number of micro-batches per batch.
       sizes: the sizes of the mesh by axis, of which one may be -1.
@@ -42,7 +45,8 @@ class Step:
     task: Task
     tx: optax.GradientTransformation
     layout_on: Callable[[Mesh], Layout]
-    step_on: Callable[[Layout], jax.stages.Wrapped]
+    step_on: Callable[..., jax.stages.Wrapped]
+    packing_on: Callable[[Layout], Packing]
     state: TrainState
     batch: Mapping[str, jax.ShapeDtypeStruct]
     accumulate: int = 1
@@ -74,12 +78,12 @@ class Step:
         layout = self.layout_on(mesh)
         split = layout.batch(size=self.batch_size, accumulate=self.accumulate)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for name, x in self.batch.items()}
+        packing = self.packing_on(layout)
+        packed = jax.eval_shape(packing.pack, self.state)
         state = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            self.state,
-            layout.state(self.state),
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), packed, layout.state(packed)
         )
-        return self.step_on(layout), (state, batch)
+        return self.step_on(layout, packing), (state, batch)
 
     def wide(self) -> contextlib.AbstractContextManager:
         """Returns the context to trace the step in. It enables x64 if the precision plan uses float64."""

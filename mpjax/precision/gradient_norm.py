@@ -6,6 +6,10 @@ the same operations.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,17 +31,56 @@ def square_sum(tree: Any) -> Float[Array, ""]:
     >>> square_sum({"w": jnp.array([3.0, 4.0]), "b": jnp.float16(300)}), square_sum(jnp.float32("inf"))
     (Array(90025., dtype=float32), Array(nan, dtype=float32))
     """
-    sums = [_of_leaf(leaf) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    dtype = widest(FLOAT32, *(each.dtype for each in sums))
-    return sum((each.astype(dtype) for each in sums), jnp.zeros((), dtype))
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
+    parts = [part for leaf in leaves for part in ((leaf.real, leaf.imag) if jnp.iscomplexobj(leaf) else (leaf,))]
+    if not parts:
+        return jnp.zeros((), FLOAT32)
+    dtype = widest(FLOAT32, *(part.dtype for part in parts))
+    if not _together.get():
+        return sum((jnp.sum(_squares(part)).astype(dtype) for part in parts), jnp.zeros((), dtype))
+    partial = jnp.concatenate([_partial_sums(part).astype(dtype) for part in parts])
+    # Without a barrier, XLA would make one sum of each array after all.
+    return jnp.sum(jax.lax.optimization_barrier(partial))
 
 
-def _of_leaf(x: jax.Array) -> jax.Array:
-    if jnp.iscomplexobj(x):
-        return _of_leaf(x.real) + _of_leaf(x.imag)
+_together: contextvars.ContextVar[bool] = contextvars.ContextVar("_together", default=False)
+
+
+@contextlib.contextmanager
+def added_together() -> Iterator[None]:
+    """While it is open, functions that are traced finish the sums of all arrays by one kernel, not by one for each.
+
+    For arrays on one device. Of arrays that are divided over devices, partial sums would have to be gathered.
+    """
+    token = _together.set(True)
+    try:
+        yield
+    finally:
+        _together.reset(token)
+
+
+FEW = 2**16
+"""Elements of an array that is copied rather than read by a kernel of its own."""
+
+ROW = 2**12
+"""Elements that a GPU adds up in one stage."""
+
+
+def _partial_sums(x: jax.Array) -> jax.Array:
+    """Returns values, [N] in float32 or wider, whose sum is that of the squares of x; few if x is large."""
+    squares = _squares(x)
+    if x.size <= FEW:
+        return squares.reshape(-1)
+    first = x.ndim - 1
+    while math.prod(x.shape[first - 1 :]) <= ROW:
+        first -= 1
+    return jnp.sum(squares, axis=tuple(range(first, x.ndim))).reshape(-1)
+
+
+def _squares(x: jax.Array) -> jax.Array:
     x = x.astype(widest(x.dtype, FLOAT32))
     # A sum of squares has no other way to become NaN: none of its terms is negative.
-    return jnp.sum(jnp.where(jnp.isfinite(x), jnp.square(x), jnp.nan))
+    return jnp.where(jnp.isfinite(x), jnp.square(x), jnp.nan)
 
 
 def all_finite(tree: Any) -> jax.Array:

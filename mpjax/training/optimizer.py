@@ -10,6 +10,10 @@ from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
 
 
+ELEMENTWISE = ("sgd", "adamw")
+"""The optimizers that treat numbers one by one, but for weight decay, which passes over vectors."""
+
+
 def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int) -> optax.Schedule:
     """Returns the learning rate as a function of applied steps: linear warm-up to the peak, then `config.schedule`.
 

@@ -4,6 +4,7 @@ Collectives are written out, not left to the compiler, which would add gradients
 under `mixed_float16`. Values that are not added up yet have a leading axis of shares; each device holds its own.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.precision.dtypes import is_floating
+from mpjax.precision.gradient_norm import added_together
 from mpjax.precision.reduction import sum_in_buckets
 from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.fsdp import gather_in_blocks, gathered, widened
@@ -40,7 +42,7 @@ class Part:
 
 
 class OneShare:
-    """The whole batch on one device. Where nothing is to be done, a method returns what it is given."""
+    """The whole batch at once. Where nothing is to be done, a method returns what it is given."""
 
     def spread(self, stats: Arrays) -> Arrays:
         """Returns statistics for each share."""
@@ -65,6 +67,10 @@ class OneShare:
         """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` as a function of the whole batch."""
         return run
 
+    def norms(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context to trace the norms of gradients in."""
+        return contextlib.nullcontext()
+
     def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
         """Returns the statistics on which all devices agree, and the sums over the shares."""
         return stats, dataclasses.replace(part, grads={name: _row_major(g) for name, g in part.grads.items()})
@@ -76,6 +82,14 @@ class OneShare:
     def settle(self, state: Any) -> Any:
         """Returns a training state with the sharding of its layout."""
         return state
+
+
+class OneDevice(OneShare):
+    """The whole batch on a device that is known to be the only one."""
+
+    def norms(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context in which one kernel finishes the sums of squares of all arrays."""
+        return added_together()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +151,10 @@ class ManyShares:
             )
 
         return on_each
+
+    def norms(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the context to trace the norms of gradients in."""
+        return contextlib.nullcontext()
 
     def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
         """Returns the mean statistics, and gradients added in the layout's `reduce_dtype`.
@@ -219,7 +237,9 @@ Shares = OneShare | ManyShares
 
 def shares_of(layout: Layout | None) -> Shares:
     """Returns the shares of a layout; with one device, or without a layout, there is one."""
-    return OneShare() if layout is None or layout.mesh.size == 1 else ManyShares(layout)
+    if layout is None:
+        return OneShare()
+    return OneDevice() if layout.mesh.size == 1 else ManyShares(layout)
 
 
 def _row_major(gradient: jax.Array) -> jax.Array:

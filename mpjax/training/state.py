@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,18 @@ class Structure:
         """Returns the current statistics of the model, for example after a call in training mode."""
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
+
+
+class Assembly(Protocol):
+    """What makes a model of the arrays of a training state: a `Structure`, or one around it."""
+
+    def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
+        """Returns the model with these arrays."""
+        ...
+
+    def stats_of(self, model: nnx.Module) -> Arrays:
+        """Returns the current statistics of the model."""
+        ...
 
 
 def uncast(fn: Callable) -> Callable:

@@ -17,7 +17,7 @@ from mpjax.precision.skip_step import optax_promotion
 from mpjax.training.layout import Layout
 from mpjax.training.mean import Mean, as_mean
 from mpjax.training.shares import Part, shares_of
-from mpjax.training.state import Arrays, Structure, TrainState, step_key, uncast
+from mpjax.training.state import Arrays, Assembly, TrainState, step_key, uncast
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +57,7 @@ def _as_it_is(batch, key: jax.Array):
 
 
 def make_train_step(
-    structure: Structure,
+    structure: Assembly,
     tx: optax.GradientTransformation,
     loss_fn: Callable,
     *,
@@ -149,13 +149,15 @@ def make_train_step(
         stats, part = gradients(state, step_key(seed, state), batch)
         grads, metrics = part.grads, {name: mean.value for name, mean in part.means.items()}
         scale = loss_scale_state(state.opt_state).scale
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        with shares.norms():
+            updates, opt_state = tx.update(grads, state.opt_state, state.params)
+            norm = global_norm(unscaled(grads, scale))
         with optax_promotion():
             params: Any = optax.apply_updates(state.params, updates)
         averaged = {name: ema * mean + (1 - ema) * params[name].astype(mean.dtype) for name, mean in state.ema.items()}
         scaling = loss_scale_state(opt_state)
         metrics |= {
-            "grad_norm": global_norm(unscaled(grads, scale)),
+            "grad_norm": norm,
             "loss_scale": scale,
             "skipped": scaling.skipped,
             "consecutive_skips": scaling.consecutive_skips,

@@ -72,8 +72,10 @@ def test_a_step_on_parts_is_that_on_two_whole_copies(policy, monkeypatch):
         state = fresh_state(config, parts)
         rows = {"image": np.arange(100 * 64, dtype=np.uint8).reshape(100, 8, 8, 1), "label": np.arange(100) % 10}
         batch = jax.device_put({**rows, "label": rows["label"].astype(np.int32)}, parts.split)
+        state = parts.packing.pack(state)
         for _ in range(3):
             state, metrics = parts.train_step(state, batch)
+        state = parts.packing.unpack(state)
         results.append((jax.device_get(state.params), dict(jax.device_get(metrics))))
     (whole, metrics), (divided, of_parts) = results
     for name, param in whole.items():

@@ -56,6 +56,39 @@ def test_training_gives_the_numbers_of_flax(with_relu):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), actual, expected)
 
 
+@pytest.mark.parametrize("with_relu", [False, True])
+def test_many_rows_are_added_up_in_two_stages_to_the_same_numbers(monkeypatch, with_relu):
+    _, own = norms()
+    once = results(own, lambda norm, x: norm(x, relu=with_relu))
+    monkeypatch.setattr(batch_norm, "MANY", 8)
+    twice = results(own, lambda norm, x: norm(x, relu=with_relu))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), twice, once)
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"), [(8191, 1), (8192, 64), (12_544, 64), (802_816, 512), (3_211_264, 1024), (8193, 1), (9_000, 8)]
+)
+def test_parts_are_a_power_of_two_that_divides_the_rows(rows, parts):
+    assert batch_norm._parts(rows) == parts
+    assert rows % parts == 0
+
+
+def test_both_sums_of_many_rows_share_their_second_stage():
+    _, norm = norms()
+    x = jnp.ones((2, 64, 64, 3))
+
+    def loss(x):
+        return jnp.vdot(nnx.clone(norm)(x), x)
+
+    program = jax.make_jaxpr(jax.grad(loss))(x).jaxpr
+    second = [
+        eqn
+        for _, eqn in equations(program)
+        if eqn.primitive.name == "reduce_sum" and eqn.invars[0].aval.shape == (64, 6)
+    ]
+    assert len(second) == 2  # one forward, one backward
+
+
 def test_relu_has_one_derivative_for_small_and_for_large_arrays(monkeypatch):
     _, own = norms()
     small = results(own, relu_after)

@@ -33,7 +33,9 @@ def test_it_lowers_to_the_text_of_the_run_s_own_step(more):
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh_state(config, parts))
     step = planned_step(config, fields_of(config))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), step.state) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-    planned = step.step_on(step.layout_on(parts.layout.mesh))
+    layout = step.layout_on(parts.layout.mesh)
+    planned = step.step_on(layout, step.packing_on(layout))
+    state = jax.eval_shape(parts.packing.pack, state)
     assert parts.train_step.lower(state, step.batch).as_text() == planned.lower(state, step.batch).as_text()
 
 

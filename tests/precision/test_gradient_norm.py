@@ -1,5 +1,6 @@
 """The sum of squares that checks, measures and clips gradients in one pass."""
 
+import contextlib
 import re
 
 import hypothesis.extra.numpy as arrays
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpjax
-from mpjax.precision.gradient_norm import all_finite, clip_by_global_norm, global_norm, square_sum
+from mpjax.precision.gradient_norm import added_together, all_finite, clip_by_global_norm, global_norm, square_sum
 from mpjax.precision.scaled_loss import unscaled
 
 
@@ -75,14 +76,41 @@ def test_clipping_float16_sums_squares_in_float32():
     np.testing.assert_allclose(actual, np.full(10, 0.1**0.5), rtol=1e-3)
 
 
-def test_check_norm_and_clipping_take_one_sum_for_each_array():
+def _program(*contexts) -> str:
+    """A step that checks, measures and clips, compiled."""
     tx = mpjax.dynamic_loss_scaling(optax.chain(clip_by_global_norm(1.0), optax.sgd(0.1)))
     params = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}
 
     @jax.jit
     def step(gradients, state, params):
-        updates, new = tx.update(gradients, state, params)
-        return updates, new, global_norm(unscaled(gradients, state.scale))
+        with contextlib.ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            updates, new = tx.update(gradients, state, params)
+            return updates, new, global_norm(unscaled(gradients, state.scale))
 
-    program = step.lower(params, tx.init(params), params).compile().as_text()
-    assert len(re.findall(r" reduce\(", program)) == 2
+    return step.lower(params, tx.init(params), params).compile().as_text()
+
+
+def test_check_norm_and_clipping_take_one_sum_for_each_array():
+    assert len(re.findall(r" reduce\(", _program())) == 2
+
+
+def test_on_one_device_they_take_one_sum_for_all_small_arrays():
+    assert len(re.findall(r" reduce\(", _program(added_together))) == 1
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (257, 256), (3, 3, 64, 128), (2, 40_000), (70_001,)])
+@pytest.mark.parametrize("bad", [None, np.inf, np.nan])
+def test_sums_of_all_arrays_together_are_those_of_each(shape, bad):
+    """Of scalars, of what a kernel copies, and of what it adds up row by row."""
+    x = jax.random.normal(jax.random.key(0), shape)
+    if bad is not None and x.size:
+        x = x.reshape(-1).at[-1].set(bad).reshape(shape)
+    tree = {"x": x, "half": jnp.full(10, 300, jnp.float16), "z": jnp.array([3 + 4j], jnp.complex64)}
+    expected = square_sum(tree)
+    with added_together():
+        found = square_sum(tree)
+    assert found.dtype == expected.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert square_sum({}) == 0

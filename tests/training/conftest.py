@@ -43,6 +43,7 @@ class Trainer:
     state: TrainState
     structure: object
     tx: optax.GradientTransformation
+    loss: Callable
 
     def run(self, batches):
         """The state on the host before the first and after every step, and the metrics of every step."""
@@ -70,7 +71,7 @@ def trainer():
         rate = settings.get("learning_rate", 0.1)
         tx = scaling(inner or optax.adamw(rate))
         state = create_state(params, stats, tx, ema=settings.get("ema", 0) > 0)
-        return Trainer(make_train_step(structure, tx, loss, **settings), state, structure, tx)
+        return Trainer(make_train_step(structure, tx, loss, **settings), state, structure, tx, loss)
 
     return make
 

@@ -1,0 +1,161 @@
+"""Stores the vectors of a training state (biases, scales, statistics) in one array for each dtype.
+
+A network has hundreds of vectors. Each by itself takes a kernel to check, to update and to restore, which lasts as long
+as the launch, and an argument that the host passes to every call.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mpjax.precision.dtypes import is_floating
+from mpjax.training.state import Arrays, Structure
+
+
+Group = dict[str, tuple[int, ...]]
+"""The shapes of the arrays in a packed array, by path, in their order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One kind of arrays by path, such as parameters, and the groups that are packed.
+
+    Attributes:
+      names: the paths of all arrays.
+      groups: the packed arrays by name. A name in parentheses cannot be a path, which attribute names make up.
+    """
+
+    names: frozenset[str]
+    groups: Mapping[str, Group]
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """Returns the names after packing."""
+        packed = {name for group in self.groups.values() for name in group}
+        return (self.names - packed) | set(self.groups)
+
+    def pack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arrays with each group in one array [N]; a group whose values are all None becomes None."""
+        rest = dict(arrays)
+        packed = {name: _joined([rest.pop(path) for path in group]) for name, group in self.groups.items()}
+        return packed | rest
+
+    def unpack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what `pack` was given."""
+        rest = dict(arrays)
+        apart: dict[str, Any] = {}
+        for name, group in self.groups.items():
+            apart |= _parted(rest.pop(name), group)
+        return apart | rest
+
+
+def _joined(values: list[Any]) -> Any:
+    # Master weights of float32 parameters are None.
+    return None if all(value is None for value in values) else _concatenated(values)
+
+
+def _parted(array: Any, group: Group) -> dict[str, Any]:
+    parts = [None] * len(group) if array is None else _split(array, tuple(group.values()))
+    return dict(zip(group, parts, strict=True))
+
+
+@functools.partial(jax.jit, inline=True)
+def _concatenated(values: list[jax.Array]) -> jax.Array:
+    return jnp.concatenate([value.reshape(-1) for value in values])
+
+
+@functools.partial(jax.jit, inline=True, static_argnums=1)
+def _split(array: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    # The derivative of a split is a concatenation; that of slices would be a sum of padded arrays.
+    parts = jax.lax.split(array, [math.prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """How the arrays of a training state are packed. Without groups, nothing is, and states pass unchanged.
+
+    An optimizer that treats numbers one by one computes the same on packed arrays. One that looks at whole arrays, at
+    their norms or paths, does not: its state must not be packed.
+
+    Attributes:
+      params: parameters, and what the optimizer and the moving average keep for each.
+      stats: batch statistics.
+    """
+
+    params: Kind
+    stats: Kind
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], *, apart: Collection[str] = ()) -> "Packing":
+        """Returns the packing of all vectors.
+
+        Args:
+          params: parameters by path, or their shapes.
+          stats: statistics by path, or their shapes.
+          apart: paths of arrays to leave alone, such as those that a mesh divides.
+        """
+        return cls(_kind(params, apart), _kind(stats, apart))
+
+    def pack(self, state: Any) -> Any:
+        """Returns a training state, or any tree with mappings from the same paths, with packed arrays.
+
+        Arrays that are not packed are those of the state given, and not copied.
+        """
+        return _on_mappings(state, {kind.names: kind.pack for kind in self._kinds})
+
+    def unpack(self, state: Any) -> Any:
+        """Returns what `pack` was given; arrays that were not packed are not copied."""
+        return _on_mappings(state, {kind.stored: kind.unpack for kind in self._kinds})
+
+    @property
+    def _kinds(self) -> list[Kind]:
+        return [kind for kind in (self.params, self.stats) if kind.groups]
+
+
+UNPACKED = Packing(Kind(frozenset(), {}), Kind(frozenset(), {}))
+"""The packing that packs nothing."""
+
+
+def _kind(arrays: Mapping[str, Any], apart: Collection[str]) -> Kind:
+    groups: dict[str, Group] = {}
+    for name, array in arrays.items():
+        # Matrices stay: optimizers tell by the number of axes which parameters decay.
+        if len(array.shape) <= 1 and is_floating(array) and name not in apart:
+            groups.setdefault(f"({np.dtype(array.dtype).name} vectors)", {})[name] = tuple(array.shape)
+    return Kind(frozenset(arrays), {name: group for name, group in groups.items() if len(group) > 1})
+
+
+def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:
+    """Returns the tree with `changes[names](mapping)` in place of each mapping with exactly these names."""
+
+    def is_one(node: Any) -> bool:
+        return isinstance(node, dict) and frozenset(node) in changes
+
+    def change(node: Any) -> Any:
+        return changes[frozenset(node)](node) if is_one(node) else node
+
+    return jax.tree.map(change, tree, is_leaf=is_one)
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A structure whose model is assembled from packed arrays; as `Structure` to a training step."""
+
+    structure: Structure
+    packing: Packing
+
+    def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
+        """Returns the model with these arrays; see `Structure.assemble`."""
+        return self.structure.assemble(self.packing.unpack(params), self.packing.unpack(stats), key)
+
+    def stats_of(self, model: nnx.Module) -> Arrays:
+        """Returns the current statistics of the model, packed."""
+        return self.packing.pack(self.structure.stats_of(model))
