@@ -31,21 +31,21 @@ from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.plan.compiled import start
 from mpjax.plan.hlo import parse
-from mpjax.plan.kernels import moved
-from mpjax.plan.order import counted, order_of
 from mpjax.plan.step import Step
 from mpjax.plan.traffic import traffic_of
+from mpjax.training.packing import UNPACKED, Packing
 
 
 GPU = "h200"
-SMALL = 4e6
-"""Bytes below which a kernel takes no longer than its launch."""
 
 STEPS = {
     "ResNet-50": "--data.name imagenet2012 --data.image_size 224 --data.crop_padding 0 --data.batch_size 256 "
     "--model.name resnet50 --model.stem imagenet --model.width 64 --precision.policy mixed_bfloat16",
     "ResNet-50, float16": "--data.name imagenet2012 --data.image_size 224 --data.crop_padding 0 --data.batch_size 256 "
     "--model.name resnet50 --model.stem imagenet --model.width 64 --precision.policy mixed_float16",
+    "ResNet-50, float16, not scaled": "--data.name imagenet2012 --data.image_size 224 --data.crop_padding 0 "
+    "--data.batch_size 256 --model.name resnet50 --model.stem imagenet --model.width 64 "
+    "--precision.policy mixed_float16 --precision.loss_scale none",
     "ViT-B/16": "--config configs/imagenet_vit_s16.toml --model.name vit_b16 --data.batch_size 256 "
     "--precision.policy mixed_bfloat16",
     "GPT-2 small": "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 "
@@ -73,6 +73,10 @@ def _each_finite(tree) -> jax.Array:
     return finite
 
 
+def _unpacked(*_, **__) -> Packing:
+    return UNPACKED
+
+
 def _same(x, *_):
     return x
 
@@ -93,9 +97,18 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         {"mpjax.training.shares._row_major": _same},
     ),
     "max-pooling's gradient without a scatter": (("ResNet-50",), {"mpjax.models.resnet.max_pool": _flax_pool}),
+    "two sums of a batch norm with one second stage": (("ResNet-50",), {"mpjax.models.batch_norm.MANY": 2**62}),
     "one sum to check, measure and clip": (
         ("ResNet-50, float16",),
         {"mpjax.precision.skip_step.all_finite": _each_finite},
+    ),
+    "one kernel to finish the sums of all gradients": (
+        ("ResNet-50", "ResNet-50, float16", "ViT-B/16", "GPT-2 small"),
+        {"mpjax.training.shares.added_together": contextlib.nullcontext},
+    ),
+    "vectors of the state in one array": (
+        ("ResNet-50", "ResNet-50, float16", "ViT-B/16", "GPT-2 small"),
+        {"mpjax.commands.task.Packing.of": _unpacked},
     ),
     "layout after positions": (
         ("ViT-B/16", "GPT-2 small"),
@@ -125,19 +138,12 @@ def measure(name: str, change: Callable[[Step], Step] = _same) -> dict[str, Any]
     """Compiles a step and counts its bytes, temporary memory and kernels."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         program = start(pool, change(step_of(name)), GPU).result()
-    hlo = parse(program.executable.as_text())
-    traffic = traffic_of(hlo)
-    small = sum(
-        times
-        for launch, times in counted(order_of(hlo))
-        if not launch.instruction.opcode.endswith("-done")
-        and moved(hlo, launch.computation, launch.instruction) < SMALL
-    )
+    traffic = traffic_of(parse(program.executable.as_text()))
     return {
         "GB moved": round(traffic.bytes / 1e9, 2),
         "temporary GB": round(program.memory.temporary / 1e9, 2),
         "kernels": traffic.kernels,
-        "of them small": small,
+        "of them small": traffic.small,
     }
 
 

@@ -144,7 +144,9 @@ def plan_of():
             attention="cudnn" if half else "xla",
             memory=Memory(1_000_000_000, 2_000_000_000, 0, 500_000_000, 40_000_000_000 // (1 + half), 0),
             limit=40_000_000_000,
-            traffic=Traffic(8_000_000_000 // (1 + half), 321, 1_000_000, {"all-reduce": {"f32": 1_000_000_000}}, {}),
+            traffic=Traffic(
+                8_000_000_000 // (1 + half), 321, 123, 1_000_000, {"all-reduce": {"f32": 1_000_000_000}}, {}
+            ),
             flops={"bfloat16" if half else "tensorfloat32": 3e12},
             roofline=Roofline(compute=0.002, traffic=0.008 / (1 + half)),
             communication=Communication(

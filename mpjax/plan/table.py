@@ -157,6 +157,7 @@ _ROWS: list[tuple[str, Text]] = [
     ("traffic", lambda plan: size(plan.traffic.bytes)),
     ("  by copy kernels", lambda plan: size(plan.traffic.copies)),
     ("kernels", lambda plan: str(plan.traffic.kernels)),
+    ("  that move under 4 MB", lambda plan: str(plan.traffic.small)),
     ("attention by", lambda plan: plan.attention),
     ("time of arithmetic", lambda plan: duration(plan.roofline.compute)),
     ("time of traffic", lambda plan: duration(plan.roofline.traffic)),

@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec
 
-from mpjax.commands.parts import make_parts
+from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.commands.task import set_up_jax
 from mpjax.config import load_config
 from mpjax.training.precision_plan import plan_precision
@@ -64,7 +64,6 @@ def test_parameters_travel_in_the_dtype_that_every_layer_casts_them_to(monkeypat
 @pytest.mark.parametrize(("optimizer", "arrays"), [("sgd", 4), ("adamw", 4), ("lamb", 6)])
 def test_vectors_are_packed_for_optimizers_that_treat_numbers_one_by_one(optimizer, arrays):
     """Three layers: three kernels, and three biases in one array. LAMB divides by the norm of each array."""
-    flags = f"--data.name synthetic:8x8x1:10 --model.name mlp --model.width 16 --optimizer.name {optimizer}"
-    parts = make_parts(load_config(flags.split()))
-    state = parts.packing.pack(fresh_state(load_config(flags.split()), parts))
-    assert len(state.params) == arrays
+    config = config_of(f"--optimizer.name {optimizer}")
+    parts = make_parts(config)
+    assert len(parts.packing.pack(fresh_state(config, parts)).params) == arrays

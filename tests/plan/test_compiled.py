@@ -23,6 +23,7 @@ from mpjax.plan.traffic import Traffic, traffic_of
 
 RESNET18 = "--data.name cifar10 --data.batch_size 40 --model.name resnet18 --model.width 64 --data.crop_padding 0"
 RESNET50 = "--data.name imagenet2012 --data.image_size 224 --model.name resnet50 --model.stem imagenet --model.width 64"
+LARGE = f"{RESNET50} --data.batch_size 256 --data.crop_padding 0"
 
 
 @functools.cache
@@ -151,15 +152,24 @@ def test_the_step_moves_no_more_than_a_hand_written_loop_s(plugin, pytestconfig,
 
 @pytest.mark.slow
 def test_a_resnet50_in_bfloat16_keeps_half_of_what_float32_keeps(plugin):
-    """Batch 256 at 224 x 224, with 102 GB moved before batch norm had a derivative of its own."""
-    half, full = (
-        compiled(f"{RESNET50} --data.batch_size 256 --data.crop_padding 0 --precision.policy {policy}")
-        for policy in ("mixed_bfloat16", "float32")
-    )
+    """With 102 GB and 678 small kernels before batch norm had a derivative of its own and vectors were packed."""
+    half, full = (compiled(f"{LARGE} --precision.policy {policy}") for policy in ("mixed_bfloat16", "float32"))
     assert half.memory.temporary <= 0.50 * full.memory.temporary
     traffic = moved(half)
     assert traffic.bytes <= 92e9
     assert traffic.copies < 1e6  # of no parameter and no moment
+    assert traffic.small <= 339
+
+
+@pytest.mark.slow
+def test_scaling_the_loss_of_a_resnet50_takes_40_kernels_and_a_thousandth_of_the_bytes(plugin):
+    """With 238 kernels when each gradient was checked and measured by kernels of its own."""
+    scaled, without = (
+        moved(compiled(f"{LARGE} --precision.policy mixed_float16 {more}"))
+        for more in ("", "--precision.loss_scale none")
+    )
+    assert scaled.kernels - without.kernels <= 40
+    assert scaled.bytes - without.bytes <= 0.001 * without.bytes
 
 
 @pytest.mark.slow
