@@ -50,8 +50,10 @@ def _gelu_slope(x: jax.Array) -> jax.Array:
 
 def _tanh_gelu_slope(x: jax.Array) -> jax.Array:
     width, cube = math.sqrt(2 / math.pi), 0.044715
-    bend = jnp.tanh(width * (x + cube * x**3))
-    return 0.5 * (1 + bend) + 0.5 * x * (1 - bend**2) * width * (1 + 3 * cube * x**2)
+    bend = 2 * width * (x + cube * x**3)
+    # (1 + tanh) / 2 and (1 - tanh) / 2, without cancellation. XLA would keep a tanh of the forward pass in float32.
+    above, below = jax.nn.sigmoid(bend), jax.nn.sigmoid(-bend)
+    return above + 2 * x * above * below * width * (1 + 3 * cube * x**2)
 
 
 def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
@@ -71,5 +73,6 @@ def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
         dtype = widest(x.dtype, FLOAT32)
         return wide(x), (tangent.astype(dtype) * slope(x.astype(dtype))).astype(x.dtype)
 
-    # The backward pass recomputes the slope, so that only x is kept for it, and nothing in float32.
-    return jax.checkpoint(wide)(x)
+    # The backward pass recomputes the slope, so that only x is kept for it, and nothing in float32. XLA may recompute x
+    # as well, which is a product and its bias: with a barrier in between it would store their sum beside the product.
+    return jax.checkpoint(wide, prevent_cse=False)(x)

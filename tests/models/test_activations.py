@@ -33,14 +33,18 @@ def test_only_the_input_is_kept_for_the_backward_pass(function):
 
 
 @pytest.mark.parametrize(("function", "approximate"), [(gelu, False), (tanh_gelu, True)])
-def test_slopes_of_either_mode_and_slopes_of_slopes_are_those_jax_derives(function, approximate):
-    def derived(x):
-        return nnx.gelu(x, approximate=approximate)
+def test_slopes_of_either_mode_and_slopes_of_slopes_are_the_exact_ones(function, approximate):
+    """Against float64: the derivatives that JAX derives in float32 are off by up to 2e-5 for the tanh."""
+    x = np.linspace(-6, 6, 101).astype(np.float32)
+    with jax.enable_x64(True):
+        derived = jax.grad(lambda x: nnx.gelu(x, approximate=approximate))
+        slopes, bends = (np.asarray(jax.vmap(f)(x.astype(np.float64))) for f in (derived, jax.grad(derived)))
+    np.testing.assert_allclose(jax.vmap(jax.grad(function))(x), slopes, atol=1e-6)
+    np.testing.assert_allclose(jax.jvp(function, (x,), (jnp.ones_like(x),))[1], slopes, atol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(jax.grad(function)))(x), bends, atol=1e-6)
 
-    x = jnp.linspace(-6, 6, 101)
-    expected = jax.vmap(jax.grad(derived))(x)
-    np.testing.assert_allclose(jax.vmap(jax.grad(function))(x), expected, atol=1e-6)
-    np.testing.assert_allclose(jax.jvp(function, (x,), (jnp.ones_like(x),))[1], expected, atol=1e-6)
-    np.testing.assert_allclose(
-        jax.vmap(jax.grad(jax.grad(function)))(x), jax.vmap(jax.grad(jax.grad(derived)))(x), atol=1e-6
-    )
+
+def test_the_backward_pass_may_recompute_its_input():
+    """A barrier would make XLA store the sum of a product and its bias, beside the product."""
+    slope = jax.jit(jax.grad(lambda x: jnp.sum(gelu(x)))).lower(jnp.ones(3))
+    assert "optimization_barrier" not in slope.as_text()
