@@ -88,7 +88,7 @@ class SumsInFloat32:
 
 
 def _with_bias_after(call, module, inputs, *args, **kwargs):
-    y = call(_changed(module, bias=None, use_bias=False), inputs, *args, **kwargs)
+    y = call(changed(module, bias=None, use_bias=False), inputs, *args, **kwargs)
     bias = module.bias[...]
     bias = bias.astype(widest(bias.dtype, FLOAT32)).reshape(_bias_shape(module, inputs))
     return y + jnp.broadcast_to(bias, y.shape).astype(module.dtype).astype(y.dtype)
@@ -110,11 +110,11 @@ def _tuple(value) -> tuple[int, ...]:
 
 def _with_cast_after(call, module, *args, **kwargs):
     table = module.embedding[...]
-    found = call(_changed(module, dtype=widest(table.dtype, FLOAT32)), *args, **kwargs)
+    found = call(changed(module, dtype=widest(table.dtype, FLOAT32)), *args, **kwargs)
     return found.astype(module.dtype)
 
 
-def _changed(module, **attributes):
+def changed(module, **attributes):
     """Returns a shallow copy of `module` with some attributes changed, for use during one call."""
     changed = object.__new__(type(module))
     vars(changed).update(vars(module), **attributes)
