@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.precision.calls import scope_of
 from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.layers import changed, only_sums
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -76,3 +78,22 @@ def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
     # The backward pass recomputes the slope, so that only x is kept for it, and nothing in float32. XLA may recompute x
     # as well, which is a product and its bias: with a barrier in between it would store their sum beside the product.
     return jax.checkpoint(wide, prevent_cse=False)(x)
+
+
+def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) -> Float[Array, "*S H"]:
+    """Computes function(layer(x)); under a half-precision policy, only the product is kept for the backward pass.
+
+    XLA would store the sum of product and bias as well. It is computed in float32 and rounded once.
+    """
+    if type(layer) is not nnx.Linear or layer.bias is None or not only_sums(layer):
+        return function(layer(x))
+
+    @jax.checkpoint
+    def biased(product: jax.Array, bias: jax.Array) -> jax.Array:
+        dtype = widest(product.dtype, bias.dtype, FLOAT32)
+        with scope_of(layer):
+            added = product.astype(dtype) + jnp.broadcast_to(bias.astype(dtype), product.shape)
+            added = added.astype(product.dtype)
+        return function(added)
+
+    return biased(changed(layer, bias=None, use_bias=False)(x), layer.bias[...])

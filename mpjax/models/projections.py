@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mpjax.precision.calls import Scope, wrappers_of
 from mpjax.precision.dtypes import FLOAT32, HALF, widest
-from mpjax.precision.layers import SumsInFloat32, changed
+from mpjax.precision.layers import changed, only_sums
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -96,7 +95,7 @@ def _is_plain(layer) -> bool:
         and layer.bias is not None
         and layer.dtype in HALF
         and layer.dot_general is layer.dot_general_cls is layer.precision is layer.preferred_element_type is None
-        and {type(wrapper) for wrapper in wrappers_of(layer)} - {Scope} == {SumsInFloat32}
+        and only_sums(layer)
     )
 
 

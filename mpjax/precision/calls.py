@@ -1,5 +1,6 @@
 """Wrappers around a module's `__call__`, stored as values on the module, and named scopes."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -133,6 +134,12 @@ def name_scopes(model: "nnx.Module") -> None:
         name = "/".join(map(str, path[len(parents[-1]) if parents else 0 :]))
         if name and wrapper_of(module, Scope) != Scope(name):
             wrap(module, Scope(name))
+
+
+def scope_of(module: Any) -> contextlib.AbstractContextManager:
+    """Returns the named scope of calls of `module`, for operations of its own that run outside of its call."""
+    scope = wrapper_of(module, Scope)
+    return contextlib.nullcontext() if scope is None else jax.named_scope(scope.name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import DtypeError
-from mpjax.precision.calls import unwrap, wrap
+from mpjax.precision.calls import Scope, unwrap, wrap, wrappers_of
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 
 
@@ -69,6 +69,14 @@ def adds_up(module) -> bool:
     from flax import nnx
 
     return type(module) in (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.ConvTranspose, nnx.Embed)
+
+
+def only_sums(module) -> bool:
+    """Returns True if `SumsInFloat32` is all that wraps the calls of `module`, besides a named scope.
+
+    So it is for a layer in half precision that `apply_policy` left with its own input, output and code.
+    """
+    return {type(wrapper) for wrapper in wrappers_of(module)} - {Scope} == {SumsInFloat32}
 
 
 @dataclasses.dataclass(frozen=True)
