@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -75,9 +76,12 @@ def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
         dtype = widest(x.dtype, FLOAT32)
         return wide(x), (tangent.astype(dtype) * slope(x.astype(dtype))).astype(x.dtype)
 
-    # The backward pass recomputes the slope, so that only x is kept for it, and nothing in float32. XLA may recompute x
-    # as well, which is a product and its bias: with a barrier in between it would store their sum beside the product.
-    return jax.checkpoint(wide, prevent_cse=False)(x)
+    # The backward pass recomputes the slope, so that only x is kept for it, and nothing in float32.
+    return _recomputed(wide)(x)
+
+
+_recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
+"""XLA may recompute x as well: behind a barrier it would store the sum of a product and its bias beside the product."""
 
 
 def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) -> Float[Array, "*S H"]:

@@ -8,7 +8,8 @@ Shapes: B batch, T positions, D width, N heads, H features per head.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +32,12 @@ class Projected(NamedTuple):
     out: nnx.LinearGeneral
 
 
-def called(x: Float[Array, "B T D"], query, key, value, out) -> Projected:
+def called(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
     """Calls the layers as they are."""
     return Projected(query(x), key(x), value(x), out)
 
 
-def project(x: Float[Array, "B T D"], query, key, value, out) -> Projected:
+def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
     """Applies the three projections of softmax attention, and moves two biases behind it.
 
     The softmax cancels the bias of the keys, which adds one number to all scores of a query: its gradient is zero. The
@@ -56,13 +57,14 @@ def project(x: Float[Array, "B T D"], query, key, value, out) -> Projected:
     if not all(map(_is_plain, (*layers, out))) or len({_kind(layer) for layer in layers}) > 1:
         return called(x, query, key, value, out)
     bias, kernel = value.bias[...], out.kernel[...]
+    if kernel.shape[:-1] != bias.shape:
+        return called(x, query, key, value, out)
     wide = widest(bias.dtype, kernel.dtype, FLOAT32)
     constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
+    out = changed(out, bias=nnx.Param(out.bias[...].astype(wide) + constant))
     kernels = jnp.stack([layer.kernel[...].astype(query.dtype) for layer in layers], axis=1)
-    return Projected(
-        *_products(layers, x.astype(query.dtype), kernels, query.bias[...]),
-        changed(out, bias=nnx.Param(out.bias[...].astype(wide) + constant)),
-    )
+    of_query, of_key, of_value = _products(layers, x.astype(query.dtype), kernels, query.bias[...])
+    return Projected(of_query, of_key, of_value, out)
 
 
 def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
@@ -88,18 +90,22 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
     return products(x, kernels, bias)
 
 
-def _is_plain(layer) -> bool:
+_PROMOTION = inspect.signature(nnx.LinearGeneral.__init__).parameters["promote_dtype"].default
+
+
+def _is_plain(layer: Any) -> bool:
     """Returns True for a layer with a bias and no code of the user's in it, under a half-precision policy."""
     return (
         type(layer) is nnx.LinearGeneral
         and layer.bias is not None
         and layer.dtype in HALF
+        and layer.promote_dtype is _PROMOTION
         and layer.dot_general is layer.dot_general_cls is layer.precision is layer.preferred_element_type is None
         and only_sums(layer)
     )
 
 
-def _kind(layer: nnx.LinearGeneral) -> tuple:
+def _kind(layer: Any) -> tuple:
     """Returns all in which layers must agree to be one product."""
     kernel, bias = layer.kernel[...], layer.bias[...]
-    return layer.dtype, kernel.shape, kernel.dtype, bias.dtype
+    return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype

@@ -56,7 +56,7 @@ def test_the_backward_pass_may_recompute_its_input():
 def layer(policy):
     """A layer whose bias float16 does not hold: 1 + 2^-12 is 1 there."""
     model = nnx.Dict(up=nnx.Linear(4, 3, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)))
-    model.up.bias[...] = jnp.full(3, 1 + 2**-12)
+    model.up.bias = nnx.Param(jnp.full(3, 1 + 2**-12))
     name_scopes(model)
     apply_policy(model, policy)
     return model.up

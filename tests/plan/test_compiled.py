@@ -164,10 +164,19 @@ def test_a_resnet50_in_bfloat16_keeps_half_of_what_float32_keeps(plugin):
 
 @pytest.mark.slow
 def test_gpt2_small_neither_writes_its_logits_in_float32_nor_transposes(plugin):
-    """32 x 1024 tokens, with 156 GB moved when the cross entropy gathered and scattered."""
+    """32 x 1024 tokens: 156 GB moved when the cross entropy gathered and scattered, 111 GB before accuracy, GELU and
+    the three projections of attention took fewer passes."""
     flags = "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 --model.name gpt2"
     program = compiled(f"{flags} --optimizer.name adamw --precision.policy mixed_bfloat16", vocabulary=50257)
     traffic = moved(program)
-    assert traffic.bytes <= 115e9
+    assert traffic.bytes <= 102e9
     assert traffic.copies < 100e6
     assert program.memory.temporary <= 14e9
+
+
+@pytest.mark.slow
+def test_a_vit_b16_adds_biases_where_they_cost_no_pass(plugin):
+    """Batch 256 of four of its twelve blocks, without augmentation. docs/performance.md has the whole model."""
+    flags = "--data.name imagenet2012 --data.image_size 224 --data.batch_size 256 --data.crop_padding 0"
+    model = "--model.name vit_b16 --model.depth 4 --optimizer.name adamw --precision.policy mixed_bfloat16"
+    assert moved(compiled(f"{flags} {model}")).bytes <= 1
