@@ -176,7 +176,7 @@ def test_gpt2_small_neither_writes_its_logits_in_float32_nor_transposes(plugin):
 
 @pytest.mark.slow
 def test_a_vit_b16_adds_biases_where_they_cost_no_pass(plugin):
-    """Three of its twelve blocks at batch 256, without augmentation: 31.8 GB when the biases of attention were added one
+    """Three of its twelve blocks at batch 256, not augmented: 31.8 GB when the biases of attention were added one
     by one. docs/performance.md has the whole model."""
     flags = "--data.name imagenet2012 --data.image_size 224 --data.batch_size 256 --data.crop_padding 0"
     model = "--model.name vit_b16 --model.depth 3 --optimizer.name adamw --precision.policy mixed_bfloat16"
