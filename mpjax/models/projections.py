@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.precision.calls import scope_of
 from mpjax.precision.dtypes import FLOAT32, HALF, widest
 from mpjax.precision.layers import changed, only_sums
 
@@ -60,9 +61,10 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     if kernel.shape[:-1] != bias.shape:
         return called(x, query, key, value, out)
     wide = widest(bias.dtype, kernel.dtype, FLOAT32)
-    constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
+    with scope_of(value):
+        constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
     out = changed(out, bias=nnx.Param(out.bias[...].astype(wide) + constant))
-    kernels = jnp.stack([layer.kernel[...].astype(query.dtype) for layer in layers], axis=1)
+    kernels = jnp.stack([_half_kernel(layer) for layer in layers], axis=1)
     of_query, of_key, of_value = _products(layers, x.astype(query.dtype), kernels, query.bias[...])
     return Projected(of_query, of_key, of_value, out)
 
@@ -91,6 +93,12 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
 
 
 _PROMOTION = inspect.signature(nnx.LinearGeneral.__init__).parameters["promote_dtype"].default
+
+
+def _half_kernel(layer: Any) -> jax.Array:
+    """Casts a kernel as part of its layer, so that a diagnosis names the layer whose kernel overflows."""
+    with scope_of(layer):
+        return layer.kernel[...].astype(layer.dtype)
 
 
 def _is_plain(layer: Any) -> bool:

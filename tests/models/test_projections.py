@@ -77,6 +77,15 @@ def test_the_forward_pass_has_the_products_of_the_modules_and_the_backward_pass_
     assert products(module("float32")) == attention + ["key"] * 3 + ["out"] * 3 + ["query"] * 3 + ["value"] * 3
 
 
+def test_each_kernel_is_cast_in_the_scope_of_its_layer():
+    """So that a diagnosis names the layer whose kernel overflows."""
+    traced = jax.make_jaxpr(module())(X)
+    kernels = [
+        scope for scope, eqn in equations(traced) if "convert" in eqn.primitive.name and eqn.outvars[0].aval.size == 256
+    ]
+    assert sorted(kernels) == ["key", "out", "query", "value"]
+
+
 def test_gradients_of_biases_are_sums_in_float32():
     """float16 has 5000 and 5004 and nothing between."""
     model = module("mixed_float16")
