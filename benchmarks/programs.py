@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 import unittest.mock
@@ -29,6 +30,7 @@ from machine import describe
 
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
+from mpjax.models.projections import called
 from mpjax.plan.compiled import start
 from mpjax.plan.hlo import parse
 from mpjax.plan.step import Step
@@ -64,6 +66,16 @@ def _gathering(smoothing: float, logits: jax.Array, labels: jax.Array) -> jax.Ar
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     target = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32), smoothing)
     return optax.softmax_cross_entropy(logits, target)
+
+
+def _argmax(logits: jax.Array) -> jax.Array:
+    return jnp.argmax(logits, axis=-1)
+
+
+def _tanh_slope(x: jax.Array) -> jax.Array:
+    width, cube = math.sqrt(2 / math.pi), 0.044715
+    bend = jnp.tanh(width * (x + cube * x**3))
+    return 0.5 * (1 + bend) + 0.5 * x * (1 - bend**2) * width * (1 + 3 * cube * x**2)
 
 
 def _each_finite(tree) -> jax.Array:
@@ -115,6 +127,17 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         {"mpjax.models.transformer.with_layout_constraint": _same},
     ),
     "cross entropy without a gather": (("GPT-2 small",), {"mpjax.training.losses.with_labels": _gathering}),
+    "query, key and value as one": (("ViT-B/16", "GPT-2 small"), {"mpjax.models.attention.project": called}),
+    "the product kept before GELU": (
+        ("ViT-B/16", "GPT-2 small"),
+        {"mpjax.models.transformer.activated": lambda layer, function, x: function(layer(x))},
+    ),
+    "no barrier in GELU's gradient": (
+        ("ViT-B/16", "GPT-2 small"),
+        {"mpjax.models.activations._recomputed": jax.checkpoint},
+    ),
+    "GELU's slope without tanh": (("GPT-2 small",), {"mpjax.models.activations._tanh_gelu_slope": _tanh_slope}),
+    "accuracy in the passes of the loss": (("GPT-2 small",), {"mpjax.training.objectives.predicted": _argmax}),
     "casts as written": (("ViT-B/16", "GPT-2 small"), {}),
 }
 """The steps that an edit changes, and what undoes it; casts as written are undone by an option of XLA."""

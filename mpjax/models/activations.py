@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mpjax.precision.calls import scope_of
 from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.layers import changed, only_sums
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -50,8 +53,10 @@ def _gelu_slope(x: jax.Array) -> jax.Array:
 
 def _tanh_gelu_slope(x: jax.Array) -> jax.Array:
     width, cube = math.sqrt(2 / math.pi), 0.044715
-    bend = jnp.tanh(width * (x + cube * x**3))
-    return 0.5 * (1 + bend) + 0.5 * x * (1 - bend**2) * width * (1 + 3 * cube * x**2)
+    bend = 2 * width * (x + cube * x**3)
+    # (1 + tanh) / 2 and (1 - tanh) / 2, without cancellation. XLA would keep a tanh of the forward pass in float32.
+    above, below = jax.nn.sigmoid(bend), jax.nn.sigmoid(-bend)
+    return above + 2 * x * above * below * width * (1 + 3 * cube * x**2)
 
 
 def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
@@ -72,4 +77,27 @@ def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
         return wide(x), (tangent.astype(dtype) * slope(x.astype(dtype))).astype(x.dtype)
 
     # The backward pass recomputes the slope, so that only x is kept for it, and nothing in float32.
-    return jax.checkpoint(wide)(x)
+    return _recomputed(wide)(x)
+
+
+_recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
+"""XLA may recompute x as well: behind a barrier it would store the sum of a product and its bias beside the product."""
+
+
+def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) -> Float[Array, "*S H"]:
+    """Computes function(layer(x)); under a half-precision policy, only the product is kept for the backward pass.
+
+    XLA would store the sum of product and bias as well. It is computed in float32 and rounded once.
+    """
+    if type(layer) is not nnx.Linear or layer.bias is None or not only_sums(layer):
+        return function(layer(x))
+
+    @jax.checkpoint
+    def biased(product: jax.Array, bias: jax.Array) -> jax.Array:
+        dtype = widest(product.dtype, bias.dtype, FLOAT32)
+        with scope_of(layer):
+            added = product.astype(dtype) + jnp.broadcast_to(bias.astype(dtype), product.shape)
+            added = added.astype(product.dtype)
+        return function(added)
+
+    return biased(changed(layer, bias=None, use_bias=False)(x), layer.bias[...])

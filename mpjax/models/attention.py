@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from mpjax.errors import UsageError
+from mpjax.models.projections import called, project
 from mpjax.precision import attention as plain
 from mpjax.precision.dtypes import HALF
 
@@ -64,9 +65,11 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
         """Maps features to features; positions of sequence b from `lengths[b]` on are masked out."""
-        query, key, value = self.query(x), self.key(x), self.value(x)
+        # The compiler would sum what `project` moves into the bias of `out` over the devices that divide the heads.
+        projected = called if _are_heads_divided() else project
+        query, key, value, out = projected(x, self.query, self.key, self.value, self.out)
         attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
-        return self.out(attention(query, key, value, lengths=lengths))
+        return out(attention(query, key, value, lengths=lengths))
 
 
 def attend(
@@ -116,12 +119,18 @@ def _on_own_heads(attention: Callable) -> Callable:
     def call(query, key, value, lengths):
         return attention(query, key, value, key_value_seq_lengths=lengths)
 
-    if mesh.empty or mesh.shape.get(HEADS, 1) == 1 or HEADS in mesh.manual_axes or not mesh.manual_axes:
+    if not _are_heads_divided() or HEADS in mesh.manual_axes or not mesh.manual_axes:
         return call
     heads = PartitionSpec(None, None, HEADS)
     return jax.shard_map(
         call, in_specs=(heads, heads, heads, PartitionSpec()), out_specs=heads, axis_names={HEADS}, check_vma=False
     )
+
+
+def _are_heads_divided() -> bool:
+    """Returns True if the heads are divided over the devices of a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.shape.get(HEADS, 1) > 1
 
 
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:

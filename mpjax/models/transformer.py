@@ -14,7 +14,7 @@ from flax import nnx
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from mpjax.errors import UsageError
-from mpjax.models.activations import gelu
+from mpjax.models.activations import activated, gelu
 from mpjax.models.attention import Attention, Implementation
 from mpjax.precision.dtypes import FLOAT32, widest
 
@@ -47,7 +47,7 @@ class MLP(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(self.activation(self.up(x)))
+        return self.down(activated(self.up, self.activation, x))
 
 
 def dropping(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:

@@ -53,9 +53,9 @@ def module_of(each: Instruction) -> Module:
         stack = inner
     *scopes, _ = _CALLED.sub("", stack).split("/")  # the last is the operation
     path = [scope for scope in scopes if scope and scope not in _NO_MODULES]
-    half = len(path) // 2
-    if path[:half] == path[half:]:  # what is computed again has its scopes twice
-        path = path[:half]
+    if "checkpoint" in scopes:  # what is computed again has the scopes around it twice
+        repeated = (n for n in range(len(path) // 2, 0, -1) if path[:n] == path[n : 2 * n])
+        path = path[next(repeated, 0) :]
     return Module("/".join(path), backward)
 
 

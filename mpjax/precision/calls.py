@@ -1,5 +1,6 @@
 """Wrappers around a module's `__call__`, stored as values on the module, and named scopes."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def has_call(cls: type) -> bool:
 
 def wrapper_of(module: Any, kind: type) -> Any:
     """Returns the wrapper of type `kind` on `module`, or None."""
-    return next((wrapper for wrapper in _chain(module) if type(wrapper) is kind), None)
+    return next((wrapper for wrapper in wrappers_of(module) if type(wrapper) is kind), None)
 
 
 def wrap(module: Any, wrapper: Wrapper) -> None:
@@ -58,7 +59,7 @@ def wrap(module: Any, wrapper: Wrapper) -> None:
     """
     owner = owner_of_call(type(module))
     if owner is not None:
-        others = [one for one in _chain(module) if type(one) is not type(wrapper)]
+        others = [one for one in wrappers_of(module) if type(one) is not type(wrapper)]
         chain = tuple(sorted([*others, wrapper], key=lambda one: one.depth))
         setattr(module, _NAME, _around(owner, chain))
 
@@ -67,14 +68,15 @@ def unwrap(module: Any, kind: type) -> None:
     """Removes the wrapper of type `kind` from `module`, if there is one."""
     if wrapper_of(module, kind) is None:
         return
-    chain = tuple(one for one in _chain(module) if type(one) is not kind)
+    chain = tuple(one for one in wrappers_of(module) if type(one) is not kind)
     if chain:
         setattr(module, _NAME, dataclasses.replace(vars(module)[_NAME], chain=chain))
     else:
         delattr(module, _NAME)
 
 
-def _chain(module) -> tuple[Wrapper, ...]:
+def wrappers_of(module: Any) -> tuple[Wrapper, ...]:
+    """Returns the wrappers on `module`, outermost first."""
     wrappers = vars(module).get(_NAME)
     return wrappers.chain if wrappers else ()
 
@@ -132,6 +134,12 @@ def name_scopes(model: "nnx.Module") -> None:
         name = "/".join(map(str, path[len(parents[-1]) if parents else 0 :]))
         if name and wrapper_of(module, Scope) != Scope(name):
             wrap(module, Scope(name))
+
+
+def scope_of(module: Any) -> contextlib.AbstractContextManager:
+    """Returns the named scope of calls of `module`, for operations of its own that run outside of its call."""
+    scope = wrapper_of(module, Scope)
+    return contextlib.nullcontext() if scope is None else jax.named_scope(scope.name)
 
 
 @dataclasses.dataclass(frozen=True)

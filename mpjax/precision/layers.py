@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.errors import DtypeError
-from mpjax.precision.calls import unwrap, wrap
+from mpjax.precision.calls import Scope, unwrap, wrap, wrappers_of
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 
 
@@ -71,6 +71,14 @@ def adds_up(module) -> bool:
     return type(module) in (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.ConvTranspose, nnx.Embed)
 
 
+def only_sums(module) -> bool:
+    """Returns True if `SumsInFloat32` is all that wraps the calls of `module`, besides a named scope.
+
+    So it is for a layer in half precision that `apply_policy` left with its own input, output and code.
+    """
+    return {type(wrapper) for wrapper in wrappers_of(module)} - {Scope} == {SumsInFloat32}
+
+
 @dataclasses.dataclass(frozen=True)
 class SumsInFloat32:
     """A wrapper for a layer that `adds_up`: outputs are Flax's bit for bit, gradients are summed in float32 (or wider).
@@ -88,7 +96,7 @@ class SumsInFloat32:
 
 
 def _with_bias_after(call, module, inputs, *args, **kwargs):
-    y = call(_changed(module, bias=None, use_bias=False), inputs, *args, **kwargs)
+    y = call(changed(module, bias=None, use_bias=False), inputs, *args, **kwargs)
     bias = module.bias[...]
     bias = bias.astype(widest(bias.dtype, FLOAT32)).reshape(_bias_shape(module, inputs))
     return y + jnp.broadcast_to(bias, y.shape).astype(module.dtype).astype(y.dtype)
@@ -110,11 +118,11 @@ def _tuple(value) -> tuple[int, ...]:
 
 def _with_cast_after(call, module, *args, **kwargs):
     table = module.embedding[...]
-    found = call(_changed(module, dtype=widest(table.dtype, FLOAT32)), *args, **kwargs)
+    found = call(changed(module, dtype=widest(table.dtype, FLOAT32)), *args, **kwargs)
     return found.astype(module.dtype)
 
 
-def _changed(module, **attributes):
+def changed(module, **attributes):
     """Returns a shallow copy of `module` with some attributes changed, for use during one call."""
     changed = object.__new__(type(module))
     vars(changed).update(vars(module), **attributes)

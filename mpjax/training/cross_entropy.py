@@ -54,13 +54,11 @@ class _Softmax(NamedTuple):
     @classmethod
     def of(cls, logits: jax.Array, labels: jax.Array) -> _Softmax:
         logits, labels = widened(logits), labels.astype(jnp.int32)
-        largest = jnp.max(logits, axis=-1, keepdims=True)
-        shifted = logits - jnp.where(jnp.isfinite(largest), largest, 0)
-        classes = jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * labels.ndim + (-1,))
+        shifted = _shifted(logits)
         return cls(
             shifted=shifted,
             log_total=jnp.log(jnp.sum(jnp.exp(shifted), axis=-1)),
-            own=labels[..., None] == classes,
+            own=labels[..., None] == _classes(logits),
             valid=(labels >= 0) & (labels < logits.shape[-1]),
         )
 
@@ -77,6 +75,29 @@ class _Softmax(NamedTuple):
         target = jnp.where(self.own, 1 - smoothing + even, even)
         slope = jnp.exp(self.shifted - self.log_total[..., None]) - target
         return jnp.where(self.valid[..., None], slope, jnp.nan)
+
+
+def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
+    """Returns the first class with the largest logit; K, which is no class, where that is infinite or a logit is NaN.
+
+    It is written in terms of the loss, so that both take the same two passes over the logits of a vocabulary in one
+    program. An argmax would be a third.
+    """
+    logits = widened(logits)
+    shifted, classes, none = _shifted(logits), _classes(logits), logits.shape[-1]
+    first = jnp.min(jnp.where(shifted == 0, classes, none), axis=-1)
+    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), first, none)
+
+
+def _shifted(logits: jax.Array) -> jax.Array:
+    """Returns the logits minus the largest, if that is finite."""
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    return logits - jnp.where(jnp.isfinite(largest), largest, 0)
+
+
+def _classes(logits: jax.Array) -> jax.Array:
+    """Returns the numbers of the classes, int32 [1, ..., 1, K]."""
+    return jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * (logits.ndim - 1) + (-1,))
 
 
 def widened(logits: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import in_chunks
+from mpjax.training.cross_entropy import in_chunks, predicted
 from mpjax.training.losses import (
     correct,
     correct_in_top,
@@ -151,7 +151,7 @@ def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> Object
 
         def of_logits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
             losses = cross_entropy(logits, labels, label_smoothing=smoothing)
-            return losses, (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+            return losses, (predicted(logits) == labels).astype(jnp.float32)
 
         if not chunk:
             return of_logits(model(tokens), following)

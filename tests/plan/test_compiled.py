@@ -174,10 +174,20 @@ def test_scaling_the_loss_of_a_resnet50_takes_40_kernels_and_a_thousandth_of_the
 
 @pytest.mark.slow
 def test_gpt2_small_neither_writes_its_logits_in_float32_nor_transposes(plugin):
-    """32 x 1024 tokens, with 156 GB moved when the cross entropy gathered and scattered."""
+    """32 x 1024 tokens: 156 GB moved when the cross entropy gathered and scattered, 111 GB before accuracy, GELU and
+    the three projections of attention took fewer passes."""
     flags = "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 --model.name gpt2"
     program = compiled(f"{flags} --optimizer.name adamw --precision.policy mixed_bfloat16", vocabulary=50257)
     traffic = moved(program)
-    assert traffic.bytes <= 115e9
+    assert traffic.bytes <= 102e9
     assert traffic.copies < 100e6
     assert program.memory.temporary <= 14e9
+
+
+@pytest.mark.slow
+def test_a_vit_b16_adds_biases_where_they_cost_no_pass(plugin):
+    """Three of its twelve blocks at batch 256, not augmented: 31.8 GB when the biases of attention were added one
+    by one. docs/performance.md has the whole model."""
+    flags = "--data.name imagenet2012 --data.image_size 224 --data.batch_size 256 --data.crop_padding 0"
+    model = "--model.name vit_b16 --model.depth 3 --optimizer.name adamw --precision.policy mixed_bfloat16"
+    assert moved(compiled(f"{flags} {model}")).bytes <= 30e9

@@ -25,6 +25,11 @@ def named(stack, frame=0):
         ("jit(train_step)/while/body/closed_call/jvp(stem)/conv/conv_general_dilated", Module("stem/conv", False)),
         ("jit(train_step)/jvp()/jit(_where)/select_n", Module("", False)),
         ("jit(f)/transpose(jvp(mlp))/checkpoint/rematted_computation/mlp/mul", Module("mlp", True)),
+        (
+            "jit(f)/transpose(jvp(blocks/1))/mlp/jvp(blocks/1)/mlp/checkpoint/rematted_computation/up/add",
+            Module("blocks/1/mlp/up", True),
+        ),
+        ("jit(f)/jvp(layers/0)/layers/0/add", Module("layers/0/layers/0", False)),
         ("jit(train_step)/add", Module("", False)),
         ("", Module("", False)),
     ],

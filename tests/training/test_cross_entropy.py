@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from mpjax.precision.casting.walk import equations
-from mpjax.training.cross_entropy import in_chunks
+from mpjax.training.cross_entropy import in_chunks, predicted
 from mpjax.training.losses import cross_entropy, masked_cross_entropy
 
 
@@ -29,6 +29,11 @@ def test_loss_and_gradient_are_those_of_automatic_differentiation(smoothing):
 
     for derivative in (lambda f: f, jax.grad, jax.hessian):
         np.testing.assert_allclose(derivative(own)(logits), derivative(plain)(logits), rtol=1e-5, atol=1e-6)
+
+
+def test_the_predicted_class_is_the_first_of_the_largest_and_none_without_a_finite_one():
+    logits = jnp.array([*LOGITS, [-2, 7, 7], [-3, jnp.nan, 7], [jnp.inf, 0, 0], [-jnp.inf, -5, -jnp.inf]], jnp.bfloat16)
+    assert predicted(logits).tolist() == [0, 0, 1, 3, 3, 1]
 
 
 def test_logits_are_neither_gathered_nor_scattered():

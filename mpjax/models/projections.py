@@ -1,0 +1,119 @@
+"""Query, key and value of one input: one product in the backward pass, and biases where they cost no pass of their own.
+
+Under a half-precision policy, the layers' own calls would move a fifth of a Transformer block's bytes on a GPU to add
+three biases, sum three gradients of the input, and read each operand once for each product.
+
+Shapes: B batch, T positions, D width, N heads, H features per head.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mpjax.precision.calls import scope_of
+from mpjax.precision.dtypes import FLOAT32, HALF, widest
+from mpjax.precision.layers import changed, only_sums
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
+class Projected(NamedTuple):
+    """Query, key and value [B, T, N, H], and the layer that projects what attention makes of them."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    out: nnx.LinearGeneral
+
+
+def called(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
+    """Calls the layers as they are."""
+    return Projected(query(x), key(x), value(x), out)
+
+
+def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
+    """Applies the three projections of softmax attention, and moves two biases behind it.
+
+    The softmax cancels the bias of the keys, which adds one number to all scores of a query: its gradient is zero. The
+    weights of a query sum to one, so the bias of the values passes through attention, and the output projection makes a
+    constant of it, which is added to the bias of the layer that is returned.
+
+    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called as they are.
+
+    Args:
+      x: the features.
+      query: a `nnx.LinearGeneral` from D to [N, H].
+      key: the same.
+      value: the same.
+      out: a `nnx.LinearGeneral` from [N, H] to D, which is not called.
+    """
+    layers = (query, key, value)
+    if not all(map(_is_plain, (*layers, out))) or len({_kind(layer) for layer in layers}) > 1:
+        return called(x, query, key, value, out)
+    bias, kernel = value.bias[...], out.kernel[...]
+    if kernel.shape[:-1] != bias.shape:
+        return called(x, query, key, value, out)
+    wide = widest(bias.dtype, kernel.dtype, FLOAT32)
+    with scope_of(value):
+        constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
+    out = changed(out, bias=nnx.Param(out.bias[...].astype(wide) + constant))
+    kernels = jnp.stack([_half_kernel(layer) for layer in layers], axis=1)
+    of_query, of_key, of_value = _products(layers, x.astype(query.dtype), kernels, query.bias[...])
+    return Projected(of_query, of_key, of_value, out)
+
+
+def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
+    """Calls three layers with kernels [D, 3, N, H] and a bias [N, H] of the first, with one product as derivative."""
+    without = [changed(layer, bias=None, use_bias=False) for layer in layers[1:]]
+
+    @jax.custom_jvp
+    def products(x, kernels, bias):
+        # Their own calls, so that named scopes, audits and diagnoses find them.
+        given = (changed(layers[0], bias=nnx.Param(bias)), *without)
+        return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(given))
+
+    @products.defjvp
+    def products_jvp(primals, tangents):
+        (x, kernels, bias), (of_x, of_kernels, of_bias) = primals, tangents
+        last_by_first = ((x.ndim - 1,), (0,)), ((), ())
+        dot = jax.lax.dot_general
+        slopes = dot(of_x, kernels, last_by_first) + dot(x, of_kernels, last_by_first)
+        first, *others = (jnp.squeeze(each, -3) for each in jnp.split(slopes, 3, axis=-3))
+        wide = jnp.broadcast_to(of_bias.astype(widest(bias.dtype, FLOAT32)), first.shape)
+        return products(*primals), (first + wide.astype(first.dtype), *others)
+
+    return products(x, kernels, bias)
+
+
+_PROMOTION = inspect.signature(nnx.LinearGeneral.__init__).parameters["promote_dtype"].default
+
+
+def _half_kernel(layer: Any) -> jax.Array:
+    """Casts a kernel as part of its layer, so that a diagnosis names the layer whose kernel overflows."""
+    with scope_of(layer):
+        return layer.kernel[...].astype(layer.dtype)
+
+
+def _is_plain(layer: Any) -> bool:
+    """Returns True for a layer with a bias and no code of the user's in it, under a half-precision policy."""
+    return (
+        type(layer) is nnx.LinearGeneral
+        and layer.bias is not None
+        and layer.dtype in HALF
+        and layer.promote_dtype is _PROMOTION
+        and layer.dot_general is layer.dot_general_cls is layer.precision is layer.preferred_element_type is None
+        and only_sums(layer)
+    )
+
+
+def _kind(layer: Any) -> tuple:
+    """Returns all in which layers must agree to be one product."""
+    kernel, bias = layer.kernel[...], layer.bias[...]
+    return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype
