@@ -44,3 +44,14 @@ def test_slopes_of_either_mode_and_slopes_of_slopes_are_those_jax_derives(functi
     np.testing.assert_allclose(
         jax.vmap(jax.grad(jax.grad(function)))(x), jax.vmap(jax.grad(jax.grad(derived)))(x), atol=1e-6
     )
+
+
+@pytest.mark.parametrize(("function", "constant"), [(gelu, "constant(0.398942"), (tanh_gelu, "constant(0.134145")])
+def test_a_cpu_computes_the_slope_once_for_all_products_that_need_it(function, constant):
+    def loss(x, up, bias, down):
+        return jnp.sum((function(x @ up + bias.astype(x.dtype)) @ down).astype(jnp.float32))
+
+    shapes = [((64, 32), jnp.float16), ((32, 128), jnp.float16), ((1, 128), jnp.float32), ((128, 32), jnp.float16)]
+    grad = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    program = grad.lower(*[jax.ShapeDtypeStruct(*shape) for shape in shapes]).compile().as_text()
+    assert program.count(constant) == 1  # stands in the slope alone
