@@ -1,11 +1,11 @@
 """mpjax on one GPU beside its peers: how fast, in how much memory, and how near the device's limits.
 
     python benchmarks/gpu.py                    every network, nine minutes at most; results in benchmarks/results
-    python benchmarks/gpu.py --only vit_s16 gpt2 --output FILE
+    python benchmarks/gpu.py --only vit_b16 gpt2 --output FILE
     python benchmarks/gpu.py --table FILE ...   the README's table of results
     python benchmarks/gpu.py --smoke            everything at tiny sizes, on whatever device there is
 
-ResNet-50 and ResNet-18, ViT-S/16, a GPT-2 small and a U-Net are trained on random inputs that stay on the device, in
+ResNet-50 and ResNet-18, a GPT-2 small, ViT-B/16 and a U-Net are trained on random inputs that stay on the device, in
 float32 (its products in TF32), mixed_bfloat16 and mixed_float16 with and without loss scaling; beside PyTorch AMP
 (channels last, torch.compile, a fused optimizer) where it is installed and sees the GPU, and beside a loop in Flax
 linen with DynamicScale, for ResNets. A row is timed only if its first loss, gradient norm and update agree with those

@@ -24,7 +24,15 @@ def name_of(file):
 
 
 def test_the_shipped_files_are_these():
-    tasks = ["cifar100_resnet50", "cifar10_resnet18", "cifar10_wrn28_10", "digits", "digits_unet", "digits_vit"]
+    tasks = [
+        "cifar100_resnet50",
+        "cifar10_airbench",
+        "cifar10_resnet18",
+        "cifar10_wrn28_10",
+        "digits",
+        "digits_unet",
+        "digits_vit",
+    ]
     tasks += ["docstrings_bert", "imagenet_resnet50", "imagenet_resnext50", "imagenet_vit_b16", "imagenet_vit_s16"]
     tasks = [
         f"{task}.toml"

@@ -15,7 +15,7 @@ def network(case: Case) -> tuple[nn.Module, str]:
     sizes = ("side", "classes", "width", "stages", "heads")
     if all(getattr(case, name) == getattr(published, name) for name in sizes) and (found := _from_timm(case)):
         return found
-    makers = {"resnet50": ResNet, "resnet18": ResNet, "vit_s16": ViT, "gpt2": GPT2, "unet": UNet}
+    makers = {"resnet50": ResNet, "resnet18": ResNet, "vit_b16": ViT, "gpt2": GPT2, "unet": UNet}
     return makers[case.name](case), "own"
 
 
@@ -26,9 +26,9 @@ def _from_timm(case: Case) -> tuple[nn.Module, str] | None:
         return None
     if case.name == "resnet50":
         model = timm.create_model("resnet50", num_classes=case.classes, zero_init_last=True)
-    elif case.name == "vit_s16":
+    elif case.name == "vit_b16":
         model = timm.create_model(
-            "vit_small_patch16_224", num_classes=case.classes, class_token=False, global_pool="avg"
+            "vit_base_patch16_224", num_classes=case.classes, class_token=False, global_pool="avg"
         )
     else:
         return None

@@ -61,7 +61,7 @@ def network(case: Case, rngs: nnx.Rngs) -> nnx.Module:
     if case.name == "unet":
         return UNet(channels=3, num_classes=case.classes, width=case.width, depth=depth, rngs=rngs)
     sizes = {"width": case.width, "depth": depth, "heads": case.heads, "rngs": rngs}
-    if case.name == "vit_s16":
+    if case.name == "vit_b16":
         return ViT(image_shape=(case.side, case.side, 3), num_classes=case.classes, **sizes)
     return GPT2(vocabulary=case.classes, length=case.length, dropout=0.0, **sizes)
 

@@ -18,6 +18,7 @@ from mpjax.loop.when import When
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.feed import Feed, feed_of
+from mpjax.training.from_images import arrays_from_images
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import compiler_options, make_mesh, own_rows
 from mpjax.training.packing import Packing
@@ -157,14 +158,18 @@ def make_parts(config: Config) -> Parts:
 
 
 def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) -> TrainState:
-    """Returns the state before the first step; `pretrained` arrays, by path, replace initial values."""
+    """Returns the state before the first step; `pretrained` arrays, by path, replace initial values.
+
+    Modules with `from_images` take their initial values from the training images.
+    """
+    from_data = arrays_from_images(parts.task, parts.source, config.data)
     return initial_state(
         parts.task,
         parts.tx,
         seed=config.seed,
         ema=config.training.ema > 0,
         layout=parts.layout,
-        pretrained=pretrained,
+        pretrained={**from_data, **(pretrained or {})},
     )
 
 

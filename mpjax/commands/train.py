@@ -121,7 +121,7 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:
             writer.message(f"nothing left to train: --steps is {when.steps}")
-        for note in filter(None, [tuning, when.advice(start), *advice(plan, jax.devices()[0])]):
+        for note in filter(None, [tuning, when.advice(start), *advice(plan, jax.devices()[0], tuned=bool(tuning))]):
             writer.message(note)
         checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=first)
         opened.enter_context(contextlib.closing(checkpoints))

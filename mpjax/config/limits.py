@@ -35,6 +35,7 @@ NOT_NEGATIVE = (
     "data.cutmix",
     "training.chunked_loss",
     "optimizer.learning_rate",
+    "optimizer.rest_learning_rate",
     "optimizer.weight_decay",
     "optimizer.eps",
     "optimizer.clip_norm",
@@ -43,6 +44,7 @@ NOT_NEGATIVE = (
 
 BELOW_ONE = (
     "optimizer.momentum",
+    "optimizer.rest_momentum",
     "optimizer.b1",
     "optimizer.b2",
     "training.label_smoothing",
@@ -115,6 +117,8 @@ def _others(config: Config) -> Iterator[str]:
         yield f"--model.name: {error}"
     if config.task not in TASKS:
         yield f"--task is {config.task!r}: wanted one of {', '.join(TASKS)}"
+    if config.optimizer.rest_learning_rate and not config.optimizer.learning_rate:
+        yield "--optimizer.learning_rate is 0: wanted a positive rate, of which rest_learning_rate is a multiple"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
 

@@ -190,8 +190,8 @@ class Precision:
 class Optimizer:
     """Optimizer and learning rate."""
 
-    name: Literal["sgd", "adamw", "lamb"] = "sgd"
-    """Update rule."""
+    name: Literal["sgd", "adamw", "lamb", "muon"] = "sgd"
+    """Update rule. muon: orthogonalized momentum for the filters of convolutions, sgd for everything else."""
     learning_rate: float = 0.1
     """Peak learning rate."""
     schedule: Literal["cosine", "one_cycle", "linear", "constant"] = "cosine"
@@ -199,9 +199,13 @@ class Optimizer:
     warmup: Steps = epochs(2)
     """Linear warm-up from 0 to the peak (one_cycle: its rising part); at most a fifth of training."""
     momentum: float = 0.9
-    """sgd: momentum coefficient."""
+    """sgd, muon: momentum coefficient."""
     nesterov: bool = True
-    """sgd: use Nesterov momentum."""
+    """sgd, muon: use Nesterov momentum."""
+    rest_learning_rate: float = 0.0
+    """muon: peak learning rate of everything but the filters of convolutions; 0: learning_rate."""
+    rest_momentum: float = 0.9
+    """muon: momentum coefficient of everything but the filters of convolutions."""
     b1: float = 0.9
     """adamw, lamb: decay rate of the first moment."""
     b2: float = 0.999
@@ -209,7 +213,8 @@ class Optimizer:
     eps: float = 1e-8
     """adamw, lamb: constant added to the root of the second moment."""
     weight_decay: float = 5e-4
-    """Weight decay of kernels, not of norms and biases. sgd: added to the gradient; adamw, lamb: decoupled."""
+    """Weight decay of kernels, not of norms and biases. sgd: added to the gradient; adamw, lamb: decoupled; muon:
+    decoupled for filters, added for everything else."""
     clip_norm: float = 0.0
     """Clip the unscaled gradient to this global norm; 0: no clipping."""
     moments: Literal["float32", "bfloat16"] = "float32"

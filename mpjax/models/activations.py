@@ -74,7 +74,7 @@ def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
     def wide_jvp(primals, tangents):
         (x,), (tangent,) = primals, tangents
         dtype = widest(x.dtype, FLOAT32)
-        return wide(x), (tangent.astype(dtype) * slope(x.astype(dtype))).astype(x.dtype)
+        return wide(x), (tangent.astype(dtype) * _once(slope, x.astype(dtype))).astype(x.dtype)
 
     # The backward pass recomputes the slope, so that only x is kept for it, and nothing in float32.
     return _recomputed(wide)(x)
@@ -101,3 +101,11 @@ def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) ->
         return function(added)
 
     return biased(changed(layer, bias=None, use_bias=False)(x), layer.bias[...])
+
+
+def _once(function: Function, x: jax.Array) -> jax.Array:
+    """Applies a function, and divides by one, so that XLA:CPU computes it once.
+
+    What has several consumers, it fuses into each of them, transposed copies included, unless it ends in a division.
+    """
+    return function(x) / jnp.where(jnp.isnan(x), x, 1)  # a plain 1 would be simplified away

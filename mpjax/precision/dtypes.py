@@ -102,7 +102,7 @@ def slow_half_reason(dtype: DTypeLike, device) -> str | None:
     if dtype not in HALF:
         return None
     if device.platform == "cpu":
-        return f"a CPU has no fast {dtype.name}: results are right, but expect no speed-up over float32"
+        return f"a CPU has no fast {dtype.name}: results are right, but --precision.policy float32 is seldom slower"
     if device.platform == "tpu":
         return None if dtype == BFLOAT16 else "a TPU computes fast in bfloat16 only: use mixed_bfloat16"
     try:

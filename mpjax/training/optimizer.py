@@ -8,6 +8,7 @@ from mpjax.precision.gradient_norm import clip_by_global_norm
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
+from mpjax.training.muon import muon_and_sgd
 
 
 ELEMENTWISE = ("sgd", "adamw")
@@ -42,7 +43,7 @@ def update_rule(config: schema.Optimizer, learning_rate: optax.Schedule) -> opta
 
     Weight decay applies to kernels only, not to norms and biases. `config.moments` sets the dtype of the moments.
     """
-    rules = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb}
+    rules = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb, "muon": _muon}
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     rule = optax.chain(clip, rules[config.name](config, learning_rate))
     return half_moments(rule) if config.moments == "bfloat16" else rule
@@ -82,6 +83,19 @@ def _adamw(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.Gra
 
 def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     return optax.lamb(learning_rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=_kernels)
+
+
+def _muon(config: schema.Optimizer, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    share = config.rest_learning_rate / config.learning_rate if config.rest_learning_rate else 1.0
+    return muon_and_sgd(
+        learning_rate,
+        lambda count: share * learning_rate(count),
+        momentum=config.momentum,
+        rest_momentum=config.rest_momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+        mask=_kernels,
+    )
 
 
 def _kernels(params):

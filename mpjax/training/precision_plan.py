@@ -66,8 +66,14 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
     return PrecisionPlan(policy, _mode(config, preset, policy), _loss_scale(config, preset, policy), masters)
 
 
-def advice(plan: PrecisionPlan, device) -> list[str]:
-    """Returns advice on settings that are valid on `device` (a `jax.Device`) but seldom intended."""
+def advice(plan: PrecisionPlan, device, *, tuned: bool = False) -> list[str]:
+    """Returns advice on settings that are valid on `device` (a `jax.Device`) but seldom intended.
+
+    Args:
+      plan: the precision of the run.
+      device: where it runs.
+      tuned: whether `--precision.tune` was already asked for, and so need not be offered.
+    """
     policy = plan.policy
     notes = []
     computes_in_float16 = FLOAT16 in (policy.compute_dtype, *_rule_dtypes(policy))
@@ -86,7 +92,8 @@ def advice(plan: PrecisionPlan, device) -> list[str]:
             "--precision.master_weights on keeps them"
         )
     if reason := slow_half_reason(policy.compute_dtype, device):
-        notes.append(reason)
+        offer = "; --precision.tune finds layers that are faster in it"
+        notes.append(reason if tuned or device.platform != "cpu" else reason + offer)
     return notes
 
 

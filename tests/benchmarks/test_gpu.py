@@ -32,7 +32,7 @@ FLOAT16 = Row(peer="mpjax", policy="mixed_float16")
 UNSCALED = Row(peer="mpjax", policy="mixed_float16", scaling="none")
 FLOAT32 = Row(peer="mpjax", policy="float32")
 TORCH = Row(peer="torch", policy="mixed_bfloat16")
-RESNET50 = CASES[0]
+RESNET50, GPT2, VIT_B16, RESNET18, _ = CASES
 CEILINGS = {"bandwidth": 1e12, "matmul": dict.fromkeys(("float32", "mixed_bfloat16", "mixed_float16"), 1e14)}
 
 # --- Whether a step is right ------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_a_peer_that_is_not_there_is_named_and_never_started_again(answer, said)
 
 def test_when_the_time_is_over_the_rest_is_listed_and_what_was_compiled_is_timed():
     world = World(prepare=40.0)
-    cases = world.run(CASES[:2], minutes=5.0)
+    cases = world.run((RESNET50, RESNET18), minutes=5.0)
     assert world.now <= 300.0
     # 214 s of the 300 are the first case's, of which its rounds need 12.
     begun = {name: [len(row.get("seconds", [])) for row in case["rows"].values()] for name, case in cases.items()}
@@ -342,6 +342,12 @@ def test_a_worker_that_does_not_answer_in_time_is_ended(tmp_path):
     with pytest.raises(Failed, match="^no answer within 0 s$"):
         worker.ask("describe", seconds=0.0)
     assert worker.process.exitcode is not None
+
+
+def test_the_transformers_are_the_published_ones_and_get_more_time_than_what_comes_after():
+    assert (str(GPT2), GPT2.items, GPT2.weight) == ("GPT-2 small, 1024 tokens, batch 32", 32768, 1.5)
+    assert (str(VIT_B16), VIT_B16.items, VIT_B16.weight) == ("ViT-B/16, 224x224, batch 256", 256, 1.5)
+    assert [case.weight for case in CASES] == [2.5, 1.5, 1.5, 1.0, 0.5]
 
 
 # --- The same work for everyone ---------------------------------------------------------------------------------------

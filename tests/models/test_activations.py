@@ -90,3 +90,14 @@ def test_of_a_layer_and_its_activation_the_product_is_kept_and_its_parts_keep_th
         scopes[policy] = [scope for scope, eqn in found if eqn.primitive.name in ("add", "dot_general")]
     assert kept == {"mixed_float16": [[4.0]], "float32": [[5 + 2**-12]]}
     assert scopes == {"mixed_float16": ["up"] * 2, "float32": ["up"] * 2}
+
+
+@pytest.mark.parametrize(("function", "constant"), [(gelu, "constant(0.398942"), (tanh_gelu, "constant(0.134145")])
+def test_a_cpu_computes_the_slope_once_for_all_products_that_need_it(function, constant):
+    def loss(x, up, bias, down):
+        return jnp.sum((function(x @ up + bias.astype(x.dtype)) @ down).astype(jnp.float32))
+
+    shapes = [((64, 32), jnp.float16), ((32, 128), jnp.float16), ((1, 128), jnp.float32), ((128, 32), jnp.float16)]
+    grad = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    program = grad.lower(*[jax.ShapeDtypeStruct(*shape) for shape in shapes]).compile().as_text()
+    assert program.count(constant) == 1  # stands in the slope alone

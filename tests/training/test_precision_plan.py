@@ -11,6 +11,7 @@ from mpjax.training.precision_plan import advice, floor_of, plan_precision
 
 CPU = types.SimpleNamespace(platform="cpu", device_kind="cpu")
 H200 = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")
+P100 = types.SimpleNamespace(platform="gpu", device_kind="Tesla P100", compute_capability="6.0")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,13 @@ def test_advice(settings, device, says):
     notes = advice(plan_precision(Precision(**settings)), device)
     assert len(notes) == len(says)
     assert all(part in note for part, note in zip(says, notes, strict=True))
+
+
+@pytest.mark.parametrize(("device", "tuned", "offered"), [(CPU, False, True), (CPU, True, False), (P100, False, False)])
+def test_a_cpu_is_offered_what_is_faster_unless_the_run_was_tuned(device, tuned, offered):
+    (note,) = advice(plan_precision(Precision(policy="mixed_float16")), device, tuned=tuned)
+    assert ("--precision.policy float32 is seldom slower" in note) is (device is CPU)
+    assert ("--precision.tune finds layers" in note) is offered
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Computes the initial values that modules take from the training images, such as a kernel that whitens patches."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.examples import Source
+from mpjax.data.read import reader
+from mpjax.errors import UsageError
+from mpjax.precision.calls import modules_of
+from mpjax.training.setup import Task
+from mpjax.training.state import Arrays, take_apart
+
+
+MOST_IMAGES = 5000
+MOST_VALUES = 2**24
+"""How many pixels are read at most, times channels: all of 5,000 images of 32x32x3, or 111 of 224x224x3."""
+
+
+@runtime_checkable
+class FromImages(Protocol):
+    """A module with initial values that depend on the training images."""
+
+    def from_images(self, images: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Returns variables of the module, by attribute, from normalised images, float32 [N, H, W, C]."""
+        ...
+
+
+def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:
+    """Returns what the model's modules compute from the training images, by path; nothing is read if none does.
+
+    The images are spread evenly over the training split, prepared without augmentation, and the same in each process.
+
+    Raises:
+      UsageError: the model takes no images, or a module names a variable that it does not have.
+    """
+    modules = {path: one for path, one in modules_of(task.abstract).items() if isinstance(one, FromImages)}
+    if not modules:
+        return {}
+    if "image" not in source.fields:
+        raise UsageError(f"{next(iter(modules))} takes initial values from images, but the data has none")
+    images = _images(task, source, config)
+    _, params, stats = take_apart(task.abstract)
+    found: Arrays = {}
+    for path, module in modules.items():
+        for name, value in module.from_images(images).items():
+            full = f"{path}/{name}" if path else name
+            wanted = (params | stats).get(full)
+            if wanted is None or wanted.shape != value.shape:
+                raise UsageError(
+                    f"{type(module).__name__}.from_images returns '{name}' {value.shape}; wanted a variable of the "
+                    f"module and its shape{'' if wanted is None else f' {wanted.shape}'}"
+                )
+            found[full] = jax.numpy.asarray(value, wanted.dtype)
+    return found
+
+
+def _images(task: Task, source: Source, config: Data) -> np.ndarray:
+    """Returns images as the model is given them in evaluation, float32 [N, H, W, C]."""
+    read = reader(source, config, training=True)
+    first = read(source.train[0])
+    count = max(1, min(MOST_IMAGES, len(source.train), MOST_VALUES // first["image"].size))
+    chosen = np.linspace(0, len(source.train) - 1, count).astype(int).tolist()
+    examples = [read(example) for example in source.train.__getitems__(chosen)]
+    batch = {name: jax.numpy.asarray(np.stack([example[name] for example in examples])) for name in first}
+    return np.asarray(task.objective.prepare(batch, None)["image"])

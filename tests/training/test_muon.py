@@ -1,0 +1,100 @@
+"""Muon: which parameters it is for, the size and the direction of its updates, and what SGD does with the rest."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mpjax.commands.train import run
+from mpjax.config import load_config
+from mpjax.config.schema import Optimizer
+from mpjax.errors import UsageError
+from mpjax.training.optimizer import update_rule
+
+
+PARAMS = {"conv/kernel": jnp.zeros((3, 3, 2, 8)), "head/kernel": jnp.ones((8, 3)), "head/bias": jnp.zeros(3)}
+GRADS = {
+    "conv/kernel": jax.random.normal(jax.random.key(0), (3, 3, 2, 8)),
+    "head/kernel": jnp.full((8, 3), 0.5),
+    "head/bias": jnp.array([0.0, 1.0, -2.0]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion():
+    """Optax divides by integer step counts; the train step allows that for its sake, as this does."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def step_of(params=PARAMS, grads=GRADS, **settings):
+    config = Optimizer(name="muon", **{"weight_decay": 0.0, "learning_rate": 0.1, **settings})
+    tx = update_rule(config, optax.constant_schedule(config.learning_rate))
+    return tx.update(grads, tx.init(params), params)[0]
+
+
+def singular_values(kernel):
+    return np.linalg.svd(np.asarray(kernel).reshape(-1, kernel.shape[-1]), compute_uv=False)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_a_filter_moves_as_far_in_every_direction_whatever_its_gradient(size):
+    grads = {**GRADS, "conv/kernel": size * GRADS["conv/kernel"]}
+    update = step_of(grads=grads)["conv/kernel"]
+    # Five iterations leave singular values between 0.7 and 1.2.
+    assert np.all((singular_values(update) > 0.07) & (singular_values(update) < 0.12))
+    assert float(jnp.vdot(update, grads["conv/kernel"])) < 0
+
+
+def test_a_filter_of_more_outputs_than_inputs_moves_further():
+    wide = {"conv/kernel": jax.random.normal(jax.random.key(0), (1, 1, 2, 8))}
+    values = singular_values(step_of(jax.tree.map(jnp.zeros_like, wide), wide)["conv/kernel"])
+    assert np.all((values > 0.14) & (values < 0.24))  # twice as far: sqrt(8 / 2)
+
+
+def test_the_rest_is_trained_by_sgd_at_its_own_rate():
+    updates = step_of(rest_learning_rate=0.4, rest_momentum=0.5, nesterov=True)
+    np.testing.assert_allclose(updates["head/kernel"], np.full((8, 3), -0.4 * 1.5 * 0.5), rtol=1e-6)
+    np.testing.assert_allclose(updates["head/bias"], [0, -0.4 * 1.5, 0.4 * 1.5 * 2], rtol=1e-6)
+
+
+def test_without_a_rate_of_its_own_the_rest_has_the_filters_rate():
+    np.testing.assert_allclose(step_of(rest_momentum=0.0, nesterov=False)["head/bias"], [0, -0.1, 0.2], rtol=1e-6)
+
+
+def test_decay_of_filters_is_not_orthogonalized_and_biases_are_spared():
+    params = {**PARAMS, "conv/kernel": jnp.ones((3, 3, 2, 8)), "head/bias": jnp.ones(3)}
+    without, found = (step_of(params, weight_decay=decay, rest_momentum=0.0) for decay in (0.0, 0.5))
+    np.testing.assert_allclose(
+        found["conv/kernel"] - without["conv/kernel"], -0.1 * 0.5 * np.ones((3, 3, 2, 8)), rtol=1e-4
+    )
+    assert found["head/bias"].tolist() == without["head/bias"].tolist()
+
+
+def test_a_model_without_convolutions_is_an_error():
+    params = {"head/kernel": jnp.ones((8, 3))}
+    with pytest.raises(UsageError, match="--optimizer.name muon: the model has no convolution.*write adamw or sgd"):
+        step_of(params, params)
+
+
+def test_with_bfloat16_moments_a_step_is_that_of_float32_within_a_percent():
+    full, half = (step_of(moments=moments) for moments in ("float32", "bfloat16"))
+    for name in PARAMS:
+        np.testing.assert_allclose(half[name], full[name], rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
+def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(tmp_path, policy):
+    common = f"--optimizer.name muon --model.width 4 --precision.policy {policy} --report.no_tensorboard "
+    common += "--report.no_plot --optimizer.schedule constant --optimizer.warmup 0 --data.batch_size 32 --output_dir "
+
+    def trained(folder, *arguments):
+        return run(load_config([*f"{common}{tmp_path / folder}".split(), *arguments]))
+
+    whole = trained("whole", "--steps", "4")
+    trained("parts", "--steps", "2")
+    again = trained("parts", "--steps", "4", "--resume")
+    assert again["steps"] == 4
+    assert again["test/loss"] == whole["test/loss"]
