@@ -11,7 +11,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, Source, array, conform
 from mpjax.data.fields import Fields, Image, Mask
 from mpjax.data.images.decoding import decode, read_header
-from mpjax.data.images.linear import linear, require_packages
+from mpjax.data.images.interpolation import linear, require_packages
 from mpjax.data.images.resizing import Frame, Resize, averaged, centre, nearest, random_part, whole_pixels
 from mpjax.errors import UsageError
 

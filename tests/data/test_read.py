@@ -5,7 +5,8 @@ import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
-from mpjax.data.images.decoding import centre, random_part
+from mpjax.data.images.interpolation import linear
+from mpjax.data.images.resizing import centre, random_part
 from mpjax.data.read import Reader, batch_fields, fits_in_memory, read_all, read_batch, reader
 from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.errors import UsageError
@@ -52,6 +53,13 @@ def test_images_that_vary_are_cut_at_random_in_training_and_in_the_middle_in_eva
     config = Data(image_size=224)
     assert reader(VARYING, config, training=True).frame is random_part
     assert reader(VARYING, config, training=False).frame(256, 256, np.random.default_rng(0)) == (16, 16, 240, 240)
+
+
+def test_without_antialiasing_an_image_and_its_mask_are_cut_at_the_same_whole_pixels(monkeypatch):
+    monkeypatch.setattr("mpjax.data.read.require_packages", lambda: None)
+    read = reader(VARYING, Data(image_size=224, antialias=False), training=True)
+    assert read.resize is linear
+    assert read.frame(500, 375, np.random.default_rng(7)) == (83, 14, 476, 327)  # 83.08, 14.05, 475.98, 326.67
 
 
 def test_the_shape_of_images_in_a_batch():

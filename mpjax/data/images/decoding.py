@@ -77,7 +77,7 @@ class Picture:
         return MODES[self.channels]
 
     def shrink(self, width: float, height: float) -> None:
-        """Lets a JPEG decode at 1/2, 1/4 or 1/8 of its size, but not below `width` and `height`: that is much faster."""
+        """Lets a JPEG decode at 1/2, 1/4 or 1/8 of its size, but not below `width` and `height`: much faster."""
         self.image.draft(None, (math.ceil(width), math.ceil(height)))
 
     def decoded(self) -> Image.Image:

@@ -35,7 +35,7 @@ def _resized(picture: Picture, size: int, box: Box, resample: Resampling) -> np.
 
 
 def shrunk(picture: Picture, size: int, box: Box) -> Box:
-    """Lets a JPEG decode at a fraction of its size, its crop at `size` or above; returns the crop in what is decoded."""
+    """Lets a JPEG decode at a fraction of its size, its crop not below `size`; returns the crop in what is decoded."""
     width, height = picture.size
     side = min(box[2] - box[0], box[3] - box[1])
     picture.shrink(width * size / side, height * size / side)
