@@ -1,5 +1,6 @@
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -79,6 +80,13 @@ def test_memory_is_counted_over_both_splits():
     large = reader(SOURCE, Data(image_size=13), training=True)  # 1,124,200 bytes
     assert not fits_in_memory(SOURCE, Data(in_memory_mb=1), large)
     assert not fits_in_memory(VARYING, Data(), read)
+
+
+def test_a_batch_reaches_the_device_without_a_copy():
+    batch = read_batch(SOURCE.train, range(3), reader(SOURCE, Data(), training=True))
+    assert [value.ctypes.data % 64 for value in batch.values()] == [0, 0]
+    placed = jax.device_put(batch)
+    assert [value.unsafe_buffer_pointer() for value in placed.values()] == [value.ctypes.data for value in batch.values()]
 
 
 def some_floats(count, odd):
