@@ -1,9 +1,11 @@
 """Examples per second that reach the device, beside grain's defaults, tf.data and torch's DataLoader, in one run.
 
-Two tasks, the same work for all: 32x32 images from memory, shifted by up to 4 pixels, mirrored and normalised, in
-batches of 512; and JPEG photographs of 500x375 from memory, a random part of each resized to 224x224, mirrored and
-normalised, in batches of 128. Each library does it as its documentation has it; mpjax moves, mirrors and normalises on
-the device, inside a compiled function. Runs are interleaved; a run ends when its last batch is float32 on the device.
+The same work for all: 32x32 images from memory, shifted by up to 4 pixels, mirrored and normalised, in batches of 512;
+and JPEG photographs of 500x375 from memory, a random part of each resized to 224x224, mirrored and normalised, in
+batches of 128. The photographs are resized with antialiasing, which is what mpjax, Pillow and torchvision do unless
+told otherwise, and without, which is what tf.data does. Each library does it as its documentation has it; mpjax moves,
+mirrors and normalises on the device, inside a compiled function. Runs are interleaved; a run ends when its last batch
+is float32 on the device.
 
     pip install torch torchvision tensorflow
     python benchmarks/input.py --output benchmarks/results/input_cpu.json
@@ -35,7 +37,7 @@ from machine import describe
 from mpjax import data
 from mpjax.config.schema import Data
 from mpjax.data import Source, labelled_images
-from mpjax.data.images.decoding import random_part
+from mpjax.data.images.resizing import random_part
 
 
 MEAN, STD = 0.45, 0.22
@@ -98,9 +100,18 @@ def mpjax_small(images: np.ndarray) -> Loader:
     return with_mpjax(Source("small", labelled_images(1, (SMALL, SMALL, 3)), rows, rows), config)
 
 
-def mpjax_large(files: list[bytes]) -> Loader:
+def mpjax_large(files: list[bytes], *, antialias: bool) -> Loader:
     rows = Rows({"image": file, "label": 0} for file in files)
-    config = Data(batch_size=LARGE_BATCH, image_size=SIZE, crop_padding=0, flip=True, mean=(MEAN,), std=(STD,))
+    config = Data(
+        batch_size=LARGE_BATCH,
+        image_size=SIZE,
+        antialias=antialias,
+        workers=WORKERS,
+        crop_padding=0,
+        flip=True,
+        mean=(MEAN,),
+        std=(STD,),
+    )
     return with_mpjax(Source("large", labelled_images(1, (None, None, 3)), rows, rows), config)
 
 
@@ -184,7 +195,7 @@ def tensorflow_small(images: np.ndarray) -> Loader:
     return with_tensorflow(tf.data.Dataset.from_tensor_slices(images), transform, len(images), SMALL_BATCH)
 
 
-def tensorflow_large(files: list[bytes]) -> Loader:
+def tensorflow_large(files: list[bytes], *, antialias: bool) -> Loader:
     import tensorflow as tf
 
     def transform(file):
@@ -197,7 +208,7 @@ def tensorflow_large(files: list[bytes]) -> Loader:
         )
         window = tf.stack([begin[0], begin[1], size[0], size[1]])
         image = tf.image.decode_and_crop_jpeg(file, window, channels=3)
-        image = tf.image.random_flip_left_right(tf.image.resize(image, (SIZE, SIZE)))
+        image = tf.image.random_flip_left_right(tf.image.resize(image, (SIZE, SIZE), antialias=antialias))
         return (image / 255 - MEAN) / STD
 
     return with_tensorflow(tf.data.Dataset.from_tensor_slices(files), transform, len(files), LARGE_BATCH)
@@ -227,7 +238,7 @@ def compare(loaders: dict[str, Loader], batch_size: int, repeats: int, seconds: 
         for name, load in loaders.items():
             rates[name].append(rate(load, batch_size, seconds))
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    fastest = max((name for name in medians if name != "mpjax"), key=medians.__getitem__)
+    fastest = max((name for name in medians if not name.startswith("mpjax")), key=medians.__getitem__)
     ratios = sorted(own / other for own, other in zip(rates["mpjax"], rates[fastest], strict=True))
     return {
         "relative_rates": {name: value / medians["mpjax"] for name, value in medians.items()},
@@ -249,17 +260,24 @@ def main() -> None:
     arguments = parser.parse_args()
     images, files = small_images(), photographs()
     small = {"mpjax": mpjax_small(images), "grain": with_grain(images, shifted_and_mirrored, SMALL_BATCH)}
-    large = {"mpjax": mpjax_large(files), "grain": with_grain(files, part_of_photograph, LARGE_BATCH)}
+    averaged = {
+        "mpjax": mpjax_large(files, antialias=True),
+        "grain": with_grain(files, part_of_photograph, LARGE_BATCH),
+    }
+    linear = {"mpjax": mpjax_large(files, antialias=False), "mpjax, antialiased": averaged["mpjax"]}
     if installed("torch"):
         small["torch"] = with_torch(images, shifted_and_mirrored, SMALL_BATCH)
-        large["torch"] = with_torch(files, part_of_photograph, LARGE_BATCH)
+        averaged["torch"] = with_torch(files, part_of_photograph, LARGE_BATCH)
     if installed("tensorflow"):
         small["tf.data"] = tensorflow_small(images)
-        large["tf.data"] = tensorflow_large(files)
+        averaged["tf.data"] = tensorflow_large(files, antialias=True)
+        linear["tf.data"] = tensorflow_large(files, antialias=False)
     found = {
         "in memory, 32x32": compare(small, SMALL_BATCH, arguments.repeats, arguments.seconds),
-        "JPEG to 224x224": compare(large, LARGE_BATCH, arguments.repeats, arguments.seconds),
+        "JPEG to 224x224, antialiased": compare(averaged, LARGE_BATCH, arguments.repeats, arguments.seconds),
     }
+    if "tf.data" in linear:
+        found["JPEG to 224x224"] = compare(linear, LARGE_BATCH, arguments.repeats, arguments.seconds)
     absent = [name for name in ("torch", "tensorflow") if not installed(name)]
     present = [name for name in ("grain", "torch", "tensorflow", "PIL") if name not in absent]
     text = json.dumps({"machine": describe(*present), "not_installed": absent, "tasks": found}, indent=2)

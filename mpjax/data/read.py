@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from PIL.Image import Resampling
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, Source, array, conform
 from mpjax.data.fields import Fields, Image, Mask
-from mpjax.data.images.decoding import Frame, centre, decode, random_part, resize, size_of
+from mpjax.data.images.decoding import decode, read_header
+from mpjax.data.images.interpolation import linear, require_packages
+from mpjax.data.images.resizing import Frame, Resize, averaged, centre, nearest, random_part, whole_pixels
 from mpjax.errors import UsageError
 
 
@@ -30,11 +31,13 @@ class Reader:
       fields: the fields of the result; images and masks have one size.
       frame: the part of each image and its mask that is resized to the size in `fields`; None: no cropping or resizing.
       name: the name of the examples in error messages.
+      resize: resizes that part of an image; that of a mask takes the nearest pixels.
     """
 
     fields: Fields
     frame: Frame | None
     name: str = "the data set"
+    resize: Resize = averaged
 
     def __call__(self, example: Example, rng: np.random.Generator | None = None) -> Arrays:
         """Returns the fields in the batch dtypes; a random frame draws from `rng`."""
@@ -51,10 +54,10 @@ class Reader:
             box = None
             images = {}
             for name, value in stored.items():
-                box = box or self.frame(*size_of(value, channels[name]), rng or np.random.default_rng(0))
-                resample = Resampling.BILINEAR if isinstance(pictures[name], Image) else Resampling.NEAREST
-                size = pictures[name].shape[0]
-                images[name] = resize(value, channels[name], size, box, resample=resample)
+                picture = read_header(value, channels[name])
+                box = box or self.frame(*picture.size, rng or np.random.default_rng(0))
+                resize = self.resize if isinstance(pictures[name], Image) else nearest
+                images[name] = resize(picture, pictures[name].shape[0], box)
         return {
             name: value[..., 0] if isinstance(pictures[name], Mask) and value.ndim > 2 else value
             for name, value in images.items()
@@ -74,9 +77,10 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
 
     If `config.image_size` is set, images are cropped and resized to it. If they all have one size, the crop is the
     largest centred square. If sizes vary, training crops a random part and evaluation a smaller centred square.
+    Without `config.antialias`, crops are rounded to whole pixels.
 
     Raises:
-      UsageError: sizes vary and `config.image_size` is not set.
+      UsageError: sizes vary and `config.image_size` is not set, or a package that `config` needs is not installed.
     """
     split = config.train_split if training else config.test_split
     named = f"split '{split}' of '{source.name}'"
@@ -85,7 +89,12 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
         frame = centre()
         if source.varies:
             frame = random_part if training else centre(_EVALUATED_SHARE)
-        return Reader({name: _resized(field, size) for name, field in source.fields.items()}, frame, named)
+        fields = {name: _resized(field, size) for name, field in source.fields.items()}
+        if config.antialias:
+            return Reader(fields, frame, named)
+        require_packages()
+        # The mask of an image is cut at the same whole pixels.
+        return Reader(fields, whole_pixels(frame), named, linear)
     for name, field in source.fields.items():
         if isinstance(field, Image) and None in field.shape:
             raise UsageError(
@@ -128,7 +137,20 @@ def read_batch(
         except UsageError as error:
             raise UsageError(f"{error} (example {number} of {read.name})") from error
         require_dtypes(settled[-1], settled[0], number, read)
-    return {field: np.stack([example[field] for example in settled]) for field in settled[0]}
+    return {field: _stacked([example[field] for example in settled]) for field in settled[0]}
+
+
+_ALIGNMENT = 64
+"""The bytes at whose multiples an array has to begin for JAX to use it on a CPU without a copy."""
+
+
+def _stacked(rows: list[np.ndarray]) -> np.ndarray:
+    """Stacks arrays of one shape and dtype; the result begins at a multiple of `_ALIGNMENT`."""
+    size = len(rows) * rows[0].nbytes
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    shape = (len(rows), *rows[0].shape)
+    return np.stack(rows, out=memory[begin : begin + size].view(rows[0].dtype).reshape(shape))
 
 
 def require_dtypes(example: Arrays, first: Arrays, number: int, read: Reader) -> None:

@@ -1,11 +1,13 @@
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
-from mpjax.data.images.decoding import centre, random_part
+from mpjax.data.images.interpolation import linear
+from mpjax.data.images.resizing import centre, random_part
 from mpjax.data.read import Reader, batch_fields, fits_in_memory, read_all, read_batch, reader
 from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.errors import UsageError
@@ -54,6 +56,13 @@ def test_images_that_vary_are_cut_at_random_in_training_and_in_the_middle_in_eva
     assert reader(VARYING, config, training=False).frame(256, 256, np.random.default_rng(0)) == (16, 16, 240, 240)
 
 
+def test_without_antialiasing_an_image_and_its_mask_are_cut_at_the_same_whole_pixels(monkeypatch):
+    monkeypatch.setattr("mpjax.data.read.require_packages", lambda: None)
+    read = reader(VARYING, Data(image_size=224, antialias=False), training=True)
+    assert read.resize is linear
+    assert read.frame(500, 375, np.random.default_rng(7)) == (83, 14, 476, 327)  # 83.08, 14.05, 475.98, 326.67
+
+
 def test_the_shape_of_images_in_a_batch():
     assert batch_fields(SOURCE, Data())["image"].shape == (8, 6, 3)
     assert batch_fields(VARYING, Data(image_size=5))["image"].shape == (5, 5, 3)
@@ -71,6 +80,13 @@ def test_memory_is_counted_over_both_splits():
     large = reader(SOURCE, Data(image_size=13), training=True)  # 1,124,200 bytes
     assert not fits_in_memory(SOURCE, Data(in_memory_mb=1), large)
     assert not fits_in_memory(VARYING, Data(), read)
+
+
+def test_a_batch_reaches_the_device_without_a_copy():
+    batch = read_batch(SOURCE.train, range(3), reader(SOURCE, Data(), training=True))
+    assert [value.ctypes.data % 64 for value in batch.values()] == [0, 0]
+    placed = jax.device_put(batch)
+    assert [value.unsafe_buffer_pointer() for value in placed.values()] == [value.ctypes.data for value in batch.values()]
 
 
 def some_floats(count, odd):

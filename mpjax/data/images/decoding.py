@@ -1,7 +1,9 @@
-"""Reads the headers of images and decodes, crops and resizes them on the host."""
+"""Reads the headers of images and decodes them on the host."""
 
 import contextlib
+import dataclasses
 import io
+import math
 import os
 import stat
 import warnings
@@ -9,18 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from PIL import Image
-from PIL.Image import Resampling
 
 from mpjax.errors import DataWarning, UsageError
 
 
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom of a crop, in pixels of the stored image."""
-
-Frame = Callable[[int, int, np.random.Generator], Box]
-"""A function from the width and height of an image to its crop; only random crops use the generator."""
-
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's mode for each number of channels."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """The formats that images may be stored in, as Pillow names them."""
@@ -56,110 +52,92 @@ def name_of(stored: object) -> str:
     return getattr(stored, "path", "")
 
 
-def decode(stored: bytes | np.ndarray, channels: int) -> np.ndarray:
-    """Decodes an encoded image at its stored size to uint8 [H, W, channels]; returns an array unchanged."""
-    return _pixels(_converted(_picture(stored, channels), channels, stored)) if isinstance(stored, bytes) else stored
-
-
-def size_of(stored: bytes | np.ndarray, channels: int) -> tuple[int, int]:
-    """Returns the width and height of an image; an encoded image is not decoded."""
-    return _picture(stored, channels).size
-
-
-def resize(
-    stored: bytes | np.ndarray, channels: int, size: int, box: Box, *, resample: Resampling = Resampling.BILINEAR
-) -> np.ndarray:
-    """Crops an image to `box` and resizes the crop to uint8 [size, size, channels].
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A stored image whose header has been read, and whose pixels have not been decoded.
 
     Args:
-      stored: an encoded image of any mode (palette, grayscale and CMYK become RGB), or a uint8 array [H, W, C].
-      channels: 1, 3 or 4.
-      size: the side of the result.
-      box: the crop.
-      resample: antialiased linear interpolation, or `Resampling.NEAREST` for class numbers.
+      image: Pillow's image; decoding changes it, so a picture is decoded once.
+      stored: the encoded image, or the array that `image` holds.
+      channels: the wanted channels, 1, 3 or 4.
+    """
+
+    image: Image.Image
+    stored: bytes | np.ndarray
+    channels: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Returns width and height; those to be decoded after `shrink`."""
+        return self.image.size
+
+    @property
+    def mode(self) -> str:
+        """Returns Pillow's mode of the wanted channels."""
+        return MODES[self.channels]
+
+    def shrink(self, width: float, height: float) -> None:
+        """Lets a JPEG decode at 1/2, 1/4 or 1/8 of its size, but not below `width` and `height`: much faster."""
+        self.image.draft(None, (math.ceil(width), math.ceil(height)))
+
+    def decoded(self) -> Image.Image:
+        """Decodes the image in the wanted channels.
+
+        Raises:
+          UsageError: the image is damaged.
+        """
+        with named_errors(self.stored):
+            self.image.load()
+            if self.image.mode == self.mode:
+                return self.image
+            if self.channels != 4 and _is_transparent(self.image):
+                # The text is the same for every image, so that Python shows the warning once.
+                warnings.warn(
+                    "image: some images have transparent pixels, which keep the colours stored under them; to change "
+                    "that, put the images on a background beforehand, or in the function of --data.preprocess",
+                    DataWarning,
+                    stacklevel=2,
+                )
+            return self.image.convert(self.mode)
+
+
+def read_header(stored: bytes | np.ndarray, channels: int) -> Picture:
+    """Reads the header of an encoded image of any mode (palette, grayscale and CMYK become RGB), or takes an array.
 
     Raises:
-      UsageError: the image cannot be decoded, is not uint8, or has a number of channels that cannot be resized.
+      UsageError: the header is damaged, or an array is not uint8 [height, width, channels] with 1, 3 or 4 channels.
     """
-    picture = _picture(stored, channels)
-    width, height = picture.size
-    side = min(box[2] - box[0], box[3] - box[1])
-    # A JPEG decodes much faster at 1/2, 1/4 or 1/8 of its size; `draft` never goes below the wanted size.
-    picture.draft(None, (int(np.ceil(width * size / side)), int(np.ceil(height * size / side))))
-    across, down = picture.width / width, picture.height / height
-    box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-    picture = _converted(picture, channels, stored)
-    return _pixels(picture.resize((size, size), resample, box=box))
-
-
-def centre(share: float = 1.0) -> Frame:
-    """Returns a frame that crops the centre square; its side is `share` of the image's shorter side.
-
-    >>> centre()(200, 100, None)
-    (50.0, 0.0, 150.0, 100.0)
-    """
-
-    def frame(width: int, height: int, rng: np.random.Generator) -> Box:
-        del rng
-        side = min(width, height) * share
-        left, top = (width - side) / 2, (height - side) / 2
-        return left, top, left + side, top + side
-
-    return frame
-
-
-def random_part(width: int, height: int, rng: np.random.Generator) -> Box:
-    """Draws a random crop of 8% to 100% of the area and an aspect ratio of 3:4 to 4:3.
-
-    If none of ten draws fits into the image, it returns the centre square.
-    """
-    for _ in range(10):
-        area = rng.uniform(0.08, 1.0) * width * height
-        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-        across, down = np.sqrt(area * ratio), np.sqrt(area / ratio)
-        if across <= width and down <= height:
-            left, top = rng.uniform(0, width - across), rng.uniform(0, height - down)
-            return float(left), float(top), float(left + across), float(top + down)
-    return centre()(width, height, rng)
-
-
-def _picture(stored: bytes | np.ndarray, channels: int) -> Image.Image:
-    if channels not in _MODES:
+    if channels not in MODES:
         raise UsageError(f"image: {channels} channels; only 1, 3 or 4 can be resized; write --data.image_size 0")
     if isinstance(stored, bytes):
         with named_errors(stored):
-            return opened(stored)
+            return Picture(opened(stored), stored, channels)
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
             f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] can be resized; "
             "write --data.image_size 0 to take images as they are stored"
         )
-    return Image.fromarray(stored[..., 0] if channels == 1 else stored)
+    return Picture(Image.fromarray(stored[..., 0] if channels == 1 else stored), stored, channels)
 
 
-def _converted(picture: Image.Image, channels: int, stored: bytes | np.ndarray) -> Image.Image:
-    with named_errors(stored):
-        picture.load()
-        if picture.mode == _MODES[channels]:
-            return picture
-        if channels != 4 and _is_transparent(picture):
-            # The text is the same for every image, so that Python shows the warning once.
-            warnings.warn(
-                "image: some images have transparent pixels, which keep the colours stored under them; to change that, "
-                "put the images on a background beforehand, or in the function of --data.preprocess",
-                DataWarning,
-                stacklevel=2,
-            )
-        return picture.convert(_MODES[channels])
+def decode(stored: bytes | np.ndarray, channels: int) -> np.ndarray:
+    """Decodes an encoded image at its stored size to uint8 [H, W, channels]; returns an array unchanged."""
+    return pixels(read_header(stored, channels).decoded()) if isinstance(stored, bytes) else stored
 
 
-def _is_transparent(picture: Image.Image) -> bool:
+def pixels(image: Image.Image) -> np.ndarray:
+    """Returns uint8 [H, W, C]."""
+    values = np.asarray(image)
+    return values[..., None] if values.ndim == 2 else values
+
+
+def _is_transparent(image: Image.Image) -> bool:
     """Returns True if an image has an alpha channel or a transparent colour, and is not fully opaque."""
-    if "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-    if "A" not in picture.getbands():
+    if "transparency" in image.info:
+        image = image.convert("RGBA")
+    if "A" not in image.getbands():
         return False
-    lowest, _ = picture.getchannel("A").getextrema()
+    lowest, _ = image.getchannel("A").getextrema()
     return isinstance(lowest, int | float) and lowest < 255
 
 
@@ -186,11 +164,6 @@ def named_errors(stored: object, called: str = "image") -> Iterator[None]:
         advice = "repair or remove the file" if path else "prepare the data set again"
         reason = str(error) or type(error).__name__
         raise UsageError(f"{path or called}: cannot be decoded: {reason}; {advice}") from error
-
-
-def _pixels(picture: Image.Image) -> np.ndarray:
-    pixels = np.asarray(picture)
-    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 SAMPLE = 1000

@@ -11,16 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpjax.data.images.decoding import FileBytes, centre, decode, random_part, resize, size_of
+from mpjax.data.images.decoding import FileBytes, decode
 from mpjax.errors import DataWarning, UsageError
-
-
-def rng(seed=0):
-    return np.random.default_rng(seed)
-
-
-def middle(stored, channels):
-    return centre()(*size_of(stored, channels), rng())
 
 
 def encoded(picture, form="PNG"):
@@ -46,63 +38,6 @@ def test_grayscale_keeps_one_channel_where_one_is_wanted():
 def test_arrays_are_taken_as_they_are():
     image = np.zeros((2, 2, 5), np.float32)
     assert decode(image, 5) is image
-
-
-def test_centre_is_the_middle_square():
-    assert centre()(30, 20, rng()) == (5.0, 0.0, 25.0, 20.0)
-    assert centre(224 / 256)(256, 512, rng()) == (16.0, 144.0, 240.0, 368.0)
-
-
-def test_random_parts_are_inside_with_8_to_100_percent_and_ratio_up_to_4_to_3():
-    generator = rng()
-    boxes = np.array([random_part(40, 30, generator) for _ in range(500)])
-    across, down = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-    assert (boxes >= 0).all()
-    assert (boxes <= [40, 30, 40, 30]).all()
-    share, ratio = across * down / 1200, across / down
-    assert 0.08 <= share.min() < 0.12
-    assert 0.85 < share.max() <= 1
-    assert 0.749 < ratio.min() < 0.8
-    assert 1.25 < ratio.max() < 1.334
-
-
-def test_a_strip_that_no_part_fits_gives_its_middle():
-    assert random_part(1000, 10, rng()) == (495.0, 0.0, 505.0, 10.0)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_resize_to_the_size_of_the_box_copies_it(channels):
-    image = rng().integers(256, size=(4, 8, channels), dtype=np.uint8)
-    np.testing.assert_array_equal(resize(image, channels, 4, middle(image, channels)), image[:, 2:6])
-
-
-def test_resize_averages():
-    image = np.zeros((64, 64, 1), np.uint8)
-    image[::2] = 200
-    np.testing.assert_allclose(resize(image, 1, 8, middle(image, 1)), 100, atol=5)  # without averaging: 0 or 200
-
-
-def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():
-    # Decoded at 1/4, 72 x 24; the square in the middle spans the middle third of the gray levels.
-    ramp = np.broadcast_to(np.linspace(0, 255, 288).astype(np.uint8)[None, :, None], (96, 288, 3))
-    stored = encoded(Image.fromarray(ramp), "JPEG")
-    cut = resize(stored, 3, 24, middle(stored, 3))
-    np.testing.assert_allclose(cut[:, 0].mean(), 85, atol=3)
-    np.testing.assert_allclose(cut[:, -1].mean(), 170, atol=3)
-
-
-@pytest.mark.parametrize(
-    ("stored", "channels", "says"),
-    [
-        (b"no image", 3, "image: cannot be decoded"),
-        (encoded(Image.new("RGB", (64, 64)), "JPEG")[:400], 3, "image: cannot be decoded"),
-        (np.zeros((4, 4, 3), np.float32), 3, r"image: float32 \(4, 4, 3\); only uint8"),
-        (np.zeros((4, 4, 2), np.uint8), 2, "image: 2 channels; only 1, 3 or 4 can be resized"),
-    ],
-)
-def test_what_cannot_be_resized(stored, channels, says):
-    with pytest.raises(UsageError, match=says):
-        resize(stored, channels, 2, middle(stored, channels))
 
 
 def transparent(mode):

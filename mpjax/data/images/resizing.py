@@ -1,0 +1,94 @@
+"""Chooses the part of an image that becomes a square of one size, and resizes it with Pillow."""
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL.Image import Resampling
+
+from mpjax.data.images.decoding import Picture, pixels
+
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom of a crop, in pixels of the stored image."""
+
+Frame = Callable[[int, int, np.random.Generator], Box]
+"""A function from the width and height of an image to its crop; only random crops use the generator."""
+
+Resize = Callable[[Picture, int, Box], np.ndarray]
+"""A function from a picture, a side and a crop to uint8 [side, side, channels]; it raises UsageError if the picture
+cannot be decoded."""
+
+
+def averaged(picture: Picture, size: int, box: Box) -> np.ndarray:
+    """Resizes a crop by linear interpolation with antialiasing: every pixel of the crop counts."""
+    return _resized(picture, size, box, Resampling.BILINEAR)
+
+
+def nearest(picture: Picture, size: int, box: Box) -> np.ndarray:
+    """Resizes a crop of class numbers, which are never mixed."""
+    return _resized(picture, size, box, Resampling.NEAREST)
+
+
+def _resized(picture: Picture, size: int, box: Box, resample: Resampling) -> np.ndarray:
+    box = shrunk(picture, size, box)
+    return pixels(picture.decoded().resize((size, size), resample, box=box))
+
+
+def shrunk(picture: Picture, size: int, box: Box) -> Box:
+    """Lets a JPEG decode at a fraction of its size, its crop not below `size`; returns the crop in what is decoded."""
+    width, height = picture.size
+    side = min(box[2] - box[0], box[3] - box[1])
+    picture.shrink(width * size / side, height * size / side)
+    across, down = picture.size[0] / width, picture.size[1] / height
+    return box[0] * across, box[1] * down, box[2] * across, box[3] * down
+
+
+def centre(share: float = 1.0) -> Frame:
+    """Returns a frame that crops the centre square; its side is `share` of the image's shorter side.
+
+    >>> centre()(200, 100, None)
+    (50.0, 0.0, 150.0, 100.0)
+    """
+
+    def frame(width: int, height: int, rng: np.random.Generator) -> Box:
+        del rng
+        side = min(width, height) * share
+        left, top = (width - side) / 2, (height - side) / 2
+        return left, top, left + side, top + side
+
+    return frame
+
+
+def random_part(width: int, height: int, rng: np.random.Generator) -> Box:
+    """Draws a random crop of 8% to 100% of the area and an aspect ratio of 3:4 to 4:3.
+
+    If none of ten draws fits into the image, it returns the centre square.
+    """
+    for _ in range(10):
+        area = rng.uniform(0.08, 1.0) * width * height
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        across, down = np.sqrt(area * ratio), np.sqrt(area / ratio)
+        if across <= width and down <= height:
+            left, top = rng.uniform(0, width - across), rng.uniform(0, height - down)
+            return float(left), float(top), float(left + across), float(top + down)
+    return centre()(width, height, rng)
+
+
+def whole_pixels(frame: Frame) -> Frame:
+    """Returns a frame that rounds the crops of `frame` to whole pixels, at least one each way.
+
+    >>> whole_pixels(lambda *_: (1.2, 0.5, 3.8, 0.9))(5, 5, None)
+    (1.0, 0.0, 4.0, 1.0)
+    """
+
+    def rounded(width: int, height: int, rng: np.random.Generator) -> Box:
+        return whole(frame(width, height, rng), width, height)
+
+    return rounded
+
+
+def whole(box: Box, width: int, height: int) -> Box:
+    """Rounds a crop to whole pixels of an image, at least one each way."""
+    left, top = min(round(box[0]), width - 1), min(round(box[1]), height - 1)
+    right, bottom = min(max(round(box[2]), left + 1), width), min(max(round(box[3]), top + 1), height)
+    return float(left), float(top), float(right), float(bottom)
