@@ -10,6 +10,8 @@ import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.scan import stacks_of
+from mpjax.models.stacked_arrays import ALL
 from mpjax.precision.calls import has_call, wrap
 from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.casting.values import split_arrays
@@ -42,11 +44,13 @@ _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
 
 
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
-    """Returns the blocks of a model by path: its outermost callable submodules that are items of a list."""
+    """Returns the blocks of a model by path: its outermost callable submodules that are items of a list or a stack."""
     found: dict[tuple, nnx.Module] = {}
+    stacked = {f"{stack}/{ALL}" for stack in stacks_of(model)}
     for path, module in sorted(nnx.iter_modules(model), key=lambda item: len(item[0])):
         inside = any(path[:depth] in found for depth in range(len(path)))
-        if path and isinstance(path[-1], int) and has_call(type(module)) and not inside:
+        repeated = bool(path) and (isinstance(path[-1], int) or "/".join(map(str, path)) in stacked)
+        if repeated and has_call(type(module)) and not inside:
             found[path] = module
     return {"/".join(map(str, path)): module for path, module in found.items()}
 
