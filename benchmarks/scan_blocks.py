@@ -8,11 +8,13 @@ for a GPU that need not be.
 """
 
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import statistics
 import sys
 import time
+from typing import Any
 
 import jax
 
@@ -23,56 +25,48 @@ from machine import describe
 
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
-from mpjax.plan.compiled import _compiled
-from mpjax.plan.devices import GPUS
+from mpjax.plan.compiled import start
 from mpjax.plan.step import Step
-from mpjax.plan.target import mesh_of, traced_for
 from mpjax.training.mesh import make_mesh
 
 
 SETTINGS = (
     "--task language_modeling --data.name docstrings --data.length 64 --data.batch_size 8 --model.name gpt2 "
-    "--model.heads 4 --optimizer.name adamw --optimizer.weight_decay 0.1 --optimizer.clip_norm 1"
+    "--model.heads 4 --optimizer.name adamw --optimizer.weight_decay 0.1"
 )
+_POOL = concurrent.futures.ThreadPoolExecutor(1)
 FORMS = {"one by one": "--model.no_scan_blocks", "one loop": "--model.scan_blocks"}
 
 
-def step_of(form: str, *, width: int, depth: int, policy: str) -> Step:
-    sizes = f"--model.width {width} --model.depth {depth} --precision.policy {policy}"
+def step_of(form: str, *, width: int, depth: int, policy: str, clip_norm: float) -> Step:
+    sizes = f"--model.width {width} --model.depth {depth} --precision.policy {policy} --optimizer.clip_norm {clip_norm}"
     config = load_config(f"{SETTINGS} {sizes} {FORMS[form]}".split())
     return planned_step(config, fields_of(config, vocabulary=257))
 
 
 def seconds_of(step: Step, device: str) -> dict[str, float]:
-    """Returns the seconds to trace, to lower and to compile, and those of all processors together ("busy")."""
+    """Returns the seconds to trace and lower, to compile, both, and both of all processors together ("processors")."""
     jax.clear_caches()
-    times, busy = [time.perf_counter()], time.process_time()
+    began, busy = time.perf_counter(), time.process_time()
     if device == "cpu":
         train_step, given = step.on(make_mesh(jax.devices()[:1]))
-        traced = train_step.trace(*given)
+        finish = train_step.lower(*given).compile
     else:
-        mesh = mesh_of(device, 1)
-        with traced_for(GPUS[device], mesh.devices.flat[0], "auto"):
-            train_step, given = step.on(mesh)
-            traced = train_step.trace(*given)
-    times.append(time.perf_counter())
-    lowered = traced.lower()
-    times.append(time.perf_counter())
-    lowered.compile() if device == "cpu" else _compiled(lowered, device, {})
-    times.append(time.perf_counter())
-    trace, lower, compilation = (after - before for before, after in zip(times[:-1], times[1:], strict=True))
+        finish = start(_POOL, step, device).result  # pyright: ignore[reportArgumentType]
+    lowered = time.perf_counter()
+    finish()
+    ended = time.perf_counter()
     return {
-        "trace": trace,
-        "lower": lower,
-        "compile": compilation,
-        "all": times[-1] - times[0],
-        "busy": time.process_time() - busy,
+        "trace": lowered - began,
+        "compile": ended - lowered,
+        "both": ended - began,
+        "processors": time.process_time() - busy,
     }
 
 
-def measured(device: str, *, width: int, depth: int, policy: str, repeats: int) -> dict:
-    steps = {form: step_of(form, width=width, depth=depth, policy=policy) for form in FORMS}
-    seconds_of(step_of("one loop", width=8, depth=2, policy=policy), device)  # what is loaded at the first compilation
+def measured(device: str, *, repeats: int, **settings: Any) -> dict:
+    steps = {form: step_of(form, **settings) for form in FORMS}
+    seconds_of(step_of("one loop", **{**settings, "depth": 2}), device)  # what is loaded at the first compilation
     found = {form: [] for form in FORMS}
     for _ in range(repeats):
         for form, step in steps.items():
@@ -82,13 +76,7 @@ def measured(device: str, *, width: int, depth: int, policy: str, repeats: int) 
         form: {name: statistics.median(one[name] for one in runs) for name in runs[0]} for form, runs in found.items()
     }
     before, after = (medians[form] for form in FORMS)
-    return {
-        "width": width,
-        "depth": depth,
-        "policy": policy,
-        **medians,
-        "ratios": {n: after[n] / before[n] for n in after},
-    }
+    return {**settings, **medians, "ratios": {name: after[name] / before[name] for name in after}}
 
 
 def main() -> None:
@@ -97,11 +85,12 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--policy", default="float32")
+    parser.add_argument("--clip_norm", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=pathlib.Path, help="write the results here as JSON")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_compilation_cache", False)
-    options = {name: getattr(arguments, name) for name in ("width", "depth", "policy", "repeats")}
+    options = {name: getattr(arguments, name) for name in ("width", "depth", "policy", "clip_norm", "repeats")}
     results = {device: measured(device, **options) for device in arguments.devices}
     print(json.dumps(results, indent=2))
     if arguments.output:

@@ -137,7 +137,7 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     """Divides the arrays of a run over a mesh.
 
     Raises:
-      UsageError: as `tensor_axes` and `require_alike`.
+      UsageError: as `tensor_axes` and `require_alike`; or a stack of blocks would be divided over `fsdp`.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
@@ -146,6 +146,11 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
     if mesh.shape[FSDP] == 1:
         return layout
+    if stacks_of(task.abstract):
+        raise UsageError(
+            f"--mesh.fsdp {mesh.shape[FSDP]} with --model.scan_blocks: parameters are gathered block by block, and a "
+            "stack has one array for all blocks; write --model.no_scan_blocks, or --mesh.fsdp 1"
+        )
     batch = jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))
     travels, given = task.narrowed(params, stats, batch)
     return dataclasses.replace(layout, travels=travels, given=given, blocks=tuple(blocks_of(task.abstract)))

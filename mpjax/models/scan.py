@@ -133,7 +133,7 @@ def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None
                     )
 
 
-def one_by_one(model: nnx.Module) -> nnx.Module:
+def one_by_one(model: Any) -> Any:
     """Returns the model with a list of single blocks in place of each stack; the model itself if it has no stack.
 
     The result shares no variables with the model, and is for its arrays only: its named scopes are those of the stack.
@@ -146,6 +146,14 @@ def one_by_one(model: nnx.Module) -> nnx.Module:
         for name in path[:-1]:
             owner = owner[name] if isinstance(name, int) else getattr(owner, name)
         setattr(owner, path[-1], nnx.List(list(stack)))
+    return copied
+
+
+def with_first_blocks(model: Any) -> Any:
+    """Returns a copy of the model in which each stack holds the arrays of its first block, for what calls it alone."""
+    copied = nnx.merge(*nnx.split(model))
+    for stack in _stacks(copied).values():
+        stack.all = next(iter(stack))
     return copied
 
 
