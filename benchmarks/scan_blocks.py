@@ -1,7 +1,7 @@
 """How long a training step of GPT-2 takes to trace and to compile, with its blocks one by one and as one loop.
 
-Both forms are measured alternately in one process, without a cache of compiled programs: for the CPU that is here, and
-for a GPU that need not be.
+Both forms are measured alternately in one process, without a cache of compiled programs, with AdamW, without and with
+clipping of gradients: for the CPU that is here, and for a GPU that need not be.
 
     pip install -e '.[plan]'
     python benchmarks/scan_blocks.py --for cpu h200 --output benchmarks/results/scan_blocks.json
@@ -85,13 +85,15 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--policy", default="float32")
-    parser.add_argument("--clip_norm", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=pathlib.Path, help="write the results here as JSON")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_compilation_cache", False)
-    options = {name: getattr(arguments, name) for name in ("width", "depth", "policy", "clip_norm", "repeats")}
-    results = {device: measured(device, **options) for device in arguments.devices}
+    options = {name: getattr(arguments, name) for name in ("width", "depth", "policy", "repeats")}
+    results = {
+        device: [measured(device, clip_norm=clip_norm, **options) for clip_norm in (0.0, 1.0)]
+        for device in arguments.devices
+    }
     print(json.dumps(results, indent=2))
     if arguments.output:
         arguments.output.write_text(json.dumps({**describe(), "results": results}, indent=2) + "\n")

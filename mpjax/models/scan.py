@@ -18,7 +18,86 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.stacked_arrays import names_apart, stack_of
 from mpjax.precision.calls import modules_of
+from mpjax.precision.casting.walk import equations
 from mpjax.precision.rules import covers, scope_lineage
+
+
+_CHEAP = frozenset(
+    [
+        "abs",
+        "add",
+        "and",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "exp",
+        "exp2",
+        "expand_dims",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "integer_pow",
+        "iota",
+        "is_finite",
+        "le",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "not",
+        "optimization_barrier",
+        "or",
+        "pad",
+        "pow",
+        "reshape",
+        "rsqrt",
+        "select_n",
+        "sign",
+        "sin",
+        "slice",
+        "sqrt",
+        "square",
+        "squeeze",
+        "stop_gradient",
+        "sub",
+        "tan",
+        "tanh",
+        "transpose",
+        "xor",
+    ]
+)
+"""Primitives that read and write each value once: fused with what uses their result, they cost nothing."""
+
+
+_CALLS = frozenset({"checkpoint", "remat", "remat2", "jit", "pjit", "closed_call", "custom_jvp_call"})
+
+
+def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
+    """Returns True if a loop keeps the result of a primitive: products, kernels, reductions, random numbers.
+
+    All else the backward pass computes again from them. XLA does so by fusion where there is no loop; a loop would store
+    every value that the backward pass reads.
+    """
+    del operands
+    if primitive.name in _CALLS:
+        return any(
+            eqn.primitive.name not in _CHEAP for _, eqn in equations(params.get("jaxpr", params.get("call_jaxpr")))
+        )
+    return primitive.name not in _CHEAP
 
 
 class Stack(nnx.Module):
@@ -27,6 +106,7 @@ class Stack(nnx.Module):
     Attributes:
       all: the block; each of its arrays has a leading axis of blocks.
       depth: the number of blocks.
+      keep: what the loop keeps for the backward pass, as a policy of `jax.checkpoint`; None: the inputs of blocks.
     """
 
     def __init__(self, blocks: Iterable[nnx.Module]):
@@ -43,6 +123,7 @@ class Stack(nnx.Module):
                 "write --model.no_scan_blocks"
             )
         self.depth = len(parts)
+        self.keep = costly
         self.all = nnx.merge(graph, jax.tree.map(lambda *rows: jnp.stack(rows), *(arrays for _, arrays in parts)))
 
     def __call__(self, x: jax.Array, *args: Any) -> jax.Array:
@@ -63,6 +144,8 @@ class Stack(nnx.Module):
                 )
             return y, nnx.split(block, nnx.Param, ...)[2]
 
+        # In a loop, what is recomputed cannot be merged with what was computed before, as `prevent_cse` is to prevent.
+        body = jax.checkpoint(body, policy=self.keep, prevent_cse=False)
         x, changed = jax.lax.scan(body, x, (params, others), length=self.depth)
         nnx.update(self.all, changed)
         return x
@@ -103,7 +186,12 @@ def through(blocks: Blocks, x: jax.Array, *args: Any) -> jax.Array:
 
 def stacks_of(model: nnx.Module) -> Mapping[str, int]:
     """Returns the number of blocks of each stack in a model, by the path of the stack, as in `{"blocks": 12}`."""
-    return {"/".join(map(str, path)): stack.depth for path, stack in _stacks(model).items()}
+    return {path: stack.depth for path, stack in stacks_in(model).items()}
+
+
+def stacks_in(model: nnx.Module) -> dict[str, Stack]:
+    """Returns the stacks of a model by path."""
+    return {"/".join(map(str, path)): stack for path, stack in _stacks(model).items()}
 
 
 def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None:
