@@ -56,14 +56,15 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
 
     state, batch = replay(config, parts, parts.train_call, folder, number)
     if settings.search == "fastest":
-        fastest = fastest_of_step(parts.task_under, state, batch, seed=config.seed, tolerance=settings.tolerance)
+        single = parts.block_by_block(state)
+        fastest = fastest_of_step(parts.task_under, single, batch, seed=config.seed, tolerance=settings.tolerance)
         print(fastest.to_json() if settings.json else f"step {number} of {folder}\n{fastest}")
         return fastest
     with progress_at() as progress:
         found = diagnose_step(
             parts.task_under,
             get_policy(settings.policy) if settings.policy else parts.plan.policy,
-            state,
+            parts.block_by_block(state),
             batch,
             seed=config.seed,
             loss_scale=settings.loss_scale or None,
@@ -103,8 +104,8 @@ def on_devices_here(config: Config) -> Config:
 def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int) -> str:
     """Diagnoses a step after which training cannot continue; writes the result to the run's folder."""
     state, batch = replay(config, parts, train_call, folder, number)
-    search, seed = config.diagnosis.search, config.seed
-    found = diagnose_step(parts.task_under, parts.plan.policy, state, batch, seed=seed, search=search, tx=parts.tx)
+    search, seed, single = config.diagnosis.search, config.seed, parts.block_by_block(state)
+    found = diagnose_step(parts.task_under, parts.plan.policy, single, batch, seed=seed, search=search, tx=parts.tx)
     found = in_view_of_float32(found, config, state, number, diverged=True)
     page = write(found, folder, number)
     return f"{_first_bad_layer(found)}{found}\nsee {page}, and again: {command_for(folder, number)}"

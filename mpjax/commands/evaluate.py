@@ -29,6 +29,10 @@ _OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")
 """Settings that a resumed run seldom changes, unlike its learning rate or its policy."""
 
 
+_OF_FORM = ("model.scan_blocks",)
+"""Settings among them that say in which form a checkpoint is stored, not of what."""
+
+
 def evaluate_run(settings: Evaluation) -> dict[str, float]:
     """Measures a checkpoint and prints the result.
 
@@ -91,7 +95,7 @@ def trained_state(
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
     found = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
-    if others := [change for change in found if change[0].startswith(_OF_ONE_RUN)]:
+    if others := [change for change in found if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]:
         warnings.warn(
             f"checkpoint {position} of {folder} may be of another run: it was written under other settings than its "
             f"{CONFIG_FILE} has: " + "; ".join(f"{name} {old}, not {new}" for name, old, new in others),

@@ -15,6 +15,8 @@ from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.diagnosis.training import make_probe
 from mpjax.loop.when import When
+from mpjax.models.scan import stacks_of
+from mpjax.models.stacked_arrays import apart_in
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.feed import Feed, feed_of
@@ -50,7 +52,8 @@ class Parts(NamedTuple):
       tests: evaluation data.
       when: the length of training, and the steps at which to log, evaluate and save.
       task: the model with its policy applied, and its objective.
-      task_under: builds the task under another policy.
+      task_under: builds the task under another policy, with its blocks one by one, for a state `block_by_block`.
+      block_by_block: makes a state with single blocks in place of stacks, for the same optimizer.
       tx: the optimizer.
       packing: packs states for the calls below, and unpacks what they return; all else has states by path.
       train_step: `(packed, batch) -> (packed, metrics)`, compiled at its first call.
@@ -70,6 +73,7 @@ class Parts(NamedTuple):
     when: When
     task: Task
     task_under: Callable[[Policy], Task]
+    block_by_block: Callable[[TrainState], TrainState]
     tx: optax.GradientTransformation
     packing: Packing
     train_step: jax.stages.Wrapped
@@ -122,20 +126,25 @@ def make_parts(config: Config) -> Parts:
     train_step = step_on(layout, packing)
 
     def task_under(policy: Policy) -> Task:
-        # Block by block: a loop has one name for the layers of all blocks.
+        # In a loop, the layers of all blocks have one name.
         unrolled = dataclasses.replace(config, model=dataclasses.replace(config.model, scan_blocks=False))
         return make_task(unrolled, plan._replace(policy=policy), fields)
+
+    def block_by_block(state: TrainState) -> TrainState:
+        return apart_in(state, stacks_of(task.abstract))
 
     # The compiled calls, the evaluation and the probe
     train_call = make_train_call(train_step, feed.batch)
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
     look = make_probe(
-        task_under(plan.policy) if config.model.scan_blocks else task,
+        task_under(plan.policy) if stacks_of(task.abstract) else task,
         tx,
         seed=config.seed,
         accumulate=config.training.accumulate,
     )
-    probe = jax.jit(lambda packed, fed, count: look(packing.unpack(packed), feed.batch(fed, 0)), static_argnums=2)
+    probe = jax.jit(
+        lambda packed, fed, count: look(block_by_block(packing.unpack(packed)), feed.batch(fed, 0)), static_argnums=2
+    )
     return Parts(
         plan=plan,
         source=source,
@@ -148,6 +157,7 @@ def make_parts(config: Config) -> Parts:
         when=when,
         task=task,
         task_under=task_under,
+        block_by_block=block_by_block,
         tx=tx,
         packing=packing,
         train_step=train_step,

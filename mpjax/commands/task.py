@@ -14,6 +14,7 @@ from mpjax import data, models
 from mpjax.config import Config
 from mpjax.config.folders import cache_folder, data_folder
 from mpjax.errors import UsageError
+from mpjax.models.scan import require_alike, stacks_of
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
@@ -71,12 +72,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
         set_precision(model := build(key))
         return model
 
-    if autocasting and config.model.scan_blocks and plan.policy.rules:
-        raise UsageError(
-            "--model.scan_blocks: the operations of all blocks have one name in a loop, so rules of an autocast policy "
-            "cannot find them; write --precision.mode module, or --model.no_scan_blocks"
-        )
     abstract: Any = nnx.eval_shape(build, jax.random.key(0))
+    require_alike(abstract, plan.policy.rules, "--precision.rules")
     report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
     prepare = full_precision(functools.partial(data.prepare, config=config.data, fields=fields))
@@ -116,7 +113,7 @@ def make_step(
     check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
     tx = with_precision(
-        update_rule(config.optimizer, schedule),
+        update_rule(config.optimizer, schedule, stacks_of(task.abstract)),
         config.precision,
         loss_scale=plan.loss_scale,
         masters=plan.master_weights,
@@ -151,14 +148,20 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     """Divides the arrays of a run over a mesh.
 
     Raises:
-      UsageError: as `tensor_axes`.
+      UsageError: as `tensor_axes` and `require_alike`; or a stack of blocks would be divided over `fsdp`.
     """
     _, params, stats = take_apart(task.abstract)
+    require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
     parts = mesh.shape[TENSOR]
     divided = divide(params, mesh, tensor_axes(task.abstract, parts, config.mesh.rules) if parts > 1 else {})
     layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
     if mesh.shape[FSDP] == 1:
         return layout
+    if stacks_of(task.abstract):
+        raise UsageError(
+            f"--mesh.fsdp {mesh.shape[FSDP]} with --model.scan_blocks: parameters are gathered block by block, and a "
+            "stack has one array for all blocks; write --model.no_scan_blocks, or --mesh.fsdp 1"
+        )
     batch = jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))
     travels, given = task.narrowed(params, stats, batch)
     return dataclasses.replace(layout, travels=travels, given=given, blocks=tuple(blocks_of(task.abstract)))

@@ -199,7 +199,8 @@ def results_of(
             for x, atom in zip(values, eqn.invars, strict=True)
         ]
         if is_opaque(eqn):
-            return [widened(x) for x in as_function(eqn, debug_info)(*given)]
+            # A kernel, or a constraint on the layout, takes no NumPy array.
+            return [widened(x) for x in as_function(eqn, debug_info)(*map(jnp.asarray, given))]
         return [widened(x) for x in _bound(*given, primitive=eqn.primitive, params=tuple(eqn.params.items()))]
     if eqn.primitive.name == "convert_element_type":
         new = FLOAT32 if eqn.params["new_dtype"] in HALF else eqn.params["new_dtype"]

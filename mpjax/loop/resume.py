@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from mpjax.errors import PrecisionWarning, UsageError
+from mpjax.models.stacked_arrays import in_form_of
 from mpjax.precision.dtypes import is_floating, path_name, widest
 
 
@@ -22,6 +23,7 @@ _MASTERS = "opt_state/inner_state/masters/"
 def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     """Returns `state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
 
+    Blocks that the checkpoint has one by one are stacked for a model with a stack, and the other way round.
     Parameters of a wider dtype, or of the other half precision, are restored from the saved float32 master weights, if
     there are any. Master weights and moving averages that the checkpoint lacks are restored from its parameters.
 
@@ -42,6 +44,7 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     saved = {_plain(path): value for path, value in saved.items()}
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_plain(path_name(path)) for path, _ in leaves]
+    saved = in_form_of(saved, filter(_is_of_model, names))
     _refuse_other_model(dict(zip(names, (leaf for _, leaf in leaves), strict=True)), saved)
 
     missing, lossy, restored = [], [], []
@@ -80,9 +83,13 @@ def _find(name: str, leaf, saved: Mapping[str, Any]) -> Any:
     return value if value is None or value.shape == leaf.shape else None
 
 
+def _is_of_model(name: str) -> bool:
+    return name.startswith(("params/", "stats/"))
+
+
 def _refuse_other_model(wanted: dict, saved: Mapping[str, Any]) -> None:
     def model(names):
-        return {name for name in names if name.startswith(("params/", "stats/"))}
+        return set(filter(_is_of_model, names))
 
     faults = [f"missing: {name}" for name in sorted(model(wanted) - model(saved))]
     faults += [f"unexpected: {name}" for name in sorted(model(saved) - model(wanted))]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.models.attention import Implementation
-from mpjax.models.scan import through
+from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import INIT, Block, check_length, dropping, post_norm, with_positions
 
 
@@ -37,7 +37,7 @@ class BERT(nnx.Module):
       heads: number of attention heads, a divisor of the width.
       dropout: dropout rate.
       implementation: attention implementation; see `attend`.
-      scan_blocks: whether to compile the blocks as one loop; see `through`.
+      scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class BERT(nnx.Module):
         self.positions = nnx.Param(INIT(rngs.params(), (length, width)))
         self.norm = nnx.LayerNorm(width, epsilon=EPSILON, rngs=rngs)
         self.dropout = dropping(dropout, rngs)
-        block = functools.partial(Block, width, heads, order=post_norm, epsilon=EPSILON, dropout=dropout)
-        self.blocks = nnx.List([block(implementation=implementation, rngs=rngs) for _ in range(depth)])
-        self.scan_blocks = scan_blocks
+        block = functools.partial(
+            Block, width, heads, order=post_norm, epsilon=EPSILON, dropout=dropout, implementation=implementation
+        )
+        self.blocks = in_series(block, depth, rngs=rngs, scan=scan_blocks)
         self.pooler = nnx.Linear(width, width, kernel_init=INIT, rngs=rngs)
         self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)
 
@@ -84,7 +85,7 @@ class BERT(nnx.Module):
         check_length(tokens, self.positions.shape[0])
         x = self.tokens(tokens) + self.segments(jnp.zeros_like(tokens) if segments is None else segments)
         x = self.dropout(self.norm(with_positions(x, self.positions[...])))
-        x = through(self.blocks, x, lengths, scan=self.scan_blocks)
+        x = through(self.blocks, x, lengths)
         x = jnp.tanh(self.pooler(x[:, 0]))
         return self.head(self.dropout(x))
 

@@ -15,7 +15,7 @@ from flax import nnx
 
 from mpjax.models.activations import tanh_gelu
 from mpjax.models.attention import Implementation
-from mpjax.models.scan import through
+from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import Block, check_length, dropping, with_positions
 
 
@@ -37,7 +37,7 @@ class GPT2(nnx.Module):
       heads: number of attention heads, a divisor of the width.
       dropout: dropout rate.
       implementation: attention implementation; see `attend`.
-      scan_blocks: whether to compile the blocks as one loop; see `through`.
+      scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
     """
 
     def __init__(
@@ -69,8 +69,7 @@ class GPT2(nnx.Module):
             kernel_init=normal(0.02),
             out_init=normal(0.02 / (2 * depth) ** 0.5),  # keeps the variance: 2 * depth branches are summed
         )
-        self.blocks = nnx.List([block(rngs=rngs) for _ in range(depth)])
-        self.scan_blocks = scan_blocks
+        self.blocks = in_series(block, depth, rngs=rngs, scan=scan_blocks)
         self.norm = nnx.LayerNorm(width, epsilon=EPSILON, rngs=rngs)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
@@ -85,7 +84,7 @@ class GPT2(nnx.Module):
         """Computes the features of each position, from which `logits` predicts the next token."""
         check_length(tokens, self.positions.shape[0])
         x = self.dropout(with_positions(self.tokens(tokens), self.positions[...]))
-        x = through(self.blocks, x, scan=self.scan_blocks)
+        x = through(self.blocks, x)
         return self.norm(x)
 
     def logits(self, features: Float[Array, "*S D"]) -> Float[Array, "*S V"]:

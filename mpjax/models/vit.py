@@ -18,7 +18,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models.attention import Implementation
-from mpjax.models.scan import through
+from mpjax.models.scan import in_series, through
 from mpjax.models.transformer import INIT, Block, dropping, with_positions
 from mpjax.precision.dtypes import FLOAT32, widest
 
@@ -41,7 +41,7 @@ class ViT(nnx.Module):
       dropout: dropout rate.
       epsilon: epsilon of the layer norms; Hugging Face's models have 1e-12.
       implementation: attention implementation; see `attend`.
-      scan_blocks: whether to compile the blocks as one loop; see `through`.
+      scan_blocks: whether the blocks are one loop over stacked arrays; see `mpjax.models.scan`.
     """
 
     def __init__(
@@ -75,13 +75,8 @@ class ViT(nnx.Module):
         self.class_token = nnx.Param(jnp.zeros((1, 1, width))) if pool == "cls" else None
         self.positions = nnx.Param(INIT(rngs.params(), (positions, width)))
         self.dropout = dropping(dropout, rngs)
-        self.blocks = nnx.List(
-            [
-                Block(width, heads, epsilon=epsilon, dropout=dropout, implementation=implementation, rngs=rngs)
-                for _ in range(depth)
-            ]
-        )
-        self.scan_blocks = scan_blocks
+        block = functools.partial(Block, width, heads, epsilon=epsilon, dropout=dropout, implementation=implementation)
+        self.blocks = in_series(block, depth, rngs=rngs, scan=scan_blocks)
         self.norm = nnx.LayerNorm(width, epsilon=epsilon, rngs=rngs)
         self.head = nnx.Linear(width, num_classes, kernel_init=INIT, rngs=rngs)
 
@@ -92,7 +87,7 @@ class ViT(nnx.Module):
         if self.class_token is not None:
             x = jnp.concatenate([_spread(self.class_token[...], x), x], axis=1)
         x = self.dropout(with_positions(x, self.positions[...]))
-        x = through(self.blocks, x, scan=self.scan_blocks)
+        x = through(self.blocks, x)
         x = self.norm(x)
         return self.head(jnp.mean(x, axis=1) if self.class_token is None else x[:, 0])
 

@@ -10,6 +10,8 @@ import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.scan import stacks_in
+from mpjax.models.stacked_arrays import ALL
 from mpjax.precision.calls import has_call, wrap
 from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.casting.values import split_arrays
@@ -42,11 +44,13 @@ _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
 
 
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
-    """Returns the blocks of a model by path: its outermost callable submodules that are items of a list."""
+    """Returns the blocks of a model by path: its outermost callable submodules that are items of a list or a stack."""
     found: dict[tuple, nnx.Module] = {}
+    stacked = {f"{stack}/{ALL}" for stack in stacks_in(model)}
     for path, module in sorted(nnx.iter_modules(model), key=lambda item: len(item[0])):
         inside = any(path[:depth] in found for depth in range(len(path)))
-        if path and isinstance(path[-1], int) and has_call(type(module)) and not inside:
+        repeated = bool(path) and (isinstance(path[-1], int) or "/".join(map(str, path)) in stacked)
+        if repeated and has_call(type(module)) and not inside:
             found[path] = module
     return {"/".join(map(str, path)): module for path, module in found.items()}
 
@@ -58,8 +62,9 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
 
     Args:
       model: any NNX module, also an abstract one from `nnx.eval_shape`.
-      remat: "none" keeps all activations that the backward pass reads; "dots" keeps the inputs of each block and the
-        results of its matrix products and convolutions; "full" keeps only the inputs.
+      remat: "none" keeps all activations that the backward pass reads (in a stack of blocks, those that are costly to
+        compute); "dots" keeps the inputs of each block and the results of its matrix products and convolutions; "full"
+        keeps only the inputs.
 
     Raises:
       UsageError: the model has no blocks.
@@ -72,8 +77,12 @@ def apply_remat(model: nnx.Module, remat: Remat) -> None:
             f"--training.remat {remat}: {type(model).__name__} has no blocks (modules in a list); put its repeated "
             "parts in a list, as in self.blocks = nnx.List([...]), or write --training.remat none"
         )
-    for block in blocks.values():
-        wrap(block, Rematerialised(remat))
+    stacks = {f"{path}/{ALL}": stack for path, stack in stacks_in(model).items()}
+    for path, block in blocks.items():
+        if path in stacks:
+            stacks[path].keep = _POLICIES[remat]
+        else:
+            wrap(block, Rematerialised(remat))
 
 
 @dataclasses.dataclass(frozen=True)

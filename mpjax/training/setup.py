@@ -17,6 +17,8 @@ from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
+from mpjax.models.scan import one_by_one, stacks_of
+from mpjax.models.stacked_arrays import replaced
 from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.modules import PolicyReport
@@ -138,12 +140,14 @@ class Task:
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:
     """Loads parameters and statistics from `config.pretrained`, by path and in the stored dtypes, and their report.
 
+    The paths are those of single blocks, also for a model with stacks.
+
     Raises:
       UsageError: as `mpjax.load_pretrained`.
     """
     if not config.pretrained:
         return {}, None
-    model: Any = nnx.eval_shape(task.make_model, jax.random.key(0))
+    model: Any = one_by_one(nnx.eval_shape(task.make_model, jax.random.key(0)))
     found = load_pretrained(model, config.pretrained, skip=config.pretrained_skip)
     _, params, stats = take_apart(model)
     return {row.path: (params | stats)[row.path] for row in found if row.key is not None}, found
@@ -158,11 +162,12 @@ def make_state(
       task: the task to train.
       tx: the optimizer.
       key: the random key of the initial values.
-      pretrained: parameters and statistics by path that replace initial values.
+      pretrained: parameters and statistics by path that replace initial values, those of blocks one by one.
       ema: True to keep a moving average of the parameters.
     """
-    _, params, stats = take_apart(task.make_model(key))
-    params, stats = ({n: pretrained.get(n, value) for n, value in part.items()} for part in (params, stats))
+    model = task.make_model(key)
+    _, params, stats = take_apart(model)
+    params, stats = (replaced(part, pretrained, stacks_of(model)) for part in (params, stats))
     return create_state(params, stats, tx, ema=ema)
 
 

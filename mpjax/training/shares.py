@@ -246,7 +246,7 @@ def _row_major(gradient: jax.Array) -> jax.Array:
     """Lays a convolution's gradient out in memory as its parameter, before the optimizer reads it.
 
     On GPUs it comes with the output channels first. An update that transposes cannot write in place: XLA would copy
-    parameters and moments after it.
+    parameters and moments after it. A stack's kernels of attention have four axes too; a loop gives theirs row by row.
     """
     if gradient.ndim != 4:
         return gradient

@@ -1,6 +1,7 @@
 """The training state as a pytree, and the model taken apart into flat dicts of arrays by path."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from mpjax.models.scan import stacks_of
+from mpjax.models.stacked_arrays import Stacks, names_apart, stack_of
 from mpjax.precision.dtypes import FLOAT32, check_dtypes, widest
 from mpjax.precision.scale_state import loss_scale_state
 
@@ -40,24 +43,20 @@ class Structure:
       params: the trainable parameters (`nnx.Param`).
       stats: all other state carried from step to step (batch statistics).
       rngs: the random streams, replaced at each step.
-      rng_types: for each leaf of the random streams, True if it is a key and False if it is a counter.
+      streams: the leaves of the random streams, keys and counters.
     """
 
     graph: Any
     params: Part
     stats: Part
     rngs: Part
-    rng_types: tuple[bool, ...]
+    streams: tuple["Stream", ...]
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
         """Returns the model with these arrays; `key` seeds its random streams (dropout)."""
         # The offset keeps these keys distinct from those that a loss splits off: split(key)[i] is fold_in(key, i).
         key = jax.random.fold_in(jax.random.key(0) if key is None else key, _STREAMS)
-        streams = [
-            jax.random.fold_in(key, index) if is_key else jnp.zeros((), jnp.uint32)
-            for index, is_key in enumerate(self.rng_types)
-        ]
-        rngs = jax.tree.unflatten(self.rngs.wrapped, streams)
+        rngs = jax.tree.unflatten(self.rngs.wrapped, [stream.start(key) for stream in self.streams])
         return nnx.merge(self.graph, self.params.wrap(params), self.stats.wrap(stats), rngs)
 
     def stats_of(self, model: nnx.Module) -> Arrays:
@@ -78,6 +77,27 @@ class Assembly(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A leaf of the random streams of a model.
+
+    Attributes:
+      is_key: True for a key, False for a counter.
+      index: the number that its keys are made of; of a stack of blocks, the numbers that the single blocks would have.
+    """
+
+    is_key: bool
+    index: int | tuple[int, ...]
+
+    def start(self, key: jax.Array) -> jax.Array:
+        """Returns the value at the beginning of a step with this key."""
+        if isinstance(self.index, int):
+            return jax.random.fold_in(key, self.index) if self.is_key else jnp.zeros((), jnp.uint32)
+        if not self.is_key:
+            return jnp.zeros(len(self.index), jnp.uint32)
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array(self.index, jnp.uint32))
+
+
 def uncast(fn: Callable) -> Callable:
     """Returns `fn` unchanged, for a model that casts itself."""
     return fn
@@ -86,9 +106,25 @@ def uncast(fn: Callable) -> Callable:
 def take_apart(model: nnx.Module) -> tuple[Structure, Arrays, Arrays]:
     """Returns structure, parameters and statistics of `model`, which may be abstract (`nnx.eval_shape`)."""
     graph, params, rngs, stats = nnx.split(model, nnx.Param, nnx.RngState, ...)
-    rng_types = tuple(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(rngs))
-    structure = Structure(graph, _part(params), _part(stats), _part(rngs), rng_types)
+    structure = Structure(graph, _part(params), _part(stats), _part(rngs), _streams(rngs, stacks_of(model)))
     return structure, named(params), named(stats)
+
+
+def _streams(rngs, stacks: Stacks) -> tuple[Stream, ...]:
+    leaves = named(rngs)
+    singles = {name: names_apart(name, stacks) for name in leaves}
+    order: list[str] = []
+    for _, names in itertools.groupby(leaves, lambda name: stack_of(name, stacks)):
+        # Block after block, as single blocks have them: the random numbers of both forms are the same.
+        order += itertools.chain(*zip(*(singles[name] for name in names), strict=True))
+    index = {name: number for number, name in enumerate(order)}
+
+    def stream(name: str, leaf: jax.Array) -> Stream:
+        own = tuple(index[single] for single in singles[name])
+        is_stack = stack_of(name, stacks) is not None
+        return Stream(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), own if is_stack else own[0])
+
+    return tuple(stream(name, leaf) for name, leaf in leaves.items())
 
 
 def _part(state) -> Part:

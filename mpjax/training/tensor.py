@@ -11,6 +11,8 @@ from flax import nnx
 
 from mpjax.config.choices import Way
 from mpjax.errors import UsageError
+from mpjax.models.scan import stacks_of
+from mpjax.models.stacked_arrays import stack_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.module_tree import lineages_of
 from mpjax.precision.rules import Rules, decide, winner
@@ -44,7 +46,7 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
         divided at all.
     """
     modules = modules_of(model)
-    lineages = lineages_of(modules)
+    lineages, stacks = lineages_of(modules), stacks_of(model)
     own = Rules(rules)
     decide(own, lineages)  # refuses a rule that matches nothing
     every = Rules({**own, **{pattern: way for pattern, way in TRANSFORMERS.items() if pattern not in own}})
@@ -53,7 +55,8 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
     for lineage in lineages:
         path, pattern = lineage[-1][0], winner(every, lineage)
         if pattern is not None and every[pattern] != "whole" and isinstance(modules[path], LAYERS):
-            found |= dict(_axes(path, modules[path], every[pattern], parts))
+            lead = 0 if stack_of(f"{path}/kernel", stacks) is None else 1
+            found |= dict(_axes(path, modules[path], every[pattern], parts, lead))
             idle.discard(pattern)
     if idle:
         raise UsageError(
@@ -67,13 +70,13 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
     return found
 
 
-def _axes(path: str, layer: Any, way: Way, parts: int) -> Iterator[tuple[str, int]]:
-    """Yields the path and the axis of the kernel, and of the bias if it is divided too."""
+def _axes(path: str, layer: Any, way: Way, parts: int, lead: int) -> Iterator[tuple[str, int]]:
+    """Yields the path and the axis of the kernel, and of the bias if it is divided too; `lead` axes are of blocks."""
     kernel = layer.kernel.shape
     outputs = len(layer.out_features) if isinstance(layer.out_features, tuple | list) else 1
     axis = len(kernel) - outputs
     if way == "rows":
-        axis = axis - 1 if isinstance(layer, nnx.Conv) else 0
+        axis = axis - 1 if isinstance(layer, nnx.Conv) else lead
     if kernel[axis] % parts:
         fitting = [str(size) for size in range(1, kernel[axis] + 1) if kernel[axis] % size == 0]
         raise UsageError(
@@ -82,4 +85,4 @@ def _axes(path: str, layer: Any, way: Way, parts: int) -> Iterator[tuple[str, in
         )
     yield f"{path}/kernel", axis
     if way == "columns" and layer.bias is not None:
-        yield f"{path}/bias", 0
+        yield f"{path}/bias", lead

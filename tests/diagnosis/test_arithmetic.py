@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from mpjax.diagnosis import compile_ahead
-from mpjax.diagnosis.arithmetic import IN_NUMPY, in_numpy, narrowed, round_to
+from mpjax.diagnosis.arithmetic import IN_NUMPY, in_numpy, narrowed, results_of, round_to
 from mpjax.diagnosis.measurements import measure
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16
 
@@ -90,3 +91,11 @@ def test_a_reading(monkeypatch):
         name: theirs[name] for name in ("overflow", "underflow", "subnormal")
     }
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), mine, theirs)
+
+
+def test_a_constraint_on_the_layout_of_a_small_array_is_followed():
+    """As after the position embeddings of a Transformer: without a kernel, small arrays are NumPy's."""
+    jaxpr = jax.make_jaxpr(lambda x: with_layout_constraint(x, Layout((0, 1))))(jnp.ones((2, 3), jnp.float16)).jaxpr
+    (eqn,) = jaxpr.eqns
+    (result,) = results_of(eqn, [np.full((2, 3), 0.5, np.float32)], jaxpr.debug_info, true_half=True)
+    assert (result.dtype, np.asarray(result).tolist()) == (np.float32, [[0.5] * 3] * 2)

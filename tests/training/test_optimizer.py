@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mpjax.config.durations import Duration
 from mpjax.config.schema import Optimizer, Precision
 from mpjax.errors import UsageError
+from mpjax.models.stacked_arrays import apart, apart_in
 from mpjax.precision import LossScaleState, loss_scale_state
 from mpjax.precision.master import MasterWeightsState
 from mpjax.precision.moments import HalfMomentsState
@@ -217,3 +219,66 @@ def test_with_bfloat16_moments_twenty_steps_are_those_of_float32_within_a_percen
 def test_by_default_moments_are_float32():
     state = update_rule(Optimizer(name="adamw"), lambda count: 0.1).init(PARAMS)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state)} == {"float32", "int32"}
+
+
+STACKED = {
+    "blocks/all/kernel": jnp.array([[[1.0, -2.0]], [[3.0, 0.5]]]),
+    "blocks/all/bias": jnp.array([[0.0, 4.0], [2.0, 1.0]]),
+    "head/bias": jnp.array([1.0]),
+}
+SLOPES = {
+    "blocks/all/kernel": jnp.array([[[0.3, 0.4]], [[-0.1, 2.0]]]),
+    "blocks/all/bias": jnp.array([[0.5, 1.2], [0.1, -3.0]]),
+    "head/bias": jnp.array([0.25]),
+}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_an_update_of_a_stack_is_that_of_each_block(name):
+    """With decay, which spares biases, also where a stack of them has two axes, and LAMB's ratio for each block."""
+    stacks = {"blocks": 2}
+    config = Optimizer(name=name, weight_decay=0.3, clip_norm=1.0)
+    found = []
+    for tx, params, grads in (
+        (update_rule(config, lambda count: 0.1), apart(STACKED, stacks), apart(SLOPES, stacks)),
+        (update_rule(config, lambda count: 0.1, stacks), STACKED, SLOPES),
+    ):
+        state = tx.init(params)
+        for _ in range(2):
+            updates, state = tx.update(grads, state, params)
+        found.append(updates)
+    alone, stacked = found[0], apart(found[1], stacks)
+    assert stacked.keys() == alone.keys()
+    for path, update in alone.items():
+        np.testing.assert_allclose(stacked[path], update, rtol=1e-5, err_msg=path)
+
+
+def test_the_optimizer_of_stacks_is_that_of_single_blocks_too():
+    """A diagnosis looks at the blocks of a stack one by one, with the run's own optimizer."""
+    stacks = {"blocks": 2}
+    config = Optimizer(name="lamb", weight_decay=0.5)
+    tx, usual = update_rule(config, lambda count: 0.1, stacks), update_rule(config, lambda count: 0.1)
+    params, grads = apart(STACKED, stacks), apart(SLOPES, stacks)
+    for one, other in zip(
+        jax.tree.leaves(tx.update(grads, apart_in(tx.init(STACKED), stacks), params)),
+        jax.tree.leaves(usual.update(grads, usual.init(params), params)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_lamb_is_optaxs():
+    config = Optimizer(name="lamb", weight_decay=0.1)
+    mask = {"kernel": True, "bias": False}
+    theirs = optax.lamb(0.1, config.b1, config.b2, config.eps, weight_decay=0.1, mask=mask)
+    updates, state = theirs.update(GRADS, theirs.init(PARAMS), PARAMS)
+    ours, own = (tx := update_rule(config, lambda count: 0.1)).update(GRADS, tx.init(PARAMS), PARAMS)
+    assert len(state) == len(own[1])
+    for name, update in updates.items():
+        np.testing.assert_allclose(ours[name], update, rtol=1e-6)
+
+
+def test_muon_refuses_stacks_of_blocks():
+    """A stack of projections has four axes, as a filter has."""
+    with pytest.raises(UsageError, match=r"--model\.no_scan_blocks"):
+        update_rule(Optimizer(name="muon"), lambda count: 0.1, {"blocks": 2})

@@ -1,10 +1,13 @@
 """Which layers are divided over the mesh axis `tensor`, and along which axis."""
 
+import functools
+
 import jax
 import pytest
 from flax import nnx
 
 from mpjax.errors import UsageError
+from mpjax.models.scan import in_series
 from mpjax.models.transformer import Block
 from mpjax.training.tensor import tensor_axes
 
@@ -78,3 +81,16 @@ def test_rules_that_divide_nothing_are_refused(net, rules, parts, message):
 
 def test_no_array_is_created(net):
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(net)))
+
+
+def test_the_axes_of_a_stack_come_after_that_of_its_blocks():
+    make = functools.partial(Block, 8, 4)
+    model = nnx.eval_shape(lambda: nnx.Dict(blocks=in_series(make, 2, rngs=nnx.Rngs(0), scan=True)))
+    assert tensor_axes(model, 2, {}) == {
+        **{f"blocks/all/attention/{name}/kernel": 2 for name in ("query", "key", "value")},
+        **{f"blocks/all/attention/{name}/bias": 1 for name in ("query", "key", "value")},
+        "blocks/all/attention/out/kernel": 1,
+        "blocks/all/mlp/up/kernel": 2,
+        "blocks/all/mlp/up/bias": 1,
+        "blocks/all/mlp/down/kernel": 1,
+    }

@@ -18,6 +18,7 @@ from mpjax.models.pretrained.layouts.entry import Layout
 from mpjax.models.pretrained.load import cast, losses, refusal
 from mpjax.models.pretrained.report import PretrainedReport, Row
 from mpjax.models.pretrained.tensors import variables_of
+from mpjax.models.scan import one_by_one
 from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, widest
 
 
@@ -30,6 +31,8 @@ def export_safetensors(
     allow_lossy: bool = False,
 ) -> PretrainedReport:
     """Writes a model's parameters and statistics to `path` atomically. `load_pretrained` reads them back.
+
+    The file does not depend on whether the model has its blocks one by one or in a stack.
 
     Args:
       model: an NNX module.
@@ -45,7 +48,7 @@ def export_safetensors(
       UsageError: the name of the file has another ending, the model does not have the layout, or values overflow or
         flush to zero without `allow_lossy`.
     """
-    file = pathlib.Path(path)
+    file, model = pathlib.Path(path), one_by_one(model)
     if file.suffix != ".safetensors":
         raise UsageError(f"{file}: wanted a name that ends in .safetensors")
     known = layouts_of(model)

@@ -14,6 +14,8 @@ from mpjax.models.pretrained.layouts.entry import Entry
 from mpjax.models.pretrained.match import Match, match_arrays
 from mpjax.models.pretrained.report import PretrainedReport, Row
 from mpjax.models.pretrained.tensors import Tensor, open_tensors, variables_of
+from mpjax.models.scan import one_by_one, stacks_of
+from mpjax.models.stacked_arrays import Stacks, names_apart, stack_of
 from mpjax.precision.modules import stored_dtypes
 from mpjax.precision.policy import Policy
 
@@ -110,18 +112,45 @@ def load_pretrained(
 
     if not isinstance(model, nnx.Module):
         raise UsageError(f"load_pretrained takes a Flax NNX module, got {type(model).__name__}")
-    variables = variables_of(model)
+    single, stacks = one_by_one(model), stacks_of(model)
+    variables = variables_of(single)
     dtypes = {name: np.dtype(variable.get_value().dtype) for name, variable in variables.items()}
     if policy is not None:
-        dtypes |= {name: dtype for name, dtype in stored_dtypes(model, policy).items() if name in dtypes}
+        stored = stored_dtypes(model, policy)
+        dtypes |= {row: dtype for name, dtype in stored.items() for row in names_apart(name, stacks) if row in dtypes}
     files = find_files(path)
     with open_tensors(files) as tensors:
-        fit = match_arrays(model, tensors, layout=layout, skip=skip)
+        fit = match_arrays(single, tensors, layout=layout, skip=skip)
         rows = tuple(_checked(fit, variables, dtypes, allow_lossy=allow_lossy))
         for name, array in _read(fit):
             variables[name].set_value(_like(variables[name].get_value(), cast(array, dtypes[name])))
+    _stack_rows(model, variables, stacks)
     source = files[0] if len(files) == 1 else files[0].parent
     return PretrainedReport(str(source), fit.layout.name, rows, fit.ignored)
+
+
+def _stack_rows(model: "nnx.Module", rows: Mapping[str, Any], stacks: Stacks) -> None:
+    """Sets the stacked arrays of a model to the arrays of single blocks.
+
+    Raises:
+      UsageError: the model is abstract, and only some blocks were loaded.
+    """
+    single = {name: variable.get_value() for name, variable in rows.items()} if stacks else {}
+    changed = {}
+    for name, variable in variables_of(model).items() if stacks else ():
+        arrays = [single[row] for row in names_apart(name, stacks)]
+        abstract = [isinstance(array, jax.ShapeDtypeStruct) for array in arrays]
+        if all(abstract):
+            continue
+        if any(abstract):
+            raise UsageError(
+                f"{name} of an abstract model has arrays for some blocks and none for others: skip all blocks or none, "
+                "or load into a model with initial values"
+            )
+        stacked = arrays[0] if stack_of(name, stacks) is None else jnp.stack(arrays)
+        changed[name] = _like(variable.get_value(), stacked)
+    for name, variable in variables_of(model).items() if changed else ():
+        variable.set_value(changed.get(name, variable.get_value()))
 
 
 def _read(fit: Match) -> Iterator[tuple[str, np.ndarray]]:
@@ -199,7 +228,7 @@ def _counted(fit: Match, dtypes: Mapping[str, np.dtype]):
             yield name, (array.dtype, array.size, losses(np.zeros(0, np.float32), np.dtype(np.float32)))
 
 
-def _like(old, new: np.ndarray):
+def _like(old, new: np.ndarray | jax.Array):
     """Returns `new` as a JAX array with the sharding of `old`."""
     sharding = getattr(old, "sharding", None)
     # A copy, because a training step donates these buffers: nothing else may share them.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mpjax.models.scan import with_first_blocks
 from mpjax.precision.calls import modules_of, wrap
 from mpjax.precision.casting.values import is_array
 from mpjax.precision.casting.walk import equations
@@ -63,7 +64,7 @@ def products_of(task: Task, policy: Policy, batch: Mapping[str, Any]) -> list[Pr
       batch: the shapes of one device's micro-batch.
     """
     calls, owners = _calls(task, batch)
-    modules = modules_of(task.abstract)
+    modules = modules_of(with_first_blocks(task.abstract))
     found: list[Product] = []
     for path in sorted(owners & set(calls), key=lambda path: (path.count("/"), path)):
         if _is_open(path, task.precision) and not any(is_in(path, one.path) for one in found):

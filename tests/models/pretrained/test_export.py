@@ -14,6 +14,7 @@ from mpjax.models.gpt2 import GPT2
 from mpjax.models.pretrained import export_safetensors
 from mpjax.models.pretrained.tensors import variables_of
 from mpjax.models.resnet import Bottleneck, ImageNetStem, ResNet
+from mpjax.models.scan import one_by_one
 
 
 def resnet(rngs):
@@ -156,3 +157,35 @@ def test_a_variable_that_a_library_does_not_have_is_refused(tmp_path):
     model.extra = nnx.data(nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0)))
     with pytest.raises(UsageError, match="the timm layout has no key for extra/kernel; write layout='mpjax'"):
         export_safetensors(model, tmp_path / "a.safetensors", layout="timm")
+
+
+def small_gpt2(scan, seed=0):
+    return GPT2(vocabulary=11, length=4, width=6, depth=3, heads=3, dropout=0.0, scan_blocks=scan, rngs=nnx.Rngs(seed))
+
+
+@pytest.mark.parametrize("layout", ["mpjax", "huggingface"])
+def test_the_file_of_a_stack_is_that_of_single_blocks_and_loads_into_both(tmp_path, layout):
+    files = [tmp_path / f"{scan}.safetensors" for scan in (False, True)]
+    reports = [export_safetensors(small_gpt2(scan), file, layout=layout) for scan, file in enumerate(files)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert reports[0].rows == reports[1].rows
+    single, stacked = small_gpt2(False, seed=1), nnx.eval_shape(lambda: small_gpt2(True, seed=1))
+    told = [mpjax.load_pretrained(model, files[0], policy="bfloat16").rows for model in (single, stacked)]
+    assert told[0] == told[1]
+    assert bits(one_by_one(stacked)) == bits(single)
+    tokens = jax.numpy.arange(4)[None]
+    mpjax.apply_policy(single, "float32")
+    mpjax.apply_policy(stacked, "float32")
+    np.testing.assert_allclose(stacked(tokens), single(tokens), rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_of_a_stack_that_are_skipped_keep_their_values(tmp_path):
+    export_safetensors(small_gpt2(True), tmp_path / "a.safetensors")
+    model = small_gpt2(True, seed=1)
+    before = bits(one_by_one(model))
+    mpjax.load_pretrained(model, tmp_path / "a.safetensors", skip=("blocks/1/*",))
+    after, loaded = bits(one_by_one(model)), bits(small_gpt2(False))
+    assert all(after[name] == (before if name.startswith("blocks/1/") else loaded)[name] for name in after)
+    abstract = nnx.eval_shape(lambda: small_gpt2(True))
+    with pytest.raises(UsageError, match="has arrays for some blocks and none for others"):
+        mpjax.load_pretrained(abstract, tmp_path / "a.safetensors", skip=("blocks/1/*",))

@@ -23,6 +23,7 @@ SETTINGS = {
     "vit_ti16": {"width": 8, "depth": 2, "heads": 2, "patch": 4, "dropout": 0.1},
     "mlp": {"width": 4},
 }
+SETTINGS["vit_s16"] = {**SETTINGS["vit_ti16"], "scan_blocks": True}
 
 
 @functools.cache
@@ -98,3 +99,12 @@ def test_arrays_to_run_a_program_on_are_of_its_shapes_and_not_zero():
     output, (gradients,) = jax.jit(program.run)(*arrays)
     assert all(bool(jnp.isfinite(x).all()) for x in (output, *gradients))
     assert all(bool(jnp.any(x != 0)) for x in (output, *arrays[0]))
+
+
+def test_of_a_stack_of_blocks_one_is_timed():
+    """With the arrays of one block: its programs are those of a block among others."""
+    stacked, single = products("vit_s16"), {one.path: one for one in products("vit_ti16")}
+    paths = [one.path for one in stacked]
+    assert paths == ["patches", *(f"blocks/all/{part}" for part in ("attention", "mlp/up", "mlp/down")), "head"]
+    for one in stacked:
+        assert one.half.text == single[one.path.replace("all", "0")].half.text
