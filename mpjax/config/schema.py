@@ -142,7 +142,8 @@ class Model:
     dropout: float = 0.0
     """Dropout rate of Transformers and Wide-ResNets."""
     scan_blocks: bool = False
-    """Transformers: compile all blocks as one loop; rules of the policy have to hold for all blocks alike."""
+    """Transformers: stack the parameters of all blocks and compile one loop, in less time; rules of the policy have to
+    hold for all blocks alike."""
     stem: Literal["imagenet", "small"] = "small"
     """Stem of ResNet: 7x7 convolution of stride 2 and max-pooling (imagenet), or one 3x3 convolution (small). Xception
     has two 3x3 convolutions, at full resolution if small."""

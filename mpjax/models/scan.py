@@ -19,67 +19,18 @@ from mpjax.errors import UsageError
 from mpjax.models.stacked_arrays import names_apart, stack_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.walk import equations
+from mpjax.precision.dtypes import is_floating
 from mpjax.precision.rules import covers, scope_lineage
 
 
-_CHEAP = frozenset(
-    [
-        "abs",
-        "add",
-        "and",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "exp",
-        "exp2",
-        "expand_dims",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "integer_pow",
-        "iota",
-        "is_finite",
-        "le",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "not",
-        "optimization_barrier",
-        "or",
-        "pad",
-        "pow",
-        "reshape",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "sin",
-        "slice",
-        "sqrt",
-        "square",
-        "squeeze",
-        "stop_gradient",
-        "sub",
-        "tan",
-        "tanh",
-        "transpose",
-        "xor",
-    ]
-)
+_CHEAP = {
+    *("add", "sub", "mul", "div", "neg", "abs", "sign", "max", "min", "clamp", "floor", "ceil", "square"),
+    *("exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "integer_pow", "sqrt", "rsqrt", "erf", "erf_inv"),
+    *("eq", "ne", "le", "gt", "ge"),
+    *("sin", "cos", "tan", "tanh", "and", "or", "xor", "not", "is_finite", "select_n", "convert_element_type", "copy"),
+    *("copy_p", "stop_gradient", "optimization_barrier", "iota", "pad", "reshape", "squeeze", "expand_dims"),
+    *("broadcast_in_dim", "transpose", "slice"),
+}
 """Primitives that read and write each value once: fused with what uses their result, they cost nothing."""
 
 
@@ -87,12 +38,13 @@ _CALLS = frozenset({"checkpoint", "remat", "remat2", "jit", "pjit", "closed_call
 
 
 def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
-    """Returns True if a loop keeps the result of a primitive: products, kernels, reductions, random numbers.
+    """Returns True if a loop keeps the result of a primitive: products, kernels, reductions, masks of dropout.
 
-    All else the backward pass computes again from them. XLA does so by fusion where there is no loop; a loop would store
-    every value that the backward pass reads.
+    All else the backward pass computes again from them. XLA does so by fusion where there is no loop; a loop without a
+    policy stores every value that the backward pass reads.
     """
-    del operands
+    if primitive.name == "lt":  # of dropout: a byte, in place of the random numbers that were compared
+        return is_floating(operands[0])
     if primitive.name in _CALLS:
         return any(
             eqn.primitive.name not in _CHEAP for _, eqn in equations(params.get("jaxpr", params.get("call_jaxpr")))

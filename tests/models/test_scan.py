@@ -206,3 +206,15 @@ def test_a_block_that_changes_the_dtype_is_an_error():
 def test_blocks_of_different_structure_are_an_error():
     with pytest.raises(UsageError, match="block 1 differs from block 0 in structure"):
         Stack([nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))])
+
+
+def test_of_dropout_the_loop_keeps_a_byte_for_each_value():
+    structure, params, _ = take_apart(build(True, dropout=0.5))
+    grad = jax.make_jaxpr(jax.grad(lambda params: jnp.mean(structure.assemble(params, {}, jax.random.key(0))(TOKENS))))(
+        params
+    )
+    forward = next(eqn for eqn in grad.eqns if eqn.primitive.name == "scan")
+    masks = [var.aval.shape for var in forward.outvars[1:] if var.aval.dtype == bool]
+    others = {var.aval.dtype.name for var in forward.outvars[1:] if var.aval.ndim > 1}
+    assert masks == [(3, 2, 6, 8)] * 2
+    assert others == {"bool", "float32"}
