@@ -1,4 +1,4 @@
-"""Resizes images without antialiasing, and decodes JPEGs for it with libjpeg-turbo: the fastest way."""
+"""Resizes images without antialiasing, and decodes JPEGs for it with libjpeg-turbo."""
 
 import numpy as np
 
