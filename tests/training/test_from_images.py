@@ -1,5 +1,8 @@
 """Initial values from training images: computed once, kept in the checkpoint, and never changed by a step."""
 
+import types
+from typing import Any
+
 import numpy as np
 import pytest
 from flax import nnx
@@ -49,13 +52,6 @@ def test_a_step_leaves_it_and_a_resumed_run_takes_it_from_the_checkpoint(tmp_pat
     assert (position, [np.array_equal(value, expected) for value in kept]) == (2, [True])
 
 
-class Task:
-    """A task whose model is this module."""
-
-    def __init__(self, module):
-        self.abstract = module
-
-
 class Wrong(nnx.Module):
     """Returns what it does not have."""
 
@@ -66,5 +62,6 @@ class Wrong(nnx.Module):
 def test_a_variable_that_the_module_does_not_have_is_an_error(monkeypatch):
     monkeypatch.setattr("mpjax.training.from_images._images", lambda *_: np.zeros((2, 4, 4, 1), np.float32))
     source = synthetic_source(image_shape=(4, 4, 1), num_classes=2, size=4)
+    task: Any = types.SimpleNamespace(abstract=Wrong())
     with pytest.raises(UsageError, match=r"Wrong.from_images returns 'kernle' \(3,\); wanted a variable of the module"):
-        arrays_from_images(Task(Wrong()), source, Data())
+        arrays_from_images(task, source, Data())

@@ -1,5 +1,7 @@
 """Muon: which parameters it is for, the size and the direction of its updates, and what SGD does with the rest."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +30,7 @@ def _standard_promotion():
         yield
 
 
-def step_of(params=PARAMS, grads=GRADS, **settings):
+def step_of(params: Any = PARAMS, grads: Any = GRADS, **settings: Any) -> Any:
     config = Optimizer(name="muon", **{"weight_decay": 0.0, "learning_rate": 0.1, **settings})
     tx = update_rule(config, optax.constant_schedule(config.learning_rate))
     return tx.update(grads, tx.init(params), params)[0]
