@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from mpjax.errors import DataWarning, UsageError
 
@@ -163,6 +163,8 @@ def named_errors(stored: object, called: str = "image") -> Iterator[None]:
         path = stored if isinstance(stored, str) else name_of(stored)
         advice = "repair or remove the file" if path else "prepare the data set again"
         reason = str(error) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):  # Pillow names the buffer that the image was read into
+            reason = f"not an image in one of the formats {', '.join(FORMATS)}"
         raise UsageError(f"{path or called}: cannot be decoded: {reason}; {advice}") from error
 
 

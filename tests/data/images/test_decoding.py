@@ -111,3 +111,8 @@ def test_an_image_in_a_format_that_starts_another_program_is_refused():
     Image.new("RGB", (4, 4)).save(stored, "EPS")
     with pytest.raises(UsageError, match="image: cannot be decoded"):
         decode(stored.getvalue(), 3)
+
+
+def test_bytes_of_no_image_are_told_as_such():
+    with pytest.raises(UsageError, match=r"image: cannot be decoded: not an image in one of the formats PNG, JPEG, "):
+        decode(b"no image", 3)
