@@ -109,7 +109,7 @@ def _data(data: Data) -> Iterator[str]:
     if not all(map(math.isfinite, data.mean)):
         yield f"--data.mean is {data.mean}: wanted finite numbers"
     if not (data.antialias or data.image_size):
-        yield "--data.no-antialias without --data.image_size, which is 0: no image is resized; wanted both or none"
+        yield "--data.no_antialias without --data.image_size, which is 0: no image is resized; wanted both or none"
 
 
 def _others(config: Config) -> Iterator[str]:

@@ -43,9 +43,9 @@ def test_a_number_out_of_range_is_named(flag, value, says):
 
 
 def test_a_way_to_resize_needs_a_size():
-    with pytest.raises(UsageError, match="--data.no-antialias without --data.image_size, which is 0"):
-        check(load_config(["--data.no-antialias"]))
-    check(load_config(["--data.no-antialias", "--data.image_size", "224"]))
+    with pytest.raises(UsageError, match="--data.no_antialias without --data.image_size, which is 0"):
+        check(load_config(["--data.no_antialias"]))
+    check(load_config(["--data.no_antialias", "--data.image_size", "224"]))
 
 
 def test_all_faults_are_named_at_once():

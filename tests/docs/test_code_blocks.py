@@ -86,7 +86,10 @@ def test_every_mpjax_name_on_a_page_exists(page):
 def test_every_dotted_flag_on_a_page_is_a_setting(page):
     sections = {field.name: field.default for field in dataclasses.fields(mpjax.Config)}
     for section, setting in set(re.findall(r"--([a-z_]+)\.([a-z_0-9]+)", page.read_text())):
-        assert hasattr(sections[section], setting), f"--{section}.{setting} is on {name(page)}, but is no setting"
+        switched_off = isinstance(getattr(sections[section], setting.removeprefix("no_"), None), bool)
+        assert hasattr(sections[section], setting) or switched_off, (
+            f"--{section}.{setting} is on {name(page)}, but is no setting"
+        )
 
 
 def test_every_policy_that_stands_for_one_of_another_framework_is_one():

@@ -14,8 +14,8 @@ def require_packages() -> None:
         import simplejpeg  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"--data.no-antialias needs the packages simplejpeg and OpenCV ({error}); write: "
-            "pip install 'mpjax[images]'; or leave out --data.no-antialias"
+            f"--data.no_antialias needs the packages simplejpeg and OpenCV ({error}); write: "
+            "pip install 'mpjax[images]'; or leave out --data.no_antialias"
         ) from error
 
 

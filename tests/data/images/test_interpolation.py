@@ -164,5 +164,5 @@ def test_other_formats_are_decoded_by_pillow(form, mode):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    with pytest.raises(UsageError, match=r"--data.no-antialias needs .*write: pip install 'mpjax\[images\]'"):
+    with pytest.raises(UsageError, match=r"--data.no_antialias needs .*write: pip install 'mpjax\[images\]'"):
         require_packages()
