@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mpjax.models.activations import relu
-from mpjax.precision.dtypes import HALF
+from mpjax.precision.dtypes import FLOAT32, HALF, widest
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -100,7 +100,10 @@ def _sums(*arrays: jax.Array) -> list[jax.Array]:
     parts = _parts(_rows(shape))
     if parts == 1:
         return [jnp.sum(x, tuple(range(x.ndim - 1)), keepdims=True) for x in arrays]
-    partial = [jnp.sum(x.reshape(parts, -1, shape[-1]), axis=1) for x in arrays]
+    # Under autocast x is in half precision, and a cast from float32 to float32 is not seen. A product with float32 is:
+    # x is cast before the reshape, as for its other uses, and its gradient is rounded once. XLA leaves the ones out.
+    ones = jnp.ones(shape[-1:], widest(FLOAT32, *(x.dtype for x in arrays))).reshape((1,) * (len(shape) - 1) + (-1,))
+    partial = [jnp.sum((x * ones).reshape(parts, -1, shape[-1]), axis=1) for x in arrays]
     totals = jnp.split(jnp.sum(jnp.concatenate(partial, axis=1), axis=0), len(arrays))
     return [total.reshape((1,) * (len(shape) - 1) + (-1,)) for total in totals]
 

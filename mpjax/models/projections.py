@@ -73,11 +73,12 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
     """Calls three layers with kernels [D, 3, N, H] and a bias [N, H] of the first, with one product as derivative."""
     without = [changed(layer, bias=None, use_bias=False) for layer in layers[1:]]
 
-    @jax.custom_jvp
-    def products(x, kernels, bias):
+    def forward(x, kernels, bias):
         # Their own calls, so that named scopes, audits and diagnoses find them.
         given = (changed(layers[0], bias=nnx.Param(bias)), *without)
         return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(given))
+
+    products = jax.custom_jvp(forward)
 
     @products.defjvp
     def products_jvp(primals, tangents):
@@ -87,7 +88,8 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
         slopes = dot(of_x, kernels, last_by_first) + dot(x, of_kernels, last_by_first)
         first, *others = (jnp.squeeze(each, -3) for each in jnp.split(slopes, 3, axis=-3))
         wide = jnp.broadcast_to(of_bias.astype(widest(bias.dtype, FLOAT32)), first.shape)
-        return products(*primals), (first + wide.astype(first.dtype), *others)
+        # Not by the function with the rule, which rematerialisation takes for one operation that is no product.
+        return forward(*primals), (first + wide.astype(first.dtype), *others)
 
     return products(x, kernels, bias)
 

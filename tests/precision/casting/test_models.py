@@ -259,6 +259,11 @@ def test_a_residual_network_of_nnx(half):
     assert_as_by_hand(net, by_hand, params, IMAGES, half=half)
 
 
+def test_batch_norms_of_many_rows_round_the_gradient_of_their_input_once(monkeypatch):
+    monkeypatch.setattr("mpjax.models.batch_norm.MANY", 8)
+    test_a_residual_network_of_nnx("bfloat16")
+
+
 # --- A Transformer encoder -------------------------------------------------------------------------------------------
 
 
