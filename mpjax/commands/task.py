@@ -137,11 +137,12 @@ def make_step(
 
 
 def make_packing(config: Config, task: Task, layout: Layout) -> Packing:
-    """Returns the packing of a run's state: of all vectors that no mesh divides, if the optimizer allows it."""
-    if config.optimizer.name not in ELEMENTWISE:
+    """Returns the packing of a run's state: of all vectors on one device, if the optimizer allows it."""
+    # On several devices, the sum of a packed gradient would wait for the last vector of the backward pass.
+    if config.optimizer.name not in ELEMENTWISE or layout.mesh.size > 1:
         return UNPACKED
     _, params, stats = take_apart(task.abstract)
-    return Packing.of(params, stats, apart=layout.divided)
+    return Packing.of(params, stats)
 
 
 def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:

@@ -29,6 +29,9 @@ Implementation = Literal["auto", "xla", "cudnn"]
 HEADS = "tensor"
 """The mesh axis that attention heads are divided over."""
 
+PARAMETERS = "fsdp"
+"""The mesh axis that parameters are divided over, and gathered for each block."""
+
 
 class Attention(nnx.Module):
     """Query, key and value projections, attention, and an output projection.
@@ -65,8 +68,9 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
         """Maps features to features; positions of sequence b from `lengths[b]` on are masked out."""
-        # The compiler would sum what `project` moves into the bias of `out` over the devices that divide the heads.
-        projected = called if _are_heads_divided() else project
+        # What `project` moves into the bias of `out`, the compiler would sum over the devices that divide the heads.
+        # Under fsdp, the kernels that it stacks would be kept from the forward to the backward pass.
+        projected = called if _is_divided(HEADS) or _is_divided(PARAMETERS) else project
         query, key, value, out = projected(x, self.query, self.key, self.value, self.out)
         attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
         return out(attention(query, key, value, lengths=lengths))
@@ -119,7 +123,7 @@ def _on_own_heads(attention: Callable) -> Callable:
     def call(query, key, value, lengths):
         return attention(query, key, value, key_value_seq_lengths=lengths)
 
-    if not _are_heads_divided() or HEADS in mesh.manual_axes or not mesh.manual_axes:
+    if not _is_divided(HEADS) or HEADS in mesh.manual_axes or not mesh.manual_axes:
         return call
     heads = PartitionSpec(None, None, HEADS)
     return jax.shard_map(
@@ -127,10 +131,10 @@ def _on_own_heads(attention: Callable) -> Callable:
     )
 
 
-def _are_heads_divided() -> bool:
-    """Returns True if the heads are divided over the devices of a mesh."""
+def _is_divided(axis: str) -> bool:
+    """Returns True if a mesh is in use that has several devices along an axis."""
     mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and mesh.shape.get(HEADS, 1) > 1
+    return not mesh.empty and mesh.shape.get(axis, 1) > 1
 
 
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:

@@ -61,9 +61,11 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     if kernel.shape[:-1] != bias.shape:
         return called(x, query, key, value, out)
     wide = widest(bias.dtype, kernel.dtype, FLOAT32)
+    # Cast once, for the constant and for the layer: a parameter is gathered in half precision if it is only cast to it.
+    kernel = _half_kernel(out)
     with scope_of(value):
         constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
-    out = changed(out, bias=nnx.Param(out.bias[...].astype(wide) + constant))
+    out = changed(out, kernel=nnx.Param(kernel), bias=nnx.Param(out.bias[...].astype(wide) + constant))
     kernels = jnp.stack([_half_kernel(layer) for layer in layers], axis=1)
     of_query, of_key, of_value = _products(layers, x.astype(query.dtype), kernels, query.bias[...])
     return Projected(of_query, of_key, of_value, out)

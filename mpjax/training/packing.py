@@ -7,7 +7,7 @@ as the launch, and an argument that the host passes to every call.
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -94,15 +94,14 @@ class Packing:
     stats: Kind
 
     @classmethod
-    def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], *, apart: Collection[str] = ()) -> "Packing":
+    def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any]) -> "Packing":
         """Returns the packing of all vectors.
 
         Args:
           params: parameters by path, or their shapes.
           stats: statistics by path, or their shapes.
-          apart: paths of arrays to leave alone, such as those that a mesh divides.
         """
-        return cls(_kind(params, apart), _kind(stats, apart))
+        return cls(_kind(params), _kind(stats))
 
     def pack(self, state: Any) -> Any:
         """Returns a training state, or any tree with mappings from the same paths, with packed arrays.
@@ -124,11 +123,11 @@ UNPACKED = Packing(Kind(frozenset(), {}), Kind(frozenset(), {}))
 """The packing that packs nothing."""
 
 
-def _kind(arrays: Mapping[str, Any], apart: Collection[str]) -> Kind:
+def _kind(arrays: Mapping[str, Any]) -> Kind:
     groups: dict[str, Group] = {}
     for name, array in arrays.items():
         # Matrices stay: optimizers tell by the number of axes which parameters decay.
-        if len(array.shape) <= 1 and is_floating(array) and name not in apart:
+        if len(array.shape) <= 1 and is_floating(array):
             groups.setdefault(f"({np.dtype(array.dtype).name} vectors)", {})[name] = tuple(array.shape)
     return Kind(frozenset(arrays), {name: group for name, group in groups.items() if len(group) > 1})
 

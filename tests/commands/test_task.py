@@ -5,8 +5,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from mpjax.commands.parts import fresh_state, make_parts
-from mpjax.commands.task import set_up_jax
+from mpjax.commands.task import make_packing, set_up_jax
 from mpjax.config import load_config
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
 
 
@@ -66,4 +68,6 @@ def test_vectors_are_packed_for_optimizers_that_treat_numbers_one_by_one(optimiz
     """Three layers: three kernels, and three biases in one array. LAMB divides by the norm of each array."""
     config = config_of(f"--optimizer.name {optimizer}")
     parts = make_parts(config)
-    assert len(parts.packing.pack(fresh_state(config, parts)).params) == arrays
+    state, one = fresh_state(config, parts), Layout(make_mesh(jax.devices()[:1]))
+    assert len(make_packing(config, parts.task, one).pack(state).params) == arrays
+    assert len(parts.packing.pack(state).params) == 6  # on two devices

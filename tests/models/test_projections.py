@@ -81,7 +81,11 @@ def test_each_kernel_is_cast_in_the_scope_of_its_layer():
     """So that a diagnosis names the layer whose kernel overflows."""
     traced = jax.make_jaxpr(module())(X)
     kernels = [
-        scope for scope, eqn in equations(traced) if "convert" in eqn.primitive.name and eqn.outvars[0].aval.size == 256
+        scope
+        for scope, eqn in equations(traced)
+        if "convert" in eqn.primitive.name
+        and eqn.invars[0].aval.dtype == jnp.float32
+        and eqn.outvars[0].aval.size == 256
     ]
     assert sorted(kernels) == ["key", "out", "query", "value"]
 

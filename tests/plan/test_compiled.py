@@ -162,14 +162,14 @@ def test_a_resnet50_in_bfloat16_keeps_half_of_what_float32_keeps(plugin):
 
 
 @pytest.mark.slow
-def test_scaling_the_loss_of_a_resnet50_takes_40_kernels_and_a_thousandth_of_the_bytes(plugin):
+def test_scaling_the_loss_of_a_resnet50_takes_40_kernels_and_less_than_a_reading_of_its_gradients(plugin):
     """With 238 kernels when each gradient was checked and measured by kernels of its own."""
-    scaled, without = (
-        moved(compiled(f"{LARGE} --precision.policy mixed_float16 {more}"))
-        for more in ("", "--precision.loss_scale none")
-    )
+    programs = [
+        compiled(f"{LARGE} --precision.policy mixed_float16 {more}") for more in ("", "--precision.loss_scale none")
+    ]
+    scaled, without = map(moved, programs)
     assert scaled.kernels - without.kernels <= 40
-    assert scaled.bytes - without.bytes <= 0.001 * without.bytes
+    assert scaled.bytes - without.bytes <= 0.9 * programs[0].memory.parameters
 
 
 @pytest.mark.slow
