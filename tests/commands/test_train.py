@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, how they go on, how they end."""
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -9,11 +10,13 @@ import signal
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mpjax.commands.evaluate import evaluate_run
+from mpjax.commands.parts import make_parts
 from mpjax.commands.train import run
 from mpjax.config import load_config, to_toml
 from mpjax.config.commands import Evaluation
@@ -21,6 +24,7 @@ from mpjax.errors import CheckpointWarning, Diverged, Interrupted, PrecisionWarn
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.precision import check_dtypes
 from mpjax.report import read_metrics
+from mpjax.training.mesh import make_mesh
 
 
 SMALL = shlex.split("""
@@ -219,6 +223,22 @@ def test_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
         shutil.rmtree(folder / "checkpoints" / str(position))
     resume(folder)
     assert_same_arrays(folder, tmp_path / "whole", 20)
+
+
+def test_a_run_on_one_device_packs_its_state_and_resumes_bit_identical(tmp_path, monkeypatch):
+    """Steps that overflow included; checkpoints have arrays by path."""
+    one_device = functools.partial(make_mesh, jax.devices()[:1])
+    monkeypatch.setattr("mpjax.commands.parts.make_mesh", one_device)
+    assert make_parts(load_config(SMALL)).packing.params.groups
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(whole)
+    shutil.copytree(whole, stopped)
+    for position in (14, 20):
+        shutil.rmtree(stopped / "checkpoints" / str(position))
+    resume(stopped)
+    assert_same_arrays(stopped, whole, 20)
+    assert metrics_of(stopped) == metrics_of(whole)
+    assert "params/layers/0/bias" in read_checkpoint(whole / "checkpoints", "20")[1]
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stopped):
