@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 
-from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts
+from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts, resumed_state
 from mpjax.config import Config
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
@@ -146,7 +146,7 @@ def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.P
     if earlier:
         start, saved, about = read_checkpoint(folder / CHECKPOINTS, str(earlier[-1]))
         same = about["loss_scale"] == str(parts.plan.loss_scale)
-        state = adopt(fresh_state(config, parts), saved, same_scaling=same)
+        state = resumed_state(config, parts, lambda shapes: adopt(shapes, saved, same_scaling=same))
     else:
         start, state = 0, fresh_state(config, parts, pretrained_arrays(parts.task, config.model)[0])
     counts, position = [], start
@@ -178,7 +178,8 @@ def in_view_of_float32(
     stream = (place(batch, parts.split) for batch in parts.batches.from_position(number - 1))
     first = next(stream)
     _, untrained = parts.train_step(parts.packing.pack(fresh_state(config, parts)), first)
-    state = adopt(fresh_state(config, parts), jax.device_get(to_arrays(state)), same_scaling=False)
+    saved = jax.device_get(to_arrays(state))
+    state = resumed_state(config, parts, lambda shapes: adopt(shapes, saved, same_scaling=False))
     state = parts.packing.pack(state)
     batch, metrics = first, untrained
     for _ in range(FURTHER):

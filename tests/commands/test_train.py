@@ -279,7 +279,7 @@ def test_a_run_goes_on_under_other_policies(undisturbed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounding", ["--precision.stochastic_rounding", "--precision.no_stochastic_rounding"])
-def test_a30_a_float16_run_keeps_float32_masters_in_its_checkpoints_and_goes_on_from_them(tmp_path, rounding):
+def test_a_float16_run_keeps_float32_masters_in_its_checkpoints_and_goes_on_from_them(tmp_path, rounding):
     flags = ("--precision.policy", "float16", "--steps", "8", "--loop.save_every", "4", "--loop.eval_every", "0")
     flags += ("--precision.initial_scale", "1024")
     train(tmp_path / "a", *flags, rounding)
