@@ -16,6 +16,10 @@ class Diverged(RuntimeError):
     """Training diverged: values stay non-finite at the smallest loss scale. Exit code 3."""
 
 
+class CallbackError(RuntimeError):
+    """A user's callback failed; the message names it, and the checkpoint that was saved. Exit code 1."""
+
+
 class Interrupted(RuntimeError):
     """A signal ended the run after its checkpoint was saved. Exit code 128 + signal."""
 

@@ -3,13 +3,13 @@
 import dataclasses
 import pathlib
 import warnings
+from collections.abc import Callable
 
 import optax
 
 from mpjax import data, strict_json
 from mpjax.commands.parts import CHECKPOINTS
 from mpjax.commands.task import open_task
-from mpjax.commands.train import evaluate_state
 from mpjax.config import to_toml
 from mpjax.config.commands import Evaluation
 from mpjax.config.folders import config_of_run, with_policy
@@ -19,9 +19,9 @@ from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import read_checkpoint
 from mpjax.precision.loss_scale import no_loss_scaling
-from mpjax.training import TrainState, make_eval_step
+from mpjax.training import TrainState, evaluate, make_eval_step
 from mpjax.training.layout import Layout
-from mpjax.training.mesh import make_mesh
+from mpjax.training.mesh import make_mesh, place
 from mpjax.training.setup import Task, initial_state
 
 
@@ -105,3 +105,16 @@ def trained_state(
     bare = no_loss_scaling(optax.identity())
     fresh = initial_state(task, bare, seed=0, ema=ema, layout=layout)
     return position, adopt(fresh, saved, same_scaling=False), about
+
+
+def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:
+    """Returns the metrics over the test set, of the parameters and of their moving average if there is one."""
+
+    def metrics_of(params) -> dict[str, float]:
+        placed = (place(batch, sharding) for batch in batches)
+        return evaluate(eval_step, params, state.stats, placed, conclude)
+
+    metrics = {f"test/{name}": value for name, value in metrics_of(state.params).items()}
+    if state.ema:
+        metrics |= {f"ema/{name}": value for name, value in metrics_of(state.ema).items()}
+    return metrics

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
+from flax import nnx
 from jax.sharding import NamedSharding
 
 from mpjax import data
@@ -196,3 +198,11 @@ def resumed_state(config: Config, parts: Parts, adopt: Callable[[TrainState], Tr
     if not any(map(is_missing, jax.tree.leaves(state))):
         return state
     return jax.tree.map(lambda leaf, new: new if is_missing(leaf) else leaf, state, fresh_state(config, parts))
+
+
+def model_with(parts: Parts, state: TrainState) -> nnx.Module:
+    """Returns the model of a packed state in evaluation mode, with copies of the arrays, which the next step donates."""
+    state = parts.packing.unpack(state)
+    model = parts.task.structure.assemble(*jax.tree.map(jnp.copy, (state.params, state.stats)))
+    model.eval()
+    return model

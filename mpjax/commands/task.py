@@ -11,8 +11,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mpjax import data, models
+from mpjax.commands.objective import choose_objective
 from mpjax.config import Config
 from mpjax.config.folders import cache_folder, data_folder
+from mpjax.data.augment.preparation import preparation
 from mpjax.errors import UsageError
 from mpjax.models.scan import require_alike, stacks_of
 from mpjax.plan.shapes import batch_shapes
@@ -21,12 +23,11 @@ from mpjax.precision.casting import autocast, full_precision
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
 from mpjax.training import make_train_step
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide
-from mpjax.training.objectives import objective_of
 from mpjax.training.optimizer import ELEMENTWISE, learning_rate_schedule, update_rule, with_precision
 from mpjax.training.packing import UNPACKED, Packed, Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.remat import apply_remat, blocks_of
-from mpjax.training.setup import Task, check_fit
+from mpjax.training.setup import Task, check_fit, check_objective
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
 
@@ -76,14 +77,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     require_alike(abstract, plan.policy.rules, "--precision.rules")
     report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
-    prepare = full_precision(functools.partial(data.prepare, config=config.data, fields=fields))
-    chunk = config.training.chunked_loss
-    if chunk and not all(callable(getattr(abstract, name, None)) for name in ("features", "logits")):
-        raise UsageError(
-            f"--training.chunked_loss {chunk}: {config.model.name} has no methods `features` and `logits` to compute "
-            "the logits of some tokens at a time with; write --training.chunked_loss 0"
-        )
-    objective = objective_of(config.task, prepare, policy, label_smoothing=config.training.label_smoothing, chunk=chunk)
+    prepare = full_precision(preparation(config.data, fields))
+    objective = choose_objective(config, prepare, policy, abstract, fields)
     cast = uncast
     if autocasting:
         cast = functools.partial(
@@ -110,7 +105,10 @@ def make_step(
       UsageError: as `make_task`, or the model does not fit the task.
     """
     task = make_task(config, plan, fields)
-    check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+    if config.training.objective:
+        check_objective(task, batch_shapes(fields, 2))
+    else:
+        check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
     tx = with_precision(
         update_rule(config.optimizer, schedule, stacks_of(task.abstract)),

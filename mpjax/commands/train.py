@@ -7,20 +7,33 @@ import itertools
 import pathlib
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 
-from mpjax import report
+from mpjax import data, report
 from mpjax.commands.diagnose import command_for, explain
-from mpjax.commands.parts import CHECKPOINTS, ENVIRONMENT_FILE, Parts, fresh_state, make_parts, resumed_state
+from mpjax.commands.evaluate import evaluate_state
+from mpjax.commands.objective import metrics_of
+from mpjax.commands.own_parts import callbacks_of, open_writers, require_metric, with_parts
+from mpjax.commands.parts import (
+    CHECKPOINTS,
+    ENVIRONMENT_FILE,
+    Parts,
+    fresh_state,
+    make_parts,
+    model_with,
+    resumed_state,
+)
 from mpjax.commands.tune import tuned
 from mpjax.config import Config, to_toml
-from mpjax.config.choices import TASKS
 from mpjax.config.folders import check_run_folder, run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
+from mpjax.config.score import score_of
 from mpjax.errors import UsageError
+from mpjax.extend import RunInfo
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.join import joined
@@ -31,8 +44,7 @@ from mpjax.loop.roll_call import numbers
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
-from mpjax.training import TrainState, evaluate
-from mpjax.training.mesh import place
+from mpjax.training import TrainState
 from mpjax.training.precision_plan import advice, floor_of
 from mpjax.training.setup import pretrained_arrays
 from mpjax.training.train_call import compile_calls
@@ -42,7 +54,9 @@ Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]
 """A context that passes on requests to stop a run."""
 
 
-def run(config: Config, *, writers: Iterable[report.Writer] = (), stopping: Stopping = stop_on_signals) -> dict:
+def run(
+    config: Config, *, writers: Iterable[report.Writer] = (), stopping: Stopping = stop_on_signals, **parts: Any
+) -> dict:
     """Trains as `config` says and writes the results to its `output_dir`.
 
     With several processes, each calls this with the same settings but its own `distributed.process`; the first prints
@@ -54,6 +68,8 @@ def run(config: Config, *, writers: Iterable[report.Writer] = (), stopping: Stop
         own, at the same steps with the same values; all are closed at the end.
       stopping: the context of the training loop. A request that it passes on, by `ask`, stops the run after the current
         step. By default it listens to SIGINT and SIGTERM, which Python allows in the main thread only.
+      **parts: parts of your own in place of those that the settings name: `model`, `source`, `preprocess`, `augment`,
+        `objective`, `metrics`, `optimizer`, `schedule`, `callbacks`. `mpjax.extend` says what each is.
 
     Returns:
       The contents of `summary.json`.
@@ -61,10 +77,12 @@ def run(config: Config, *, writers: Iterable[report.Writer] = (), stopping: Stop
     Raises:
       UsageError: the settings are invalid, the folder exists and `resume` is off, the data is missing, or so is a
         process.
+      CallbackError: a callback failed; a checkpoint was saved.
       Diverged: too many steps in a row were skipped, the last at the smallest loss scale; or, without loss scaling, a
         loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
+    config = with_parts(config, **parts)
     with joined(config) as company:
         return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, stopping)
 
@@ -81,7 +99,10 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         check_run_folder(config)  # before anything takes time
     config, tuning = tuned(config)
     parts = make_parts(config)
-    plan, when = parts.plan, parts.when
+    plan, when, score = parts.plan, parts.when, score_of(config)
+    if config.loop.best:
+        require_metric(score, metrics_of(parts.task, data.batch_fields(parts.source, config.data)))
+    callbacks = callbacks_of(config, company.gather)
 
     folder = run_folder_of(config, company)
     with contextlib.ExitStack() as opened:
@@ -103,13 +124,16 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             arrays, report_of_weights = pretrained_arrays(parts.task, config.model)
             start, state, before = 0, fresh_state(config, parts, arrays), {}
         spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
+        metrics = folder / "metrics.jsonl"
+        records = report.read_metrics(metrics) if begun and metrics.exists() else []
+        info = RunInfo(folder, config, start, when.steps, first, records)
         if first:
             kinds = [str(device.device_kind) for device in jax.devices()]
             report.write_environment(folder / ENVIRONMENT_FILE, kinds, parts.compiler_options)
             report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
             resume_step = start if config.resume else None
             own = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
-            writers = (own, *writers)
+            writers = (own, *open_writers(config.report.writers, info), *writers)
         writer = opened.enter_context(contextlib.closing(report.Writers(writers)))
         writer.message(f"run folder: {folder}")
         if config.resume:
@@ -156,6 +180,8 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
 
         # The loop
+        if callbacks.call("started", info) & {"stop"}:
+            raise UsageError("a callback asked to stop before the first step")
         started = time.perf_counter()
         state = train_loop(
             state,
@@ -167,12 +193,16 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             limits=Limits(floor_of(plan, config.precision), config.precision.patience),
             writer=writer,
             evaluate=tested,
-            score=TASKS[config.task].score,
+            score=score,
             save=save,
             explain=explained,
             stop=company.stop,
             probe=probe,
+            callbacks=callbacks,
+            model_of=lambda state: functools.partial(model_with, parts, state),
         )
+        if (attempts := int(state.attempts)) < when.steps:
+            writer.message(f"stopped at step {attempts} of {when.steps}, as a callback asked")
 
     # Results
     summary = None
@@ -180,7 +210,7 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         records = report.read_metrics(folder / "metrics.jsonl")
         summary = report.summarise(
             records,
-            score=TASKS[config.task].score,
+            score=score,
             steps=int(state.step),
             attempts=int(state.attempts),
             skipped=int(loss_scale_state(state.opt_state).skipped),
@@ -195,7 +225,9 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         if config.report.plot:
             report.plot_curves(records, folder / "curves.png", title=str(folder))
         print(report.summary_table(summary))
-    return company.gather(summary)[0]
+    summary = company.gather(summary)[0]
+    callbacks.call("ended", summary)
+    return summary
 
 
 def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
@@ -237,16 +269,3 @@ def resumed(
         set_aside(folder / CHECKPOINTS, after=position)
     company.gather(None)  # nobody writes checkpoints before these are out of the way
     return position, state, then
-
-
-def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:
-    """Returns the metrics over the test set, of the parameters and of their moving average if there is one."""
-
-    def metrics_of(params) -> dict[str, float]:
-        placed = (place(batch, sharding) for batch in batches)
-        return evaluate(eval_step, params, state.stats, placed, conclude)
-
-    metrics = {f"test/{name}": value for name, value in metrics_of(state.params).items()}
-    if state.ema:
-        metrics |= {f"ema/{name}": value for name, value in metrics_of(state.ema).items()}
-    return metrics

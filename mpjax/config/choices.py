@@ -44,7 +44,11 @@ def parse_model_name(text: str) -> str:
     )
 
 
-TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling"]
+DATA_KINDS = ("folder", "hf", "synthetic")
+"""What stands before the colon of a `--data.name` that names no code."""
+
+
+TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling", "own"]
 
 Way = Literal["columns", "rows", "whole"]
 """How a linear layer or convolution is divided: along its outputs, along its inputs, or not at all."""
@@ -54,7 +58,7 @@ class TaskKind(NamedTuple):
     """The properties of a task.
 
     Attributes:
-      fields: the names of the fields of an example.
+      fields: the names of the fields of an example; none: all columns of the data set.
       score: the metric that chooses the best checkpoint.
     """
 
@@ -67,6 +71,7 @@ TASKS: Mapping[TaskName, TaskKind] = {
     "segmentation": TaskKind(("image", "mask"), "iou"),
     "text_classification": TaskKind(("text", "label"), "accuracy"),
     "language_modeling": TaskKind(("text",), "perplexity"),
+    "own": TaskKind((), "loss"),
 }
 
 BEST: Mapping[str, Callable[[Sequence[float]], float]] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpjax.config.choices import TASKS, parse_model_name
 from mpjax.config.schema import Config, Data, Distributed
+from mpjax.config.score import score_of
 from mpjax.errors import UsageError
 
 
@@ -39,6 +40,8 @@ NOT_NEGATIVE = (
     "optimizer.weight_decay",
     "optimizer.eps",
     "optimizer.clip_norm",
+    "loop.stop_after",
+    "loop.stop_delta",
     "seed",
 )
 
@@ -121,8 +124,24 @@ def _others(config: Config) -> Iterator[str]:
         yield f"--task is {config.task!r}: wanted one of {', '.join(TASKS)}"
     if config.optimizer.rest_learning_rate and not config.optimizer.learning_rate:
         yield "--optimizer.learning_rate is 0: wanted a positive rate, of which rest_learning_rate is a multiple"
+    yield from _own_parts(config)
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
+
+
+def _own_parts(config: Config) -> Iterator[str]:
+    objective = config.training.objective
+    if config.task == "own" and not objective:
+        yield "--task own: wanted --training.objective FILE.py:NAME, a function of the loss and the metrics"
+    if config.training.chunked_loss and (objective or config.training.metrics):
+        own = "objective" if objective else "metrics"
+        chunk = config.training.chunked_loss
+        yield f"--training.chunked_loss {chunk} with --training.{own}, which needs all logits: leave one out"
+    if config.task in TASKS:
+        try:
+            score_of(config)
+        except UsageError as error:
+            yield str(error)
 
 
 _TOGETHER = "--distributed.coordinator HOST:PORT --distributed.processes N --distributed.process I"

@@ -56,8 +56,8 @@ class Data:
     name: str = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
     prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (also csv, json,
-    parquet, arrow and image folders), or `synthetic:32x32x3:100` for generated images of that shape and number of
-    classes."""
+    parquet, arrow and image folders), `synthetic:32x32x3:100` for generated images of that shape and number of
+    classes, or your own: `FILE.py:NAME` or `package.module:NAME` of a function that returns both splits."""
     data_dir: str = ""
     """Folder of prepared data sets; empty: the folder `data` in cache_dir."""
     train_split: str = "train"
@@ -118,6 +118,9 @@ class Data:
     0: none."""
     cutmix: float = 0.0
     """Augmentation: CutMix of pairs of images, with areas from Beta(cutmix, cutmix) (1 is usual); 0: none."""
+    augment: str = ""
+    """Augmentation: your function of a batch and a key, in the compiled step after all others: `FILE.py:NAME` or
+    `package.module:NAME`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -233,8 +236,14 @@ class Optimizer:
 class Training:
     """Options of the training step."""
 
+    objective: str = ""
+    """Your function from model, batch and key to the loss and the metrics of each example, in place of the task's:
+    `FILE.py:NAME` or `package.module:NAME`."""
+    metrics: tuple[str, ...] = ()
+    """Your metrics of the test set, functions from the model's outputs and a batch to values per example or a metric of
+    clu or metrax: `FILE.py:NAME` or `package.module:NAME` each."""
     label_smoothing: float = 0.1
-    """Share of the target probability spread evenly over all classes."""
+    """Share of the target probability spread evenly over all classes, in the task's own loss."""
     chunked_loss: int = 0
     """Language models: the number of tokens whose logits exist at a time, as in 4096, to save memory; the backward pass
     computes them again. 0: all tokens of a batch at once."""
@@ -303,6 +312,17 @@ class Loop:
     """Interval between checkpoints; there is always one at the end and on interruption."""
     keep: int = 2
     """Number of newest checkpoints to keep, besides the best."""
+    best: str = ""
+    """Metric of the test set that chooses the best checkpoint, as in `loss`; empty: as usual for the task."""
+    best_is: Literal["auto", "min", "max"] = "auto"
+    """Whether the best value of loop.best is the smallest or the largest; auto: known for mpjax's own metrics."""
+    stop_after: int = 0
+    """Early stopping: training ends after this many evaluations in a row without a better loop.best; 0: never."""
+    stop_delta: float = 0.0
+    """Early stopping: a value is better if it differs from the best so far by more than this."""
+    callbacks: tuple[str, ...] = ()
+    """Your callbacks, classes (or functions that return an object) with methods such as `evaluated`: `FILE.py:NAME` or
+    `package.module:NAME` each."""
 
     def __post_init__(self):
         _settle_durations(self, "log_every", "eval_every", "save_every")
@@ -316,6 +336,9 @@ class Report:
     """Write TensorBoard events."""
     plot: bool = True
     """Plot curves.png at the end."""
+    writers: tuple[str, ...] = ()
+    """Further destinations of metrics, functions of the run that return a writer: `FILE.py:NAME` or
+    `package.module:NAME` each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -341,7 +364,8 @@ class Config:
     seed: int = 0
     """Random seed of initialisation, shuffling and augmentation."""
     task: TaskName = "classification"
-    """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text."""
+    """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text. own: all
+    columns of the data set are read, and --training.objective says what is learned."""
     output_dir: str = ""
     """Folder of the run: a new one, or with --resume an existing one; empty: runs/<data>-<model>-<policy>-<time>."""
     resume: bool = False

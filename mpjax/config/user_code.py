@@ -7,16 +7,72 @@ import inspect
 import pathlib
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
+from mpjax.config.choices import DATA_KINDS
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
 
+CODE = (
+    "model.name",
+    "data.name",
+    "data.preprocess",
+    "data.augment",
+    "training.objective",
+    "training.metrics",
+    "optimizer.name",
+    "optimizer.schedule",
+    "loop.callbacks",
+    "report.writers",
+)
+"""The settings that may name code outside mpjax."""
+
+_IN_PYTHON = "python:"
+
+
+class Given(str):
+    """The value of a setting that names code, for a function or class that was given in Python.
+
+    It is the text `python:NAME`, which a run stores: who reads the stored settings learns that the code is not there.
+
+    Attributes:
+      value: the function, class or object.
+    """
+
+    value: Any
+
+
+def given(value: Any) -> Given:
+    """Returns a setting's value for an object that was given in Python.
+
+    >>> given(len), given(len).value
+    ('python:len', <built-in function len>)
+    """
+    if isinstance(value, Given):
+        return value
+    named = Given(_IN_PYTHON + getattr(value, "__qualname__", type(value).__qualname__))
+    named.value = value
+    return named
+
+
 def code_of(config: Config) -> dict[str, str]:
     """Returns the settings that name code outside mpjax, as a dict from setting to value."""
-    named = {"model.name": config.model.name, "data.preprocess": config.data.preprocess}
-    return {name: value for name, value in named.items() if ":" in value and not _is_own(value)}
+    found = {}
+    for name in CODE:
+        section, _, field = name.partition(".")
+        value = getattr(getattr(config, section), field)
+        specs = [spec for spec in ([value] if isinstance(value, str) else value) if names_code(spec)]
+        if outside := [spec for spec in specs if not _is_own(spec)]:
+            found[name] = " ".join(outside)
+    return found
+
+
+def names_code(spec: str) -> bool:
+    """Returns True for `FILE.py:NAME` and `package.module:NAME`, and False for `hf:PATH` and the like."""
+    where, colon, _ = spec.partition(":")
+    return bool(colon) and where not in DATA_KINDS
 
 
 def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: Config | None = None) -> None:
@@ -29,7 +85,13 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
       said: the settings that the user gave, without those of stored runs.
     """
     said_code = code_of(said) if said else {}
-    untrusted = [f"{name} {value}" for name, value in code_of(stored).items() if said_code.get(name) != value]
+    named = {name: value for name, value in code_of(stored).items() if said_code.get(name) != value}
+    if in_python := [f"{name} {value}" for name, value in named.items() if _IN_PYTHON in value]:
+        raise UsageError(
+            f"the run in {where} was given parts in Python, which its settings cannot hold: {', '.join(in_python)}; "
+            "name them here as FILE.py:NAME, or call mpjax.run with them again"
+        )
+    untrusted = [f"{name} {value}" for name, value in named.items()]
     if untrusted and not trusted:
         raise UsageError(
             f"the run in {where} names code outside mpjax, which would be executed here: {', '.join(untrusted)}; "
@@ -48,16 +110,20 @@ def is_of_a_run(file: pathlib.Path) -> bool:
 
 
 def load_function(spec: str, *, flag: str) -> Callable:
-    """Loads the function or class that `FILE.py:NAME` or `package.module:NAME` names.
+    """Loads the function or class that `FILE.py:NAME` or `package.module:NAME` names, or returns one `given` in Python.
 
     Args:
-      spec: the file or module, and the name in it.
+      spec: the file or module, and the name in it; or a `Given`.
       flag: the name of the setting, for messages.
 
     Raises:
       UsageError: there is no such file, module, function or class, or the file is not valid Python. For a missing
         name the message lists the functions and classes of the module.
     """
+    if isinstance(spec, Given):
+        return spec.value
+    if spec.startswith(_IN_PYTHON):
+        raise UsageError(f"{flag} {spec}: the run was given this in Python; name it as FILE.py:NAME")
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):
         raise UsageError(f"{flag} {spec}: wanted FILE.py:NAME or package.module:NAME")

@@ -37,7 +37,7 @@ class Field(Protocol):
 
 
 Fields = Mapping[str, Field]
-"""Maps names to fields: `image`, `label`, `mask`, `tokens`, `length`."""
+"""Maps names to fields: `image`, `label`, `mask`, `tokens`, `length`; of a task of the user's own, any names."""
 
 IGNORED = 255
 """The class number in a batch of pixels that the loss and the metrics ignore."""
@@ -200,6 +200,58 @@ class Length(_FromColumn):
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
         """Checks lengths and returns them as int32 [...]."""
         return _class_numbers(self, name, value, self.largest + 1, "wanted the number of tokens that are not padding")
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers(_FromColumn):
+    """Numbers for an objective of the user's own: integers become int32, floating point float32, bool stays.
+
+    Args:
+      shape: the shape of one example.
+      dtype: int32, float32 or bool, as a batch has it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def rank(self) -> int:
+        """Returns the number of axes of one example."""
+        return len(self.shape)
+
+    def settle(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Checks numbers and returns them in the field's dtype, [..., shape]."""
+        if not _fits(value.shape, self.shape):
+            raise UsageError(
+                f"{called(name, self)}: shape {value.shape}; wanted {self.shape}, that of the first example"
+            )
+        found = dtype_of_numbers(name, value.dtype)
+        if found != self.dtype:
+            raise UsageError(
+                f"{called(name, self)}: dtype {value.dtype}; wanted {self.dtype}, that of the first example"
+            )
+        with np.errstate(over="ignore"):
+            cast = value.astype(found, copy=False)
+        if found.kind == "i" and not np.array_equal(cast, value):
+            raise UsageError(f"{called(name, self)}: {value.max()} does not fit int32; wanted numbers below 2**31")
+        if found.kind == "f" and np.any(np.isinf(cast) & np.isfinite(value)):
+            raise UsageError(f"{called(name, self)}: {np.abs(value).max()} overflows float32; scale it {_LINE}")
+        return cast
+
+
+def dtype_of_numbers(name: str, dtype: np.dtype) -> np.dtype:
+    """Returns the dtype that numbers have in a batch: int32, float32 or bool.
+
+    Raises:
+      UsageError: they are complex, or no numbers.
+    """
+    if dtype.kind == "b":
+        return np.dtype(bool)
+    if np.issubdtype(dtype, np.integer):
+        return np.dtype(np.int32)
+    if is_floating(np.empty(0, dtype)):
+        return np.dtype(np.float32)
+    raise UsageError(f"{name}: dtype {dtype}; wanted integers, floating-point numbers or bool; convert it {_LINE}")
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:

@@ -8,10 +8,13 @@ from typing import Any
 
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.schema import Data
+from mpjax.config.user_code import names_code
+from mpjax.data.all_columns import all_columns
 from mpjax.data.examples import Example, MappedExamples, Source
 from mpjax.data.fields import Field, Image, Label, Mask
 from mpjax.data.images.masks import mask_values, with_decoded_mask
 from mpjax.data.sources import synthetic
+from mpjax.data.sources.own import open_own
 from mpjax.data.table import Column, Other, Table, Text, choose_columns
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
 from mpjax.errors import UsageError
@@ -23,6 +26,8 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     Raises:
       UsageError: a field has no column, or a setting that is needed to read the data set is missing.
     """
+    if task == "own":
+        return all_columns(table, config)
     function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, TASKS[task].fields, config)
     # A custom function receives the stored values and may number the classes itself.
@@ -117,8 +122,9 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
 
     Args:
       config: `name` is `digits`, `digits_canvas` or `docstrings` (written on first use), `synthetic:HxWxC:CLASSES`
-        (generated), `folder:PATH` (images), `hf:PATH` or `hf:NAME` (Hugging Face datasets), or a tensorflow-datasets
-        set prepared below `data_dir`: `name`, `name/config`, either with `/version`.
+        (generated), `folder:PATH` (images), `hf:PATH` or `hf:NAME` (Hugging Face datasets), `FILE.py:NAME` or
+        `package.module:NAME` (a function of the user's), or a tensorflow-datasets set prepared below `data_dir`:
+        `name`, `name/config`, either with `/version`.
       data_dir: folder of prepared data sets.
       task: the task, which sets the fields of an example.
 
@@ -127,7 +133,7 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
         says what exists and how to prepare what is missing.
     """
     if config.name.partition(":")[0] == synthetic.NAME:
-        if task != "classification":
+        if task not in ("classification", "own"):
             raise UsageError(
                 f"data set '{config.name}' has only images and labels: it supports classification, not {task}"
             )
@@ -138,7 +144,8 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
             )
         # Two distinct batches are enough to try a configuration.
         return synthetic.parse_synthetic(config.name, size=2 * config.batch_size)
-    return as_task(_table(config, data_dir, task), task, config)
+    table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
+    return table if isinstance(table, Source) else as_task(table, task, config)
 
 
 def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import jax
 
-from mpjax.config.choices import BEST
-from mpjax.errors import Diverged, Interrupted
+from mpjax.config.score import Score
+from mpjax.errors import CallbackError, Diverged, Interrupted
+from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.process import Stop
 from mpjax.loop.when import When
 
@@ -73,6 +74,8 @@ class Writer(Protocol):
         ...
 
 
+NO_CALLBACKS = Callbacks()
+
 AHEAD = 8
 """Steps that the host may run ahead of the device, or 2 calls if these have more steps."""
 
@@ -93,8 +96,10 @@ def train_loop(
     save: Callable[[int, Any, float | None], None],
     explain: Callable[[int], str],
     stop: Stop,
-    score: str = "accuracy",
+    score: Score,
     probe: Callable | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
+    model_of: Callable[[Any], Callable] = lambda state: lambda: state,
 ):
     """Runs steps `start + 1` to `when.steps` and returns the final state.
 
@@ -113,10 +118,13 @@ def train_loop(
       save: writes a checkpoint of (position, state, score), where a higher score is better.
       explain: returns the explanation of a failed step, given its number.
       stop: a request to stop after the current call.
-      score: the metric of the test set that decides which checkpoint is best.
+      score: the metric of the test set that decides which checkpoint is best; it is among those of `evaluate`.
       probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due.
+      callbacks: hear of what happens, and may ask to save or to stop.
+      model_of: a function from the state to the `model` that callbacks are given.
 
     Raises:
+      CallbackError: a callback failed, and a checkpoint was saved.
       Diverged: `limits` were exceeded, or the final test loss is not finite; the message includes `explain`'s text.
       Interrupted: `stop` was set and a checkpoint was saved.
     """
@@ -125,6 +133,7 @@ def train_loop(
     unwritten: list = []
     looked: list = []
     began = 0.0
+    asked: set[str] = set()  # by callbacks
 
     def write_layers() -> None:
         while looked:
@@ -132,7 +141,7 @@ def train_loop(
             writer.layers(position, layers.by_layer())
 
     def write_interval(position: int) -> None:
-        nonlocal unwritten, began
+        nonlocal unwritten, began, asked
         if not unwritten:
             return
         steps = [step for metrics, count in jax.device_get(unwritten) for step in _each(metrics, count)]
@@ -140,58 +149,80 @@ def train_loop(
         unwritten, began = [], clock.seconds()
         rate = {"examples_per_second": len(steps) * batch_size / seconds}
         metrics = _summary(steps) | rate
-        writer.write(position, {f"train/{name}": value for name, value in metrics.items()})
-        for number, step in enumerate(steps, start=position - len(steps) + 1):
+        metrics = {f"train/{name}": value for name, value in metrics.items()}
+        writer.write(position, metrics)
+        numbered = list(enumerate(steps, start=position - len(steps) + 1))
+        for number, step in numbered:
             if reason := limits.exceeded_by(step):
+                callbacks.call("diverged", number, reason)
                 raise Diverged(f"training diverged at step {number}: {reason}\n{explain(number)}")
+        for number, step in numbered:
+            if not step["finite"]:
+                asked |= callbacks.call("skipped", number, {name: float(value) for name, value in step.items()})
+        asked |= callbacks.call("logged", position, metrics)
 
     unread: int | None = None
-    position = start
-    for count in when.call_counts(start):
-        fed = next(feed)
-        layers = [(position + 1, probe(state, fed, count))] if probe and when.layers_due(position + 1) else []
-        state, metrics = train_call(state, fed, count)
-        before, position = position, position + count
-        write_layers()
-        looked += layers
-        if unread is not None:
-            write_interval(unread)
-            unread = None
-        unwritten.append((metrics, count))
-        if len(unwritten) >= ahead:  # keeps batches from piling up in device memory
-            jax.block_until_ready(unwritten[-ahead][0])
+    position = saved = start
 
-        stopping = stop.due(position) and position < when.steps
-        due_evaluate = when.due(when.evaluate, position) and not stopping
-        due_save = when.due(when.save, position) or stopping
-        if due_evaluate or due_save:
+    def evaluate_and_save(position: int, *, evaluating: bool, saving: bool) -> None:
+        nonlocal saved, asked
+        tested: Metrics = {}
+        if evaluating:
+            tested = evaluate(state)
+            writer.write(position, tested)
+            asked |= callbacks.call("evaluated", position, tested, model_of(state))
+        if saving or asked:
+            save(position, state, score.higher_is_better(tested.get(f"test/{score.metric}")))
+            saved = position
+            asked.discard("save")
+            asked |= callbacks.call("saved", position)
+        ends = position == when.steps or (evaluating and "stop" in asked)
+        if ends and not math.isfinite(tested["test/loss"]):
+            reason = f"the test loss is {tested['test/loss']} at the end"
+            callbacks.call("diverged", position, reason)
+            raise Diverged(f"training diverged: {reason}\n{explain(position)}")
+
+    try:
+        for count in when.call_counts(start):
+            fed = next(feed)
+            layers = [(position + 1, probe(state, fed, count))] if probe and when.layers_due(position + 1) else []
+            state, metrics = train_call(state, fed, count)
+            before, position = position, position + count
             write_layers()
-            write_interval(position)
-            with clock.pause():
-                tested: Metrics = {}
-                if due_evaluate:
-                    tested = evaluate(state)
-                    writer.write(position, tested)
-                if due_save:
-                    save(position, state, higher_is_better(score, tested.get(f"test/{score}")))
-                if position == when.steps and not math.isfinite(tested["test/loss"]):
-                    reason = f"the test loss is {tested['test/loss']} at the end"
-                    raise Diverged(f"training diverged: {reason}\n{explain(position)}")
-            if stopping:
-                raise Interrupted(f"stopped at step {position}; the checkpoint is saved", stop.signal_number)
-        elif any(when.due(when.log, passed) for passed in range(before + 1, position + 1)):
-            unread = position
+            looked += layers
+            if unread is not None:
+                write_interval(unread)
+                unread = None
+            unwritten.append((metrics, count))
+            if len(unwritten) >= ahead:  # keeps batches from piling up in device memory
+                jax.block_until_ready(unwritten[-ahead][0])
+
+            stopping = stop.due(position) and position < when.steps
+            due_evaluate = (when.due(when.evaluate, position) or "stop" in asked) and not stopping
+            due_save = when.due(when.save, position) or stopping or bool(asked)
+            if due_evaluate or due_save:
+                write_layers()
+                write_interval(position)
+                with clock.pause():
+                    evaluate_and_save(position, evaluating=due_evaluate, saving=due_save)
+                if stopping:
+                    raise Interrupted(f"stopped at step {position}; the checkpoint is saved", stop.signal_number)
+                if due_evaluate and saved == position and "stop" in asked:
+                    break
+            elif any(when.due(when.log, passed) for passed in range(before + 1, position + 1)):
+                unread = position
+    except CallbackError as error:
+        callbacks = NO_CALLBACKS
+        write_interval(position)  # raises if the run has diverged
+        if saved != position:
+            save(position, state, None)
+        raise CallbackError(f"{error}; the checkpoint of step {position} is saved") from error.__cause__
     return state
 
 
 def _each(metrics: Metrics, count: int) -> list[Metrics]:
     """Splits the metrics of a call into those of its steps."""
     return [metrics] if count == 1 else [jax.tree.map(operator.itemgetter(index), metrics) for index in range(count)]
-
-
-def higher_is_better(metric: str, value: float | None) -> float | None:
-    """Returns the value of a metric, negated if lower is better."""
-    return -value if value is not None and BEST[metric] is min else value
 
 
 _COUNTERS = ("learning_rate", "loss_scale", "skipped", "consecutive_skips")

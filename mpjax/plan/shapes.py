@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +86,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
         message names the flag to set.
     """
     known = KNOWN.get(_base(config.name))
-    if known is None:
+    if known is None or task == "own":  # the fields are all columns of the set
         return _of_the_set(task, config, data_dir)
     wanted, has = TASKS[task].fields[0], "text" if known.image is None else "image"
     classes = config.num_classes or known.classes
@@ -104,16 +105,21 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
 
 
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...]."""
+    """Returns the abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...].
+
+    Numbers of a task of the user's own have their own dtype.
+    """
 
     def shape_of(field) -> tuple[int, ...]:
         if isinstance(field, Tokens):
             return (field.length,)
         return getattr(field, "shape", ())
 
+    def dtype_of(field) -> Any:
+        return jnp.uint8 if isinstance(field, Image) else getattr(field, "dtype", jnp.int32)
+
     return {
-        name: jax.ShapeDtypeStruct((batch_size, *shape_of(field)), jnp.uint8 if isinstance(field, Image) else jnp.int32)
-        for name, field in fields.items()
+        name: jax.ShapeDtypeStruct((batch_size, *shape_of(field)), dtype_of(field)) for name, field in fields.items()
     }
 
 

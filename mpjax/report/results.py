@@ -15,6 +15,7 @@ from typing import Any
 
 from mpjax import strict_json
 from mpjax.config.choices import BEST
+from mpjax.config.score import Score
 from mpjax.report.files import write_atomically
 from mpjax.report.wording import count, duration, number, rate
 
@@ -89,7 +90,7 @@ def summarise(
     examples_per_second: float,
     policy: str,
     parameters: int,
-    score: str = "accuracy",
+    score: Score,
     **more: str | float,
 ) -> dict[str, Any]:
     """Returns the content of `summary.json`.
@@ -104,12 +105,12 @@ def summarise(
       examples_per_second: the training throughput without compilation and evaluation.
       policy: a description of the precision policy.
       parameters: the number of trainable values in the model.
-      score: the test metric that selects the best checkpoint.
+      score: the test metric that chooses the best checkpoint.
       **more: further entries, stored unchanged.
 
     Returns:
       The last value of each training and evaluation metric under its own name, the best of `score` as
-      `best/test/<score>` with `best/step` (the first step to reach it), and the arguments.
+      `best/test/<metric>` with `best/step` (the first step to reach it), and the arguments.
     """
     final = {
         name: value
@@ -170,7 +171,7 @@ def summary_table(summary: Mapping[str, Any]) -> str:
         (name.replace("/", " "), _with_best(name, summary))
         for group in ("train", "test", "ema")
         for name in summary
-        if name.startswith(f"{group}/") and name.partition("/")[2] in BEST
+        if name.startswith(f"{group}/") and (group != "train" or name.partition("/")[2] in BEST)
     ]
     if "output_dir" in summary:
         rows.append(("folder", str(summary["output_dir"])))
@@ -178,12 +179,12 @@ def summary_table(summary: Mapping[str, Any]) -> str:
     return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
 
 
-def _best(records: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
-    name = f"test/{metric}"
+def _best(records: Sequence[Mapping[str, Any]], score: Score) -> dict[str, float]:
+    name = f"test/{score.metric}"
     found = [(record[name], record["step"]) for record in records if math.isfinite(record.get(name, math.nan))]
     if not found:
         return {}
-    value = BEST[metric]([value for value, _ in found])
+    value = score.best([value for value, _ in found])
     return {f"best/{name}": value, "best/step": next(step for other, step in found if other == value)}
 
 

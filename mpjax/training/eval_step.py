@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.training.layout import Layout
-from mpjax.training.objectives import means
+from mpjax.training.objective import means
 from mpjax.training.shares import shares_of
 from mpjax.training.state import Arrays, Structure, uncast
 

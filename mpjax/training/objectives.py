@@ -1,13 +1,11 @@
 """The objective of each task: its loss and its metrics as functions of (model, batch), in float32 or wider."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
@@ -22,58 +20,14 @@ from mpjax.training.losses import (
     soft_cross_entropy,
 )
 from mpjax.training.mean import Mean, mean_of
+from mpjax.training.objective import Batch, Means, Metrics, Objective, Prepare, Sums, as_stored, means
 
 
 if TYPE_CHECKING:  # a loop of one's own needs neither settings nor data sets
     from mpjax.config.choices import TaskName
 
 
-Batch = Mapping[str, jax.Array]
-Metrics = dict[str, jax.Array]
-Means = dict[str, Mean]
-Sums = Mapping[str, np.ndarray]
-
-
-def means(sums: Sums) -> dict[str, float]:
-    """Divides each sum by `count`, the number of examples."""
-    return {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
-
-
-class Objective(NamedTuple):
-    """The loss and the metrics of a task.
-
-    Attributes:
-      prepare: `(batch, key) -> batch`, which augments unless the key is None. It sees the whole batch, because it may
-        mix examples.
-      loss_of: `(model, batch, key) -> (loss, metrics)` of a prepared batch, or of a device's part of one: a `Mean`, and
-        one per metric, in float32 or wider.
-      values_of: `(model, batch) -> values` of a prepared batch: one float32 [B, ...] array per quantity, to be summed
-        over all examples.
-      conclude: a function from these sums over a whole set (float64, with `count`, the number of examples) to metrics.
-    """
-
-    prepare: Callable[[Batch, jax.Array | None], Batch]
-    loss_of: Callable[[nnx.Module, Batch, jax.Array], tuple[Mean, Means]]
-    values_of: Callable[[nnx.Module, Batch], Metrics]
-    conclude: Callable[[Sums], dict[str, float]] = means
-
-    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        """Computes the loss and the metrics of a batch as it is stored."""
-        return self.loss_of(model, self.prepare(batch, key), key)
-
-    def measure(self, model: nnx.Module, batch: Batch) -> Metrics:
-        """Computes the quantities to sum up, of a batch as it is stored."""
-        return self.values_of(model, self.prepare(batch, None))
-
-
-def _as_stored(batch: Batch, key: jax.Array | None) -> Batch:
-    del key  # nothing is augmented
-    return batch
-
-
-def classification(
-    prepare: Callable[[Batch, jax.Array | None], Batch], policy: Policy, *, label_smoothing: float = 0.0
-) -> Objective:
+def classification(prepare: Prepare, policy: Policy, *, label_smoothing: float = 0.0) -> Objective:
     """Returns the objective of image classification.
 
     Batches are `{"image": [B, H, W, C], "label": integer [B]}`; the model returns logits [B, num_classes].
@@ -99,11 +53,12 @@ def classification(
             losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
         return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
 
-    def measure(model, batch: Batch) -> Metrics:
-        logits = logits_of(model, batch)
-        return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
+    return Objective(prepare, loss, logits_of, _of_classes)
 
-    return Objective(prepare, loss, measure)
+
+def _of_classes(logits: jax.Array, batch: Batch) -> Metrics:
+    """Returns the loss without smoothing and the scores of logits [B, num_classes], each [B]."""
+    return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
 
 
 def scores(logits: jax.Array, labels: jax.Array) -> Metrics:
@@ -112,63 +67,76 @@ def scores(logits: jax.Array, labels: jax.Array) -> Metrics:
     return found | ({"top5": correct_in_top(5, logits, labels)} if logits.shape[-1] > 10 else {})
 
 
-def text_classification(*, label_smoothing: float = 0.0) -> Objective:
+def text_classification(*, prepare: Prepare = as_stored, label_smoothing: float = 0.0) -> Objective:
     """Returns the objective of text classification.
 
     Batches hold `tokens`, integer [B, T], `length`, integer [B], and `label`, integer [B]. The model takes tokens and
     lengths, and returns logits [B, num_classes].
 
     Args:
+      prepare: `(batch, key) -> batch`, which augments if the key is not None.
       label_smoothing: the label smoothing of the training loss.
     """
 
+    def logits_of(model, batch: Batch) -> jax.Array:
+        return model(batch["tokens"], batch["length"])
+
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # nothing is augmented
-        logits = model(batch["tokens"], batch["length"])
+        logits = logits_of(model, batch)
         losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
         return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
 
-    def measure(model, batch: Batch) -> Metrics:
-        logits = model(batch["tokens"], batch["length"])
-        return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
-
-    return Objective(_as_stored, loss, measure)
+    return Objective(prepare, loss, logits_of, _of_classes)
 
 
-def language_modeling(*, label_smoothing: float = 0.0, chunk: int = 0) -> Objective:
+def language_modeling(*, prepare: Prepare = as_stored, label_smoothing: float = 0.0, chunk: int = 0) -> Objective:
     """Returns the objective of language modeling.
 
     Batches hold `tokens`, integer [B, T + 1]. The model takes the first T and returns logits [B, T, vocabulary].
 
     Args:
+      prepare: `(batch, key) -> batch`, which augments if the key is not None.
       label_smoothing: the label smoothing of the training loss.
       chunk: the number of tokens whose logits exist at a time, for models with the methods `features` and `logits`, as
         `mpjax.models.GPT2` has; 0: all.
     """
 
-    def losses_and_hits(model, batch: Batch, smoothing: float) -> tuple[jax.Array, jax.Array]:
-        tokens, following = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
+    def of_logits(smoothing: float, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        losses = cross_entropy(logits, labels, label_smoothing=smoothing)
+        return losses, (predicted(logits) == labels).astype(jnp.float32)
 
-        def of_logits(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-            losses = cross_entropy(logits, labels, label_smoothing=smoothing)
-            return losses, (predicted(logits) == labels).astype(jnp.float32)
+    def logits_of(model, batch: Batch) -> jax.Array:
+        return model(batch["tokens"][:, :-1])
 
-        if not chunk:
-            return of_logits(model(tokens), following)
-        features = model.features(tokens)
-        losses, hits = in_chunks(lambda x, labels: of_logits(model.logits(x), labels), chunk, features, following)
+    def whole(model, batch: Batch, smoothing: float) -> tuple[jax.Array, jax.Array]:
+        return of_logits(smoothing, logits_of(model, batch), batch["tokens"][:, 1:])
+
+    def chunked(model, batch: Batch, smoothing: float) -> tuple[jax.Array, jax.Array]:
+        def of_features(x: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return of_logits(smoothing, model.logits(x), labels)
+
+        features = model.features(batch["tokens"][:, :-1])
+        losses, hits = in_chunks(of_features, chunk, features, batch["tokens"][:, 1:])
         return losses, hits
+
+    losses_and_hits = chunked if chunk else whole
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # nothing is augmented
         losses, hits = losses_and_hits(model, batch, label_smoothing)
         return mean_of(losses), {"accuracy": mean_of(hits)}
 
-    def measure(model, batch: Batch) -> Metrics:
-        losses, hits = losses_and_hits(model, batch, 0.0)
+    def values(losses: jax.Array, hits: jax.Array) -> Metrics:
         return {"loss": jnp.mean(losses, axis=1), "accuracy": jnp.mean(hits, axis=1)}
 
-    return Objective(_as_stored, loss, measure, _conclude_text)
+    def of_all_logits(logits: jax.Array, batch: Batch) -> Metrics:
+        return values(*of_logits(0.0, logits, batch["tokens"][:, 1:]))
+
+    if not chunk:
+        return Objective(prepare, loss, logits_of, of_all_logits, _conclude_text)
+    outputs_of = functools.partial(chunked, smoothing=0.0)  # the logits never exist
+    return Objective(prepare, loss, outputs_of, lambda found, batch: values(*found), _conclude_text)
 
 
 def _conclude_text(sums: Sums) -> dict[str, float]:
@@ -178,7 +146,7 @@ def _conclude_text(sums: Sums) -> dict[str, float]:
         return {"loss": loss, "accuracy": accuracy, "perplexity": float(np.exp(np.float64(loss)))}
 
 
-def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Policy) -> Objective:
+def segmentation(prepare: Prepare, policy: Policy) -> Objective:
     """Returns the objective of segmentation.
 
     Batches are `{"image": [B, H, W, C], "mask": integer [B, H, W]}`; the model returns logits [B, H, W, num_classes].
@@ -213,11 +181,10 @@ def segmentation(prepare: Callable[[Batch, jax.Array | None], Batch], policy: Po
         }
         return mean_of(losses(logits, mask)), metrics
 
-    def measure(model, batch: Batch) -> Metrics:
-        logits, mask = logits_of(model, batch), batch["mask"]
-        return {"loss": losses(logits, mask), **counts(logits, mask)}
+    def values(logits: jax.Array, batch: Batch) -> Metrics:
+        return {"loss": losses(logits, batch["mask"]), **counts(logits, batch["mask"])}
 
-    return Objective(prepare, loss, measure, functools.partial(_conclude_masks, ignored=IGNORED))
+    return Objective(prepare, loss, logits_of, values, functools.partial(_conclude_masks, ignored=IGNORED))
 
 
 def _conclude_masks(sums: Sums, *, ignored: int) -> dict[str, float]:
@@ -243,7 +210,7 @@ def _mean_iou(intersection: np.ndarray, union: np.ndarray) -> float:
 
 def objective_of(
     task: "TaskName",
-    prepare: Callable[[Batch, jax.Array | None], Batch],
+    prepare: Prepare,
     policy: Policy,
     *,
     label_smoothing: float = 0.0,
@@ -261,7 +228,7 @@ def objective_of(
     if task == "segmentation":
         return segmentation(prepare, policy)
     if task == "text_classification":
-        return text_classification(label_smoothing=label_smoothing)
+        return text_classification(prepare=prepare, label_smoothing=label_smoothing)
     if task == "language_modeling":
-        return language_modeling(label_smoothing=label_smoothing, chunk=chunk)
+        return language_modeling(prepare=prepare, label_smoothing=label_smoothing, chunk=chunk)
     return classification(prepare, policy, label_smoothing=label_smoothing)

@@ -23,7 +23,7 @@ from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.modules import PolicyReport
 from mpjax.training.layout import Layout
-from mpjax.training.objectives import Objective
+from mpjax.training.objective import Objective
 from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart
 
 
@@ -58,6 +58,19 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
         raise UsageError(
             f"--model.name {name} gives {shape} for a batch of {_BATCH}; wanted logits {wanted}: {_SIGNATURES[task]}"
         )
+
+
+def check_objective(task: "Task", batch: Mapping[str, Any]) -> None:
+    """Checks that an objective of the user's can be computed, by tracing it on a batch of these shapes.
+
+    Raises:
+      UsageError: as the objective; any other error is its own.
+    """
+
+    def both(model: nnx.Module, key: jax.Array, batch: Any):
+        return task.objective.loss(model, batch, key), task.objective.measure(model, batch)
+
+    nnx.eval_shape(both, task.abstract, jax.eval_shape(jax.random.key, 0), batch)
 
 
 _SIGNATURES: Mapping[TaskName, str] = {

@@ -73,7 +73,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
     root = expanded(path)
     if not root.is_dir():
         raise UsageError(f"data set '{set_name}': there is no folder {root}; wanted one with a folder for each class")
-    if "image" not in TASKS[task].fields:
+    if TASKS[task].fields and "image" not in TASKS[task].fields:
         raise UsageError(
             f"data set '{set_name}' holds images, but {task} needs text; write --data.name hf:PATH or another text set"
         )

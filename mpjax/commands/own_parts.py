@@ -1,0 +1,89 @@
+"""The user's own parts of a run: given in Python, or named by the settings; see `mpjax/extend.py`."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpjax.config import Config
+from mpjax.config.score import Score, score_of
+from mpjax.config.user_code import given, load_function
+from mpjax.errors import UsageError
+from mpjax.extend import RunInfo
+from mpjax.loop.callbacks import Callbacks, EarlyStopping, load_callbacks
+from mpjax.report.writer import Writer
+
+
+PARTS = {
+    "model": "model.name",
+    "source": "data.name",
+    "preprocess": "data.preprocess",
+    "augment": "data.augment",
+    "objective": "training.objective",
+    "metrics": "training.metrics",
+    "optimizer": "optimizer.name",
+    "schedule": "optimizer.schedule",
+    "callbacks": "loop.callbacks",
+}
+"""The setting that each argument of `mpjax.run` takes the place of."""
+
+
+def with_parts(config: Config, **parts: Any) -> Config:
+    """Returns the settings with parts that were given in Python, by their names in `PARTS`; None is not given.
+
+    Metrics and callbacks, of which there may be several, come after those that the settings name.
+    """
+    for name, part in parts.items():
+        if part is None:
+            continue
+        section, _, field = PARTS[name].partition(".")
+        before = getattr(getattr(config, section), field)
+        value = (*before, *map(given, part)) if isinstance(before, tuple) else given(part)
+        changed = dataclasses.replace(getattr(config, section), **{field: value})
+        config = dataclasses.replace(config, **{section: changed})
+    return config
+
+
+def callbacks_of(config: Config, gather: Callable[[Any], list]) -> Callbacks:
+    """Returns the callbacks of a run, with early stopping if the settings ask for it.
+
+    Raises:
+      UsageError: the code that a setting names cannot be used.
+    """
+    callbacks = load_callbacks(config.loop.callbacks)
+    if config.loop.stop_after:
+        score, delta = score_of(config), config.loop.stop_delta
+        improves = lambda value, best: score.improves(value, best, delta)  # noqa: E731
+        callbacks.append(EarlyStopping(improves, f"test/{score.metric}", config.loop.stop_after))
+    return Callbacks(callbacks, gather)
+
+
+def require_metric(score: Score, names: Sequence[str]) -> None:
+    """Raises UsageError if the metric that chooses the best checkpoint is not among those of the test set."""
+    if score.metric not in names:
+        raise UsageError(f"--loop.best {score.metric}: the test set has the metrics {', '.join(names)}")
+
+
+def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
+    """Opens the writers that `--report.writers` names.
+
+    Raises:
+      UsageError: there is no such code, or what it returns is no writer. Writers that are open already are closed.
+    """
+    with contextlib.ExitStack() as opened:
+        writers: list[Writer] = []
+        for spec in specs:
+            writer = load_function(spec, flag="--report.writers")(run)
+            missing = [name for name in _METHODS if not callable(getattr(writer, name, None))]
+            if missing:
+                raise UsageError(
+                    f"--report.writers {spec} returned {type(writer).__name__}, which has no {', '.join(missing)}; "
+                    "wanted an object with the methods of mpjax.report.Writer"
+                )
+            opened.callback(writer.close)
+            writers.append(writer)
+        opened.pop_all()
+    return writers
+
+
+_METHODS = tuple(name for name in vars(Writer) if not name.startswith("_"))

@@ -1,0 +1,62 @@
+"""Opens a data set with all its columns, for a task of the user's own."""
+
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.examples import Examples, MappedExamples, Source, array
+from mpjax.data.fields import Field, Image, Label, Numbers, dtype_of_numbers
+from mpjax.data.table import Column, Table, Text
+from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
+from mpjax.errors import UsageError
+
+
+def all_columns(table: Table, config: Data) -> Source:
+    """Returns the data set with a field for each column, or for each that `config.preprocess` returns.
+
+    `config.columns` renames columns, and then only these are read.
+
+    Raises:
+      UsageError: there is no such column, or the values of one are not numbers of one shape.
+    """
+    columns = dict(config.columns) or {name: name for name in table.columns}
+    if missing := [column for column in columns.values() if column not in table.columns]:
+        raise UsageError(f"--data.columns: '{table.name}' has no {missing[0]}; it has {', '.join(table.columns)}")
+    chosen = {field: table.columns[column] for field, column in columns.items()}
+
+    def renamed(example):
+        return {field: example[column] for field, column in columns.items()}
+
+    train, test = (MappedExamples(split, renamed) for split in table.open(tuple(dict.fromkeys(columns.values()))))
+    if not config.preprocess:
+        return Source(table.name, _fields(table.name, train, chosen, config), train, test)
+    function = load_preprocess(config.preprocess)
+    after, tests = (PreprocessedExamples(split, function, config.preprocess, chosen) for split in (train, test))
+    shapes = {name: shape_after(after, name) for name, column in chosen.items() if isinstance(column, Image)}
+    images = {name: Image(shape) for name, shape in shapes.items() if shape}
+    return Source(table.name, _fields(table.name, after, images, config), after, tests)
+
+
+def _fields(set_name: str, examples: Examples, columns: dict[str, Column], config: Data) -> dict[str, Field]:
+    return {
+        name: _field(f"data set '{set_name}': {name}", value, columns.get(name), config if name == "label" else None)
+        for name, value in examples[0].items()
+    }
+
+
+def _field(where: str, value: Any, column: Column | None, config: Data | None) -> Field:
+    """Returns the field of a column; the label is one of `config.num_classes` if that is set."""
+    if isinstance(column, Image):
+        return column
+    if config and config.num_classes:
+        return Label(config.num_classes)
+    if isinstance(column, Label) and column.num_classes:
+        return column
+    if isinstance(column, Text) or isinstance(value, (str, bytes)):
+        raise UsageError(
+            f"{where} is text; wanted numbers; convert it with --data.preprocess FILE.py:FUNCTION, or name the other "
+            "columns in --data.columns"
+        )
+    numbers = array(where, value)
+    return Numbers(np.shape(numbers), dtype_of_numbers(where, numbers.dtype))

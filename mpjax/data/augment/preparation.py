@@ -1,0 +1,62 @@
+"""What happens to a batch on the device before the model sees it: augmentation, normalisation, and the user's own."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+
+from mpjax.config.schema import Data
+from mpjax.config.user_code import load_function
+from mpjax.data.augment.on_device import prepare
+from mpjax.data.fields import Fields
+from mpjax.errors import UsageError
+
+
+Prepare = Callable[[Mapping[str, jax.Array], jax.Array | None], Mapping[str, jax.Array]]
+
+_OWN = 6
+"""The number of the user's random key, after those of mpjax's augmentations."""
+
+
+def preparation(config: Data, fields: Fields) -> Prepare:
+    """Returns `(batch, key) -> batch` for batches of these fields; the key is None in evaluation, without augmentation.
+
+    Images are scaled and augmented as `config` says. The user's `config.augment` comes last, in training only.
+
+    Raises:
+      UsageError: there is no such function. While it is traced: it changes fields, shapes or dtypes.
+    """
+    images = functools.partial(prepare, config=config, fields=fields) if "image" in fields else _as_stored
+    if not config.augment:
+        return images
+    function = load_function(config.augment, flag="--data.augment")
+
+    def prepared(batch: Mapping[str, jax.Array], key: jax.Array | None) -> Mapping[str, jax.Array]:
+        before = images(batch, key)
+        if key is None:
+            return before
+        after = function(dict(before), jax.random.fold_in(key, _OWN))
+        _require_alike(before, after, f"--data.augment {config.augment}")
+        return after
+
+    return prepared
+
+
+def _as_stored(batch: Mapping[str, jax.Array], key: jax.Array | None) -> Mapping[str, jax.Array]:
+    del key  # nothing is augmented
+    return batch
+
+
+def _require_alike(before: Mapping[str, jax.Array], after: Mapping[str, jax.Array], where: str) -> None:
+    """Raises UsageError unless all fields are still there, with their dtypes and numbers of examples."""
+    if not isinstance(after, Mapping):
+        raise UsageError(f"{where} returned {type(after).__name__}; wanted a dict of the same fields")
+    if missing := before.keys() - after.keys():
+        raise UsageError(f"{where} returned no {min(missing)}; wanted the same fields")
+    for name, value in before.items():
+        now = after[name]
+        if now.dtype != value.dtype or now.shape[:1] != value.shape[:1]:
+            raise UsageError(
+                f"{where}: {name} is {now.dtype} {now.shape}; wanted {value.dtype} and {value.shape[0]} examples, as "
+                "before"
+            )

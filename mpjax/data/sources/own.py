@@ -1,0 +1,205 @@
+"""Opens a user's own data: arrays in memory, anything with a length and integer indices, or an iterable."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.config.user_code import load_function
+from mpjax.data.examples import Example, Examples, Source
+from mpjax.data.fields import Image
+from mpjax.data.images.decoding import stored_shape
+from mpjax.data.table import Column, Other, Part, Table, Text, parts_of
+from mpjax.errors import UsageError
+
+
+_WANTED = (
+    "wanted (train, test) or a dict of splits, each a dict of arrays [N, ...], something with a length and integer "
+    "indices, or an iterable of examples"
+)
+_TRIED = 16  # examples that determine the shape of images
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Examples that are rows of arrays [N, ...]."""
+
+    arrays: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, index: int) -> Example:
+        return {name: values[index] for name, values in self.arrays.items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self[index] for index in indices]
+
+
+@dataclasses.dataclass(frozen=True)
+class Indexed:
+    """Examples read from an object with a length and integer indices, in each process and thread as they are needed.
+
+    Args:
+      dataset: the object, such as a `grain.MapDataset`, a torch `Dataset` or a list.
+      name: its name in messages.
+    """
+
+    dataset: Any
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Example:
+        found = self.dataset[int(index)]
+        if isinstance(found, (tuple, list)):  # as torchvision's: columns are numbered
+            found = {str(number): value for number, value in enumerate(found)}
+        if not isinstance(found, Mapping):
+            raise UsageError(f"{self.name}: example {index} is {type(found).__name__}; wanted a dict of fields")
+        return {str(name): _plain(value) for name, value in found.items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self[index] for index in indices]
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """Parts of splits, one after the other, with only some columns."""
+
+    splits: Mapping[str, Examples]
+    parts: Sequence[Part]
+    columns: Sequence[str]
+
+    def __len__(self) -> int:
+        return sum(part.stop - part.start for part in self.parts)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        places = [self._place(index) for index in indices]
+        found = [self.splits[split][number] for split, number in places]
+        return [{name: _column_of(example, name) for name in self.columns} for example in found]
+
+    def _place(self, index: int) -> tuple[str, int]:
+        """Returns the split of an example and its number there."""
+        before = 0
+        for part in self.parts:
+            if index < before + part.stop - part.start:
+                return part.split, part.start + index - before
+            before += part.stop - part.start
+        raise IndexError(index)
+
+
+def _column_of(example: Example, name: str) -> Any:
+    if name not in example:
+        raise UsageError(f"an example has no '{name}', which the first one has; it has {', '.join(example)}")
+    return example[name]
+
+
+def open_own(config: Data) -> Table | Source:
+    """Opens the data that the function `config.name` returns (`mpjax.extend.Source`).
+
+    Raises:
+      UsageError: the function does not exist or returns something else, or there is no such split.
+    """
+    where = f"--data.name {config.name}"
+    found = load_function(config.name, flag="--data.name")
+    if callable(found):
+        found = found()
+    if isinstance(found, Source):
+        return found
+    if isinstance(found, (tuple, list)) and len(found) == 2:
+        found = dict(zip(("train", "test"), found, strict=True))
+    if not isinstance(found, Mapping) or not found or not all(isinstance(name, str) for name in found):
+        raise UsageError(f"{where} returned {_described(found)}; {_WANTED}")
+    splits = {name: _examples(split, f"{where}, split '{name}'", config) for name, split in found.items()}
+    sizes = {name: len(split) for name, split in splits.items()}
+    train, test = (parts_of(expression, sizes, config.name) for expression in (config.train_split, config.test_split))
+    first = splits[train[0].split]
+    sample = [first[index * len(first) // _TRIED] for index in range(_TRIED if len(first) >= _TRIED else 1)]
+    columns = {name: _column(name, [x[name] for x in sample if name in x], where) for name in sample[0]}
+
+    def open_columns(names: Sequence[str]) -> tuple[Examples, Examples]:
+        return Joined(splits, train, tuple(names)), Joined(splits, test, tuple(names))
+
+    return Table(config.name, columns, open_columns)
+
+
+def _described(found: Any) -> str:
+    return f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list, Mapping)) else "")
+
+
+def _examples(split: Any, where: str, config: Data) -> Examples:
+    if isinstance(split, Mapping):
+        arrays = {str(name): np.asarray(_plain(values)) for name, values in split.items()}
+        lengths = {name: values.shape[0] if values.ndim else None for name, values in arrays.items()}
+        if not arrays or None in lengths.values() or len(set(lengths.values())) > 1:
+            raise UsageError(f"{where}: arrays of lengths {lengths}; wanted one length, the number of examples")
+        return Rows(arrays)
+    if hasattr(split, "__len__") and hasattr(split, "__getitem__"):
+        return Indexed(split, where)
+    if callable(split):
+        split = split()
+    if isinstance(split, Iterable):
+        return Indexed(_read(split, where, config), where)
+    raise UsageError(f"{where}: {_described(split)}; {_WANTED}")
+
+
+def _read(split: Iterable, where: str, config: Data) -> list[Any]:
+    """Reads an iterable into memory.
+
+    Raises:
+      UsageError: it is empty, or larger than `config.in_memory_mb`.
+    """
+    found, size = [], 0
+    for example in split:
+        found.append(example)
+        values = example.values() if isinstance(example, Mapping) else example if isinstance(example, tuple) else ()
+        size += sum(np.asarray(_plain(value)).nbytes for value in values)
+        if size > config.in_memory_mb * 1e6:
+            raise UsageError(
+                f"{where}: an iterable is read into memory, and {len(found):,} examples are over --data.in_memory_mb "
+                f"{config.in_memory_mb}; write a larger limit, or return something with a length and integer indices"
+            )
+    if not found:
+        raise UsageError(f"{where}: the iterable has no examples; an iterator can be read once, so return a new one")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Returns tensors of other libraries as NumPy arrays, and anything else as it is."""
+    return np.asarray(value) if hasattr(value, "__array__") else value
+
+
+def _column(name: str, values: Sequence[Any], where: str) -> Column:
+    """Returns the type of a column, from some of its values.
+
+    Raises:
+      UsageError: an image has its channels first.
+    """
+    first = values[0]
+    if isinstance(first, str):
+        return Text()
+    if isinstance(first, bytes):
+        try:
+            return Image(stored_shape(len(values), values.__getitem__, name))
+        except UsageError:  # no images
+            return Other("bytes")
+    array = np.asarray(first)
+    if array.dtype.kind in "US":
+        return Text()
+    if array.ndim != 3 or array.dtype.kind not in "uf":
+        return Other(f"{array.dtype} [{', '.join(map(str, array.shape))}]", array.ndim)
+    few = (1, 2, 3, 4)
+    if array.shape[0] in few and array.shape[2] not in few:
+        raise UsageError(
+            f"{where}: {name} has shape {array.shape}, with channels first; wanted [height, width, channels]; write "
+            f"np.moveaxis({name}, 0, -1)"
+        )
+    shapes = {np.shape(value) for value in values}
+    sides = next(iter(shapes))[:2] if len(shapes) == 1 else (None, None)
+    return Image((*sides, array.shape[2]))

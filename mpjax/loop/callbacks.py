@@ -1,0 +1,148 @@
+"""Calls a user's callbacks, and settles what they ask for."""
+
+import difflib
+import pathlib
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mpjax.config.user_code import load_function
+from mpjax.errors import CallbackError, UsageError
+from mpjax.extend import EVENTS, Ask
+
+
+_ASKS = ("stop", "save")
+
+
+class Callbacks:
+    """The callbacks of a run. `Callbacks()` calls nothing.
+
+    Args:
+      callbacks: objects with some of the methods of `mpjax.extend.Callback`.
+      gather: `(value) -> values` of all processes, in their order; by default this process is the only one.
+
+    Raises:
+      UsageError: an object has none of these methods, or one whose name is nearly theirs.
+    """
+
+    def __init__(self, callbacks: Iterable[Any] = (), gather: Callable[[Any], list] = lambda value: [value]):
+        self._callbacks = tuple(callbacks)
+        self._gather = gather
+        for callback in self._callbacks:
+            _require_events(callback)
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def call(self, event: str, *arguments: Any) -> set[str]:
+        """Calls the method of an event of each callback that has it; returns what those of process 0 ask for.
+
+        Raises:
+          CallbackError: a callback of any process raised an exception, or returned something else.
+        """
+        if not self._callbacks:
+            return set()
+        asks: set[str] = set()
+        failed: CallbackError | None = None
+        try:
+            for callback in self._callbacks:
+                if (method := getattr(callback, event, None)) is not None:
+                    asks |= _asked(callback, event, method, arguments)
+        except CallbackError as error:
+            failed = error
+        found = self._gather({"asks": sorted(asks), "error": failed and str(failed)})
+        if failed:
+            raise failed
+        for process, other in enumerate(found):
+            if other["error"]:
+                raise CallbackError(f"process {process}: {other['error']}")
+        return set(found[0]["asks"])
+
+
+def load_callbacks(specs: Sequence[str]) -> list[Any]:
+    """Makes the callbacks that `--loop.callbacks` names: classes, or functions that return an object.
+
+    Raises:
+      UsageError: there is no such code, or it fails.
+    """
+    found = []
+    for spec in specs:
+        make = load_function(spec, flag="--loop.callbacks")
+        if _events(make) and not isinstance(make, type):
+            found.append(make)  # an object that was given in Python
+            continue
+        try:
+            found.append(make())
+        except TypeError as error:
+            raise UsageError(
+                f"--loop.callbacks {spec}: {error}; wanted a class or function without arguments"
+            ) from error
+    return found
+
+
+def _events(callback: Any) -> list[str]:
+    return [event for event in EVENTS if callable(getattr(callback, event, None))]
+
+
+def _require_events(callback: Any) -> None:
+    named = type(callback).__name__
+    own = [name for name in dir(callback) if not name.startswith("_") and callable(getattr(callback, name))]
+    for name in own:
+        near = difflib.get_close_matches(name, EVENTS, n=1, cutoff=0.75)
+        if name not in EVENTS and near:
+            raise UsageError(f"callback {named}: {name} is not an event; did you mean {near[0]}?")
+    if not _events(callback):
+        raise UsageError(f"callback {named} has none of the methods {', '.join(EVENTS)}")
+
+
+def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]) -> set[str]:
+    named = f"callback {type(callback).__name__}.{event}"
+    try:
+        ask: Ask = method(*arguments)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise CallbackError(f"{named}{_step(event, arguments)}: {said}{_line(error)}") from error
+    if ask is not None and ask not in _ASKS:
+        raise CallbackError(f'{named} returned {ask!r}: wanted "stop", "save" or None')
+    return {ask} if ask else set()
+
+
+def _step(event: str, arguments: Sequence[Any]) -> str:
+    return f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
+
+
+def _line(error: Exception) -> str:
+    """Returns the file and line that raised the error."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
+    return f" ({pathlib.Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+class EarlyStopping:
+    """A callback that stops a run whose metric no longer improves.
+
+    Args:
+      improves: `(value, best) -> bool`: True if a value is better than the best so far.
+      metric: the metric, such as `test/loss`.
+      patience: evaluations in a row without a better value after which the run stops.
+    """
+
+    def __init__(self, improves: Callable[[float, float], bool], metric: str, patience: int):
+        self._improves, self._metric, self._patience = improves, metric, patience
+        self._best: float | None = None
+        self._without = 0
+
+    def started(self, run: Any) -> Ask:
+        """Counts the evaluations of a run that is resumed."""
+        for record in run.records:
+            if self._metric in record and record["step"] <= run.start:
+                self._count(record[self._metric])
+
+    def evaluated(self, step: int, metrics: Mapping[str, float], model: Callable) -> Ask:
+        """Asks to stop after too many evaluations without a better value."""
+        del step, model
+        self._count(metrics[self._metric])
+        return "stop" if self._without >= self._patience else None
+
+    def _count(self, value: float) -> None:
+        better = value == value and (self._best is None or self._improves(value, self._best))  # NaN is never better
+        self._best, self._without = (value, 0) if better else (self._best, self._without + 1)

@@ -1,0 +1,151 @@
+"""A user's metrics of the test set, added to those of an objective."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.training.mean import Mean
+from mpjax.training.objective import Batch, Metrics, Objective, Sums
+from mpjax.training.own_objective import WEIGHT, per_example, quotients, require_names
+
+
+class _Collected(NamedTuple):
+    """A metric of `clu` or `metrax`, whose arrays are sums over examples.
+
+    Attributes:
+      treedef: its class, with leaves in place of arrays.
+      shapes: the shapes and dtypes of these.
+    """
+
+    treedef: Any
+    shapes: list[jax.ShapeDtypeStruct]
+
+
+def with_metrics(
+    objective: Objective,
+    metrics: Mapping[str, Callable[[Any, Batch], Any]],
+    outputs: Any,
+    batch: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    of_outputs: Callable[[Any], Any] = lambda outputs: outputs,
+) -> Objective:
+    """Returns an objective that also computes a user's metrics, in evaluation only.
+
+    Args:
+      objective: the objective of the run.
+      metrics: functions (`mpjax.extend.Metric`) by name; the name is that of a function's only value.
+      outputs: the shapes of what `objective.outputs_of` returns for `batch`.
+      batch: the shapes of a prepared batch.
+      of_outputs: selects from the outputs what metrics are given.
+
+    Raises:
+      UsageError: a metric fails or returns something else on these shapes, or two have one name; the message names it.
+    """
+    size = next(iter(batch.values())).shape[0]
+    own: dict[str, _Collected | None] = {}
+    taken = set(objective.conclude({name: np.ones(x.shape) for name, x in _sums(objective, outputs, batch)}))
+    for flag, function in metrics.items():
+        for name, collected in _kinds(flag, function, of_outputs(outputs), batch, size):
+            if name in own or name in taken:
+                raise UsageError(f"--training.metrics {flag}: there is a metric {name} already; give it another name")
+            own[name] = collected
+    require_names(own, "--training.metrics")
+
+    def values_of(outputs, batch: Batch) -> Metrics:
+        values = dict(objective.values_of(outputs, batch))
+        for name, function in metrics.items():
+            values |= dict(_values(name, function, of_outputs(outputs), batch))
+        return values
+
+    def conclude(sums: Sums) -> dict[str, float]:
+        is_own = {name: name.removesuffix(WEIGHT).partition(_LEAF)[0] in own for name in sums}
+        found = objective.conclude({name: value for name, value in sums.items() if not is_own[name]})
+        simple = {name: value for name, value in sums.items() if is_own[name] and _LEAF not in name}
+        found |= quotients({**simple, "count": sums["count"]})
+        return found | {name: _computed(name, kind, sums) for name, kind in own.items() if kind is not None}
+
+    return objective._replace(values_of=values_of, conclude=conclude)
+
+
+_LEAF = "/sum"
+"""Between the name of a collected metric and the number of one of its arrays."""
+
+
+def _sums(objective: Objective, outputs: Any, batch: Any) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
+    """Yields name and shape of each sum over a set."""
+    for name, values in jax.eval_shape(objective.values_of, outputs, batch).items():
+        yield name, jax.ShapeDtypeStruct(values.shape[1:], values.dtype)
+    yield "count", jax.ShapeDtypeStruct((), FLOAT32)
+
+
+def _is_collected(value: Any) -> bool:
+    return callable(getattr(value, "merge", None)) and callable(getattr(value, "compute", None))
+
+
+def _named(flag: str, found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {flag: found}
+
+
+def _kinds(
+    flag: str, function: Callable, outputs: Any, batch: Any, size: int
+) -> Iterator[tuple[str, _Collected | None]]:
+    """Yields the name of each value of a metric, and what it is if it is not a value per example."""
+    try:
+        found = jax.eval_shape(lambda outputs, batch: dict(_named(flag, function(outputs, batch))), outputs, batch)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"--training.metrics {flag}: {type(error).__name__}: {error}") from error
+    for name, value in found.items():
+        if not _is_collected(value):
+            jax.eval_shape(lambda x, name=name: per_example(x, size, f"--training.metrics {name}"), value)
+            yield name, None
+            continue
+        leaves, treedef = jax.tree.flatten(value)
+        collected = _Collected(treedef, leaves)
+        _require_sums(name, collected)
+        yield name, collected
+
+
+def _require_sums(name: str, kind: _Collected) -> None:
+    """Raises UsageError unless merging two metrics adds their arrays."""
+    one, two = (kind.treedef.unflatten([np.full(x.shape, n, x.dtype) for x in kind.shapes]) for n in (1, 2))
+    merged = jax.tree.leaves(one.merge(two))
+    if any(x.shape != np.shape(m) or not np.all(np.asarray(m) == 3) for x, m in zip(kind.shapes, merged, strict=True)):
+        raise UsageError(
+            f"--training.metrics {name}: merging two {type(one).__name__} does not add their arrays, so it cannot be "
+            "summed over examples and devices; return values per example, [B]"
+        )
+
+
+def _values(flag: str, function: Callable, outputs: Any, batch: Batch) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the quantities of a metric that are to be summed over a set, [B, ...] each."""
+    size = next(iter(batch.values())).shape[0]
+    for name, value in _named(flag, function(outputs, batch)).items():
+        if not _is_collected(value):
+            mean = per_example(value, size, f"--training.metrics {name}")
+            yield name, mean.total
+            if isinstance(value, Mean):
+                yield name + WEIGHT, mean.weight
+            continue
+
+        def of_one(outputs, example, name=name):
+            alone = jax.tree.map(lambda x: x[None], (outputs, example))
+            return jax.tree.leaves(_named(flag, function(*alone))[name])
+
+        for number, leaf in enumerate(jax.vmap(of_one)(outputs, dict(batch))):
+            yield f"{name}{_LEAF}{number}", leaf.astype(widest(FLOAT32, leaf.dtype) if is_floating(leaf) else FLOAT32)
+
+
+def _computed(name: str, kind: _Collected, sums: Sums) -> float:
+    """Returns the value of a metric with these sums."""
+    leaves = [jnp.asarray(sums[f"{name}{_LEAF}{n}"], x.dtype) for n, x in enumerate(kind.shapes)]
+    value = np.asarray(kind.treedef.unflatten(leaves).compute())
+    if value.shape:
+        raise UsageError(f"--training.metrics {name}: compute() returned an array {value.shape}: wanted a number")
+    return float(value)

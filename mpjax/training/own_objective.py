@@ -1,0 +1,134 @@
+"""An objective from a user's function, which gives a loss and metrics for each example."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.training.mean import Mean
+from mpjax.training.objective import Batch, Means, Metrics, Objective, Sums
+
+
+OUTPUTS = "outputs"
+"""The entry of an objective's result that is for metrics, and is none itself."""
+
+WEIGHT = "/weight"
+"""What is added to the name of a metric for the sum of its weights."""
+
+_TAKEN = (
+    "grad_norm",
+    "learning_rate",
+    "loss_scale",
+    "skipped",
+    "consecutive_skips",
+    "finite",
+    "examples_per_second",
+    "count",
+)
+
+
+def own_objective(function: Callable, prepare: Callable[[Batch, jax.Array | None], Batch], *, name: str) -> Objective:
+    """Returns the objective of a user's function (`mpjax.extend.Objective`).
+
+    Args:
+      function: `(model, batch, key)` or `(model, batch)` to values per example.
+      prepare: `(batch, key) -> batch`, which augments unless the key is None.
+      name: the name of the function, for messages.
+
+    Raises:
+      UsageError: the function cannot be called so. While it is traced: its result is no mapping, has no `loss`, or a
+        value that is not one per example.
+    """
+    given = _parameters(function, name)
+
+    def called(model, batch: Batch, key: jax.Array | None) -> dict[str, Any]:
+        found = function(*(model, batch, key)[:given])
+        if not isinstance(found, Mapping) or "loss" not in found:
+            kind = f"a mapping of {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
+            raise UsageError(f"{name} returned {kind}; wanted a dict with `loss`, [B], and metrics, [B] each")
+        return dict(found)
+
+    def loss_of(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
+        found = called(model, batch, key)
+        found.pop(OUTPUTS, None)
+        size = _size(batch)
+        means = {metric: _mean(per_example(value, size, f"{name}: {metric}")) for metric, value in found.items()}
+        loss = means.pop("loss")
+        require_names(means, name)
+        return loss, means
+
+    def values_of(found: dict[str, Any], batch: Batch) -> Metrics:
+        found = {metric: value for metric, value in found.items() if metric != OUTPUTS}
+        require_names([metric for metric in found if metric != "loss"], name)
+        return dict(_quantities(found, _size(batch), name))
+
+    return Objective(prepare, loss_of, lambda model, batch: called(model, batch, None), values_of, quotients)
+
+
+def _parameters(function: Callable, name: str) -> int:
+    """Returns 3 if a function takes (model, batch, key), 2 if it takes (model, batch)."""
+    signature = inspect.signature(function)
+    for count in (3, 2):
+        try:
+            signature.bind(*range(count))
+            return count
+        except TypeError:
+            continue
+    raise UsageError(f"{name}{signature}: wanted a function of (model, batch) or (model, batch, key)")
+
+
+def _size(batch: Batch) -> int:
+    return next(iter(batch.values())).shape[0]
+
+
+def require_names(names: Any, where: str) -> None:
+    """Raises UsageError if a metric has the name of something else."""
+    for name in names:
+        if name in _TAKEN or name.endswith(WEIGHT):
+            raise UsageError(f"{where}: {name} is the name of something else in a run; give the metric another name")
+
+
+def per_example(value: Any, size: int, name: str) -> Mean:
+    """Returns a value per example as totals and weights, both [B], in float32 or wider.
+
+    Raises:
+      UsageError: the value has another shape; the message says what to write for a mean over the batch.
+    """
+    parts = (value.total, value.weight) if isinstance(value, Mean) else (value, jnp.ones(size, FLOAT32))
+    total, weight = (jnp.asarray(part) for part in parts)
+    for part in (total, weight):
+        if part.shape != (size,):
+            raise UsageError(
+                f"{name} has shape {part.shape} for a batch of {size}: wanted one value per example, [{size}], or an "
+                "mpjax.Mean of totals and weights per example; mpjax takes the mean itself, over all devices"
+            )
+    dtype = widest(FLOAT32, *(part.dtype for part in (total, weight) if is_floating(part)))
+    return Mean(total.astype(dtype), weight.astype(dtype))
+
+
+def _mean(value: Mean) -> Mean:
+    """Returns the mean of a batch as its total and its weight."""
+    return Mean(jnp.sum(value.total), jnp.sum(value.weight))
+
+
+def _quantities(found: Mapping[str, Any], size: int, where: str) -> Iterator[tuple[str, jax.Array]]:
+    """Yields what is to be summed over a set, [B] each: totals, and the weights of those that are no plain means."""
+    for name, value in found.items():
+        mean = per_example(value, size, f"{where}: {name}")
+        yield name, mean.total
+        if isinstance(value, Mean):
+            yield name + WEIGHT, mean.weight
+
+
+def quotients(sums: Sums) -> dict[str, float]:
+    """Divides each sum by that of its weights, or by `count`, the number of examples; NaN without any weight."""
+
+    def quotient(name: str) -> float:
+        weight = sums.get(name + WEIGHT, sums["count"])
+        return float(sums[name] / weight) if weight else float("nan")
+
+    return {name: quotient(name) for name in sums if name != "count" and not name.endswith(WEIGHT)}
