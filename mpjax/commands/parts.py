@@ -201,7 +201,7 @@ def resumed_state(config: Config, parts: Parts, adopt: Callable[[TrainState], Tr
 
 
 def model_with(parts: Parts, state: TrainState) -> nnx.Module:
-    """Returns the model of a packed state in evaluation mode, with copies of the arrays, which the next step donates."""
+    """Returns the model of a packed state in evaluation mode, with copies of arrays that the next step donates."""
     state = parts.packing.unpack(state)
     model = parts.task.structure.assemble(*jax.tree.map(jnp.copy, (state.params, state.stats)))
     model.eval()

@@ -28,6 +28,9 @@ class Score(NamedTuple):
         return value < before - delta if self.best is min else value > before + delta
 
 
+ACCURACY = Score("accuracy", max)
+
+
 def score_of(config: Config) -> Score:
     """Returns the metric that chooses the best checkpoint: by default that of the task; of an own objective, the loss.
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
-from mpjax.config.score import Score
+from mpjax.config.score import ACCURACY, Score
 from mpjax.errors import CallbackError, Diverged, Interrupted
 from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.process import Stop
@@ -96,7 +96,7 @@ def train_loop(
     save: Callable[[int, Any, float | None], None],
     explain: Callable[[int], str],
     stop: Stop,
-    score: Score,
+    score: Score = ACCURACY,
     probe: Callable | None = None,
     callbacks: Callbacks = NO_CALLBACKS,
     model_of: Callable[[Any], Callable] = lambda state: lambda: state,
@@ -140,13 +140,13 @@ def train_loop(
             position, layers = looked.pop()
             writer.layers(position, layers.by_layer())
 
-    def write_interval(position: int) -> None:
-        nonlocal unwritten, began, asked
-        if not unwritten:
+    def write_interval(position: int, interval: list) -> None:
+        nonlocal began, asked
+        if not interval:
             return
-        steps = [step for metrics, count in jax.device_get(unwritten) for step in _each(metrics, count)]
+        steps = [step for metrics, count in jax.device_get(interval) for step in _each(metrics, count)]
         seconds = clock.seconds() - began
-        unwritten, began = [], clock.seconds()
+        began = clock.seconds()
         rate = {"examples_per_second": len(steps) * batch_size / seconds}
         metrics = _summary(steps) | rate
         metrics = {f"train/{name}": value for name, value in metrics.items()}
@@ -161,7 +161,7 @@ def train_loop(
                 asked |= callbacks.call("skipped", number, {name: float(value) for name, value in step.items()})
         asked |= callbacks.call("logged", position, metrics)
 
-    unread: int | None = None
+    unread: tuple[int, list] | None = None  # the interval that ended with the call before
     position = saved = start
 
     def evaluate_and_save(position: int, *, evaluating: bool, saving: bool) -> None:
@@ -188,12 +188,12 @@ def train_loop(
             layers = [(position + 1, probe(state, fed, count))] if probe and when.layers_due(position + 1) else []
             state, metrics = train_call(state, fed, count)
             before, position = position, position + count
+            unwritten.append((metrics, count))
             write_layers()
             looked += layers
             if unread is not None:
-                write_interval(unread)
+                write_interval(*unread)
                 unread = None
-            unwritten.append((metrics, count))
             if len(unwritten) >= ahead:  # keeps batches from piling up in device memory
                 jax.block_until_ready(unwritten[-ahead][0])
 
@@ -202,7 +202,8 @@ def train_loop(
             due_save = when.due(when.save, position) or stopping or bool(asked)
             if due_evaluate or due_save:
                 write_layers()
-                write_interval(position)
+                interval, unwritten = unwritten, []
+                write_interval(position, interval)
                 with clock.pause():
                     evaluate_and_save(position, evaluating=due_evaluate, saving=due_save)
                 if stopping:
@@ -210,10 +211,10 @@ def train_loop(
                 if due_evaluate and saved == position and "stop" in asked:
                     break
             elif any(when.due(when.log, passed) for passed in range(before + 1, position + 1)):
-                unread = position
+                unread, unwritten = (position, unwritten), []
     except CallbackError as error:
         callbacks = NO_CALLBACKS
-        write_interval(position)  # raises if the run has diverged
+        write_interval(position, unwritten)  # raises if the run has diverged
         if saved != position:
             save(position, state, None)
         raise CallbackError(f"{error}; the checkpoint of step {position} is saved") from error.__cause__

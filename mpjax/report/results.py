@@ -15,7 +15,7 @@ from typing import Any
 
 from mpjax import strict_json
 from mpjax.config.choices import BEST
-from mpjax.config.score import Score
+from mpjax.config.score import ACCURACY, Score
 from mpjax.report.files import write_atomically
 from mpjax.report.wording import count, duration, number, rate
 
@@ -90,7 +90,7 @@ def summarise(
     examples_per_second: float,
     policy: str,
     parameters: int,
-    score: Score,
+    score: Score = ACCURACY,
     **more: str | float,
 ) -> dict[str, Any]:
     """Returns the content of `summary.json`.

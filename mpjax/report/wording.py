@@ -48,9 +48,17 @@ _TRAIN: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
+_QUALITY = ("train/loss", "train/accuracy", "train/iou")
+
+_FILES_ONLY = ("train/grad_norm", "train/learning_rate", "train/consecutive_skips")
+
+
 def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns label and text of the training metrics that the console shows; the other metrics go to the files."""
-    return [(label, text(metrics[name])) for name, (label, text) in _TRAIN.items() if name in metrics]
+    """Returns label and text of the training metrics that the console shows; those of `_FILES_ONLY` go to the files."""
+    own = [name for name in metrics if name.startswith("train/") and name not in (*_TRAIN, *_FILES_ONLY)]
+    fields = {**{name: (name.removeprefix("train/"), number) for name in own}, **_TRAIN}
+    shown = [name for name in dict.fromkeys((*_QUALITY, *own, *_TRAIN)) if name in metrics]
+    return [(label, text(metrics[name])) for name in shown for label, text in [fields[name]]]
 
 
 def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:

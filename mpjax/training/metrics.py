@@ -115,7 +115,8 @@ def _kinds(
 def _require_sums(name: str, kind: _Collected) -> None:
     """Raises UsageError unless merging two metrics adds their arrays."""
     one, two = (kind.treedef.unflatten([np.full(x.shape, n, x.dtype) for x in kind.shapes]) for n in (1, 2))
-    merged = jax.tree.leaves(one.merge(two))
+    with jax.numpy_dtype_promotion("standard"):  # as their libraries expect
+        merged = jax.tree.leaves(one.merge(two))
     if any(x.shape != np.shape(m) or not np.all(np.asarray(m) == 3) for x, m in zip(kind.shapes, merged, strict=True)):
         raise UsageError(
             f"--training.metrics {name}: merging two {type(one).__name__} does not add their arrays, so it cannot be "
@@ -145,7 +146,8 @@ def _values(flag: str, function: Callable, outputs: Any, batch: Batch) -> Iterat
 def _computed(name: str, kind: _Collected, sums: Sums) -> float:
     """Returns the value of a metric with these sums."""
     leaves = [jnp.asarray(sums[f"{name}{_LEAF}{n}"], x.dtype) for n, x in enumerate(kind.shapes)]
-    value = np.asarray(kind.treedef.unflatten(leaves).compute())
+    with jax.numpy_dtype_promotion("standard"):
+        value = np.asarray(kind.treedef.unflatten(leaves).compute())
     if value.shape:
         raise UsageError(f"--training.metrics {name}: compute() returned an array {value.shape}: wanted a number")
     return float(value)

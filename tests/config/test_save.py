@@ -50,6 +50,7 @@ def test_there_are_sections_of_fields():
 def test_a_field_round_trips(path, tmp_path):
     special = {"data.mask_values": (0, 255), "data.ignore_index": (255,)}
     special |= {"model.name": "mine.py:Net", "model.pretrained_skip": ("head/*", "stem/conv/*")}
+    special |= dict.fromkeys(("training.metrics", "loop.callbacks", "report.writers"), ("a.py:one", "b.py:two"))
     other = special.get(path) or _other(*FIELDS[path])
     changed = _replaced(Config(), path, other)
     assert changed != Config()

@@ -8,7 +8,8 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from mpjax.errors import Diverged, Interrupted
+from mpjax.errors import CallbackError, Diverged, Interrupted
+from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.process import StopRequest
 from mpjax.loop.train import Limits, train_loop
 from mpjax.loop.when import When
@@ -23,7 +24,7 @@ class Recorder:
     def __init__(self, *, losses=None, finite=None, stop_at=None):
         self.events, self.written, self.stop = [], {}, StopRequest()
         self.losses, self.finite, self.stop_at = losses or {}, finite or {}, stop_at
-        self.tested = 1.0
+        self.tested, self.callbacks = 1.0, Callbacks()
 
     def step(self, state, batch, count):
         self.events.append(f"step {batch}")
@@ -77,6 +78,8 @@ class Recorder:
             explain=lambda number: f"first bad layer: head, in step {number}",
             stop=self.stop,
             probe=self.probe if layers else None,
+            callbacks=self.callbacks,
+            model_of=lambda state: lambda: state,
         )
 
 
@@ -281,3 +284,98 @@ def test_layers_of_a_saved_step_are_written_before_it_is_saved():
     first = recorder.events.index("layers 2 of 2")
     assert first < recorder.events.index("save 2 2 None")
     assert recorder.events.index("layers 4 of 4") < recorder.events.index("evaluate 4")
+
+
+class Hearing:
+    """A callback that keeps what it hears and asks as it is told."""
+
+    def __init__(self, recorder, **asks):
+        self.recorder, self.asks = recorder, asks
+
+    def _heard(self, event, step):
+        self.recorder.events.append(f"{event} {step}")
+        ask = self.asks.get(f"{event}_{step}")
+        if ask == "fail":
+            raise ValueError("broken")
+        return ask
+
+    def logged(self, step, metrics):
+        assert "train/loss" in metrics
+        return self._heard("logged", step)
+
+    def skipped(self, step, metrics):
+        assert metrics["finite"] == 0
+        return self._heard("skipped", step)
+
+    def evaluated(self, step, metrics, model):
+        assert model() == metrics["test/accuracy"] * 100
+        return self._heard("evaluated", step)
+
+    def saved(self, step):
+        return self._heard("saved", step)
+
+    def diverged(self, step, reason):
+        return self._heard("diverged", step)
+
+
+def heard(recorder, asks, **settings):
+    recorder.callbacks = Callbacks([Hearing(recorder, **asks)])
+    final = recorder.train(**settings)
+    return final, [event for event in recorder.events if not event.startswith(("write", "step 1"))]
+
+
+def test_callbacks_hear_of_everything_at_their_steps():
+    final, events = heard(Recorder(finite={2: False}), {}, steps=4, log=2, evaluate=4, save=4)
+    assert final == 4
+    assert events[events.index("step 3") :] == [
+        "step 3",
+        "skipped 2",
+        "logged 2",
+        "step 4",
+        "logged 4",
+        "evaluate 4",
+        "evaluated 4",
+        "save 4 4 0.04",
+        "saved 4",
+    ]
+
+
+def test_a_stop_that_is_asked_for_ends_the_run_evaluated_and_saved():
+    """Metrics of step 2 are read while step 3 runs, so that the run ends after step 3."""
+    final, events = heard(Recorder(), {"logged_2": "stop"}, steps=9, log=2, evaluate=9, save=9)
+    assert final == 3
+    assert events[-4:] == ["evaluate 3", "evaluated 3", "save 3 3 0.03", "saved 3"]
+
+
+def test_a_stop_at_an_evaluation_ends_the_run_there():
+    final, events = heard(Recorder(), {"evaluated_4": "stop"}, steps=9, log=0, evaluate=2, save=0)
+    assert final == 4
+    assert events[-2:] == ["save 4 4 0.04", "saved 4"]
+
+
+def test_a_save_that_is_asked_for_happens_once():
+    final, events = heard(Recorder(), {"logged_2": "save"}, steps=5, log=2, evaluate=5, save=5)
+    assert final == 5
+    assert [event for event in events if event.startswith("save ")] == ["save 3 3 None", "save 5 5 0.05"]
+
+
+@pytest.mark.parametrize(("event", "saved"), [("logged_2", 3), ("evaluated_4", 4), ("saved_4", 4)])
+def test_a_failed_callback_ends_the_run_with_one_checkpoint(event, saved):
+    recorder = Recorder()
+    with pytest.raises(CallbackError, match=f"ValueError: broken .*; the checkpoint of step {saved} is saved"):
+        heard(recorder, {event: "fail"}, steps=9, log=2, evaluate=4, save=4)
+    assert [e.split()[:2] for e in recorder.events if e.startswith("save ")] == [["save", str(saved)]]
+
+
+def test_a_diverged_run_is_not_saved_for_a_failed_callback():
+    recorder = Recorder(losses={3: math.nan})
+    with pytest.raises(Diverged, match="step 3"):
+        heard(recorder, {"logged_2": "fail"}, steps=9, log=2, save=9, limits=Limits(None, 1))
+    assert not [event for event in recorder.events if event.startswith("save")]
+
+
+def test_callbacks_hear_of_a_divergence():
+    recorder = Recorder(losses={3: math.nan})
+    with pytest.raises(Diverged):
+        heard(recorder, {}, steps=9, log=4, limits=Limits(None, 1))
+    assert recorder.events[-1] == "diverged 3"

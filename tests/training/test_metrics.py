@@ -1,40 +1,99 @@
-"""Metrics of a step in one buffer."""
-
-import dataclasses
+"""Metrics of the user's own: per example, weighted, and those of clu."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
-from mpjax.training.train_step import Metrics, pack
-
-
-PACKED = pack({"loss": jnp.float32(0.1), "skipped": jnp.int32(16_777_215), "finite": jnp.bool_(True)})
-
-
-def test_values_come_back_by_name():
-    assert list(PACKED) == ["loss", "skipped", "finite"]
-    assert len(PACKED) == 3
-    assert dict(jax.device_get(PACKED)) == {"loss": np.float32(0.1), "skipped": 16_777_215, "finite": 1}
-    with pytest.raises(KeyError):
-        PACKED["accuracy"]
+from mpjax.errors import UsageError
+from mpjax.training import Mean
+from mpjax.training.metrics import with_metrics
+from mpjax.training.objective import Objective, as_stored
 
 
-def test_metrics_equal_a_dict_of_the_same_values():
-    assert jax.device_get(PACKED) == {"loss": np.float32(0.1), "skipped": 16_777_215, "finite": 1}
+LOGITS = jnp.array([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 1.0], [9.0, 0.0, 0.0]])
+BATCH = {"label": jnp.array([0, 1, 2, 1])}
+WEIGHT = np.array([1.0, 1.0, 1.0, 0.0])  # the last example is padding
+PLAIN = Objective(as_stored, lambda *_: None, lambda model, batch: LOGITS, lambda logits, batch: {"loss": logits[:, 0]})
 
 
-def test_metrics_cannot_be_replaced():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        PACKED.names = ("accuracy",)
+@struct.dataclass
+class Precision:
+    """As clu and metrax define metrics: sums, whose quotient is the value."""
+
+    true: jax.Array
+    claimed: jax.Array
+
+    def merge(self, other):
+        return Precision(self.true + other.true, self.claimed + other.claimed)
+
+    def compute(self):
+        return self.true / self.claimed
 
 
-def test_one_float32_buffer_passes_through_jit():
-    (leaf,) = jax.tree.leaves(jax.jit(lambda m: m)(PACKED))
-    assert (leaf.dtype, leaf.shape) == (jnp.float32, (3,))
+@struct.dataclass
+class Largest:
+    value: jax.Array
+
+    def merge(self, other):
+        return Largest(jnp.maximum(self.value, other.value))
+
+    def compute(self):
+        return self.value
 
 
-def test_half_precision_metrics_are_widened():
-    assert isinstance(PACKED, Metrics)
-    assert pack({"loss": jnp.float16(0.5)})["loss"].dtype == jnp.float32
+def precision(logits, batch):
+    said = logits.argmax(-1) == 0
+    return Precision(jnp.sum(said & (batch["label"] == 0)), jnp.sum(said))
+
+
+def measured(metrics, base=PLAIN):
+    objective = with_metrics(base, metrics, LOGITS, BATCH)
+    values = objective.measure(None, BATCH)
+    sums = {name: np.tensordot(WEIGHT, np.asarray(value, np.float64), 1) for name, value in values.items()}
+    return objective.conclude({**sums, "count": np.float64(3)})
+
+
+def test_a_value_per_example_is_averaged_under_the_name_of_its_function():
+    assert measured({"right": lambda logits, batch: logits.argmax(-1) == batch["label"]}) == {
+        "loss": pytest.approx(2 / 3),
+        "right": pytest.approx(1 / 3),
+    }
+
+
+def test_several_values_have_their_own_names_and_weights():
+    found = measured({"both": lambda logits, batch: {"a": logits[:, 1], "b": Mean(logits[:, 2], batch["label"])}})
+    assert found == {"loss": pytest.approx(2 / 3), "a": pytest.approx(5 / 3), "b": 1.0}
+
+
+def test_a_metric_of_sums_is_computed_from_those_of_the_examples_that_count():
+    """Padding claims class 0 too: with it the precision would be 0.5."""
+    assert measured({"precision": precision})["precision"] == 1.0
+
+
+def test_a_metric_whose_merge_does_not_add_is_an_error():
+    with pytest.raises(UsageError, match="merging two Largest does not add"):
+        measured({"largest": lambda logits, batch: Largest(logits.max())})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"loss": lambda logits, batch: logits[:, 0]}, "there is a metric loss already"),
+        ({"mean": lambda logits, batch: logits[:, 0].mean()}, r"mean has shape \(\) for a batch of 4"),
+        ({"wrong": lambda logits, batch: logits[:, 0] / batch["labels"]}, "wrong: KeyError: 'labels'"),
+        ({"finite": lambda logits, batch: logits[:, 0]}, "finite is the name of something else"),
+    ],
+)
+def test_other_results_are_errors_that_name_the_metric(metrics, said):
+    with pytest.raises(UsageError, match=said):
+        measured(metrics)
+
+
+def test_clu():
+    clu = pytest.importorskip("clu.metrics", reason="pip install clu")
+    found = measured(
+        {"clu": lambda logits, batch: clu.Accuracy.from_model_output(logits=logits, labels=batch["label"])}
+    )
+    assert found["clu"] == pytest.approx(1 / 3)

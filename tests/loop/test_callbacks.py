@@ -1,0 +1,116 @@
+"""Callbacks: whom they hear, what they may ask for, and what happens if they fail."""
+
+import pytest
+
+from mpjax.config.user_code import given
+from mpjax.errors import CallbackError, UsageError
+from mpjax.extend import Callback, RunInfo
+from mpjax.loop.callbacks import Callbacks, EarlyStopping, load_callbacks
+
+
+class Saver:
+    def logged(self, step, metrics):
+        return "save" if step == 2 else None
+
+
+class Stopper(Callback):
+    def logged(self, step, metrics):
+        return "stop"
+
+
+class Broken:
+    def evaluated(self, step, metrics, model):
+        raise ValueError("no such table")
+
+
+def test_what_callbacks_ask_for_is_collected():
+    assert Callbacks([Saver(), Stopper()]).call("logged", 2, {}) == {"save", "stop"}
+    assert Callbacks([Saver(), Stopper()]).call("logged", 3, {}) == {"stop"}
+    assert Callbacks([Saver()]).call("saved", 3) == set()
+    assert Callbacks().call("logged", 1, {}) == set()
+
+
+def test_a_failure_names_callback_event_step_and_line():
+    with pytest.raises(
+        CallbackError, match=r"callback Broken.evaluated at step 7: ValueError: no such table \(test_callb"
+    ):
+        Callbacks([Broken()]).call("evaluated", 7, {}, None)
+
+
+def test_another_answer_is_an_error():
+    class Odd:
+        def saved(self, step):
+            return True
+
+    with pytest.raises(CallbackError, match='Odd.saved returned True: wanted "stop", "save" or None'):
+        Callbacks([Odd()]).call("saved", 3)
+
+
+def test_what_process_0_asks_for_holds_for_all():
+    def gather(value):
+        return [{"asks": ["stop"], "error": None}, value]
+
+    assert Callbacks([Saver()], gather).call("logged", 2, {}) == {"stop"}
+
+
+def test_a_failure_in_another_process_is_one_here():
+    def gather(value):
+        return [value, {"asks": [], "error": "callback X.logged: ValueError"}]
+
+    with pytest.raises(CallbackError, match="process 1: callback X.logged: ValueError"):
+        Callbacks([Saver()], gather).call("logged", 2, {})
+
+
+@pytest.mark.parametrize("name", ["evaluate", "loged", "on_saved"])
+def test_a_method_that_is_nearly_an_event_is_an_error(name):
+    callback = type("Mine", (), {name: lambda self, *args: None, "ended": lambda self, summary: None})()
+    with pytest.raises(UsageError, match=f"callback Mine: {name} is not an event; did you mean"):
+        Callbacks([callback])
+
+
+def test_an_object_without_events_is_an_error():
+    with pytest.raises(UsageError, match="callback object has none of the methods started, logged"):
+        Callbacks([object()])
+
+
+def test_classes_are_made_and_objects_are_taken():
+    (made,) = load_callbacks([given(Saver)])
+    assert isinstance(made, Saver)
+    saver = Saver()
+    assert load_callbacks([given(saver)]) == [saver]
+
+
+def test_a_class_with_arguments_is_an_error():
+    class Needy:
+        def __init__(self, folder):
+            self.folder = folder
+
+    with pytest.raises(UsageError, match="missing 1 required positional argument: 'folder'; wanted a class"):
+        load_callbacks([given(Needy)])
+
+
+def stops_at(values, patience=2, before=()):
+    records = [{"step": step, "test/loss": value} for step, value in before]
+    early = EarlyStopping(lambda value, best: value < best, "test/loss", patience)
+    early.started(RunInfo(None, None, 2, 10, True, records))
+    for number, value in enumerate(values):
+        if early.evaluated(number, {"test/loss": value}, None) == "stop":
+            return number
+    return None
+
+
+def test_early_stopping_counts_evaluations_without_improvement():
+    assert stops_at([3.0, 2.0, 2.0, 2.5, 1.0]) == 3
+    assert stops_at([3.0, 2.0, 2.5, 1.0, 1.5]) is None
+
+
+def test_nan_is_no_improvement():
+    nan = float("nan")
+    assert stops_at([nan, nan, 1.0]) == 1
+    assert stops_at([1.0, nan, 0.5, nan, nan]) == 4
+
+
+def test_a_resumed_run_counts_on():
+    """The record of step 3 is of a part of the run that was thrown away."""
+    assert stops_at([1.5], before=[(1, 1.0), (2, 2.0), (3, 0.1)]) == 0
+    assert stops_at([0.5, 1.0], before=[(1, 1.0), (2, 2.0), (3, 0.1)]) is None
