@@ -133,7 +133,10 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
             resume_step = start if config.resume else None
             own = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
-            writers = (own, *open_writers(config.report.writers, info), *writers)
+            with contextlib.ExitStack() as unfinished:
+                unfinished.callback(own.close)
+                writers = (own, *open_writers(config.report.writers, info), *writers)
+                unfinished.pop_all()
         writer = opened.enter_context(contextlib.closing(report.Writers(writers)))
         writer.message(f"run folder: {folder}")
         if config.resume:

@@ -68,7 +68,7 @@ def load_callbacks(specs: Sequence[str]) -> list[Any]:
     found = []
     for spec in specs:
         make = load_function(spec, flag="--loop.callbacks")
-        if _events(make) and not isinstance(make, type):
+        if not callable(make) or (_events(make) and not isinstance(make, type)):
             found.append(make)  # an object that was given in Python
             continue
         try:

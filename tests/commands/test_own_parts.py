@@ -1,0 +1,237 @@
+"""Runs with parts of the user's own: in both modes, with an overflow, resumed, on a mesh, in a plan; and bad parts."""
+
+import dataclasses
+import json
+import pathlib
+import shlex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mpjax import Diverged, UsageError
+from mpjax.commands.diagnose import diagnose_run
+from mpjax.commands.evaluate import evaluate_run
+from mpjax.commands.own_parts import with_parts
+from mpjax.commands.plan import fields_of, planned_step
+from mpjax.commands.train import run
+from mpjax.config import Config, load_config
+from mpjax.config.commands import Diagnose, Evaluation
+from mpjax.errors import CallbackError
+from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.report import read_metrics
+
+
+PARTS = pathlib.Path(__file__).parents[2] / "docs" / "examples" / "parts"
+
+ALL = shlex.split(f"""
+--data.name {PARTS}/data.py:stripes --data.num_classes 2 --data.augment {PARTS}/augmentation.py:light
+--model.name {PARTS}/objective.py:Pair --training.objective {PARTS}/objective.py:distillation
+--training.metrics {PARTS}/metrics.py:top2 {PARTS}/metrics.py:precision_of_0
+--loop.callbacks {PARTS}/callbacks.py:Norms --report.writers {PARTS}/writer.py:csv_file
+--data.crop_padding 0 --data.batch_size 16 --data.eval_batch_size 48 --steps 12 --optimizer.learning_rate 0.1 --optimizer.warmup 0
+--loop.log_every 4 --loop.eval_every 6 --loop.save_every 6 --report.no_tensorboard --report.no_plot
+--precision.initial_scale 524288
+""")
+
+
+def train(folder, *flags):
+    return run(load_config([*ALL, "--output_dir", str(folder), *flags]))
+
+
+def arrays(folder, step):
+    return read_checkpoint(folder / "checkpoints", str(step))[1]
+
+
+@pytest.fixture(scope="module", params=["module", "autocast"])
+def whole(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own") / request.param
+    return folder, train(folder, "--precision.mode", request.param)
+
+
+def test_all_parts_work_together_in_float16_with_an_overflow(whole):
+    folder, summary = whole
+    assert summary["skipped"] >= 1
+    assert summary["steps"] + summary["skipped"] == 12
+    assert summary["test/teacher"] > 0.8
+    assert {"test/student", "test/top2", "test/precision_of_0", "test/loss"} <= summary.keys()
+    assert summary["test/top2"] == 1.0  # of two classes
+    assert summary["best/test/loss"] == min(
+        r["test/loss"] for r in read_metrics(folder / "metrics.jsonl") if "test/loss" in r
+    )
+    assert [line.split()[0] for line in (folder / "norms.txt").read_text().splitlines()] == ["6", "12"]
+    assert "12,test/student," in (folder / "metrics.csv").read_text()
+
+
+def test_the_test_set_is_measured_example_by_example(whole):
+    """64 examples in batches of 48: the padding of the second counts for nothing."""
+    folder, summary = whole
+    metrics = evaluate_run(Evaluation(run=str(folder), trust_code=True))
+    for name in ("test/loss", "test/student", "test/precision_of_0"):
+        assert metrics[name] == pytest.approx(summary[name], rel=1e-6)
+    assert metrics["test/student"] * 64 == pytest.approx(round(metrics["test/student"] * 64))
+
+
+def test_a_run_resumes_in_the_middle_with_its_parts(whole, tmp_path):
+    folder, _ = whole
+    mode = folder.name
+    train(tmp_path / "half", "--precision.mode", mode, "--steps", "6", "--optimizer.schedule", "constant")
+    train(tmp_path / "all", "--precision.mode", mode, "--optimizer.schedule", "constant")
+    run(load_config(shlex.split(f"--resume --output_dir {tmp_path}/half --steps 12 --trust_code")))
+    one, two = arrays(tmp_path / "half", 12), arrays(tmp_path / "all", 12)
+    assert one.keys() == two.keys()
+    for name in one:
+        assert one[name].tobytes() == two[name].tobytes(), name
+
+
+def test_the_code_of_a_stored_run_needs_trust(whole):
+    folder, _ = whole
+    with pytest.raises(
+        UsageError, match=r"names code .*data.augment .*training.objective .*loop.callbacks .*report.writers"
+    ):
+        evaluate_run(Evaluation(run=str(folder)))
+
+
+def test_a_step_is_diagnosed_with_its_objective(whole):
+    folder, _ = whole
+    found = diagnose_run(Diagnose(run=str(folder), step=8, trust_code=True, search="none"))
+    assert found.verdict == "healthy"
+
+
+def test_the_plan_has_the_own_step(capsys):
+    config = load_config(ALL)
+    fields = fields_of(config, vocabulary=0)
+    step = planned_step(config, fields)
+    assert step.batch["image"].shape == (16, 8, 8, 1)
+    _, metrics = jax.eval_shape(step.step_on(None), step.state, step.batch)
+    assert {"loss", "teacher", "student", "grad_norm"} <= set(metrics)
+
+
+def mean_of_pixels(model, batch, key):
+    return {"loss": jnp.square(model(batch["image"]) - batch["x"]).mean(-1)}
+
+
+class Pixels(nnx.Module):
+    def __init__(self, fields, *, rngs):
+        self.layer = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, images):
+        return self.layer(images.reshape(len(images), -1))
+
+
+ROWS = [{"image": np.full((2, 2, 1), n / 8, np.float32), "x": np.float32([n / 4])} for n in range(8)]
+BRIEF = shlex.split("""
+--task own --data.batch_size 4 --data.eval_batch_size 8 --data.crop_padding 0 --steps 4 --optimizer.warmup 0
+--report.no_tensorboard --report.no_plot --loop.log_every 2 --loop.eval_every 2 --loop.save_every 2
+""")
+
+
+def in_python(folder, *flags, **parts):
+    given = {"model": Pixels, "source": (ROWS, ROWS), "objective": mean_of_pixels} | parts
+    return run(brief(folder, *flags), **given)
+
+
+def brief(folder, *flags):
+    return load_config([*BRIEF, "--output_dir", str(folder), *flags])
+
+
+def test_parts_may_be_values_of_python(tmp_path):
+    seen = []
+
+    class Heard:
+        def evaluated(self, step, metrics, model):
+            seen.append((step, model()(jnp.zeros((1, 2, 2, 1))).shape))
+
+        def ended(self, summary):
+            seen.append(summary["steps"])
+
+    summary = run(
+        brief(tmp_path / "run"),
+        model=Pixels,
+        source=(ROWS, ROWS),
+        objective=mean_of_pixels,
+        callbacks=[Heard()],
+    )
+    assert seen == [(2, (1, 1)), (4, (1, 1)), 4]
+    assert summary["parameters"] == 5
+    text = (tmp_path / "run" / "config.toml").read_text()
+    assert 'objective = "python:mean_of_pixels"' in text
+    with pytest.raises(UsageError, match="was given parts in Python, .*training.objective python:mean_of_pixels"):
+        evaluate_run(Evaluation(run=str(tmp_path / "run"), trust_code=True))
+
+
+def test_a_run_with_parts_in_python_resumes(tmp_path):
+    in_python(tmp_path / "run", "--steps", "2")
+    config = with_parts(brief(tmp_path / "run"), model=Pixels, source=(ROWS, ROWS), objective=mean_of_pixels)
+    summary = run(dataclasses.replace(config, resume=True))
+    assert summary["attempts"] == 4
+
+
+def test_early_stopping_ends_a_run_that_no_longer_improves(tmp_path, capsys):
+    flags = "--optimizer.learning_rate 0 --steps 40 --loop.stop_after 2"
+    summary = in_python(tmp_path / "run", *shlex.split(flags))
+    assert summary["attempts"] == 6  # evaluated at 2, 4 and 6: two times no better
+    assert complete_checkpoints(tmp_path / "run" / "checkpoints")[-1] == 6
+    assert "stopped at step 6 of 40, as a callback asked" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["attempts"] == 6
+
+
+def test_a_failed_callback_is_named_and_the_run_can_go_on(tmp_path):
+    class Broken:
+        def evaluated(self, step, metrics, model):
+            raise KeyError("table")
+
+    with pytest.raises(
+        CallbackError, match=r"callback Broken.evaluated at step 2: KeyError: 'table' .*step 2 is saved"
+    ):
+        in_python(tmp_path / "run", callbacks=[Broken()])
+    assert list(complete_checkpoints(tmp_path / "run" / "checkpoints")) == [2]
+
+
+def test_callbacks_hear_of_a_divergence(tmp_path):
+    heard = []
+
+    class Hearing:
+        def diverged(self, step, reason):
+            heard.append((step, reason))
+
+    def infinite(model, batch):
+        return {"loss": mean_of_pixels(model, batch, None)["loss"] * jnp.inf}
+
+    with pytest.raises(Diverged):
+        in_python(
+            tmp_path / "run",
+            "--precision.policy",
+            "float32",
+            "--diagnosis.no_search",
+            objective=infinite,
+            callbacks=[Hearing()],
+        )
+    assert heard[0][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts", "said"),
+    [
+        ([], {"objective": None}, "--task own: wanted --training.objective"),
+        (
+            [],
+            {"objective": lambda model, batch: {"loss": jnp.mean(batch["x"])}},
+            r"loss has shape \(\) for a batch of 2",
+        ),
+        (["--loop.best", "acc", "--loop.best_is", "max"], {}, "--loop.best acc: the test set has the metrics loss"),
+        ([], {"metrics": [lambda outputs, batch: batch["x"][:, 0]]}, "returns no `outputs` to compute them from"),
+        ([], {"callbacks": [object()]}, "callback object has none of the methods"),
+        ([], {"source": 3}, "returned a int; wanted"),
+        (["--report.writers", "builtins:print"], {}, "--report.writers builtins:print returned NoneType"),
+    ],
+)
+def test_bad_parts_are_errors_before_the_first_step(tmp_path, flags, parts, said):
+    with pytest.raises(UsageError, match=said):
+        in_python(tmp_path / "run", *flags, **parts)
+
+
+def test_settings_without_parts_are_unchanged():
+    assert with_parts(Config(), model=None, metrics=None) == Config()

@@ -1,0 +1,139 @@
+"""Data of the user's own: arrays, indexed objects, iterables, and what they must not be taken for."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from mpjax.config.schema import Data
+from mpjax.config.user_code import given
+from mpjax.data import Image, Label, open_source
+from mpjax.errors import UsageError
+
+
+IMAGES = np.arange(6 * 4 * 4 * 3, dtype=np.uint8).reshape(6, 4, 4, 3)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+ARRAYS = {"image": IMAGES, "label": LABELS}
+ROWS = [{"image": image, "label": label} for image, label in zip(IMAGES, LABELS, strict=True)]
+
+
+class Indexed:
+    """As a torch Dataset or a grain MapDataset."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return ROWS[index]
+
+
+class Tensor:
+    """As torch's: it converts to NumPy."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.value, dtype)
+
+
+def opened(found, task="classification", **settings):
+    config = Data(**{"name": given(lambda: found), "num_classes": 3, **settings})
+    return open_source(config, None, task)
+
+
+def labels(examples):
+    return [int(example["label"]) for example in examples.__getitems__(range(len(examples)))]
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        ARRAYS,
+        Indexed(),
+        ROWS,
+        lambda: iter(ROWS),
+        [{name: Tensor(value) for name, value in row.items()} for row in ROWS],
+    ],
+    ids=["arrays", "indexed", "list", "generator", "tensors"],
+)
+def test_every_form_gives_the_same_examples(split):
+    source = opened((split, split))
+    assert source.fields == {"image": Image((4, 4, 3)), "label": Label(3)}
+    assert labels(source.train) == [0, 1, 2, 0, 1, 2]
+    assert np.array_equal(source.test[4]["image"], IMAGES[4])
+
+
+def test_splits_are_named_and_cut_as_those_of_other_sets():
+    source = opened({"train": ARRAYS, "rest": Indexed()}, train_split="train[:4]", test_split="train[4:]+rest[:2]")
+    assert labels(source.train) == [0, 1, 2, 0]
+    assert labels(source.test) == [1, 2, 0, 1]
+    assert len(source.test) == 4
+
+
+def test_a_tuple_has_numbered_columns():
+    pairs = [(image, label) for image, label in zip(IMAGES, LABELS, strict=True)]
+    source = opened((pairs, pairs), columns={"image": "0", "label": "1"})
+    assert labels(source.train) == [0, 1, 2, 0, 1, 2]
+
+
+def test_encoded_images_are_images():
+    stored = io.BytesIO()
+    Pillow.fromarray(IMAGES[0]).save(stored, "PNG")
+    rows = [{"image": stored.getvalue(), "label": 1}]
+    assert opened((rows, rows)).fields["image"] == Image((4, 4, 3))
+
+
+def test_images_of_several_sizes_vary():
+    rows = [{"image": np.zeros((size, 4, 3), np.uint8), "label": 0} for size in (4, 5, 6) for _ in range(8)]
+    assert opened((rows, rows)).fields["image"] == Image((None, None, 3))
+
+
+def test_channels_first_are_not_taken_for_rows():
+    rows = {"image": np.zeros((6, 3, 8, 8), np.float32), "label": LABELS}
+    with pytest.raises(
+        UsageError, match=r"image has shape \(3, 8, 8\), with channels first.*np.moveaxis\(image, 0, -1\)"
+    ):
+        opened((rows, rows))
+
+
+def test_an_iterable_is_read_up_to_the_limit_of_memory():
+    rows = ({"image": np.zeros((100, 100, 3), np.float32), "label": 0} for _ in range(100))
+    with pytest.raises(UsageError, match="split 'train': an iterable is read into memory, and 9 examples are over"):
+        opened((rows, ROWS), in_memory_mb=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (ARRAYS["image"], "returned a ndarray; wanted"),
+        ((ROWS, ROWS, ROWS), "returned a tuple of 3; wanted"),
+        ({}, "returned a dict of 0; wanted"),
+        ((ROWS, 3), "split 'test': a int; wanted"),
+        ((ROWS, {"image": IMAGES, "label": LABELS[:5]}), "split 'test': arrays of lengths {'image': 6, 'label': 5}"),
+        ((iter(()), ROWS), "split 'train': the iterable has no examples"),
+        ((["text"], ROWS), "split 'train': example 0 is str; wanted a dict of fields"),
+    ],
+)
+def test_anything_else_is_an_error_that_says_what_is_wanted(found, said):
+    with pytest.raises(UsageError, match=said):
+        opened(found)
+
+
+def test_an_example_without_a_column_is_an_error():
+    rows = [*ROWS[:1], {"image": IMAGES[0]}]
+    source = opened((rows, rows))
+    with pytest.raises(UsageError, match="an example has no 'label', which the first one has; it has image"):
+        source.train.__getitems__([1])
+
+
+def test_a_source_is_taken_as_it_is():
+    source = opened((ROWS, ROWS))
+    assert opened(source) is source
+
+
+def test_a_file_that_a_setting_names(tmp_path):
+    (tmp_path / "mine.py").write_text("rows = [{'image': [[[1]]], 'label': 0}]\ndef both(): return rows, rows\n")
+    with pytest.raises(UsageError, match="has no bot; did you mean both"):
+        open_source(Data(name=f"{tmp_path}/mine.py:bot"), tmp_path)
