@@ -11,6 +11,7 @@ from typing import Any
 
 _HOMES = {
     "mpjax.errors": (
+        "CallbackError",
         "CheckpointWarning",
         "DataWarning",
         "Diverged",
@@ -39,7 +40,8 @@ _HOMES = {
         "where_finite",
     ),
     "mpjax.config": ("Config", "Duration"),
-    "mpjax.training": ("TrainState", "create_state", "make_eval_step", "make_train_step", "take_apart"),
+    "mpjax.extend": ("Callback", "RunInfo"),
+    "mpjax.training": ("Mean", "TrainState", "create_state", "make_eval_step", "make_train_step", "take_apart"),
     "mpjax.diagnosis": ("Diagnosis", "diagnose", "diagnose_function"),
     "mpjax.models.pretrained": ("load_pretrained",),
     "mpjax.commands.train": ("run",),

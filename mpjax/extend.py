@@ -5,14 +5,16 @@ or a function is called as its protocol here says. docs/extending.md has an exam
 
 | part | setting | argument of `mpjax.run` |
 | --- | --- | --- |
-| model | `--model.name` | `model` |
+| model: `(fields, *, rngs)` to an `nnx.Module` | `--model.name` | `model` |
 | `Objective` | `--training.objective` | `objective` |
 | `Metric` | `--training.metrics` | `metrics` |
 | `Source` | `--data.name` | `source` |
 | function of a stored example | `--data.preprocess` | `preprocess` |
 | `Augmentation` | `--data.augment` | `augment` |
+| `Optimizer` | `--optimizer.name` | `optimizer` |
+| `Schedule` | `--optimizer.schedule` | `schedule` |
 | `Callback` | `--loop.callbacks` | `callbacks` |
-| `OpenWriter` | `--report.writers` | `writers` |
+| `OpenWriter` | `--report.writers` | `writers`, open ones |
 """
 
 from __future__ import annotations
@@ -25,15 +27,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import jax
+    import optax
     from flax import nnx
     from jaxtyping import Array, Key
 
     from mpjax.config import Config
     from mpjax.report.writer import Writer
     from mpjax.training.mean import Mean
-
-
-Batch = "Mapping[str, Shaped[Array, 'B ...']]"
 
 
 class Objective(Protocol):
@@ -94,6 +94,26 @@ class Augmentation(Protocol):
 
     def __call__(self, batch: dict[str, jax.Array], key: Key[Array, ""]) -> dict[str, jax.Array]:
         """Returns the batch with the same fields; images are float32, scaled to `--data.mean` and `--data.std`."""
+        ...
+
+
+class Optimizer(Protocol):
+    """An update rule."""
+
+    def __call__(self, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+        """Returns the transformation. mpjax clips before it, and adds loss scaling and master weights around it.
+
+        Args:
+          learning_rate: the learning rate of each applied step. Further parameters come from `--optimizer.arguments`.
+        """
+        ...
+
+
+class Schedule(Protocol):
+    """A learning rate as a function of applied steps. Parameters that it does not name are not passed."""
+
+    def __call__(self, *, peak: float, steps: int, warmup: int) -> optax.Schedule:
+        """Returns a function from the number of applied steps to the learning rate, a scalar that is not negative."""
         ...
 
 

@@ -15,7 +15,7 @@ from mpjax.precision.policy import Policy
 from mpjax.training.metrics import with_metrics
 from mpjax.training.objective import Objective, Prepare
 from mpjax.training.objectives import objective_of
-from mpjax.training.own_objective import OUTPUTS, own_objective
+from mpjax.training.user_objective import OUTPUTS, own_objective
 from mpjax.training.setup import Task
 
 

@@ -14,7 +14,7 @@ from mpjax import data, models
 from mpjax.commands.objective import choose_objective
 from mpjax.config import Config
 from mpjax.config.folders import cache_folder, data_folder
-from mpjax.data.augment.preparation import preparation
+from mpjax.data.augment.preparation import preparation_of
 from mpjax.errors import UsageError
 from mpjax.models.scan import require_alike, stacks_of
 from mpjax.plan.shapes import batch_shapes
@@ -77,7 +77,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     require_alike(abstract, plan.policy.rules, "--precision.rules")
     report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
-    prepare = full_precision(preparation(config.data, fields))
+    prepare = full_precision(preparation_of(config.data, fields))
     objective = choose_objective(config, prepare, policy, abstract, fields)
     cast = uncast
     if autocasting:

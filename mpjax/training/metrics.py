@@ -11,7 +11,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.training.mean import Mean
 from mpjax.training.objective import Batch, Metrics, Objective, Sums
-from mpjax.training.own_objective import WEIGHT, per_example, quotients, require_names
+from mpjax.training.user_objective import WEIGHT, per_example, quotients, require_names
 
 
 class _Collected(NamedTuple):

@@ -18,7 +18,7 @@ _OWN = 6
 """The number of the user's random key, after those of mpjax's augmentations."""
 
 
-def preparation(config: Data, fields: Fields) -> Prepare:
+def preparation_of(config: Data, fields: Fields) -> Prepare:
     """Returns `(batch, key) -> batch` for batches of these fields; the key is None in evaluation, without augmentation.
 
     Images are scaled and augmented as `config` says. The user's `config.augment` comes last, in training only.

@@ -8,7 +8,7 @@ import pytest
 from mpjax.errors import UsageError
 from mpjax.training import Mean
 from mpjax.training.objective import as_stored
-from mpjax.training.own_objective import own_objective, quotients
+from mpjax.training.user_objective import own_objective, quotients
 
 
 BATCH = {"x": jnp.arange(4.0), "weight": jnp.array([1.0, 1.0, 1.0, 0.0])}

@@ -1,0 +1,57 @@
+"""Which objective a run has, and the names of its metrics."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from mpjax.commands.objective import metrics_of
+from mpjax.commands.own_parts import with_parts
+from mpjax.commands.task import make_task
+from mpjax.config import Config
+from mpjax.config.schema import Model
+from mpjax.data import labelled_images
+from mpjax.errors import UsageError
+from mpjax.training.precision_plan import plan_precision
+
+
+CONFIG = Config(model=Model(name="mlp", width=4))
+FIELDS = labelled_images(12, (4, 4, 1))
+
+
+def task(**parts):
+    config = with_parts(CONFIG, **parts)
+    return make_task(config, plan_precision(config.precision), FIELDS)
+
+
+def right(logits, batch):
+    return logits.argmax(-1) == batch["label"]
+
+
+def halved(model, batch):
+    logits = model(batch["image"])
+    return {"loss": jnp.square(logits).mean(-1), "outputs": logits}
+
+
+def test_the_task_has_its_own_metrics():
+    assert set(metrics_of(task(), FIELDS)) == {"loss", "accuracy", "top5"}
+
+
+def test_the_users_metrics_are_added_to_them():
+    assert set(metrics_of(task(metrics=[right]), FIELDS)) == {"loss", "accuracy", "top5", "right"}
+
+
+def test_an_own_objective_takes_the_place_of_the_tasks():
+    assert metrics_of(task(objective=halved), FIELDS) == ("loss",)
+    assert metrics_of(task(objective=halved, metrics=[right]), FIELDS) == ("loss", "right")
+
+
+def test_two_metrics_of_one_name_are_an_error():
+    with pytest.raises(UsageError, match="wanted functions of different names"):
+        task(metrics=[right, right])
+
+
+def test_a_chunked_loss_needs_a_model_that_computes_logits_in_parts():
+    config = dataclasses.replace(CONFIG, training=dataclasses.replace(CONFIG.training, chunked_loss=8))
+    with pytest.raises(UsageError, match="mlp has no methods `features` and `logits`"):
+        make_task(config, plan_precision(config.precision), FIELDS)

@@ -1,0 +1,42 @@
+"""The page of extension points: light to import, and complete."""
+
+import inspect
+import pathlib
+import subprocess
+import sys
+
+import mpjax.extend
+from mpjax.commands.own_parts import PARTS
+from mpjax.config.user_code import CODE
+from mpjax.report.writer import Writer
+
+
+def test_it_imports_neither_jax_nor_numpy():
+    code = "import sys, mpjax.extend; assert not {'jax', 'numpy', 'flax'} & set(sys.modules), list(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_setting_that_names_code_is_in_its_table():
+    table = mpjax.extend.__doc__
+    for setting in CODE:
+        assert f"--{setting}`" in table, setting
+    for part in PARTS:
+        assert f"`{part}` |" in table, part
+
+
+def test_a_callback_hears_of_these_events():
+    assert mpjax.extend.EVENTS == ("started", "logged", "skipped", "evaluated", "saved", "diverged", "ended")
+    assert all(getattr(mpjax.extend.Callback(), event) for event in mpjax.extend.EVENTS)
+
+
+def test_the_example_of_a_writer_has_all_its_methods():
+    source = (pathlib.Path(__file__).parents[1] / "docs/examples/parts/writer.py").read_text()
+    for name, _ in inspect.getmembers(Writer, inspect.isfunction):
+        assert name.startswith("_") or f"def {name}(self" in source, name
+
+
+def test_every_example_is_short():
+    folder = pathlib.Path(__file__).parents[1] / "docs/examples/parts"
+    lengths = {path.name: len(path.read_text().splitlines()) for path in folder.glob("*.py")}
+    assert len(lengths) >= 6
+    assert max(lengths.values()) < 40, lengths
