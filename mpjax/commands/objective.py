@@ -15,8 +15,8 @@ from mpjax.precision.policy import Policy
 from mpjax.training.metrics import with_metrics
 from mpjax.training.objective import Objective, Prepare
 from mpjax.training.objectives import objective_of
-from mpjax.training.user_objective import OUTPUTS, own_objective
 from mpjax.training.setup import Task
+from mpjax.training.user_objective import OUTPUTS, own_objective
 
 
 def choose_objective(
@@ -70,4 +70,4 @@ def metrics_of(task: Task, fields: Fields) -> tuple[str, ...]:
     """Returns the names of the metrics of a test set."""
     values: Any = nnx.eval_shape(task.objective.measure, task.abstract, batch_shapes(fields, 2))
     ones = {name: np.ones(x.shape[1:]) for name, x in values.items()}
-    return tuple(task.objective.conclude({**ones, "count": np.float64(1)}))
+    return tuple(task.objective.conclude({**ones, "count": np.ones(())}))

@@ -9,10 +9,10 @@ from typing import Any
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
-from mpjax.data.own_task import all_columns
 from mpjax.data.examples import Example, MappedExamples, Source
 from mpjax.data.fields import Field, Image, Label, Mask
 from mpjax.data.images.masks import mask_values, with_decoded_mask
+from mpjax.data.own_task import all_columns
 from mpjax.data.sources import synthetic
 from mpjax.data.sources.own import open_own
 from mpjax.data.table import Column, Other, Table, Text, choose_columns

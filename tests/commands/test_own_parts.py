@@ -31,7 +31,8 @@ ALL = shlex.split(f"""
 --model.name {PARTS}/objective.py:Pair --training.objective {PARTS}/objective.py:distillation
 --training.metrics {PARTS}/metrics.py:top2 {PARTS}/metrics.py:precision_of_0
 --loop.callbacks {PARTS}/callbacks.py:Norms --report.writers {PARTS}/writer.py:csv_file
---data.crop_padding 0 --data.batch_size 16 --data.eval_batch_size 48 --steps 12 --optimizer.learning_rate 0.1 --optimizer.warmup 0
+--data.crop_padding 0 --data.batch_size 16 --data.eval_batch_size 48 --steps 12
+--optimizer.learning_rate 0.1 --optimizer.warmup 0
 --loop.log_every 4 --loop.eval_every 6 --loop.save_every 6 --report.no_tensorboard --report.no_plot
 --precision.initial_scale 524288
 """)

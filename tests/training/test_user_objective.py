@@ -1,5 +1,7 @@
 """Objectives of the user's own: values per example in, means over batches, devices and sets out."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ BATCH = {"x": jnp.arange(4.0), "weight": jnp.array([1.0, 1.0, 1.0, 0.0])}
 KEY = jax.random.key(0)
 
 
-def objective(function):
+def objective(function) -> Any:
     return own_objective(function, as_stored, name="NAME")
 
 
@@ -42,7 +44,8 @@ def test_a_set_is_evaluated_by_its_sums():
 
 
 def test_a_quotient_without_weight_is_nan():
-    assert np.isnan(quotients({"rate": np.float64(0), "rate/weight": np.float64(0), "count": np.float64(3)})["rate"])
+    sums: Any = {"rate": np.float64(0), "rate/weight": np.float64(0), "count": np.float64(3)}
+    assert np.isnan(quotients(sums)["rate"])
 
 
 def test_the_key_is_none_in_evaluation():

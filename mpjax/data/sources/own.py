@@ -201,5 +201,5 @@ def _column(name: str, values: Sequence[Any], where: str) -> Column:
             f"np.moveaxis({name}, 0, -1)"
         )
     shapes = {np.shape(value) for value in values}
-    sides = next(iter(shapes))[:2] if len(shapes) == 1 else (None, None)
-    return Image((*sides, array.shape[2]))
+    height, width = array.shape[:2] if len(shapes) == 1 else (None, None)
+    return Image((height, width, array.shape[2]))
