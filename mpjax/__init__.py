@@ -17,6 +17,7 @@ _HOMES = {
         "Diverged",
         "DtypeError",
         "Interrupted",
+        "LoggerWarning",
         "PrecisionWarning",
         "UsageError",
     ),

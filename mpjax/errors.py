@@ -57,7 +57,11 @@ class CheckpointWarning(UserWarning):
     """A checkpoint is damaged or does not match; another one is used, or this one is used differently."""
 
 
-WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning
+class LoggerWarning(UserWarning):
+    """A logger of experiments failed; the run goes on without it."""
+
+
+WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning, LoggerWarning
 """The warnings that are for the user of a command, and not for its programmer."""
 
 

@@ -121,6 +121,7 @@ def test_public_names_are_those_of_the_design_and_errors():
         "Diverged",
         "DtypeError",
         "Interrupted",
+        "LoggerWarning",
         "PrecisionWarning",
         "UsageError",
     }

@@ -73,7 +73,7 @@ def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
     with contextlib.ExitStack() as opened:
         writers: list[Writer] = []
         for spec in specs:
-            writer = load_function(spec, flag="--report.writers")(run)
+            writer = load_function(_logger(spec), flag="--report.writers")(run)
             missing = [name for name in _METHODS if not callable(getattr(writer, name, None))]
             if missing:
                 raise UsageError(
@@ -84,6 +84,24 @@ def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
             writers.append(writer)
         opened.pop_all()
     return writers
+
+
+LOGGERS = {
+    "wandb": "mpjax.report.loggers.weights_and_biases:open_wandb",
+    "mlflow": "mpjax.report.loggers.mlflow:open_mlflow",
+}
+"""The writers that need a package of their own."""
+
+
+def _logger(spec: str) -> str:
+    """Returns the place of a logger that is named alone, and any other spec as it is."""
+    if ":" in spec:
+        return spec
+    if spec not in LOGGERS:
+        raise UsageError(
+            f"--report.writers {spec}: wanted {', '.join(LOGGERS)}, or FILE.py:NAME or package.module:NAME for your own"
+        )
+    return LOGGERS[spec]
 
 
 _METHODS = tuple(name for name in vars(Writer) if not name.startswith("_"))

@@ -207,26 +207,28 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         if (attempts := int(state.attempts)) < when.steps:
             writer.message(f"stopped at step {attempts} of {when.steps}, as a callback asked")
 
-    # Results
-    summary = None
+        # Results, before writers close: loggers store these files
+        summary = None
+        if first:
+            records = report.read_metrics(folder / "metrics.jsonl")
+            summary = report.summarise(
+                records,
+                score=score,
+                steps=int(state.step),
+                attempts=int(state.attempts),
+                skipped=int(loss_scale_state(state.opt_state).skipped),
+                **so_far(),
+                startup_seconds=started - began,
+                examples_per_second=report.throughput(records),
+                policy=str(plan.policy),
+                parameters=sum(p.size for p in state.params.values()),
+                output_dir=str(folder),
+            )
+            report.write_summary(folder / "summary.json", summary)
+            if config.report.plot:
+                report.plot_curves(records, folder / "curves.png", title=str(folder))
+
     if first:
-        records = report.read_metrics(folder / "metrics.jsonl")
-        summary = report.summarise(
-            records,
-            score=score,
-            steps=int(state.step),
-            attempts=int(state.attempts),
-            skipped=int(loss_scale_state(state.opt_state).skipped),
-            **so_far(),
-            startup_seconds=started - began,
-            examples_per_second=report.throughput(records),
-            policy=str(plan.policy),
-            parameters=sum(p.size for p in state.params.values()),
-            output_dir=str(folder),
-        )
-        report.write_summary(folder / "summary.json", summary)
-        if config.report.plot:
-            report.plot_curves(records, folder / "curves.png", title=str(folder))
         print(report.summary_table(summary))
     summary = company.gather(summary)[0]
     callbacks.call("ended", summary)

@@ -337,8 +337,8 @@ class Report:
     plot: bool = True
     """Plot curves.png at the end."""
     writers: tuple[str, ...] = ()
-    """Further destinations of metrics, functions of the run that return a writer: `FILE.py:NAME` or
-    `package.module:NAME` each."""
+    """Further destinations of metrics: `wandb`, `mlflow`, or your own functions of the run that return a writer,
+    `FILE.py:NAME` or `package.module:NAME` each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -91,8 +91,9 @@ def test_other_results_are_errors_that_name_the_metric(metrics, said):
         measured(metrics)
 
 
+@pytest.mark.extra
 def test_clu():
-    clu = pytest.importorskip("clu.metrics", reason="pip install clu")
+    clu = pytest.importorskip("clu.metrics", reason="pip install -e '.[parity]'")
     found = measured(
         {"clu": lambda logits, batch: clu.Accuracy.from_model_output(logits=logits, labels=batch["label"])}
     )

@@ -1,0 +1,1 @@
+"""Loggers of experiments, through their own packages: `--report.writers wandb`, `mlflow`."""

@@ -1,0 +1,105 @@
+"""A writer that passes everything on in a thread of its own, so that a slow or broken logger never holds up a run."""
+
+import contextlib
+import pathlib
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from mpjax.errors import LoggerWarning, UsageError
+
+
+class Logger(Protocol):
+    """A logger of experiments, used by one thread. Each method may raise anything."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of a step."""
+        ...
+
+    def files(self, paths: Sequence[pathlib.Path]) -> None:
+        """Stores files of the run."""
+        ...
+
+    def close(self) -> None:
+        """Sends what is left."""
+        ...
+
+
+FILES = ("config.toml", "environment.json", "summary.json", "curves.png", "diagnosis_*")
+"""The files of a run's folder that loggers store at its end."""
+
+PATIENCE = 60.0
+"""Seconds to wait for a logger at the end of a run."""
+
+
+class InBackground:
+    """A writer for a logger. At its first failure it warns, and leaves the rest out.
+
+    Args:
+      name: the name of the logger, for messages.
+      open_logger: opens it, in the thread of the writer.
+      folder: the folder of the run.
+      patience: seconds to wait at the end until everything is sent.
+    """
+
+    def __init__(
+        self, name: str, open_logger: Callable[[], Logger], folder: pathlib.Path, *, patience: float = PATIENCE
+    ):
+        self._name, self._folder, self._patience = name, folder, patience
+        self._work: queue.SimpleQueue[Callable[[Logger], Any] | None] = queue.SimpleQueue()
+        self._failure: str | None = None
+        self._told = self._closed = False
+        self._thread = threading.Thread(target=self._run, args=(open_logger,), daemon=True, name=name)
+        self._thread.start()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of one report."""
+        self._tell()
+        self._work.put(lambda logger: logger.log(step, dict(metrics)))
+
+    def layers(self, step: int, layers: Sequence) -> None:
+        """Leaves out the statistics of layers: TensorBoard has them."""
+
+    def saved(self, step: int) -> None:
+        """Leaves out checkpoints, which stay in the run's folder."""
+
+    def message(self, text: str) -> None:
+        """Leaves out messages."""
+
+    def close(self) -> None:
+        """Stores the files of the run, and waits until all is sent or the patience is over."""
+        if self._closed:
+            return
+        self._closed = True
+        paths = [path for pattern in FILES for path in sorted(self._folder.glob(pattern))]
+        self._work.put(lambda logger: logger.files(paths))
+        self._work.put(None)
+        self._thread.join(self._patience)
+        if self._thread.is_alive():
+            self._warn(f"not everything is sent after {self._patience:g} s")
+        self._tell()
+
+    def _run(self, open_logger: Callable[[], Logger]) -> None:
+        try:
+            logger = open_logger()
+            with contextlib.closing(logger):
+                while (work := self._work.get()) is not None:
+                    work(logger)
+        except Exception as error:  # whatever the logger's package raises
+            self._failure = f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _tell(self) -> None:
+        if self._failure and not self._told:
+            self._told = True
+            self._warn(f"{self._failure}; nothing more is sent, and the run goes on")
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(f"{self._name}: {text}", LoggerWarning, stacklevel=3)
+
+
+def require_package(name: str, found: Any) -> None:
+    """Raises UsageError if the package of a logger is not installed."""
+    if found is None:
+        raise UsageError(f"--report.writers {name}: the package is not installed; write pip install 'mpjax[{name}]'")

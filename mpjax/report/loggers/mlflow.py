@@ -1,0 +1,72 @@
+"""MLflow as a writer, `--report.writers mlflow`; its own settings are `MLFLOW_TRACKING_URI` and the like."""
+
+import importlib.util
+import math
+import os
+import pathlib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mpjax.config import to_toml
+from mpjax.extend import RunInfo
+from mpjax.report.loggers.background import InBackground, require_package
+
+
+NAME = "mlflow"
+
+_ID = "mlflow_id"
+"""The file in a run's folder with the id under which a resumed run goes on."""
+
+_LONGEST = 6000  # characters of a parameter that MLflow accepts
+
+
+class MlflowLogger:
+    """A run of MLflow: metrics by step, settings as parameters, and files as artifacts."""
+
+    def __init__(self, run: RunInfo):
+        import mlflow
+
+        self._client: Any = mlflow.MlflowClient()
+        file = run.folder / _ID
+        if file.exists():
+            self._id = file.read_text().strip()
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "mpjax"))
+        self._id = self._client.create_run(experiment.experiment_id, run_name=run.folder.name).info.run_id
+        file.write_text(self._id)
+        for name, value in _flat(tomllib.loads(to_toml(run.config))):
+            self._client.log_param(self._id, name, str(value)[:_LONGEST])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of a step."""
+        for name, value in metrics.items():
+            self._client.log_metric(self._id, name, value if math.isfinite(value) else math.nan, step=step)
+
+    def files(self, paths: Sequence[pathlib.Path]) -> None:
+        """Stores files as artifacts of the run."""
+        for path in paths:
+            self._client.log_artifact(self._id, str(path))
+
+    def close(self) -> None:
+        """Marks the run as finished."""
+        self._client.set_terminated(self._id)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def open_mlflow(run: RunInfo) -> InBackground:
+    """Opens the writer.
+
+    Raises:
+      UsageError: the package is not installed.
+    """
+    require_package(NAME, importlib.util.find_spec(NAME))
+    return InBackground(NAME, lambda: MlflowLogger(run), run.folder)

@@ -1,0 +1,64 @@
+"""Weights & Biases as a writer, `--report.writers wandb`; its own settings are `WANDB_PROJECT` and the like."""
+
+import importlib.util
+import pathlib
+import tomllib
+from collections.abc import Mapping, Sequence
+
+from mpjax.config import to_toml
+from mpjax.errors import UsageError
+from mpjax.extend import RunInfo
+from mpjax.report.loggers.background import InBackground, require_package
+
+
+NAME = "wandb"
+
+_ID = "wandb_id"
+"""The file in a run's folder with the id under which a resumed run goes on."""
+
+
+class WandbLogger:
+    """A run of W&B: metrics by step, settings, and files as an artifact."""
+
+    def __init__(self, run: RunInfo):
+        import wandb
+
+        self._wandb, file = wandb, run.folder / _ID
+        self._run = wandb.init(
+            name=run.folder.name,
+            dir=run.folder,
+            config=tomllib.loads(to_toml(run.config)),
+            id=file.read_text().strip() if file.exists() else None,
+            resume="allow",
+            settings=wandb.Settings(console="off"),  # the console stays mpjax's
+        )
+        file.write_text(self._run.id)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of a step."""
+        self._run.log(dict(metrics), step=step)
+
+    def files(self, paths: Sequence[pathlib.Path]) -> None:
+        """Stores files as an artifact of the run."""
+        artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
+        for path in paths:
+            artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._run.finish()
+
+
+def open_wandb(run: RunInfo) -> InBackground:
+    """Opens the writer.
+
+    Raises:
+      UsageError: the package is not installed, or W&B has no key and is not offline.
+    """
+    require_package(NAME, importlib.util.find_spec(NAME))
+    import wandb
+
+    if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
+        raise UsageError("--report.writers wandb: no API key; write `wandb login`, or set WANDB_MODE=offline")
+    return InBackground(NAME, lambda: WandbLogger(run), run.folder)

@@ -1,0 +1,47 @@
+"""MLflow, with its package installed, in its store of files."""
+
+import pytest
+
+from mpjax.commands.own_parts import open_writers
+from mpjax.config import Config
+from mpjax.errors import LoggerWarning
+from mpjax.extend import RunInfo
+
+
+pytestmark = [pytest.mark.extra, pytest.mark.filterwarnings("default::FutureWarning", "default::DeprecationWarning")]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="pip install -e '.[mlflow]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/store")
+    (tmp_path / "config.toml").write_text("steps = 3\n")
+    return RunInfo(tmp_path, Config(), 0, 3, True, [])
+
+
+def test_metrics_settings_and_files_are_stored_and_a_resumed_run_goes_on(run):
+    import mlflow
+
+    for step in (1, 2):
+        (writer,) = open_writers(["mlflow"], run)
+        writer.write(step, {"train/loss": 1.0 / step})
+        writer.close()
+    client = mlflow.MlflowClient()
+    number = (run.folder / "mlflow_id").read_text()
+    history = client.get_metric_history(number, "train/loss")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 0.5)]
+    found = client.get_run(number)
+    assert found.data.params["precision.policy"] == "mixed_float16"
+    assert found.info.status == "FINISHED"
+    assert [file.path for file in client.list_artifacts(number)] == ["config.toml"]
+
+
+def test_a_server_that_is_down_stops_no_run(run, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    (writer,) = open_writers(["mlflow"], run)
+    writer._thread.join(60)
+    with pytest.warns(LoggerWarning, match="mlflow: .*nothing more is sent, and the run goes on"):
+        writer.write(1, {"train/loss": 1.0})
+    writer.close()

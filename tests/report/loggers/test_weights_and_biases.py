@@ -1,0 +1,47 @@
+"""Weights & Biases, with its package installed, offline."""
+
+import pytest
+
+from mpjax.commands.own_parts import open_writers
+from mpjax.config import Config
+from mpjax.errors import UsageError
+from mpjax.extend import RunInfo
+from mpjax.report.loggers.weights_and_biases import open_wandb
+
+
+pytestmark = pytest.mark.extra
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="pip install -e '.[wandb]'")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "settings"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    (tmp_path / "config.toml").write_text("steps = 3\n")
+    yield RunInfo(tmp_path, Config(), 0, 3, True, [])
+    wandb.teardown()  # it keeps its settings for the life of a process
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
+def test_a_run_offline_is_stored_and_goes_on_under_its_id(run, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    ids = []
+    for step in (1, 2):
+        (writer,) = open_writers(["wandb"], run)
+        writer.write(step, {"train/loss": 1.0 / step})
+        writer.close()
+        ids.append((run.folder / "wandb_id").read_text())
+    assert ids[0] == ids[1]
+    stored = list(run.folder.glob(f"wandb/offline-run-*/run-{ids[0]}.wandb"))
+    content = b"".join(file.read_bytes() for file in stored)
+    assert b"train/loss" in content
+    assert b"config.toml" in content
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+def test_no_key_is_an_error_before_the_run(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(UsageError, match="no API key; write `wandb login`, or set WANDB_MODE=offline"):
+        open_wandb(run)
