@@ -15,7 +15,12 @@ from mpjax.errors import UsageError
 
 def code_of(config: Config) -> dict[str, str]:
     """Returns the settings that name code outside mpjax, as a dict from setting to value."""
-    named = {"model.name": config.model.name, "data.preprocess": config.data.preprocess}
+    named = {
+        "model.name": config.model.name,
+        "data.preprocess": config.data.preprocess,
+        "optimizer.name": config.optimizer.name,
+        "optimizer.schedule": config.optimizer.schedule,
+    }
     return {name: value for name, value in named.items() if ":" in value and not _is_own(value)}
 
 
