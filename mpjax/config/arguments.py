@@ -26,12 +26,12 @@ def read_arguments(flag: str, texts: Mapping[str, str], function: Callable, name
     found = {}
     for key, text in texts.items():
         if key not in accepted and not is_open:
-            near = difflib.get_close_matches(key, accepted, n=1)
+            near = difflib.get_close_matches(key, accepted, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(f"{flag} {key}: {name} has no such argument; {hint}it takes {', '.join(accepted)}")
         found[key] = _literal(text)
         wanted = _wanted(accepted[key].default) if key in accepted else None
-        if wanted and not isinstance(found[key], wanted[1]):
+        if wanted and type(found[key]) not in wanted[1]:
             raise UsageError(f"{flag} {key} is {text!r}: wanted {wanted[0]}, as its default {accepted[key].default!r}")
     return found
 

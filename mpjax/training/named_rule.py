@@ -18,7 +18,7 @@ from optax import contrib
 from mpjax.config import schema
 from mpjax.config.arguments import parameters_of, read_arguments
 from mpjax.config.user_code import load_function
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, first_line
 from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.moments import MOMENTS
 from mpjax.precision.skip_step import optax_promotion
@@ -119,8 +119,8 @@ class NamedRule:
         except Exception as error:
             if not self._takes_number(make, config, shapes):
                 raise UsageError(
-                    f"{self.name} cannot be used: {type(error).__name__}: {error}. An update is given gradients, "
-                    "parameters, and the loss as `value`"
+                    f"{self.name} cannot be used: {first_line(error)}. An update is given gradients, parameters, and "
+                    "the loss as `value`"
                 ) from error
             if config.schedule != "constant" or config.warmup.amount:
                 raise UsageError(
@@ -128,7 +128,7 @@ class NamedRule:
                     "--optimizer.warmup 0, or another optimizer"
                 ) from error
             rule = make(learning_rate=config.learning_rate)
-        return rule
+        return _with_plain_keys(rule, shapes)
 
     def _takes_number(self, make: Callable, config: schema.Optimizer, shapes: Mapping[str, Any]) -> bool:
         try:
@@ -233,6 +233,28 @@ def _in_optax(name: str) -> Callable:
         f"--optimizer.name: {what}; {hint}wanted {', '.join(OWN)}, an optimizer of optax (such as lion, adam, "
         "adafactor), or FILE.py:NAME or package.module:NAME of a function (learning_rate, ...)"
     )
+
+
+def _with_plain_keys(rule: optax.GradientTransformation, params: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Returns a rule whose state has the words of random keys in place of keys, which no checkpoint can hold."""
+
+    def is_key(leaf: Any) -> bool:
+        return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+
+    if not any(map(is_key, jax.tree.leaves(jax.eval_shape(rule.init, params)))):
+        return rule
+    inner = optax.with_extra_args_support(rule)
+
+    def plain(state: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, state)
+
+    def update(updates, state, params=None, **extra):
+        shapes = jax.eval_shape(inner.init, updates if params is None else params)
+        keyed = jax.tree.map(lambda s, leaf: jax.random.wrap_key_data(leaf) if is_key(s) else leaf, shapes, state)
+        updates, keyed = inner.update(updates, keyed, params, **extra)
+        return updates, plain(keyed)
+
+    return optax.GradientTransformationExtraArgs(lambda params: plain(inner.init(params)), update)
 
 
 def _in_float32(params: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -10,7 +10,7 @@ import optax
 from mpjax.config import schema
 from mpjax.config.arguments import parameters_of
 from mpjax.config.user_code import load_function
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, first_line
 from mpjax.precision.skip_step import optax_promotion
 
 
@@ -87,7 +87,7 @@ def _require_rates(name: str, schedule: Callable, steps: list[int]) -> None:
             rates = np.asarray(jax.jit(jax.vmap(schedule))(jnp.array(steps, jnp.int32))) if shape == () else None
     except Exception as error:
         raise UsageError(
-            f"{name} cannot be compiled as a function of the step: {type(error).__name__}: {error}; compute with "
+            f"{name} cannot be compiled as a function of the step: {first_line(error)}; compute with "
             "jax.numpy (jnp.where, not if), as optax's schedules do"
         ) from error
     if rates is None:

@@ -7,6 +7,7 @@ import pytest
 
 from mpjax.config.durations import Duration
 from mpjax.config.schema import Optimizer
+from mpjax.errors import UsageError
 from mpjax.training.schedule import learning_rate_schedule
 
 
@@ -65,3 +66,77 @@ def test_the_shortest_training_has_a_finite_learning_rate(name, steps):
 def test_a_warmup_takes_at_most_a_fifth_of_training(warmup):
     assert rate_of("cosine", warmup, 20) == pytest.approx(0.4)
     assert rate_of("cosine", warmup, 19) == pytest.approx(0.38)
+
+
+OWN_FILE = """
+import jax.numpy as jnp
+import optax
+
+def halved(peak, steps):
+    return optax.exponential_decay(peak, steps, 0.5)
+
+def whole(learning_rate, steps, warmup, power=1):
+    return lambda count: learning_rate * (1 + count / steps) * warmup
+
+def constant():
+    return lambda count: 0.25
+
+def negative(peak):
+    return lambda count: peak - count * 0.1
+
+def nan(peak):
+    return lambda count: peak * jnp.log(count - 60.0)
+
+def vector(peak):
+    return lambda count: peak * jnp.ones(2)
+
+def branches(peak):
+    return lambda count: peak if count > 3 else 0.0
+
+def number(peak):
+    return peak
+
+def more(peak, teacher):
+    return lambda count: peak
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_FILE)
+    return lambda name: f"{tmp_path / 'own.py'}:{name}"
+
+
+def test_an_own_schedule_without_warmup_begins_after_the_linear_one(own):
+    found = schedule(own("halved"), 20)
+    assert [float(found(jnp.int32(step))) for step in (0, 10, 20, 100)] == pytest.approx([0, 0.2, 0.4, 0.2])
+
+
+def test_an_own_schedule_with_warmup_is_all_of_training(own):
+    """0.4 times the warm-up of 20 steps, and twice that after all of 100 steps."""
+    found = schedule(own("whole"), 20)
+    assert [float(found(jnp.int32(step))) for step in (0, 100)] == pytest.approx([8, 16])
+
+
+def test_an_own_schedule_may_take_nothing(own):
+    assert float(schedule(own("constant"), 0)(jnp.int32(7))) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("negative", r"own.py:negative is -4.59.* at step 50: wanted a learning rate of 0 or more"),
+        ("nan", r"own.py:nan is nan at step 0"),
+        ("vector", r"own.py:vector returned an array of shape \(2,\) for a step: wanted one number"),
+        ("branches", r"own.py:branches cannot be compiled as a function of the step: .*jnp.where, not if"),
+        ("number", r"own.py:number returned float: wanted a function from step to learning rate"),
+        (
+            "more",
+            r"own.py:more wants teacher, which mpjax does not know: it fills in peak, learning_rate, steps, w",
+        ),
+        ("absent", r"has no absent"),
+    ],
+)
+def test_an_own_schedule_that_gives_no_rate_is_an_error(own, name, message):
+    with pytest.raises(UsageError, match=message):
+        schedule(own(name), 0)
