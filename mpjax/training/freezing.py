@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax.numpy as jnp
 import optax
@@ -83,6 +83,6 @@ def trained_only(tx: optax.GradientTransformation, frozen: Collection[str]) -> o
     def update(updates, state, params=None, **extra):
         found, state = tx.update(trained(updates), state, None if params is None else trained(params), **extra)
         still = {name: jnp.full_like(update, -0.0) for name, update in updates.items() if name in frozen}
-        return {**found, **still}, state
+        return cast(Arrays, found) | still, state
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ _OF_OWN = ("momentum", "nesterov", "rest_learning_rate", "rest_momentum", "b1", 
 _DEFAULTS = schema.Optimizer()
 _FLAG = "--optimizer.arguments"
 
+_FUNCTIONS = (types.FunctionType, functools.partial)
+
 TINY = {"kernel": jax.ShapeDtypeStruct((3, 2), FLOAT32), "bias": jax.ShapeDtypeStruct((2,), FLOAT32)}
 """Parameters to try a rule on."""
 
@@ -46,9 +49,10 @@ def optax_rules() -> dict[str, Callable]:
     """Returns the optimizers of optax and optax.contrib by name: the public functions with a learning rate."""
     found = {}
     for module in (contrib, optax):
-        for name, function in inspect.getmembers(module, inspect.isfunction):
-            # `scale_by_...` are parts of optimizers, some of which go up the gradient.
-            if not name.startswith(("_", "scale_by_")) and "learning_rate" in inspect.signature(function).parameters:
+        for name, function in vars(module).items():
+            # Some are functools.partial. `scale_by_...` are parts of optimizers, some of which go up the gradient.
+            is_public = isinstance(function, _FUNCTIONS) and not name.startswith(("_", "scale_by_"))
+            if is_public and "learning_rate" in inspect.signature(function).parameters:
                 found[name] = function
     return found
 
@@ -95,9 +99,9 @@ class NamedRule:
           UsageError: it wants a number as learning rate, more in an update than mpjax has, or it does not fit.
         """
         names = parameters_of(self.function, self.name)
-        known = {"mask": mask, "weight_decay_mask": mask} if "weight_decay" in names else {}
+        known: dict[str, Any] = {"mask": mask, "weight_decay_mask": mask} if "weight_decay" in names else {}
         known |= {"peak": config.learning_rate, "steps": steps, "warmup": warmup} if self.is_users else {}
-        arguments = {key: value for key, value in known.items() if key in names} | self.arguments
+        arguments = {**{key: value for key, value in known.items() if key in names}, **self.arguments}
         missing = [
             key
             for key, one in names.items()

@@ -1,6 +1,7 @@
 """The learning rate as a function of applied steps: warm-up, then a schedule by name or the user's own."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def _own(spec: str, peak: float, steps: int, warmup: int) -> optax.Schedule:
             f"{flag} {spec} wants {', '.join(others)}, which mpjax does not know: it fills in {', '.join(_GIVEN)}; "
             "give the others a default"
         )
-    schedule = function(**{key: value for key, value in values.items() if key in wanted})
+    schedule: Any = function(**{key: value for key, value in values.items() if key in wanted})
     if not callable(schedule):
         raise UsageError(
             f"{flag} {spec} returned {type(schedule).__name__}: wanted a function from step to learning rate, as "
