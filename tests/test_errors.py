@@ -90,5 +90,6 @@ def test_each_error_has_its_exit_code(error, code):
 
 
 def test_an_error_of_other_code_is_told_in_one_line():
-    assert errors.first_line(ZeroDivisionError("by zero.\nThe error occurred while tracing")) == "ZeroDivisionError: by zero"
+    error = ZeroDivisionError("by zero.\nThe error occurred while tracing")
+    assert errors.first_line(error) == "ZeroDivisionError: by zero"
     assert errors.first_line(KeyError()) == "KeyError: "

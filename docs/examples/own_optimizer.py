@@ -26,7 +26,7 @@ def flat_then_down(peak, steps):
 def main(steps: int = 300) -> dict:
     """Trains an MLP on digits under mixed_float16 and returns the summary of the run."""
     own = {"name": f"{__file__}:centred", "arguments": {"momentum": "0.95"}, "schedule": f"{__file__}:flat_then_down"}
-    optimizer = mpjax.config.schema.Optimizer(learning_rate=0.02, **own)
+    optimizer = mpjax.config.schema.Optimizer(learning_rate=0.1, **own)
     with tempfile.TemporaryDirectory() as root:
         config = mpjax.Config(steps=mpjax.Duration(steps), output_dir=f"{root}/run", optimizer=optimizer)
         return mpjax.run(dataclasses.replace(config, model=dataclasses.replace(config.model, name="mlp")))

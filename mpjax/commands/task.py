@@ -15,6 +15,7 @@ from mpjax.config import Config
 from mpjax.config.folders import cache_folder, data_folder
 from mpjax.errors import UsageError
 from mpjax.models.scan import require_alike, stacks_of
+from mpjax.models.stacked_arrays import names_apart
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
@@ -129,7 +130,9 @@ def make_step(
     )
     tx = with_precision(rule, config.precision, loss_scale=plan.loss_scale, masters=plan.master_weights)
     if task.frozen:
-        tx = trained_only(tx, task.frozen)
+        # A diagnosis gives it the blocks of a stack one by one.
+        single = {name for path in task.frozen for name in names_apart(path, stacks_of(task.abstract))}
+        tx = trained_only(tx, task.frozen | single)
 
     def step_on(layout: Layout | None, packing: Packing = UNPACKED) -> jax.stages.Wrapped:
         return make_train_step(

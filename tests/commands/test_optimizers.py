@@ -11,6 +11,7 @@ from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.loop.stored import read_checkpoint
+from mpjax.training.setup import state_shapes
 
 
 MLP = "--model.name mlp --model.width 8 --data.name synthetic:4x4x1:3 --data.batch_size 20 --data.eval_batch_size 50"
@@ -112,6 +113,22 @@ def test_an_optimizer_that_is_not_there_is_told_before_data_is_looked_for(flags)
     with pytest.raises(UsageError, match="--optimizer") as raised:
         make_parts(config_of(f"--data.name no_such_set {flags}"))
     assert "no_such_set" not in str(raised.value)
+
+
+def test_frozen_blocks_of_a_stack_have_no_update_one_by_one_either():
+    """A diagnosis of a run with stacks uses the run's optimizer on single blocks."""
+    vit = "--model.name vit_ti16 --model.width 8 --model.depth 2 --model.heads 2 --model.patch 2 --model.scan_blocks"
+    parts = make_parts(
+        config_of(f"{vit} --training.freeze blocks/* --optimizer.layer_decay 0.5 --optimizer.name adamw")
+    )
+    shapes = state_shapes(parts.task, parts.tx, ema=False, layout=parts.layout)
+
+    def updates_of(state):
+        single = parts.block_by_block(state)
+        return parts.tx.update(single.params, single.opt_state, single.params)[0]
+
+    assert not any("blocks" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(shapes.opt_state))
+    assert "blocks/1/mlp/up/kernel" in jax.eval_shape(updates_of, shapes)
 
 
 @pytest.mark.slow

