@@ -1,7 +1,7 @@
 """The learning rate as a function of applied steps: warm-up, then a schedule by name or the user's own."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -69,13 +69,14 @@ def _own(spec: str, peak: float, steps: int, warmup: int) -> optax.Schedule:
             f"{flag} {spec} wants {', '.join(others)}, which mpjax does not know: it fills in {', '.join(_GIVEN)}; "
             "give the others a default"
         )
-    schedule: Any = function(**{key: value for key, value in values.items() if key in wanted})
-    if not callable(schedule):
+    found: Any = function(**{key: value for key, value in values.items() if key in wanted})
+    if not callable(found):
         raise UsageError(
-            f"{flag} {spec} returned {type(schedule).__name__}: wanted a function from step to learning rate, as "
+            f"{flag} {spec} returned {type(found).__name__}: wanted a function from step to learning rate, as "
             "optax's schedules are"
         )
-    schedule = schedule if warms_up else _after_warmup(schedule, peak, warmup)
+    own: optax.Schedule = cast(Any, found)
+    schedule = own if warms_up else _after_warmup(own, peak, warmup)
     _require_rates(f"{flag} {spec}", schedule, sorted({0, 1, warmup, steps // 2, max(0, steps - 1)}))
     return schedule
 
