@@ -71,3 +71,8 @@ def show_warning(message, category, filename, lineno, file=None, line=None) -> N
         print(f"warning: {message}", file=sys.stderr)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+def first_line(error: Exception) -> str:
+    """Returns the class of an error of other code and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"

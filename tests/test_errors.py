@@ -87,3 +87,9 @@ def test_an_interruption_can_be_sent_to_another_process():
 )
 def test_each_error_has_its_exit_code(error, code):
     assert errors.exit_code_of(error) == code
+
+
+def test_an_error_of_other_code_is_told_in_one_line():
+    error = ZeroDivisionError("by zero.\nThe error occurred while tracing")
+    assert errors.first_line(error) == "ZeroDivisionError: by zero"
+    assert errors.first_line(KeyError()) == "KeyError: "

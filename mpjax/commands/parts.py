@@ -25,6 +25,7 @@ from mpjax.training.feed import Feed, feed_of
 from mpjax.training.from_images import arrays_from_images
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import compiler_options, make_mesh, own_rows
+from mpjax.training.named_rule import find_rule
 from mpjax.training.packing import Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.setup import Task, initial_state, state_shapes
@@ -94,6 +95,7 @@ def make_parts(config: Config) -> Parts:
     check(config)
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
+    find_rule(config.optimizer)  # before anything takes time
     layout = Layout(make_mesh(**config.mesh.sizes))
     batch_size = config.data.batch_size
     split = layout.batch(size=batch_size, accumulate=config.training.accumulate)

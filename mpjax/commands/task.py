@@ -17,16 +17,20 @@ from mpjax.config.folders import cache_folder, data_folder
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.errors import UsageError
 from mpjax.models.scan import require_alike, stacks_of
+from mpjax.models.stacked_arrays import names_apart
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
 from mpjax.training import make_train_step
+from mpjax.training.freezing import freeze_statistics, frozen_paths, trained_only
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide
-from mpjax.training.optimizer import ELEMENTWISE, learning_rate_schedule, update_rule, with_precision
+from mpjax.training.optimizer import treats_numbers_one_by_one, update_rule, with_precision
 from mpjax.training.packing import UNPACKED, Packed, Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
+from mpjax.training.rates import factors_of
 from mpjax.training.remat import apply_remat, blocks_of
+from mpjax.training.schedule import capped_warmup, learning_rate_schedule
 from mpjax.training.setup import Task, check_fit, check_objective
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
@@ -66,6 +70,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
     def set_precision(model: nnx.Module) -> PolicyReport:
         report = apply_policy(model, policy)
+        freeze_statistics(model, frozen)
         apply_remat(model, config.training.remat)
         return report
 
@@ -75,6 +80,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
     abstract: Any = nnx.eval_shape(build, jax.random.key(0))
     require_alike(abstract, plan.policy.rules, "--precision.rules")
+    frozen = frozen_paths(abstract, config.training.freeze)
     report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
     prepare = full_precision(preparation_of(config.data, fields))
@@ -84,7 +90,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
         cast = functools.partial(
             autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
         )
-    return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract)
+    return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract, frozen)
 
 
 def make_step(
@@ -110,12 +116,21 @@ def make_step(
     else:
         check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
-    tx = with_precision(
-        update_rule(config.optimizer, schedule, stacks_of(task.abstract)),
-        config.precision,
-        loss_scale=plan.loss_scale,
-        masters=plan.master_weights,
+    _, params, _ = take_apart(task.abstract)
+    rule = update_rule(
+        config.optimizer,
+        schedule,
+        stacks_of(task.abstract),
+        factors=factors_of(config.optimizer, task, _prepared(task, fields)),
+        params={name: param for name, param in params.items() if name not in task.frozen},
+        steps=steps,
+        warmup=capped_warmup(steps, warmup),
     )
+    tx = with_precision(rule, config.precision, loss_scale=plan.loss_scale, masters=plan.master_weights)
+    if task.frozen:
+        # A diagnosis gives it the blocks of a stack one by one.
+        single = {name for path in task.frozen for name in names_apart(path, stacks_of(task.abstract))}
+        tx = trained_only(tx, task.frozen | single)
 
     def step_on(layout: Layout | None, packing: Packing = UNPACKED) -> jax.stages.Wrapped:
         return make_train_step(
@@ -129,6 +144,7 @@ def make_step(
             ema=config.training.ema,
             seed=config.seed,
             layout=layout,
+            frozen=task.frozen,
         )
 
     return task, tx, step_on
@@ -137,7 +153,8 @@ def make_step(
 def make_packing(config: Config, task: Task, layout: Layout) -> Packing:
     """Returns the packing of a run's state: of all vectors on one device, if the optimizer allows it."""
     # On several devices, the sum of a packed gradient would wait for the last vector of the backward pass.
-    if config.optimizer.name not in ELEMENTWISE or layout.mesh.size > 1:
+    # Frozen arrays are told by path.
+    if not treats_numbers_one_by_one(config.optimizer) or task.frozen or layout.mesh.size > 1:
         return UNPACKED
     _, params, stats = take_apart(task.abstract)
     return Packing.of(params, stats)
@@ -161,6 +178,10 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
             f"--mesh.fsdp {mesh.shape[FSDP]} with --model.scan_blocks: parameters are gathered block by block, and a "
             "stack has one array for all blocks; write --model.no_scan_blocks, or --mesh.fsdp 1"
         )
-    batch = jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))
-    travels, given = task.narrowed(params, stats, batch)
+    travels, given = task.narrowed(params, stats, _prepared(task, fields))
     return dataclasses.replace(layout, travels=travels, given=given, blocks=tuple(blocks_of(task.abstract)))
+
+
+def _prepared(task: Task, fields: data.Fields) -> Any:
+    """Returns the shapes of a prepared batch of one example."""
+    return jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))

@@ -45,6 +45,7 @@ from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState
+from mpjax.training.optimizer import advice_on
 from mpjax.training.precision_plan import advice, floor_of
 from mpjax.training.setup import pretrained_arrays
 from mpjax.training.train_call import compile_calls
@@ -148,7 +149,8 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:
             writer.message(f"nothing left to train: --steps is {when.steps}")
-        for note in filter(None, [tuning, when.advice(start), *advice(plan, jax.devices()[0], tuned=bool(tuning))]):
+        notes = *advice(plan, jax.devices()[0], tuned=bool(tuning)), *advice_on(config.optimizer)
+        for note in filter(None, [tuning, when.advice(start), *notes]):
             writer.message(note)
         checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=first)
         opened.enter_context(contextlib.closing(checkpoints))

@@ -44,6 +44,41 @@ def parse_model_name(text: str) -> str:
     )
 
 
+def parse_optimizer_name(text: str) -> str:
+    """Returns `text` if it may name an update rule: a name, or the user's `FILE.py:NAME` or `package.module:NAME`.
+
+    The names of optax are known only to optax, which is not imported here.
+
+    Raises:
+      UsageError: it is neither.
+    """
+    if ":" in text or text.isidentifier():
+        return text
+    raise UsageError(
+        f"no optimizer {text!r}; wanted sgd, adamw, lamb, muon, a name of optax such as lion, or FILE.py:NAME or "
+        "package.module:NAME for your own"
+    )
+
+
+SCHEDULES = ("cosine", "linear", "constant", "one_cycle")
+
+
+def parse_schedule_name(text: str) -> str:
+    """Returns `text` if it names a schedule: one of `SCHEDULES`, or the user's.
+
+    Raises:
+      UsageError: there is no such schedule; the message suggests the closest name.
+    """
+    if text in SCHEDULES or ":" in text:
+        return text
+    near = difflib.get_close_matches(text, SCHEDULES, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(
+        f"no schedule {text!r}; {hint}wanted {', '.join(SCHEDULES)}, or FILE.py:NAME or package.module:NAME for your "
+        "own"
+    )
+
+
 DATA_KINDS = ("folder", "hf", "synthetic")
 """What stands before the colon of a `--data.name` that names no code."""
 

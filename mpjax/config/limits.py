@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mpjax.config.choices import TASKS, parse_model_name
+from mpjax.config.choices import TASKS, parse_model_name, parse_optimizer_name, parse_schedule_name
 from mpjax.config.schema import Config, Data, Distributed
 from mpjax.config.score import score_of
 from mpjax.errors import UsageError
@@ -116,15 +116,29 @@ def _data(data: Data) -> Iterator[str]:
 
 
 def _others(config: Config) -> Iterator[str]:
-    try:
-        parse_model_name(config.model.name)
-    except ValueError as error:
-        yield f"--model.name: {error}"
+    named = {
+        "model.name": (parse_model_name, config.model.name),
+        "optimizer.name": (parse_optimizer_name, config.optimizer.name),
+        "optimizer.schedule": (parse_schedule_name, config.optimizer.schedule),
+    }
+    for name, (parse, value) in named.items():
+        try:
+            parse(value)
+        except ValueError as error:
+            yield f"--{name}: {error}"
     if config.task not in TASKS:
         yield f"--task is {config.task!r}: wanted one of {', '.join(TASKS)}"
     if config.optimizer.rest_learning_rate and not config.optimizer.learning_rate:
         yield "--optimizer.learning_rate is 0: wanted a positive rate, of which rest_learning_rate is a multiple"
     yield from _own_parts(config)
+    if not 0 < config.optimizer.layer_decay <= 1:
+        yield f"--optimizer.layer_decay is {config.optimizer.layer_decay}: wanted above 0, up to 1"
+    for pattern, factor in config.optimizer.rates.items():
+        if not 0 < factor < math.inf:
+            yield (
+                f"--optimizer.rates {pattern} {factor}: wanted a positive factor; to leave parameters as they are, "
+                f"write --training.freeze {pattern}"
+            )
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mpjax.config.choices import TaskName, Way, parse_model_name
+from mpjax.config.choices import TaskName, Way, parse_model_name, parse_optimizer_name, parse_schedule_name
 from mpjax.config.durations import Duration, as_duration, parse_duration
 
 
@@ -36,6 +36,32 @@ ModelName = Annotated[
     ),
 ]
 """The name of a model on the command line."""
+
+
+OptimizerName = Annotated[
+    str,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="OPTIMIZER",
+        instance_from_str=lambda words: parse_optimizer_name(words[0]),
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda name: [name],
+    ),
+]
+"""The name of an update rule on the command line."""
+
+
+ScheduleName = Annotated[
+    str,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="SCHEDULE",
+        instance_from_str=lambda words: parse_schedule_name(words[0]),
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda name: [name],
+    ),
+]
+"""The name of a learning-rate schedule on the command line."""
 
 
 def _settle_durations(section, *names: str) -> None:
@@ -197,12 +223,20 @@ class Precision:
 class Optimizer:
     """Optimizer and learning rate."""
 
-    name: Literal["sgd", "adamw", "lamb", "muon"] = "sgd"
-    """Update rule. muon: orthogonalized momentum for the filters of convolutions, sgd for everything else."""
+    name: OptimizerName = "sgd"
+    """Update rule: `sgd`, `adamw`, `lamb`, `muon` (orthogonalized momentum for the filters of convolutions, sgd for
+    everything else), an optimizer of optax or optax.contrib by its name there (`lion`, `adam`, `adafactor`), or your
+    function `(learning_rate, ...)` that returns an `optax.GradientTransformation`: `FILE.py:NAME` or
+    `package.module:NAME`."""
+    arguments: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Arguments of an optimizer of optax or of your own, as Python literals: `--optimizer.arguments b2 0.99 nesterov
+    True`."""
     learning_rate: float = 0.1
     """Peak learning rate."""
-    schedule: Literal["cosine", "one_cycle", "linear", "constant"] = "cosine"
-    """Learning rate after the warm-up; one_cycle includes the warm-up."""
+    schedule: ScheduleName = "cosine"
+    """Learning rate after the warm-up: `cosine`, `linear`, `constant`, `one_cycle` (which includes the warm-up), or
+    your function that returns a function from step to learning rate, `FILE.py:NAME` or `package.module:NAME`. It takes
+    some of `peak`, `steps` and `warmup`; without `warmup`, it begins after a linear warm-up."""
     warmup: Steps = epochs(2)
     """Linear warm-up from 0 to the peak (one_cycle: its rising part); at most a fifth of training."""
     momentum: float = 0.9
@@ -221,12 +255,17 @@ class Optimizer:
     """adamw, lamb: constant added to the root of the second moment."""
     weight_decay: float = 5e-4
     """Weight decay of kernels, not of norms and biases. sgd: added to the gradient; adamw, lamb: decoupled; muon:
-    decoupled for filters, added for everything else."""
+    decoupled for filters, added for everything else; others: as they define it."""
     clip_norm: float = 0.0
     """Clip the unscaled gradient to this global norm; 0: no clipping."""
     moments: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the optimizer moments. bfloat16: half the memory, rounded stochastically (unbiased). Not float16:
     squares of gradients below 2e-4 underflow in it."""
+    rates: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Factors on the learning rate, by pattern of paths; the first match wins: `--optimizer.rates "head/*" 10`."""
+    layer_decay: float = 1.0
+    """Transformers: factor on the learning rate from each block to the one below it; the head has the whole rate, and
+    what comes before the blocks the smallest; 1: the same rate for all."""
 
     def __post_init__(self):
         _settle_durations(self, "warmup")
@@ -258,6 +297,8 @@ class Training:
     data.on_device_mb is kept and read on the device."""
     ema: float = 0.0
     """Decay rate of an exponential moving average of the parameters, which is also evaluated; 0: none."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameters and statistics, by path, that are not trained: `--training.freeze "stem/*" "blocks/0"`."""
     batch_norm: Literal["device", "global"] = "device"
     """With several devices, the examples that batch norms take their statistics from: each device's own, or the whole
     batch's, which costs a sum over all devices for each norm."""

@@ -128,7 +128,7 @@ def probe_function(
     return _probed(program_of_function(loss_fn, params, batch, get_policy(policy)), loss_scale)
 
 
-def read_step(program: Program, scale, recorder: LayerRecorder) -> dict:
+def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Array, dict]:
     """Traces a step and records its layers and its gradients.
 
     Args:
@@ -137,14 +137,14 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> dict:
       recorder: the recorder that takes the statistics.
 
     Returns:
-      The gradients by parameter, multiplied by the loss scale.
+      The loss, and the gradients by parameter multiplied by the loss scale.
     """
     run = Native(reference=False, recorder=recorder, read=frozenset(map(id, telling(program.jaxpr))))
-    _, *pairs = run.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)
+    loss, *pairs = run.run(program.jaxpr, [*program.inputs, jnp.asarray(scale, jnp.float32)], program.owners)
     gradients = {name: pair.low for name, pair in zip(program.gradients, pairs, strict=True)}
     for name, gradient in gradients.items():
         recorder.add(parameter_site(name, "gradient", gradient), gradient / jnp.asarray(scale, gradient.dtype))
-    return gradients
+    return loss.low / jnp.asarray(scale, loss.low.dtype), gradients
 
 
 def read_updates(recorder: LayerRecorder, updates: Mapping, before: Mapping, after: Mapping) -> None:

@@ -109,10 +109,10 @@ def make_probe(
     def probe(state: TrainState, batch) -> Layers:
         program = program_of_step(task, seed, state, jax.tree.map(lambda x: x[::accumulate], batch))
         recorder = LayerRecorder()
-        read = read_step(program, loss_scale_state(state.opt_state).scale, recorder)
+        loss, read = read_step(program, loss_scale_state(state.opt_state).scale, recorder)
         grads = {name: read[name].astype(param.dtype) for name, param in state.params.items()}
         updates: Any
-        updates, _ = tx.update(grads, state.opt_state, state.params)
+        updates, _ = optax.with_extra_args_support(tx).update(grads, state.opt_state, state.params, value=loss)
         with optax_promotion():
             after: Any = optax.apply_updates(state.params, updates)
         read_updates(recorder, updates, state.params, after)

@@ -75,7 +75,7 @@ def updates_of(program: Program, trace: Trace, scale: float, optimizer: Optimize
     if _has_masters(optimizer.state):
         return []
     full = optimizer._replace(params=_float32(optimizer.params), state=_float32(optimizer.state))
-    trees = (*_moved(optimizer, trace.low[1:], scale), *_moved(full, trace.wide[1:], scale))
+    trees = (*_moved(optimizer, trace.low, scale), *_moved(full, trace.wide, scale))
     leaves = [filter(is_floating, jax.tree.leaves(tree)) for tree in trees]
     return [_one(*each) for each in zip(program.gradients, *leaves, strict=True)]
 
@@ -107,8 +107,10 @@ def _site(update: Update) -> Site:
     return Site(update.path, "update", "apply_updates", update.row.dtype, (), NO_SOURCE)
 
 
-def _moved(optimizer: Optimizer, gradients: Sequence, scale: float) -> tuple[Any, Any, Any]:
-    """Returns the parameters, their update by scaled gradients, and the updated parameters."""
+def _moved(optimizer: Optimizer, outputs: Sequence, scale: float) -> tuple[Any, Any, Any]:
+    """Returns the parameters, their update by a scaled loss and scaled gradients, and the updated parameters."""
+    loss, *gradients = outputs
+    value = jnp.asarray(np.asarray(loss, np.float64) / scale, FLOAT32)
     params, treedef = jax.tree.flatten(optimizer.params)
     scaling = _own_scale(optimizer.state)
     remaining = iter(gradients)
@@ -118,7 +120,8 @@ def _moved(optimizer: Optimizer, gradients: Sequence, scale: float) -> tuple[Any
     ]
     gradients = jax.tree.unflatten(treedef, leaves)
     with optax_promotion():
-        update, _ = optimizer.tx.update(gradients, optimizer.state, optimizer.params)
+        tx = optax.with_extra_args_support(optimizer.tx)
+        update, _ = tx.update(gradients, optimizer.state, optimizer.params, value=value)
         return optimizer.params, update, optax.apply_updates(optimizer.params, update)
 
 

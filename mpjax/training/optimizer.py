@@ -1,7 +1,7 @@
-"""Builds the optax optimizer from the settings: schedule, clipping, update rule, master weights, loss scaling."""
+"""Builds the optax optimizer from the settings: clipping, update rule, master weights, loss scaling."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,37 +17,31 @@ from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, st
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
 from mpjax.training.muon import muon_and_sgd
+from mpjax.training.named_rule import find_rule
+from mpjax.training.rates import scale_by_path
 
 
-ELEMENTWISE = ("sgd", "adamw")
-"""The optimizers that treat numbers one by one, but for weight decay, which passes over vectors."""
+ELEMENTWISE = frozenset(
+    {"sgd", "adamw"}
+    | {"acprop", "adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adan", "ademamix", "adopt"}
+    | {"amsgrad", "cocob", "lion", "madgrad", "nadam", "nadamw", "optimistic_adam", "optimistic_adam_v2"}
+    | {"optimistic_gradient_descent", "radam", "rmsprop", "rprop", "sign_sgd", "signum", "simplified_ademamix", "yogi"}
+)
+"""The optimizers that treat numbers one by one, but for weight decay, which passes over vectors.
 
-
-def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int) -> optax.Schedule:
-    """Returns the learning rate as a function of applied steps: linear warm-up to the peak, then `config.schedule`.
-
-    Args:
-      config: the `optimizer` section.
-      steps: length of training.
-      warmup: steps until the peak; capped at a fifth of training, so that a short trial of a long recipe still learns.
-    """
-    peak = config.learning_rate
-    warmup = min(warmup, steps // 5)
-    rest = steps - warmup
-    if config.schedule == "one_cycle":
-        return optax.cosine_onecycle_schedule(steps, peak, pct_start=max(warmup, 1) / steps)
-    after = {
-        "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
-        "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
-        "constant": lambda: optax.constant_schedule(peak),
-    }[config.schedule]()
-    if warmup == 0:
-        return after
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+Their state may be packed, and blocks may be stacked. Optimizers that are not listed are taken to look at whole arrays.
+"""
 
 
 def update_rule(
-    config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stacks = MappingProxyType({})
+    config: schema.Optimizer,
+    learning_rate: optax.Schedule,
+    stacks: Stacks = MappingProxyType({}),
+    *,
+    factors: Mapping[str, float] = MappingProxyType({}),
+    params: Mapping[str, Any] | None = None,
+    steps: int = 1,
+    warmup: int = 0,
 ) -> optax.GradientTransformation:
     """Returns clipping of the unscaled gradient chained with the update rule, for parameters by path.
 
@@ -57,11 +51,39 @@ def update_rule(
       config: the `optimizer` section.
       learning_rate: the learning rate of each step.
       stacks: the stacks of blocks in the model: what a rule says of an array, it says of each row of theirs.
+      factors: factors on the learning rate by path; see `scale_by_path`.
+      params: the shapes of the parameters, which an optimizer of optax or of the user is tried on.
+      steps: the length of training, for an optimizer of the user that takes it.
+      warmup: the length of the warm-up, likewise.
+
+    Raises:
+      UsageError: the optimizer does not fit; see `find_rule` and `NamedRule.build`.
     """
-    rules = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb, "muon": _muon}
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
-    rule = optax.chain(clip, rules[config.name](config, learning_rate, stacks))
+    named = find_rule(config)
+    if named is None:
+        rule = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb, "muon": _muon}[config.name](config, learning_rate, stacks)
+    else:
+        if stacks and config.name not in ELEMENTWISE:
+            raise UsageError(
+                f"--optimizer.name {config.name} with --model.scan_blocks: the blocks are rows of one array, which it "
+                f"may treat as a whole; write --model.no_scan_blocks, or lamb, {', '.join(sorted(ELEMENTWISE))}"
+            )
+        rule = named.build(config, learning_rate, _kernels(stacks), params=params, steps=steps, warmup=warmup)
+    parts = [clip, rule, scale_by_path(factors, stacks)] if factors else [clip, rule]
+    rule = optax.chain(*parts)
     return half_moments(rule) if config.moments == "bfloat16" else rule
+
+
+def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
+    """Returns what the user should know of an optimizer, such as that it applies no weight decay."""
+    named = find_rule(config)
+    return () if named is None else named.notes
+
+
+def treats_numbers_one_by_one(config: schema.Optimizer) -> bool:
+    """Returns True if an update of several vectors is that of all of them as one array."""
+    return config.name in ELEMENTWISE and not config.rates and config.layer_decay == 1
 
 
 def with_precision(

@@ -110,6 +110,7 @@ class Task:
       precision: the report of each submodule's dtypes.
       make_model: a function from a key to the model with initial values.
       abstract: the model with shapes and dtypes in place of arrays.
+      frozen: paths of the parameters and statistics that are not trained.
     """
 
     structure: Structure
@@ -118,6 +119,7 @@ class Task:
     precision: PolicyReport
     make_model: Callable[[jax.Array], nnx.Module]
     abstract: nnx.Module
+    frozen: frozenset[str] = frozenset()
 
     def narrowed(
         self, params: Arrays, stats: Arrays, batch: Mapping[str, Any]

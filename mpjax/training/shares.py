@@ -7,7 +7,7 @@ under `mixed_float16`. Values that are not added up yet have a leading axis of s
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -59,12 +59,19 @@ class OneShare:
     def adapt(self, model: nnx.Module) -> None:
         """Makes a model, while it is traced, gather its parameters and average its statistics as the layout says."""
 
-    def value_and_grad(self, loss_of: Callable) -> Callable:
-        """Returns `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`."""
-        return scaled_value_and_grad(loss_of, has_aux=True)
+    def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
+        """Returns `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`.
 
-    def on_each(self, run: Callable) -> Callable:
-        """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` as a function of the whole batch."""
+        Nothing is differentiated with respect to `frozen` parameters.
+        """
+        return _of_trained(loss_of, frozen)
+
+    def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
+        """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` as a function of the whole batch.
+
+        The part has no gradients of `frozen` parameters.
+        """
+        del frozen
         return run
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
@@ -124,18 +131,18 @@ class ManyShares:
                 if isinstance(module, nnx.BatchNorm):
                     cast(Any, module).axis_name = BATCH_AXES
 
-    def value_and_grad(self, loss_of: Callable) -> Callable:
+    def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
         """Returns the value and gradient of a share; the gradients of gathered parameters are scattered again."""
 
         def value_and_grad(scaling, params, *args):
             def of_parts(parts, *args):
                 return loss_of(gathered(self.layout, parts), *args)
 
-            return scaled_value_and_grad(of_parts, has_aux=True)(scaling, widened(self.layout, params), *args)
+            return _of_trained(of_parts, frozen)(scaling, widened(self.layout, params), *args)
 
         return value_and_grad
 
-    def on_each(self, run: Callable) -> Callable:
+    def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
         """Returns `run` on the share of each device; random numbers differ from share to share."""
 
         def on_share(scaling, params, stats, key, batch):
@@ -146,7 +153,8 @@ class ManyShares:
         def on_each(scaling, params, stats, key, batch):
             whole, share = PartitionSpec(), PartitionSpec(BATCH_AXES)
             given = whole, self._param_specs(params), share, whole, share
-            return self._mapped(on_share, given, (share, self._part_specs(params, lead=True)))(
+            trained = [name for name in params if name not in frozen]
+            return self._mapped(on_share, given, (share, self._part_specs(trained, lead=True)))(
                 scaling, params, stats, key, batch
             )
 
@@ -240,6 +248,23 @@ def shares_of(layout: Layout | None) -> Shares:
     if layout is None:
         return OneShare()
     return OneDevice() if layout.mesh.size == 1 else ManyShares(layout)
+
+
+def _of_trained(loss_of: Callable, frozen: Collection[str]) -> Callable:
+    """Returns the scaled value and gradient of `loss_of(params, ...)`, with respect to all but `frozen` parameters."""
+    if not frozen:
+        return scaled_value_and_grad(loss_of, has_aux=True)
+
+    def value_and_grad(scaling, params, *args):
+        fixed = {name: param for name, param in params.items() if name in frozen}
+        trained = {name: param for name, param in params.items() if name not in frozen}
+
+        def of_trained(trained, fixed, *args):
+            return loss_of({**fixed, **trained}, *args)
+
+        return scaled_value_and_grad(of_trained, has_aux=True)(scaling, trained, fixed, *args)
+
+    return value_and_grad
 
 
 def _row_major(gradient: jax.Array) -> jax.Array:

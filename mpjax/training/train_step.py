@@ -1,7 +1,8 @@
 """The training step, a pure function (state, batch) -> (state, metrics)."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -68,6 +69,7 @@ def make_train_step(
     seed: int = 0,
     prepare: Callable = _as_it_is,
     layout: Layout | None = None,
+    frozen: Collection[str] = (),
 ) -> jax.stages.Wrapped:
     """Returns the jit-compiled training step, which donates its input state.
 
@@ -87,6 +89,8 @@ def make_train_step(
       prepare: `(batch, key) -> batch`, applied to each whole micro-batch before it is divided among devices:
         augmentation, which may mix examples.
       layout: the mesh, and how parameters are divided over it; None: one device, or replicas that the compiler makes.
+      frozen: paths of parameters and statistics that keep every bit. Nothing is differentiated with respect to them,
+        and `tx` gets gradients and parameters without them.
 
     Returns:
       A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
@@ -102,6 +106,7 @@ def make_train_step(
         raise UsageError(f"ema: wanted a decay from 0 up to, not including, 1, got {ema}")
 
     shares = shares_of(layout)
+    update = optax.with_extra_args_support(tx).update  # some take the loss, as `value`
 
     @cast
     def loss_of(params, stats, key, batch):
@@ -115,9 +120,9 @@ def make_train_step(
         loss = means["loss"] if isinstance(loss, Mean) else loss
         return shares.loss(loss), (structure.stats_of(model), means)
 
-    differentiate = shares.value_and_grad(loss_of)
+    differentiate = shares.value_and_grad(loss_of, frozen)
 
-    @shares.on_each
+    @functools.partial(shares.on_each, frozen=frozen)
     def run(scaling, params, stats, key, batch):
         (_, (stats, means)), grads = differentiate(scaling, params, stats, key, batch)
         if accumulate > 1:
@@ -149,12 +154,18 @@ def make_train_step(
         stats, part = gradients(state, step_key(seed, state), batch)
         grads, metrics = part.grads, {name: mean.value for name, mean in part.means.items()}
         scale = loss_scale_state(state.opt_state).scale
+        trained = {name: param for name, param in state.params.items() if name not in frozen}
         with shares.norms():
-            updates, opt_state = tx.update(grads, state.opt_state, state.params)
+            updates, opt_state = update(grads, state.opt_state, trained, value=metrics["loss"])
             norm = global_norm(unscaled(grads, scale))
         with optax_promotion():
-            params: Any = optax.apply_updates(state.params, updates)
-        averaged = {name: ema * mean + (1 - ema) * params[name].astype(mean.dtype) for name, mean in state.ema.items()}
+            changed: Any = optax.apply_updates(trained, updates)
+        params = {**state.params, **changed}
+        stats = {name: state.stats[name] if name in frozen else new for name, new in stats.items()}
+        averaged = {
+            name: mean if name in frozen else ema * mean + (1 - ema) * params[name].astype(mean.dtype)
+            for name, mean in state.ema.items()
+        }
         scaling = loss_scale_state(opt_state)
         metrics |= {
             "grad_norm": norm,

@@ -63,7 +63,9 @@ def test_parameters_travel_in_the_dtype_that_every_layer_casts_them_to(monkeypat
     assert layout.divided["layers/0/kernel"] == PartitionSpec("fsdp", None)
 
 
-@pytest.mark.parametrize(("optimizer", "arrays"), [("sgd", 4), ("adamw", 4), ("lamb", 6)])
+@pytest.mark.parametrize(
+    ("optimizer", "arrays"), [("sgd", 4), ("adamw", 4), ("lamb", 6), ("lion", 4), ("novograd", 6), ("optax:adam", 6)]
+)
 def test_vectors_are_packed_for_optimizers_that_treat_numbers_one_by_one(optimizer, arrays):
     """Three layers: three kernels, and three biases in one array. LAMB divides by the norm of each array."""
     config = config_of(f"--optimizer.name {optimizer}")

@@ -4,7 +4,7 @@ import typing
 
 import pytest
 
-from mpjax.config.choices import BEST, TASKS, TaskName, parse_model_name
+from mpjax.config.choices import BEST, TASKS, TaskName, parse_model_name, parse_optimizer_name, parse_schedule_name
 from mpjax.errors import UsageError
 
 
@@ -24,6 +24,23 @@ def test_what_is_near_no_model_gets_no_guess_but_the_ways_to_name_one(given):
     with pytest.raises(UsageError, match="or FILE.py:NAME or package.module:NAME for your own") as raised:
         parse_model_name(given)
     assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lion", "schedule_free_adamw", "rules/mine.py:rule", "optax.contrib:muon"])
+def test_any_name_may_be_one_of_optax(name):
+    assert parse_optimizer_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "mine.py", "adam-w"])
+def test_what_can_be_no_name_of_optax_is_an_error(name):
+    with pytest.raises(UsageError, match=f"no optimizer '{name}'; wanted sgd, adamw, lamb, muon, a name of optax"):
+        parse_optimizer_name(name)
+
+
+def test_a_schedule_is_a_known_one_or_the_users_own():
+    assert [parse_schedule_name(name) for name in ("one_cycle", "mine.py:rate")] == ["one_cycle", "mine.py:rate"]
+    with pytest.raises(UsageError, match=r"no schedule 'cosin'; did you mean cosine\? wanted cosine, linear, constant"):
+        parse_schedule_name("cosin")
 
 
 @pytest.mark.parametrize(

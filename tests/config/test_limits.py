@@ -32,6 +32,8 @@ def test_the_default_settings_pass():
         ("optimizer.momentum", "1", "--optimizer.momentum is 1.0: wanted from 0 up to, not including, 1"),
         ("training.ema", "1.5", "--training.ema is 1.5: wanted from 0 up to, not including, 1"),
         ("training.label_smoothing", "-0.1", "--training.label_smoothing is -0.1: wanted from 0 up to"),
+        ("optimizer.layer_decay", "0", "--optimizer.layer_decay is 0.0: wanted above 0, up to 1"),
+        ("optimizer.layer_decay", "1.1", "--optimizer.layer_decay is 1.1: wanted above 0, up to 1"),
         ("steps", "0", "--steps is 0: wanted at least one step"),
         ("steps", "0 epochs", "--steps is 0 epochs: wanted at least one step"),
         ("data.std", "0", r"--data.std is \(0.0,\): wanted positive numbers"),
@@ -46,6 +48,11 @@ def test_a_way_to_resize_needs_a_size():
     with pytest.raises(UsageError, match="--data.no_antialias without --data.image_size, which is 0"):
         check(load_config(["--data.no_antialias"]))
     check(load_config(["--data.no_antialias", "--data.image_size", "224"]))
+
+
+def test_a_rate_of_nothing_is_freezing():
+    with pytest.raises(UsageError, match=r"--optimizer.rates stem/\* 0.0: wanted a positive .*training.freeze stem/\*"):
+        check(load_config(["--optimizer.rates", "stem/*", "0"]))
 
 
 def test_all_faults_are_named_at_once():

@@ -51,6 +51,15 @@ def test_a_field_round_trips(path, tmp_path):
     special = {"data.mask_values": (0, 255), "data.ignore_index": (255,)}
     special |= {"model.name": "mine.py:Net", "model.pretrained_skip": ("head/*", "stem/conv/*")}
     special |= dict.fromkeys(("training.metrics", "loop.callbacks", "report.writers"), ("a.py:one", "b.py:two"))
+    special |= {
+        "optimizer.name": "mine.py:rule",
+        "optimizer.schedule": "mine.py:rate",
+        "training.freeze": ("stem/*", "b"),
+    }
+    special |= {
+        "optimizer.rates": {"head/*": 10.0, "b/0": 0.1},
+        "optimizer.arguments": {"b2": "0.99", "betas": "(1, -2)"},
+    }
     other = special.get(path) or _other(*FIELDS[path])
     changed = _replaced(Config(), path, other)
     assert changed != Config()

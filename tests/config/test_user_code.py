@@ -6,7 +6,7 @@ import pytest
 
 from mpjax.cli import diagnose, evaluate, export, train
 from mpjax.config import Config, load_config, to_toml
-from mpjax.config.schema import Data, Model
+from mpjax.config.schema import Data, Model, Optimizer
 from mpjax.config.user_code import code_of, require_trust
 from mpjax.errors import UsageError
 
@@ -25,6 +25,12 @@ from mpjax.errors import UsageError
 )
 def test_code_is_what_is_outside_of_mpjax(model, preprocess, named):
     assert code_of(Config(model=Model(name=model), data=Data(preprocess=preprocess))) == named
+
+
+def test_optimizers_and_schedules_of_the_user_are_code():
+    own = Optimizer(name="evil.py:rule", schedule="evil.py:rate")
+    assert code_of(Config(optimizer=own)) == {"optimizer.name": "evil.py:rule", "optimizer.schedule": "evil.py:rate"}
+    assert code_of(Config(optimizer=Optimizer(name="lion", schedule="linear"))) == {}
 
 
 def test_what_the_command_line_names_itself_is_trusted(tmp_path):

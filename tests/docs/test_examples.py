@@ -96,7 +96,8 @@ def bits(tree):
 
 def test_every_example_is_tested():
     tested = {"linen_train_state", "nnx_optimizer", "equinox_loop", "bare_loop", "gradient_penalty"}
-    elsewhere = {"unet_dice", "own_dataset", "fine_tune", "own_model"}  # test_unet_dice.py, test_field_examples.py
+    # test_unet_dice.py, test_field_examples.py
+    elsewhere = {"unet_dice", "own_dataset", "fine_tune", "own_model"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | elsewhere
 
 

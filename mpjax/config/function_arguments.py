@@ -1,0 +1,68 @@
+"""Reads arguments that settings give to a function by name, and checks them against its signature."""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpjax.errors import UsageError
+
+
+def read_arguments(flag: str, texts: Mapping[str, str], function: Callable, name: str) -> dict[str, Any]:
+    """Returns the values of arguments for `function`, by name.
+
+    Args:
+      flag: the setting that gives them, for messages.
+      texts: the value of each argument as a Python literal; a bare word is a string.
+      function: the function that they are for.
+      name: the name of the function, for messages.
+
+    Raises:
+      UsageError: the function has no such argument, or takes a value of another type.
+    """
+    accepted = parameters_of(function, name)
+    is_open = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
+    found = {}
+    for key, text in texts.items():
+        if key not in accepted and not is_open:
+            near = difflib.get_close_matches(key, accepted, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"{flag} {key}: {name} has no such argument; {hint}it takes {', '.join(accepted)}")
+        found[key] = _literal(text)
+        wanted = _wanted(accepted[key].default) if key in accepted else None
+        if wanted and type(found[key]) not in wanted[1]:
+            raise UsageError(f"{flag} {key} is {text!r}: wanted {wanted[0]}, as its default {accepted[key].default!r}")
+    return found
+
+
+def parameters_of(function: Callable, name: str) -> dict[str, inspect.Parameter]:
+    """Returns the parameters of a function that can be given by name.
+
+    Raises:
+      UsageError: Python does not know its signature.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name}: wanted a function of Python, with a signature: {error}") from None
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {key: one for key, one in parameters.items() if one.kind in by_name}
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _wanted(default: Any) -> tuple[str, tuple[type, ...]] | None:
+    """Returns the type of a value in words, and as types, if the default of its argument tells it."""
+    if isinstance(default, bool):
+        return "True or False", (bool,)
+    if isinstance(default, int | float):
+        return "a number", (int, float)
+    if isinstance(default, tuple):
+        return "a tuple in parentheses", (tuple,)
+    return ("a word", (str,)) if isinstance(default, str) else None

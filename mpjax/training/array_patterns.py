@@ -1,0 +1,70 @@
+"""Which parameters and statistics a pattern covers: those in the modules that it covers, and those that it names."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mpjax.errors import UsageError
+from mpjax.models.scan import one_by_one
+from mpjax.precision.calls import modules_of
+from mpjax.precision.module_tree import lineages_of
+from mpjax.precision.rules import Lineage, covers, scope_lineage
+from mpjax.training.state import take_apart
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayPaths:
+    """The arrays of a model, and the modules that they are in. Blocks of a stack are counted one by one.
+
+    Attributes:
+      params: paths of parameters.
+      stats: paths of statistics.
+      lineages: each module with its parents, by path.
+    """
+
+    params: tuple[str, ...]
+    stats: tuple[str, ...]
+    lineages: Mapping[str, Lineage]
+
+    @classmethod
+    def of(cls, model: Any) -> "ArrayPaths":
+        """Returns those of a model, which may be abstract."""
+        single = one_by_one(model)
+        _, params, stats = take_apart(single)
+        return cls(tuple(params), tuple(stats), {one[-1][0]: one for one in lineages_of(modules_of(single))})
+
+    def decided(self, patterns: Iterable[str], paths: Iterable[str], flag: str) -> dict[str, str]:
+        """Returns the first pattern that covers each path; paths that none covers are left out.
+
+        Args:
+          patterns: a glob on the path of an array or of a module around it, or `type:` and the class of a module.
+          paths: the paths that the patterns are for.
+          flag: the setting with the patterns, for messages.
+
+        Raises:
+          UsageError: a pattern matches nothing, or only what patterns before it decide; with the nearest paths.
+        """
+        patterns, paths = tuple(patterns), tuple(paths)
+        by_path = {path: [pattern for pattern in patterns if self.covers(pattern, path)] for path in paths}
+        found = {path: matching[0] for path, matching in by_path.items() if matching}
+        for pattern in patterns:
+            if pattern in found.values():
+                continue
+            before = next((matching[0] for matching in by_path.values() if pattern in matching), None)
+            if before:
+                raise UsageError(f"{flag} '{pattern}' decides nothing: '{before}' before it decides all; put it first")
+            known = sorted({path for path in self.lineages if path} | set(paths))
+            near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
+            raise UsageError(f"{flag} '{pattern}' matches nothing; nearest: {', '.join(near)}")
+        return found
+
+    def covers(self, pattern: str, path: str) -> bool:
+        """Returns True if a pattern covers the array at `path`."""
+        return covers(pattern, self._owner(path) if pattern.startswith("type:") else scope_lineage(path))
+
+    def _owner(self, path: str) -> Lineage:
+        """Returns the lineage of the module that holds the array at `path`."""
+        parts = path.split("/")
+        prefixes = ("/".join(parts[:depth]) for depth in range(len(parts) - 1, -1, -1))
+        return next(self.lineages[prefix] for prefix in prefixes if prefix in self.lineages)

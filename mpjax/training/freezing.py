@@ -1,0 +1,88 @@
+"""Parameters and statistics that a run does not train: no gradient, no moments, no change of a bit."""
+
+import dataclasses
+from collections.abc import Collection, Iterable
+from typing import Any, ClassVar, cast
+
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from mpjax.errors import UsageError
+from mpjax.models.scan import stacks_of
+from mpjax.models.stacked_arrays import names_apart
+from mpjax.precision.calls import modules_of, wrap
+from mpjax.training.array_patterns import ArrayPaths
+from mpjax.training.state import Arrays, take_apart
+
+
+_FLAG = "--training.freeze"
+
+
+def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
+    """Returns the paths of the parameters and statistics that patterns cover, as the model has them.
+
+    Args:
+      model: the model, which may be abstract.
+      patterns: as for `ArrayPaths.decided`.
+
+    Raises:
+      UsageError: a pattern matches nothing, or some blocks of a stack only; or nothing is left to train.
+    """
+    patterns = tuple(patterns)
+    if not patterns:
+        return frozenset()
+    paths = ArrayPaths.of(model)
+    single = paths.decided(patterns, [*paths.params, *paths.stats], _FLAG)
+    if set(paths.params) <= single.keys():
+        raise UsageError(f"{_FLAG} {' '.join(patterns)}: all parameters are frozen; wanted some to train")
+    stacks, found = stacks_of(model), set()
+    for path in (name for arrays in take_apart(model)[1:] for name in arrays):
+        rows = names_apart(path, stacks)
+        frozen = [name for name in rows if name in single]
+        if frozen and len(frozen) < len(rows):
+            raise UsageError(
+                f"{_FLAG} '{single[frozen[0]]}' is for some of the {len(rows)} blocks that {path} holds, and with "
+                "scan_blocks they are one array: write --model.no_scan_blocks, or a pattern for all blocks"
+            )
+        found |= {path} if frozen else set()
+    return frozenset(found)
+
+
+def freeze_statistics(model: nnx.Module, frozen: Collection[str]) -> None:
+    """Makes batch norms whose statistics are all frozen use them in training too, as in evaluation, in place."""
+    for path, module in modules_of(model).items():
+        if isinstance(module, nnx.BatchNorm) and {f"{path}/mean", f"{path}/var"} <= set(frozen):
+            wrap(module, OnStoredStatistics())
+
+
+@dataclasses.dataclass(frozen=True)
+class OnStoredStatistics:
+    """A wrapper that makes a batch norm normalize by its stored statistics."""
+
+    depth: ClassVar[int] = 3
+
+    def __call__(self, call, module, x, use_running_average=None, **kwargs):
+        """Calls a batch norm as in evaluation."""
+        return call(module, x, use_running_average=True, **kwargs)
+
+
+def trained_only(tx: optax.GradientTransformation, frozen: Collection[str]) -> optax.GradientTransformationExtraArgs:
+    """Returns an optimizer for the other arrays alone; it passes over what it is given for frozen ones.
+
+    Its updates are those of the gradients' paths: minus zero, which changes no bit, for frozen ones.
+    """
+    tx = optax.with_extra_args_support(tx)
+
+    def trained(arrays: Any) -> Arrays:
+        return {name: array for name, array in arrays.items() if name not in frozen}
+
+    def init(params):
+        return tx.init(trained(params))
+
+    def update(updates, state, params=None, **extra):
+        found, state = tx.update(trained(updates), state, None if params is None else trained(params), **extra)
+        still = {name: jnp.full_like(update, -0.0) for name, update in updates.items() if name in frozen}
+        return cast(Arrays, found) | still, state
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,279 @@
+"""Update rules that mpjax does not know: optimizers of optax by name, and the user's own functions.
+
+Nothing is known of a rule but its signature and what tracing it shows. What it cannot be given is an error.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import contrib
+
+from mpjax.config import schema
+from mpjax.config.function_arguments import parameters_of, read_arguments
+from mpjax.config.user_code import load_function
+from mpjax.errors import UsageError, first_line
+from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.moments import MOMENTS
+from mpjax.precision.skip_step import optax_promotion
+
+
+OWN = ("sgd", "adamw", "lamb", "muon")
+"""The update rules that mpjax builds itself, whose settings are fields of the `optimizer` section."""
+
+_OF_OWN = ("momentum", "nesterov", "rest_learning_rate", "rest_momentum", "b1", "b2", "eps")
+_DEFAULTS = schema.Optimizer()
+_FLAG = "--optimizer.arguments"
+
+_FUNCTIONS = (types.FunctionType, functools.partial)
+
+TINY = {"kernel": jax.ShapeDtypeStruct((3, 2), FLOAT32), "bias": jax.ShapeDtypeStruct((2,), FLOAT32)}
+"""Parameters to try a rule on."""
+
+_MOVED: Mapping[str, str] = {
+    "ScheduleFreeState": "the parameters to evaluate are not those that it trains, which mpjax evaluates and saves",
+    "SAMState": "it takes several gradients for one step, and parameters in between are not those to evaluate",
+}
+"""States of optimizers that train other parameters than are to be evaluated, and why they are an error."""
+
+
+@functools.cache
+def optax_rules() -> dict[str, Callable]:
+    """Returns the optimizers of optax and optax.contrib by name: the public functions with a learning rate."""
+    found = {}
+    for module in (contrib, optax):
+        for name, function in vars(module).items():
+            # Some are functools.partial. `scale_by_...` are parts of optimizers, some of which go up the gradient.
+            is_public = isinstance(function, _FUNCTIONS) and not name.startswith(("_", "scale_by_"))
+            if is_public and "learning_rate" in inspect.signature(function).parameters:
+                found[name] = function
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedRule:
+    """An optimizer of optax or of the user, with the arguments that the settings give it.
+
+    Attributes:
+      name: its name in messages.
+      function: `(learning_rate, ...) -> optax.GradientTransformation`.
+      is_users: whether it is the user's own.
+      arguments: values by name, without those that are known later.
+      notes: what the user should know, such as that no weight decay is applied.
+    """
+
+    name: str
+    function: Callable
+    is_users: bool
+    arguments: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def build(
+        self,
+        config: schema.Optimizer,
+        learning_rate: optax.Schedule,
+        mask: Callable[[Any], Any],
+        *,
+        params: Mapping[str, Any] | None = None,
+        steps: int = 1,
+        warmup: int = 0,
+    ) -> optax.GradientTransformation:
+        """Builds the rule and traces one update, to see that it fits.
+
+        Args:
+          config: the `optimizer` section.
+          learning_rate: the learning rate of each step.
+          mask: which parameters decay, given all of them.
+          params: the shapes of the parameters; by default of two small ones.
+          steps: the length of training, for a function of the user that takes it.
+          warmup: the length of the warm-up, likewise.
+
+        Raises:
+          UsageError: it wants a number as learning rate, more in an update than mpjax has, or it does not fit.
+        """
+        names = parameters_of(self.function, self.name)
+        known: dict[str, Any] = {"mask": mask, "weight_decay_mask": mask} if "weight_decay" in names else {}
+        known |= {"peak": config.learning_rate, "steps": steps, "warmup": warmup} if self.is_users else {}
+        arguments = {**{key: value for key, value in known.items() if key in names}, **self.arguments}
+        missing = [
+            key
+            for key, one in names.items()
+            if one.default is one.empty and key not in arguments and key != "learning_rate"
+        ]
+        if missing:
+            raise UsageError(
+                f"{self.name} wants {', '.join(missing)}: write {_FLAG} "
+                + " ".join(f"{key} VALUE" for key in missing)
+                + " if these are Python literals, else a function of your own around it"
+            )
+        make = functools.partial(self.function, **arguments)
+        shapes = _in_float32(TINY if params is None else params)
+        try:
+            rule = make(learning_rate=learning_rate)
+            self._require_fit(rule, shapes, config)
+        except UsageError:
+            raise
+        except Exception as error:
+            if not self._takes_number(make, config, shapes):
+                raise UsageError(
+                    f"{self.name} cannot be used: {first_line(error)}. An update is given gradients, parameters, and "
+                    "the loss as `value`"
+                ) from error
+            if config.schedule != "constant" or config.warmup.amount:
+                raise UsageError(
+                    f"{self.name} takes a number as learning rate, not a schedule: write --optimizer.schedule constant "
+                    "--optimizer.warmup 0, or another optimizer"
+                ) from error
+            rule = make(learning_rate=config.learning_rate)
+        return _with_plain_keys(rule, shapes)
+
+    def _takes_number(self, make: Callable, config: schema.Optimizer, shapes: Mapping[str, Any]) -> bool:
+        try:
+            self._require_fit(make(learning_rate=config.learning_rate), shapes, config)
+        except Exception:
+            return False
+        return True
+
+    def _require_fit(self, rule: Any, params: Mapping[str, Any], config: schema.Optimizer) -> None:
+        """Traces one update, and checks the state and the updates."""
+        if not isinstance(rule, optax.GradientTransformation):
+            raise UsageError(
+                f"{self.name} returned {type(rule).__name__}: wanted an optax.GradientTransformation, as optax.chain "
+                "returns"
+            )
+        tx, loss = optax.with_extra_args_support(rule), jax.ShapeDtypeStruct((), FLOAT32)
+        with optax_promotion():
+            state = jax.eval_shape(tx.init, params)
+            for kind in _kinds_in(state):
+                if kind in _MOVED:
+                    raise UsageError(f"{self.name} cannot be used: {_MOVED[kind]}; write another optimizer")
+            updates, after = jax.eval_shape(
+                lambda g, s, p, loss: tx.update(g, s, p, value=loss), params, state, params, loss
+            )
+        if _described(updates) != _described(params):
+            raise UsageError(f"{self.name} cannot be used: its updates have other shapes or dtypes than the parameters")
+        if _described(after) != _described(state):
+            raise UsageError(f"{self.name} cannot be used: an update changes the shapes or dtypes of its state")
+        if config.moments == "bfloat16" and not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
+            raise UsageError(
+                f"--optimizer.moments bfloat16: the state of {self.name} has no field {', '.join(MOMENTS)}, in which "
+                "optax keeps moments; write --optimizer.moments float32"
+            )
+
+
+def find_rule(config: schema.Optimizer) -> NamedRule | None:
+    """Finds the optimizer that `config.name` names, with its arguments; None if mpjax builds it itself.
+
+    Raises:
+      UsageError: there is none of that name, it has no learning rate, or a setting does not apply to it.
+    """
+    if config.name in OWN:
+        if config.arguments:
+            setting = "momentum" if config.name in ("sgd", "muon") else "b2"
+            module = "optax.contrib" if config.name == "muon" else "optax"
+            raise UsageError(
+                f"{_FLAG} {next(iter(config.arguments))}: {config.name} has settings of its own, such as "
+                f"--optimizer.{setting}; arguments are for optimizers of optax: --optimizer.name {module}:{config.name}"
+            )
+        return None
+    is_users = ":" in config.name
+    name = f"--optimizer.name {config.name}"
+    function = load_function(config.name, flag="--optimizer.name") if is_users else _in_optax(config.name)
+    names = parameters_of(function, name)
+    if "learning_rate" not in names:
+        raise UsageError(
+            f"{name} has no parameter learning_rate: wanted a function (learning_rate, ...) that returns an "
+            f"optax.GradientTransformation; it takes {', '.join(names) or 'nothing'}"
+        )
+    if "learning_rate" in config.arguments:
+        raise UsageError(f"{_FLAG} learning_rate: write --optimizer.learning_rate {config.arguments['learning_rate']}")
+    for field in _OF_OWN:
+        if (value := getattr(config, field)) != getattr(_DEFAULTS, field):
+            others = f"{_FLAG} {field} {value}" if field in names else f"one that it has: {', '.join(names)}"
+            raise UsageError(f"--optimizer.{field} {value} is for {', '.join(OWN)}; for {config.name} write {others}")
+    arguments = read_arguments(_FLAG, config.arguments, function, config.name)
+    decay, notes = _decay(config, names, arguments)
+    return NamedRule(name, function, is_users, decay | arguments, tuple(notes))
+
+
+def _decay(config: schema.Optimizer, names: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[dict, list[str]]:
+    """Returns the argument for weight decay, if the function takes it, and what the user should know."""
+    is_default = config.weight_decay == _DEFAULTS.weight_decay
+    if "weight_decay" in arguments and not is_default:
+        raise UsageError(f"--optimizer.weight_decay {config.weight_decay} and {_FLAG} weight_decay: wanted one of them")
+    if "weight_decay" not in names:
+        similar = [name for name in names if "decay" in name and "weight" in name and "mask" not in name]
+        hint = f"; it takes {', '.join(similar)}: write {_FLAG} {similar[0]} {config.weight_decay}" if similar else ""
+        if not is_default and config.weight_decay:
+            raise UsageError(
+                f"--optimizer.weight_decay {config.weight_decay}: {config.name} takes no weight_decay"
+                + (hint or "; leave it out, or write another optimizer")
+            )
+        given = any(name in arguments for name in similar)
+        note = f"no weight decay: {config.name} takes no weight_decay{hint}"
+        return {}, [note] if config.weight_decay and not given else []
+    value = arguments.get("weight_decay", config.weight_decay)
+    without = f"weight decay {value} is of all parameters, norms and biases too: {config.name} takes no mask"
+    has_mask = bool({"mask", "weight_decay_mask"} & names.keys())
+    return {"weight_decay": config.weight_decay}, [without] if value and not has_mask else []
+
+
+def _in_optax(name: str) -> Callable:
+    rules = optax_rules()
+    if name in rules:
+        return rules[name]
+    near = difflib.get_close_matches(name, [*OWN, *rules], n=3)
+    hint = f"nearest: {', '.join(near)}; " if near else ""
+    found = next((module for module in (optax, contrib) if callable(getattr(module, name, None))), None)
+    what = f"{found.__name__}.{name} is no optimizer with a learning rate" if found else f"no optimizer {name!r}"
+    raise UsageError(
+        f"--optimizer.name: {what}; {hint}wanted {', '.join(OWN)}, an optimizer of optax (such as lion, adam, "
+        "adafactor), or FILE.py:NAME or package.module:NAME of a function (learning_rate, ...)"
+    )
+
+
+def _with_plain_keys(rule: optax.GradientTransformation, params: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Returns a rule whose state has the words of random keys in place of keys, which no checkpoint can hold."""
+
+    def is_key(leaf: Any) -> bool:
+        return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+
+    if not any(map(is_key, jax.tree.leaves(jax.eval_shape(rule.init, params)))):
+        return rule
+    inner = optax.with_extra_args_support(rule)
+
+    def plain(state: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, state)
+
+    def update(updates, state, params=None, **extra):
+        shapes = jax.eval_shape(inner.init, updates if params is None else params)
+        keyed = jax.tree.map(lambda s, leaf: jax.random.wrap_key_data(leaf) if is_key(s) else leaf, shapes, state)
+        updates, keyed = inner.update(updates, keyed, params, **extra)
+        return updates, plain(keyed)
+
+    return optax.GradientTransformationExtraArgs(lambda params: plain(inner.init(params)), update)
+
+
+def _in_float32(params: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct(p.shape, widest(p.dtype, FLOAT32)) for name, p in params.items()}
+
+
+def _kinds_in(state: Any) -> Iterator[str]:
+    """Yields the names of the classes of all named tuples in a state."""
+    if hasattr(state, "_fields"):
+        yield type(state).__name__
+    inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, tuple | list) else ()
+    for one in inner:
+        yield from _kinds_in(one)
+
+
+def _described(tree: Any) -> tuple:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, jnp.result_type(leaf)) for leaf in leaves]

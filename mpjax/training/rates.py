@@ -1,0 +1,120 @@
+"""Learning rates of parts of a model: factors on the updates by path, and layer-wise decay.
+
+Layer-wise decay: Clark et al., "ELECTRA", 2020 (arXiv:2003.10555); Bao et al., "BEiT: BERT Pre-Training of Image
+Transformers", 2021 (arXiv:2106.08254).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import optax
+
+from mpjax.config import schema
+from mpjax.errors import UsageError
+from mpjax.models.scan import one_by_one
+from mpjax.models.stacked_arrays import Stacks, names_apart
+from mpjax.precision.calls import wrap
+from mpjax.precision.dtypes import path_name
+from mpjax.training.array_patterns import ArrayPaths
+from mpjax.training.remat import blocks_of
+from mpjax.training.setup import Task
+from mpjax.training.state import take_apart
+
+
+def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the factor on the learning rate of each parameter, by the paths of single blocks; those of 1 left out.
+
+    Args:
+      config: the `optimizer` section.
+      task: the task to train.
+      batch: the shapes of a prepared batch, which the model is traced on to see what comes before its blocks.
+
+    Raises:
+      UsageError: a pattern decides no parameter, or the model has no blocks, or several lists of them.
+    """
+    if not config.rates and config.layer_decay == 1:
+        return {}
+    paths = ArrayPaths.of(task.abstract)
+    trained = [path for path in paths.params if path not in task.frozen]
+    decided = paths.decided(config.rates, trained, "--optimizer.rates")
+    factors = {path: config.rates[pattern] for path, pattern in decided.items()}
+    if config.layer_decay != 1:
+        for path, depth in depths_of(task, batch).items():
+            factors[path] = factors.get(path, 1.0) * config.layer_decay**depth
+    return {path: factor for path, factor in factors.items() if factor != 1 and path in trained}
+
+
+def scale_by_path(factors: Mapping[str, float], stacks: Stacks) -> optax.GradientTransformation:
+    """Returns a rule without state that multiplies updates by factors, by the paths of single blocks."""
+
+    def scaled(path: tuple, update: jax.Array) -> jax.Array:
+        rows = [factors.get(name, 1.0) for name in names_apart(path_name(path), stacks)]
+        if len(set(rows)) == 1:
+            return update if rows[0] == 1 else update * rows[0]
+        return update * np.array(rows, update.dtype).reshape(-1, *(1,) * (update.ndim - 1))
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
+
+
+def depths_of(task: Task, batch: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the depth of each parameter below the top, by the paths of single blocks.
+
+    What comes after the last block has depth 0, the last block 1, the block below it 2; what the model uses before the
+    first block is one deeper than that block.
+
+    Raises:
+      UsageError: the model has no blocks, or they are in several lists, or it does not call the first.
+    """
+    flag = "--optimizer.layer_decay"
+    model = one_by_one(task.abstract)
+    blocks = [path for path in blocks_of(model) if path.rpartition("/")[2].isdecimal()]
+    lists = {path.rpartition("/")[0] for path in blocks}
+    if len(lists) != 1:
+        found = f"blocks in several lists ({', '.join(sorted(lists))})" if lists else "no blocks (modules in a list)"
+        raise UsageError(f"{flag}: the model has {found}, and layers are counted along one; write --optimizer.rates")
+    parent = lists.pop()
+    count = len(blocks)
+    below = _used_before(task, f"{parent}/0", batch)
+    depths = {}
+    for path in ArrayPaths.of(task.abstract).params:
+        number = path.removeprefix(f"{parent}/").split("/")[0] if path.startswith(f"{parent}/") else ""
+        depths[path] = count - int(number) if number.isdecimal() else count + 1 if path in below else 0
+    return depths
+
+
+class _Reached(Exception):
+    """Carries the arguments of the first block."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stops:
+    """A wrapper that ends the tracing of a model where it calls a module."""
+
+    depth: ClassVar[int] = -1
+
+    def __call__(self, call, module, *args, **kwargs):
+        """Raises `_Reached` with the arguments of the call."""
+        raise _Reached(args, kwargs)
+
+
+def _used_before(task: Task, block: str, batch: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the paths of the parameters that a model uses before it calls a block."""
+    structure, params, stats = take_apart(one_by_one(task.abstract))
+
+    def arguments_of_block(params, stats, key, batch):
+        model = structure.assemble(params, stats, key)
+        model.train()
+        wrap(blocks_of(model)[block], _Stops())
+        try:
+            task.objective.loss_of(model, batch, key)
+        except _Reached as reached:
+            return [leaf for leaf in jax.tree.leaves(reached.args) if isinstance(leaf, jax.Array)]
+        raise UsageError(f"--optimizer.layer_decay: the model does not call {block}; write --optimizer.rates")
+
+    # The trace ends at the block, so what it uses comes before it.
+    jaxpr = jax.make_jaxpr(arguments_of_block)(params, stats, jax.eval_shape(jax.random.key, 0), batch).jaxpr
+    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
+    return frozenset(name for name, var in zip(sorted(params), jaxpr.invars, strict=False) if id(var) in used)
