@@ -108,6 +108,8 @@ def _data(data: Data) -> Iterator[str]:
         yield f"--data.std is {data.std}: wanted positive numbers"
     if not all(map(math.isfinite, data.mean)):
         yield f"--data.mean is {data.mean}: wanted finite numbers"
+    if data.alternate_flips and not data.flip:
+        yield "--data.alternate_flips without --data.flip: no image is flipped; wanted both or none"
     if not (data.antialias or data.image_size):
         yield "--data.no_antialias without --data.image_size, which is 0: no image is resized; wanted both or none"
 
