@@ -29,6 +29,7 @@ from mpjax.training.remat import apply_remat, blocks_of
 from mpjax.training.setup import Task, check_fit
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
+from mpjax.training.views import predict_with
 
 
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
@@ -83,7 +84,14 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
             f"--training.chunked_loss {chunk}: {config.model.name} has no methods `features` and `logits` to compute "
             "the logits of some tokens at a time with; write --training.chunked_loss 0"
         )
-    objective = objective_of(config.task, prepare, policy, label_smoothing=config.training.label_smoothing, chunk=chunk)
+    objective = objective_of(
+        config.task,
+        prepare,
+        policy,
+        label_smoothing=config.training.label_smoothing,
+        chunk=chunk,
+        predict=predict_with(config.data.test_time_augmentation, config.task),
+    )
     cast = uncast
     if autocasting:
         cast = functools.partial(

@@ -123,6 +123,8 @@ def _others(config: Config) -> Iterator[str]:
         yield f"--task is {config.task!r}: wanted one of {', '.join(TASKS)}"
     if config.optimizer.rest_learning_rate and not config.optimizer.learning_rate:
         yield "--optimizer.learning_rate is 0: wanted a positive rate, of which rest_learning_rate is a multiple"
+    if config.optimizer.normalise_filters and config.optimizer.name != "muon":
+        yield f"--optimizer.normalise_filters with --optimizer.name {config.optimizer.name}: wanted muon, or neither"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
 

@@ -121,6 +121,9 @@ class Data:
     0: none."""
     cutmix: float = 0.0
     """Augmentation: CutMix of pairs of images, with areas from Beta(cutmix, cutmix) (1 is usual); 0: none."""
+    test_time_augmentation: Literal["none", "mirror", "mirror_translate"] = "none"
+    """Evaluation of classifiers: average the logits of an image and its mirror image (mirror, 2 views), and of both
+    shifted by a pixel in two directions (mirror_translate, 6 views)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,6 +216,8 @@ class Optimizer:
     """muon: peak learning rate of everything but the filters of convolutions; 0: learning_rate."""
     rest_momentum: float = 0.9
     """muon: momentum coefficient of everything but the filters of convolutions."""
+    normalise_filters: bool = False
+    """muon: scale each filter to a norm of sqrt(outputs) before its update is added, instead of weight decay."""
     b1: float = 0.9
     """adamw, lamb: decay rate of the first moment."""
     b2: float = 0.999

@@ -22,6 +22,7 @@ from mpjax.training.losses import (
     soft_cross_entropy,
 )
 from mpjax.training.mean import Mean, mean_of
+from mpjax.training.views import Predict, once
 
 
 if TYPE_CHECKING:  # a loop of one's own needs neither settings nor data sets
@@ -72,7 +73,11 @@ def _as_stored(batch: Batch, key: jax.Array | None) -> Batch:
 
 
 def classification(
-    prepare: Callable[[Batch, jax.Array | None], Batch], policy: Policy, *, label_smoothing: float = 0.0
+    prepare: Callable[[Batch, jax.Array | None], Batch],
+    policy: Policy,
+    *,
+    label_smoothing: float = 0.0,
+    predict: Predict = once,
 ) -> Objective:
     """Returns the objective of image classification.
 
@@ -83,14 +88,12 @@ def classification(
         `target`, float32 [B, num_classes].
       policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
       label_smoothing: the label smoothing of the training loss.
+      predict: `(model, images) -> logits` in evaluation, where the logits of several views may be averaged.
     """
-
-    def logits_of(model, batch: Batch) -> jax.Array:
-        return model(policy.cast_to_compute(batch["image"]))
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # the batch is augmented already
-        logits = logits_of(model, batch)
+        logits = model(policy.cast_to_compute(batch["image"]))
         if "target" in batch:
             target = batch["target"]
             smooth = (1 - label_smoothing) * target + label_smoothing / target.shape[-1]
@@ -100,7 +103,7 @@ def classification(
         return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
 
     def measure(model, batch: Batch) -> Metrics:
-        logits = logits_of(model, batch)
+        logits = predict(model, policy.cast_to_compute(batch["image"]))
         return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
 
     return Objective(prepare, loss, measure)
@@ -248,6 +251,7 @@ def objective_of(
     *,
     label_smoothing: float = 0.0,
     chunk: int = 0,
+    predict: Predict = once,
 ) -> Objective:
     """Returns the objective of a task.
 
@@ -257,6 +261,7 @@ def objective_of(
       policy: casts the images to its compute dtype.
       label_smoothing: label smoothing, for training only.
       chunk: as in `language_modeling`.
+      predict: as in `classification`.
     """
     if task == "segmentation":
         return segmentation(prepare, policy)
@@ -264,4 +269,4 @@ def objective_of(
         return text_classification(label_smoothing=label_smoothing)
     if task == "language_modeling":
         return language_modeling(label_smoothing=label_smoothing, chunk=chunk)
-    return classification(prepare, policy, label_smoothing=label_smoothing)
+    return classification(prepare, policy, label_smoothing=label_smoothing, predict=predict)
