@@ -105,8 +105,8 @@ class Data:
     flip: bool = False
     """Augmentation: flip images horizontally with probability 0.5."""
     alternate_flips: bool = False
-    """With flip: each image is flipped in every second epoch, half of them beginning with the first, instead of at
-    random."""
+    """Augmentation: with flip, each image is flipped in every second epoch, half of them beginning with the first,
+    instead of at random."""
     random_resized_crop: float = 0.0
     """Augmentation on the device: crop a random part of at least this share of the area (0.08 is usual) and resize it;
     0: none. Images of varying size already get a random crop on the host."""
