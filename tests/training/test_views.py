@@ -1,5 +1,7 @@
 """Test-time augmentation: which views of an image are averaged, with which weights."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,8 +48,10 @@ def test_evaluation_averages_the_logits_of_the_views_and_training_does_not(views
     predict = predict_with(views, "classification")
     batch = {"image": jnp.concatenate([IMAGES, 2 * IMAGES]), "label": jnp.array([1, 0])}
 
-    def model(images):
-        return images[:, 0, :2, 0]  # the first two pixels are the logits of two classes
+    def first_two(images):
+        return images[:, 0, :2, 0]
+
+    model: Any = first_two  # the first two pixels are the logits of two classes
 
     objective = classification(lambda batch, key: batch, get_policy("float32"), predict=predict)
     logits = predict(model, batch["image"])
