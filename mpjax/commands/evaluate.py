@@ -49,6 +49,8 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         config = with_policy(config, settings.policy)
     if settings.split:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
+    if views := settings.test_time_augmentation:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_time_augmentation=views))
     if settings.ema and not config.training.ema:
         raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
 

@@ -17,6 +17,7 @@ from mpjax.training.objective import Objective, Prepare
 from mpjax.training.objectives import objective_of
 from mpjax.training.setup import Task
 from mpjax.training.user_objective import OUTPUTS, own_objective
+from mpjax.training.views import predict_with
 
 
 def choose_objective(
@@ -45,7 +46,8 @@ def choose_objective(
         objective = own_objective(function, prepare, name=f"--training.objective {named}")
     else:
         smoothing = config.training.label_smoothing
-        objective = objective_of(config.task, prepare, policy, label_smoothing=smoothing, chunk=chunk)
+        predict = predict_with(config.data.test_time_augmentation, config.task)
+        objective = objective_of(config.task, prepare, policy, label_smoothing=smoothing, chunk=chunk, predict=predict)
     return _with_metrics(config, objective, abstract, fields) if config.training.metrics else objective
 
 

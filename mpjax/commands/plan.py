@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from mpjax import strict_json
 from mpjax.commands.task import make_layout, make_packing, make_step
@@ -15,6 +16,7 @@ from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.paths import expanded
 from mpjax.data import Fields
+from mpjax.data.orientation import orientations_of
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.measure import Measured, is_here, measure_step
@@ -123,7 +125,9 @@ def planned_step(config: Config, fields: Fields) -> Step:
         task, tx, step_on = make_step(config, plan, fields, steps=steps(config.steps), warmup=warmup)
         make = functools.partial(make_state, task, tx, ema=config.training.ema > 0)
         state = jax.eval_shape(make, jax.random.key(config.seed), {})
-    batch = batch_shapes(fields, config.data.batch_size)
+    size = config.data.batch_size
+    oriented = orientations_of(config.data, fields, config.seed).of(np.arange(size), 0)
+    batch = batch_shapes(fields, size) | jax.eval_shape(lambda: oriented)
     layout_on = functools.partial(make_layout, config, plan, task, fields)
     return Step(
         config.precision.policy,

@@ -101,6 +101,9 @@ class Evaluation:
     """Split to evaluate on; empty: the test split of the run."""
     ema: bool = False
     """Evaluate the exponential moving average of the parameters."""
+    test_time_augmentation: Literal["", "none", "mirror", "mirror_translate"] = ""
+    """Views of each image whose logits are averaged, as --data.test_time_augmentation of train.py; empty: as in the
+    run."""
     trust_code: bool = False
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     json: bool = False

@@ -111,6 +111,8 @@ def _data(data: Data) -> Iterator[str]:
         yield f"--data.std is {data.std}: wanted positive numbers"
     if not all(map(math.isfinite, data.mean)):
         yield f"--data.mean is {data.mean}: wanted finite numbers"
+    if data.alternate_flips and not data.flip:
+        yield "--data.alternate_flips without --data.flip: no image is flipped; wanted both or none"
     if not (data.antialias or data.image_size):
         yield "--data.no_antialias without --data.image_size, which is 0: no image is resized; wanted both or none"
 
@@ -139,6 +141,8 @@ def _others(config: Config) -> Iterator[str]:
                 f"--optimizer.rates {pattern} {factor}: wanted a positive factor; to leave parameters as they are, "
                 f"write --training.freeze {pattern}"
             )
+    if config.optimizer.normalise_filters and config.optimizer.name != "muon":
+        yield f"--optimizer.normalise_filters with --optimizer.name {config.optimizer.name}: wanted muon, or neither"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
 
@@ -147,6 +151,8 @@ def _own_parts(config: Config) -> Iterator[str]:
     objective = config.training.objective
     if config.task == "own" and not objective:
         yield "--task own: wanted --training.objective FILE.py:NAME, a function of the loss and the metrics"
+    if objective and (views := config.data.test_time_augmentation) != "none":
+        yield f"--data.test_time_augmentation {views} with --training.objective, which has its own logits: leave one out"
     if config.training.chunked_loss and (objective or config.training.metrics):
         own = "objective" if objective else "metrics"
         chunk = config.training.chunked_loss

@@ -130,6 +130,9 @@ class Data:
     """Augmentation: pixels of zero padding before a random crop back to size; 0: none."""
     flip: bool = False
     """Augmentation: flip images horizontally with probability 0.5."""
+    alternate_flips: bool = False
+    """Augmentation: with flip, each image is flipped in every second epoch, half of them beginning with the first,
+    instead of at random."""
     random_resized_crop: float = 0.0
     """Augmentation on the device: crop a random part of at least this share of the area (0.08 is usual) and resize it;
     0: none. Images of varying size already get a random crop on the host."""
@@ -147,6 +150,9 @@ class Data:
     augment: str = ""
     """Augmentation: your function of a batch and a key, in the compiled step after all others: `FILE.py:NAME` or
     `package.module:NAME`."""
+    test_time_augmentation: Literal["none", "mirror", "mirror_translate"] = "none"
+    """Evaluation of classifiers: average the logits of an image and its mirror image (mirror, 2 views), and of both
+    shifted by a pixel in two directions (mirror_translate, 6 views)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -247,6 +253,8 @@ class Optimizer:
     """muon: peak learning rate of everything but the filters of convolutions; 0: learning_rate."""
     rest_momentum: float = 0.9
     """muon: momentum coefficient of everything but the filters of convolutions."""
+    normalise_filters: bool = False
+    """muon: scale each filter to a norm of sqrt(outputs) before its update is added, instead of weight decay."""
     b1: float = 0.9
     """adamw, lamb: decay rate of the first moment."""
     b2: float = 0.999

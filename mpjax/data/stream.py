@@ -12,6 +12,7 @@ from mpjax.config.schema import Data
 from mpjax.data.augment.on_device import normalisation
 from mpjax.data.examples import Source, require_examples
 from mpjax.data.fields import Image
+from mpjax.data.orientation import AtRandom, Orientations, orientations_of
 from mpjax.data.read import Arrays, fits_in_memory, read_all, read_batch, reader, require_dtypes
 from mpjax.errors import UsageError
 
@@ -80,12 +81,14 @@ class BatchesInMemory:
       batch_size: examples per batch, over all processes.
       seed: the seed of the shuffle.
       share: the part of each batch that this process reads.
+      orientations: what a batch says of the orientation of its images.
     """
 
     arrays: Arrays
     batch_size: int
     seed: int
     share: Share = WHOLE
+    orientations: Orientations = dataclasses.field(default_factory=AtRandom)
 
     @property
     def size(self) -> int:
@@ -104,17 +107,18 @@ class BatchesInMemory:
 
     def from_position(self, position: int) -> Iterator[Batch]:
         """Yields batches number `position`, `position + 1`, and so on."""
-        for chosen in self.rows_from(position):
-            yield {name: values[chosen] for name, values in self.arrays.items()}
+        for chosen, oriented in self.rows_from(position):
+            yield {name: values[chosen] for name, values in self.arrays.items()} | oriented
 
-    def rows_from(self, position: int) -> Iterator[np.ndarray]:
-        """Yields the example indices, int64 [B], of the same batches."""
+    def rows_from(self, position: int) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yields the example indices, int64 [B], of the same batches, and the fields that depend on the epoch too."""
         epoch, step = divmod(position, self.steps_per_epoch)
         rows = self.share.rows(self.batch_size)
         while True:
             order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.size)
             for start in range(step * self.batch_size, self.steps_per_epoch * self.batch_size, self.batch_size):
-                yield order[start : start + self.batch_size][rows]
+                chosen = order[start : start + self.batch_size][rows]
+                yield chosen, self.orientations.of(chosen, epoch)
             epoch, step = epoch + 1, 0
 
 
@@ -191,23 +195,29 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
     for field in read.fields.values():
         if isinstance(field, Image):
             normalisation(config, field.shape[2])  # raises here, before the run writes anything
+    orientations = orientations_of(config, read.fields, seed)
     if fits_in_memory(source, config, read):
-        return BatchesInMemory(read_all(source.train, read, config.workers), batch_size, seed, share)
+        return BatchesInMemory(read_all(source.train, read, config.workers), batch_size, seed, share, orientations)
     import grain
 
+    steps_per_epoch = size // batch_size
     indices = grain.MapDataset.range(size).seed(seed).shuffle().batch(batch_size, drop_remainder=True).repeat()
     rows = share.rows(batch_size)
     first = read_batch(source.train, [0], read)
 
-    def batch(chosen: np.ndarray, rng: np.random.Generator) -> Batch:
+    def batch(chosen: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Batch]:
         # Drawn for the global batch, so that the crop of an example does not depend on the number of processes.
         seeds = rng.integers(2**63, size=len(chosen))
         found = read_batch(source.train, chosen[rows], read, seeds[rows])
         require_dtypes(found, first, int(chosen[rows][0]), read)
-        return found
+        return chosen[rows], found
 
-    batches = indices.random_map(batch)
-    return StreamedBatches(batches, batch_size, size // batch_size, config.workers)
+    def oriented(position: int, read: tuple[np.ndarray, Batch]) -> Batch:
+        chosen, found = read
+        return found | orientations.of(chosen, position // steps_per_epoch)
+
+    batches = indices.random_map(batch).map_with_index(oriented)
+    return StreamedBatches(batches, batch_size, steps_per_epoch, config.workers)
 
 
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:

@@ -142,7 +142,7 @@ class Airbench(nnx.Module):
         x = gelu(self.whitening(x))
         for block in self.blocks:
             x = block(x)
-        # Not jnp.max: in float16 its gradient was inf in steps on a CPU, where this one's is finite.
+        # Not jnp.max: in float16 its gradient was not finite in some steps on a CPU (docs/questions.md).
         window = min(3, *x.shape[1:3])
         x = max_pool(x, window, window)
         return self.head(jnp.mean(x, axis=(1, 2)) * LOGITS)

@@ -60,7 +60,8 @@ def measure_step(step: Step, fields: Fields, *, seed: int = 0, ema: bool = False
     with step.wide():
         layout = step.layout_on(mesh)
         split = layout.batch(size=step.batch_size, accumulate=step.accumulate)
-        batch = place(random_batch(fields, step.batch_size, seed), split)
+        blank = {name: np.zeros(x.shape, x.dtype) for name, x in step.batch.items() if name not in fields}
+        batch = place({**random_batch(fields, step.batch_size, seed), **blank}, split)
         state = initial_state(step.task, step.tx, seed=seed, ema=ema, layout=layout)
         packing = step.packing_on(layout)
         state = packing.pack(state)

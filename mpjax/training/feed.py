@@ -5,7 +5,7 @@ A `Feed` yields the input of every call, named `fed`, and extracts each step's b
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -22,10 +22,12 @@ class Rows(NamedTuple):
     Attributes:
       table: the whole set by field, [N, ...].
       numbers: int32 [steps, B], the row numbers of each step's examples.
+      given: fields that depend on the epoch too, [steps, B]; the table does not have them.
     """
 
     table: dict[str, jax.Array]
     numbers: jax.Array
+    given: dict[str, jax.Array]
 
 
 class Feed(Protocol):
@@ -95,7 +97,7 @@ class Stacked:
         sharding = _behind_steps(self.sharding)
         for count in counts:
             several = list(itertools.islice(stream, count))
-            yield place({name: np.stack([batch[name] for batch in several]) for name in several[0]}, sharding)
+            yield place(_stacked(several), sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:
         """Returns the shapes of a stack of `count` batches."""
@@ -124,19 +126,27 @@ class Resident:
         stream = self.batches.rows_from(position)
         sharding = _behind_steps(self.sharding)
         for count in counts:
-            numbers = np.stack(list(itertools.islice(stream, count))).astype(np.int32)
-            yield Rows(self.table, jax.device_put(numbers, sharding))
+            chosen, given = zip(*itertools.islice(stream, count), strict=True)
+            numbers = np.stack(chosen).astype(np.int32)
+            yield Rows(self.table, *jax.device_put((numbers, _stacked(given)), sharding))
 
     def abstract(self, fed: Any, count: int) -> Any:
         """Returns the same set with the shape of the row numbers for `count` steps."""
-        return fed._replace(numbers=_of_steps(fed.numbers, count))
+        numbers, given = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
+        return Rows(fed.table, numbers, given)
 
     def batch(self, fed: Any, index: Any) -> Any:
         """Gathers the examples of a step."""
         chosen = fed.numbers[index]
         # The row numbers are always in bounds; without the mode, a check of each would be compiled in.
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}
-        return jax.lax.with_sharding_constraint(gathered, self.sharding)
+        given = {name: x[index] for name, x in fed.given.items()}
+        return jax.lax.with_sharding_constraint(gathered | given, self.sharding)
+
+
+def _stacked(several: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the fields of several batches, stacked to [steps, B, ...]."""
+    return {name: np.stack([batch[name] for batch in several]) for name in several[0]}
 
 
 def _behind_steps(sharding: NamedSharding) -> NamedSharding:

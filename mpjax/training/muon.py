@@ -3,14 +3,17 @@
 Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024 (kellerjordan.github.io/posts/muon).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
 from mpjax.errors import UsageError
+from mpjax.precision.dtypes import FLOAT32, widest
 
 
 FILTERS, REST = "filters", "rest"
@@ -28,6 +31,7 @@ def muon_and_sgd(
     nesterov: bool,
     weight_decay: float,
     mask: Callable[[Any], Any],
+    normalise: bool = False,
 ) -> optax.GradientTransformation:
     """Orthogonalizes the momentum of each convolution's filter; updates other parameters by SGD.
 
@@ -42,6 +46,8 @@ def muon_and_sgd(
       nesterov: whether to use Nesterov momentum in both.
       weight_decay: weight decay: of filters decoupled from the gradient, of everything else added to it.
       mask: which parameters decay, given all of them.
+      normalise: whether each step scales filters to a norm of sqrt(outputs) before it adds the update; filters do not
+        decay then.
 
     Raises:
       UsageError: in `init`, no parameter is a filter.
@@ -50,8 +56,9 @@ def muon_and_sgd(
         contrib.scale_by_muon(beta=momentum, nesterov=nesterov, weight_dimension_numbers=_matrices),
         # Wider than it is high, a matrix of singular values 1 shrinks its inputs.
         optax.stateless(lambda updates, _: jax.tree.map(_scaled_by_shape, updates)),
-        optax.add_decayed_weights(weight_decay, mask),
+        optax.identity() if normalise else optax.add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(filters_rate),
+        optax.stateless(_to_unit_columns) if normalise else optax.identity(),
     )
     rest = optax.chain(
         optax.add_decayed_weights(weight_decay, mask), optax.sgd(rest_rate, rest_momentum, nesterov=nesterov)
@@ -70,6 +77,19 @@ def _kinds(params: Any) -> Any:
 
 def _matrices(updates: Any) -> Any:
     return jax.tree.map(lambda _: _AS_MATRIX, updates)
+
+
+def _to_unit_columns(updates: Any, params: Any) -> Any:
+    """Adds to each update what scales its filter to a norm of sqrt(outputs), so that columns have norms of about 1."""
+
+    def one(update: jax.Array, param: jax.Array) -> jax.Array:
+        # Float32: squares of half-precision values overflow.
+        wide = param.astype(widest(param.dtype, FLOAT32))
+        norm = jnp.sqrt(jnp.sum(jnp.square(wide)))
+        factor = jnp.where(norm > 0, math.sqrt(param.shape[-1]) / jnp.where(norm > 0, norm, 1), 1)
+        return (update.astype(wide.dtype) + (factor - 1) * wide).astype(update.dtype)
+
+    return jax.tree.map(one, updates, params)
 
 
 def _scaled_by_shape(update: jax.Array) -> jax.Array:

@@ -21,13 +21,20 @@ from mpjax.training.losses import (
 )
 from mpjax.training.mean import Mean, mean_of
 from mpjax.training.objective import Batch, Means, Metrics, Objective, Prepare, Sums, as_stored, means
+from mpjax.training.views import Predict, once
 
 
 if TYPE_CHECKING:  # a loop of one's own needs neither settings nor data sets
     from mpjax.config.choices import TaskName
 
 
-def classification(prepare: Prepare, policy: Policy, *, label_smoothing: float = 0.0) -> Objective:
+def classification(
+    prepare: Prepare,
+    policy: Policy,
+    *,
+    label_smoothing: float = 0.0,
+    predict: Predict = once,
+) -> Objective:
     """Returns the objective of image classification.
 
     Batches are `{"image": [B, H, W, C], "label": integer [B]}`; the model returns logits [B, num_classes].
@@ -37,14 +44,12 @@ def classification(prepare: Prepare, policy: Policy, *, label_smoothing: float =
         `target`, float32 [B, num_classes].
       policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
       label_smoothing: the label smoothing of the training loss.
+      predict: `(model, images) -> logits` in evaluation, where the logits of several views may be averaged.
     """
-
-    def logits_of(model, batch: Batch) -> jax.Array:
-        return model(policy.cast_to_compute(batch["image"]))
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # the batch is augmented already
-        logits = logits_of(model, batch)
+        logits = model(policy.cast_to_compute(batch["image"]))
         if "target" in batch:
             target = batch["target"]
             smooth = (1 - label_smoothing) * target + label_smoothing / target.shape[-1]
@@ -53,7 +58,10 @@ def classification(prepare: Prepare, policy: Policy, *, label_smoothing: float =
             losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
         return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
 
-    return Objective(prepare, loss, logits_of, _of_classes)
+    def predicted_by(model, batch: Batch) -> jax.Array:
+        return predict(model, policy.cast_to_compute(batch["image"]))
+
+    return Objective(prepare, loss, predicted_by, _of_classes)
 
 
 def _of_classes(logits: jax.Array, batch: Batch) -> Metrics:
@@ -215,6 +223,7 @@ def objective_of(
     *,
     label_smoothing: float = 0.0,
     chunk: int = 0,
+    predict: Predict = once,
 ) -> Objective:
     """Returns the objective of a task.
 
@@ -224,6 +233,7 @@ def objective_of(
       policy: casts the images to its compute dtype.
       label_smoothing: label smoothing, for training only.
       chunk: as in `language_modeling`.
+      predict: as in `classification`.
     """
     if task == "segmentation":
         return segmentation(prepare, policy)
@@ -231,4 +241,4 @@ def objective_of(
         return text_classification(prepare=prepare, label_smoothing=label_smoothing)
     if task == "language_modeling":
         return language_modeling(prepare=prepare, label_smoothing=label_smoothing, chunk=chunk)
-    return classification(prepare, policy, label_smoothing=label_smoothing)
+    return classification(prepare, policy, label_smoothing=label_smoothing, predict=predict)

@@ -144,6 +144,7 @@ def _muon(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stack
         nesterov=config.nesterov,
         weight_decay=config.weight_decay,
         mask=_kernels(stacks),
+        normalise=config.normalise_filters,
     )
 
 

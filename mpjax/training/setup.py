@@ -67,10 +67,13 @@ def check_objective(task: "Task", batch: Mapping[str, Any]) -> None:
       UsageError: as the objective; any other error is its own.
     """
 
-    def both(model: nnx.Module, key: jax.Array, batch: Any):
-        return task.objective.loss(model, batch, key), task.objective.measure(model, batch)
+    objective = task.objective
 
-    nnx.eval_shape(both, task.abstract, jax.eval_shape(jax.random.key, 0), batch)
+    def both(model: nnx.Module, key: jax.Array, batch: Any):
+        return objective.loss_of(model, batch, key), objective.values_of(objective.outputs_of(model, batch), batch)
+
+    prepared = jax.eval_shape(lambda batch: objective.prepare(batch, None), batch)
+    nnx.eval_shape(both, task.abstract, jax.eval_shape(jax.random.key, 0), prepared)
 
 
 _SIGNATURES: Mapping[TaskName, str] = {

@@ -39,6 +39,14 @@ def test_the_moving_average_is_measured_if_asked_for(trained):
     assert set(evaluate_run(Evaluation(run=str(trained)))) == {"test/loss", "test/accuracy"}
 
 
+def test_views_of_each_image_are_averaged_if_asked_for(trained):
+    run, own = str(trained), recorded(trained, 60)
+    mirrored = evaluate_run(Evaluation(run=run, test_time_augmentation="mirror"))
+    assert mirrored["test/loss"] != own["test/loss"]  # digits do not look like their mirror images
+    assert mirrored["test/accuracy"] < own["test/accuracy"]
+    assert evaluate_run(Evaluation(run=run, test_time_augmentation="none"))["test/loss"] == own["test/loss"]
+
+
 @pytest.mark.parametrize("policy", ["float32", "bfloat16"])
 def test_another_policy_measures_nearly_the_same(trained, policy):
     metrics = evaluate_run(Evaluation(run=str(trained), policy=policy, checkpoint="60"))

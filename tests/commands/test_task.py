@@ -5,8 +5,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from mpjax.commands.parts import fresh_state, make_parts
-from mpjax.commands.task import make_packing, set_up_jax
+from mpjax.commands.plan import fields_of
+from mpjax.commands.task import make_packing, make_task, set_up_jax
 from mpjax.config import load_config
+from mpjax.errors import UsageError
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
@@ -73,3 +75,10 @@ def test_vectors_are_packed_for_optimizers_that_treat_numbers_one_by_one(optimiz
     state, one = fresh_state(config, parts), Layout(make_mesh(jax.devices()[:1]))
     assert len(make_packing(config, parts.task, one).pack(state).params) == arrays
     assert len(parts.packing.pack(state).params) == 6  # on two devices
+
+
+def test_views_of_images_are_for_classification_only():
+    flags = "--task segmentation --data.name digits_canvas --model.name unet --data.test_time_augmentation mirror"
+    config = load_config(flags.split())
+    with pytest.raises(UsageError, match="--data.test_time_augmentation mirror averages the classes of whole images"):
+        make_task(config, plan_precision(config.precision), fields_of(config))

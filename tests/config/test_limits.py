@@ -55,6 +55,15 @@ def test_a_rate_of_nothing_is_freezing():
         check(load_config(["--optimizer.rates", "stem/*", "0"]))
 
 
+def test_alternating_flips_need_flips_and_normalised_filters_need_muon():
+    with pytest.raises(UsageError, match="--data.alternate_flips without --data.flip: no image is flipped"):
+        check(load_config(["--data.alternate_flips"]))
+    check(load_config(["--data.alternate_flips", "--data.flip"]))
+    with pytest.raises(UsageError, match="--optimizer.normalise_filters with --optimizer.name sgd: wanted muon"):
+        check(load_config(["--optimizer.normalise_filters"]))
+    check(load_config(["--optimizer.normalise_filters", "--optimizer.name", "muon"]))
+
+
 def test_all_faults_are_named_at_once():
     config = Config()
     config = dataclasses.replace(config, seed=-1, data=dataclasses.replace(config.data, batch_size=0))

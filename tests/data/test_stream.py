@@ -198,3 +198,59 @@ def test_processes_evaluate_every_example_once():
 def test_a_batch_that_does_not_divide_among_processes_is_refused():
     with pytest.raises(UsageError, match="a batch of 5 examples does not divide among 2 processes"):
         take(train_batches(SOURCE, MEMORY, 0, Share(0, 2)), 0, 1)
+
+
+ALTERNATING = {"flip": True, "alternate_flips": True}
+
+
+@every_kind
+@pytest.mark.parametrize("shares", [1, 2])
+def test_each_image_is_seen_in_both_orientations_in_each_two_epochs(config, shares):
+    config = dataclasses.replace(config, batch_size=4, **ALTERNATING)
+    whole = [train_batches(SOURCE, config, 0, Share(index, shares)) for index in range(shares)]
+    assert whole[0].steps_per_epoch == 5
+    # Read from the middle of an epoch on, as a resumed run reads.
+    parts = [take(batches, 12, 18) for batches in whole]
+    seen = {epoch: {} for epoch in (2, 3, 4, 5)}
+    for batches in parts:
+        for position, batch in enumerate(batches, start=12):
+            assert batch["mirrored"].dtype == bool
+            for number, mirrored in zip(image_numbers([batch]), batch["mirrored"], strict=True):
+                seen[position // 5][number] = bool(mirrored)
+    assert [len(seen[epoch]) for epoch in (2, 3, 4, 5)] == [12, 20, 20, 20]
+    for epoch in (2, 3, 4):
+        both = seen[epoch].keys() & seen[epoch + 1].keys()
+        assert len(both) >= 9  # 3 of 23 images are left out of each epoch
+        assert all(seen[epoch][number] != seen[epoch + 1][number] for number in both)
+
+
+def test_orientations_change_no_batch_and_are_those_of_memory_and_stream_alike():
+    for config in (MEMORY, STREAM):
+        plain = take(train_batches(SOURCE, config, 0), 0, 6)
+        flips = take(train_batches(SOURCE, dataclasses.replace(config, **ALTERNATING), 0), 0, 6)
+        assert_equal(plain, flips)
+        assert all("mirrored" not in batch for batch in plain)
+    memory, stream = (
+        take(train_batches(SOURCE, dataclasses.replace(config, **ALTERNATING), 0), 0, 4) for config in (MEMORY, STREAM)
+    )
+    first = [
+        dict(zip(image_numbers(batches), np.concatenate([b["mirrored"] for b in batches]).tolist(), strict=True))
+        for batches in (memory, stream)
+    ]
+    both = first[0].keys() & first[1].keys()
+    assert len(both) >= 17
+    assert {first[0][number] for number in both} == {True, False}
+    assert all(first[0][number] == first[1][number] for number in both)
+
+
+def test_crops_do_not_depend_on_orientations(jpegs):
+    config = Data(image_size=4, batch_size=4)
+    (plain,) = take(train_batches(jpegs, config, 0), 1, 1)
+    (flips,) = take(train_batches(jpegs, dataclasses.replace(config, **ALTERNATING), 0), 1, 1)
+    np.testing.assert_array_equal(plain["image"], flips["image"])
+
+
+def test_alternating_flips_without_flips_are_refused():
+    config = dataclasses.replace(MEMORY, alternate_flips=True)
+    with pytest.raises(UsageError, match="--data.alternate_flips without --data.flip: no image is flipped"):
+        train_batches(SOURCE, config, 0)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mpjax.commands.plan import fields_of, planned_step
+from mpjax.config import load_config
 from mpjax.data import Image, Label, Length, Mask, Tokens
 from mpjax.plan import measure
 from mpjax.plan.measure import is_here, measure_step, random_batch, times_of
@@ -80,3 +81,11 @@ def test_batches_hold_what_the_fields_allow():
     }
     largest = {name: (int(np.min(x)), int(np.max(x))) for name, x in batch.items()}
     assert largest == {"image": (0, 255), "label": (0, 6), "mask": (0, 2), "tokens": (0, 10), "length": (6, 6)}
+
+
+def test_a_step_whose_batches_say_what_to_flip_is_planned_and_measured():
+    flags = "--model.name mlp --model.width 4 --data.batch_size 8 --data.flip --data.alternate_flips"
+    config = load_config(flags.split())
+    step = planned_step(config, fields_of(config))
+    assert (step.batch["mirrored"].shape, step.batch["mirrored"].dtype) == ((8,), np.bool_)
+    assert measure_step(step, fields_of(config)).seconds > 0

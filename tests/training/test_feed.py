@@ -1,15 +1,27 @@
 """What compiled calls are given, and the batches that are read from it."""
 
+import dataclasses
+import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
+from mpjax.config.schema import Data
+from mpjax.data.augment import on_device
+from mpjax.data.orientation import Alternating
 from mpjax.data.stream import BatchesInMemory
+from mpjax.precision.loss_scale import no_loss_scaling
+from mpjax.training import create_state, make_train_step, take_apart
 from mpjax.training.feed import Resident, Rows, Single, Stacked, feed_of
 from mpjax.training.layout import Layout
+from mpjax.training.mean import mean_of
 from mpjax.training.mesh import make_mesh
+from mpjax.training.train_call import make_train_call
 
 
 BATCHES = BatchesInMemory(
@@ -89,3 +101,62 @@ def test_a_resident_set_is_sent_once(sharding):
     assert isinstance(first, Rows)
     assert first.table["image"] is second.table["image"]
     assert first.numbers.dtype == np.int32
+
+
+FLIPPING = dataclasses.replace(BATCHES, orientations=Alternating(3))
+
+
+@pytest.mark.parametrize("kind", [Single, Stacked, Resident.of])
+def test_every_feed_says_what_to_flip(kind, sharding):
+    counts = [1, 1, 1, 1] if kind is Single else [1, 3]
+    given = read(kind(FLIPPING, sharding), 1, counts)
+    wanted = list(itertools.islice(FLIPPING.from_position(1), 4))
+    for mine, other in zip(given, wanted, strict=True):
+        assert mine["mirrored"].dtype == bool
+        assert mine["mirrored"].tolist() == other["mirrored"].tolist()
+    assert {bool(flip) for batch in given for flip in batch["mirrored"]} == {True, False}
+
+
+def test_the_shapes_for_another_number_of_steps_tell_of_flips_too(sharding):
+    feed = Resident.of(FLIPPING, sharding)
+    two, three = (next(feed.calls(0, [count])) for count in (2, 3))
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), three)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), feed.abstract(two, 3)) == shapes
+
+
+class Nothing(nnx.Module):
+    """A model of one number."""
+
+    def __init__(self):
+        self.number = nnx.Param(jnp.zeros(()))
+
+
+@pytest.mark.parametrize("kind", [Single, Stacked, Resident.of])
+def test_each_image_is_trained_on_in_both_orientations_by_two_devices_in_two_micro_batches(kind):
+    # An image is [0, 2 ** number] or, mirrored, [2 ** number, 0]: a sum of pixels is the set of its images.
+    images = np.stack([np.zeros(8), 2.0 ** np.arange(8)], axis=-1).astype(np.float32).reshape(8, 1, 2, 1)
+    batches = BatchesInMemory({"image": images}, 4, seed=0, orientations=Alternating(0))
+    config = Data(flip=True, alternate_flips=True, crop_padding=0)
+    layout = Layout(make_mesh())
+    assert layout.mesh.size == 2
+
+    def loss_of(model, batch, key):
+        mirrored, kept = (mean_of(batch["image"][:, 0, side, 0]) for side in (0, 1))
+        return model.number[...], {"mirrored": mirrored, "kept": kept}
+
+    structure, params, stats = take_apart(Nothing())
+    tx = no_loss_scaling(optax.sgd(1.0))
+    prepare = functools.partial(on_device.prepare, config=config, fields={})
+    step = make_train_step(structure, tx, loss_of, prepare=prepare, accumulate=2, layout=layout)
+    feed = kind(batches, layout.batch(size=4, accumulate=2))
+    call = make_train_call(step, feed.batch)
+    state, mirrored, kept = create_state(params, stats, tx), [], []
+    counts = [1, 1, 1, 1] if kind is Single else [3, 1]
+    for count, fed in zip(counts, feed.calls(0, counts), strict=True):
+        state, metrics = call(state, fed, count)
+        for name, sums in ("mirrored", mirrored), ("kept", kept):
+            sums.extend((4 * np.ravel(metrics.array[..., metrics.names.index(name)])).astype(int).tolist())
+    first, second = mirrored[0] + mirrored[1], mirrored[2] + mirrored[3]  # epochs have two steps
+    assert first == 0b10111011  # seed 0 begins with 11011101
+    assert second == 0b01000100
+    assert (kept[0] + kept[1], kept[2] + kept[3]) == (second, first)

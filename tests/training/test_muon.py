@@ -74,6 +74,24 @@ def test_decay_of_filters_is_not_orthogonalized_and_biases_are_spared():
     assert found["head/bias"].tolist() == without["head/bias"].tolist()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_filters_are_scaled_to_the_norm_of_their_outputs_before_the_update_and_do_not_decay(dtype):
+    # Of 144 values of 100: the sum of their squares overflows float16.
+    params = jax.tree.map(lambda p: p.astype(dtype), {**PARAMS, "conv/kernel": jnp.full((3, 3, 2, 8), 100.0)})
+    plain = step_of(params)
+    found = step_of(params, normalise_filters=True, weight_decay=0.5, rest_momentum=0.0)["conv/kernel"]
+    kernel = params["conv/kernel"].astype(jnp.float32) + (found - plain["conv/kernel"]).astype(jnp.float32)
+    np.testing.assert_allclose(
+        kernel, np.full((3, 3, 2, 8), (8 / 144) ** 0.5), atol=1e-5 if dtype == jnp.float32 else 0.07
+    )
+
+
+def test_a_filter_of_zeros_has_no_norm_to_scale():
+    found, plain = step_of(normalise_filters=True), step_of()
+    for name in PARAMS:
+        np.testing.assert_array_equal(found[name], plain[name])
+
+
 def test_a_model_without_convolutions_is_an_error():
     params = {"head/kernel": jnp.ones((8, 3))}
     with pytest.raises(UsageError, match="--optimizer.name muon: the model has no convolution.*write adamw or sgd"):

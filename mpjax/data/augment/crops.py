@@ -172,8 +172,12 @@ def random_shift(
 
 def random_flip(images: Num[Array, "B H W *C"], key: jax.Array) -> Num[Array, "B H W *C"]:
     """Flips each image or mask left to right with probability 1/2."""
-    flip = jax.random.bernoulli(key, shape=(images.shape[0], *[1] * (images.ndim - 1)))
-    return jnp.where(flip, images[:, :, ::-1], images)
+    return flip_where(images, jax.random.bernoulli(key, shape=(images.shape[0],)))
+
+
+def flip_where(images: Num[Array, "B H W *C"], chosen: Bool[Array, " B"]) -> Num[Array, "B H W *C"]:
+    """Flips the chosen images or masks left to right."""
+    return jnp.where(chosen.reshape(-1, *[1] * (images.ndim - 1)), images[:, :, ::-1], images)
 
 
 def random_erasing(

@@ -1,5 +1,6 @@
 """Augments and normalises batches of images on the device, inside the jitted step."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.augment.crops import random_erasing, random_flip, random_resized_crop, random_shift
+from mpjax.data.augment.crops import flip_where, random_erasing, random_flip, random_resized_crop, random_shift
 from mpjax.data.augment.mixing import cutmix, cutmix_masks, mixup, mixup_or_cutmix
 from mpjax.data.augment.random_policy import randaugment
 from mpjax.data.fields import IGNORED, Fields
+from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
 
 
@@ -22,16 +24,18 @@ def prepare(
 
     Args:
       batch: `image` [B, H, W, C]; uint8 is scaled from 0..255 to [0, 1], floating images are not scaled. A `mask`
-        [B, H, W] moves with its image.
+        [B, H, W] moves with its image. With `config.alternate_flips`, `mirrored`, bool [B], says what is flipped.
       key: the random key of the augmentation; None: no augmentation.
       config: the augmentations, and `mean` and `std` of one value or one per channel.
       fields: the fields of the batch.
 
     Returns:
-      The batch with float32 images; if labelled images were mixed, also a `target`, float32 [B, num_classes].
+      The batch with float32 images, without `mirrored`; if labelled images were mixed, also a `target`, float32
+      [B, num_classes].
 
     Raises:
-      UsageError: images of another dtype or rank, a `mean` or `std` of another length, or a `std` that is not positive.
+      UsageError: images of another dtype or rank, a `mean` or `std` of another length, or a `std` that is not positive,
+        or a batch that does not say what to flip, if that alternates.
     """
     images = batch["image"]
     if images.ndim != 4 or not (images.dtype == jnp.uint8 or jnp.issubdtype(images.dtype, jnp.floating)):
@@ -39,6 +43,7 @@ def prepare(
     mean, std = normalisation(config, images.shape[-1])
     keys = None if key is None else _Keys(*jax.random.split(key), *(jax.random.fold_in(key, n) for n in range(2, 6)))
     batch = dict(batch) if keys is None else moved(dict(batch), config, keys)
+    batch.pop(MIRRORED, None)
     pixels = batch["image"].astype(jnp.float32)
     if images.dtype == jnp.uint8:
         pixels = pixels / 255
@@ -67,8 +72,10 @@ def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, j
         # Pixels that are shifted in are black padding, which has no label.
         mask = None if mask is None else random_shift(mask, config.crop_padding, keys.shift, fill=IGNORED)
     if config.flip:
-        images = random_flip(images, keys.flip)
-        mask = None if mask is None else random_flip(mask, keys.flip)
+        flipped = functools.partial(random_flip, key=keys.flip)
+        if config.alternate_flips:
+            flipped = functools.partial(flip_where, chosen=_mirrored(batch))
+        images, mask = flipped(images), None if mask is None else flipped(mask)
     if config.randaugment_ops:
         images, mask = randaugment(
             images,
@@ -79,6 +86,18 @@ def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, j
             mask_fill=IGNORED,
         )
     return {**batch, "image": images} | ({} if mask is None else {"mask": mask})
+
+
+def _mirrored(batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns which images to flip, bool [B], as the batch says."""
+    wanted, given = batch["image"].shape[:1], batch.get(MIRRORED)
+    if given is None or given.shape != wanted or given.dtype != jnp.bool_:
+        has = "none" if given is None else f"{given.dtype} {given.shape}"
+        raise UsageError(
+            f"--data.alternate_flips needs the field '{MIRRORED}' of a batch, bool {wanted}, which batches of "
+            f"mpjax.data.train_batches have; got {has}"
+        )
+    return given
 
 
 def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys) -> dict[str, jax.Array]:

@@ -102,3 +102,34 @@ def test_labels_are_untouched_and_masks_move_with_their_images():
     labels = jnp.array([2049], jnp.int32)
     out = prepare_batch({"image": images[:1], "label": labels}, KEY, config=PLAIN, fields={})
     assert out["label"] is labels
+
+
+ALTERNATING = Data(crop_padding=0, flip=True, alternate_flips=True)
+
+
+def test_the_images_that_a_batch_calls_mirrored_are_flipped_with_their_masks_whatever_the_key():
+    images = jnp.asarray(IMAGES[:4])
+    mirrored = jnp.array([True, False, False, True])
+    batch = {"image": images, "mask": images[..., 0].astype(jnp.int32), "mirrored": mirrored}
+    for key in (KEY, jax.random.key(1)):
+        out = prepare_batch(batch, key, config=ALTERNATING, fields={})
+        assert set(out) == {"image", "mask"}
+        for number, flip in enumerate([True, False, False, True]):
+            wanted = IMAGES[number, :, ::-1] if flip else IMAGES[number]
+            np.testing.assert_allclose(out["image"][number], wanted / 255, rtol=1e-6)
+            np.testing.assert_array_equal(out["mask"][number], wanted[..., 0])
+    np.testing.assert_allclose(
+        prepare_batch(batch, None, config=ALTERNATING, fields={})["image"], IMAGES[:4] / 255, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("mirrored", "got"),
+    [({}, "got none"), ({"mirrored": jnp.zeros(5, bool)}, r"bool \(5,\)"), ({"mirrored": jnp.zeros(6)}, "got float32")],
+)
+def test_alternating_flips_need_to_be_told_what_to_flip(mirrored, got):
+    batch = {"image": jnp.asarray(IMAGES), **mirrored}
+    with pytest.raises(UsageError, match=r"--data.alternate_flips needs the field 'mirrored' of a batch, bool \(6,\)"):
+        prepare_batch(batch, KEY, config=ALTERNATING, fields={})
+    with pytest.raises(UsageError, match=got):
+        prepare_batch(batch, KEY, config=ALTERNATING, fields={})
