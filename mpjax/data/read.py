@@ -11,7 +11,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, Source, array, conform
 from mpjax.data.fields import Fields, Image, Mask
-from mpjax.data.images.decoding import decode, read_header
+from mpjax.data.images.decoding import Picture, decode, read_header, read_plain_header
 from mpjax.data.images.interpolation import linear, require_packages
 from mpjax.data.images.resizing import Frame, Resize, averaged, centre, nearest, random_part, whole_pixels
 from mpjax.errors import UsageError
@@ -36,12 +36,14 @@ class Reader:
       frame: the part of each image and its mask that is resized to the size in `fields`; None: no cropping or resizing.
       name: the name of the examples in error messages.
       resize: resizes that part of an image; that of a mask takes the nearest pixels.
+      header: reads the header of an image or a mask.
     """
 
     fields: Fields
     frame: Frame | None
     name: str = "the data set"
     resize: Resize = averaged
+    header: Callable[[bytes | np.ndarray, int], Picture] = read_header
 
     def __call__(self, example: Example, rng: np.random.Generator | None = None) -> Arrays:
         """Returns the fields in the batch dtypes; a random frame draws from `rng`."""
@@ -60,8 +62,8 @@ class Reader:
             if self.frame is None:
                 plan[name] = functools.partial(decode, value, channels)
                 continue
-            picture = read_header(value, channels)
-            box = box or self.frame(*picture.size, rng or np.random.default_rng(0))
+            picture = self.header(value, channels)
+            box = box or self.frame(*picture.stored_size, rng or np.random.default_rng(0))
             resize = self.resize if isinstance(field, Image) else nearest
             plan[name] = functools.partial(resize, picture, field.shape[0], box)
         return plan
@@ -109,7 +111,7 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
             return Reader(fields, frame, named)
         require_packages()
         # The mask of an image is cut at the same whole pixels.
-        return Reader(fields, whole_pixels(frame), named, linear)
+        return Reader(fields, whole_pixels(frame), named, linear, read_plain_header)
     for name, field in source.fields.items():
         if isinstance(field, Image) and None in field.shape:
             raise UsageError(
