@@ -110,7 +110,7 @@ def test_whole_pixels_are_inside_and_at_least_one(box, rounded):
 
 @pytest.mark.parametrize(
     ("width", "height", "size", "divisor"),
-    [(64, 64, 8, 8), (64, 64, 9, 4), (64, 40, 8, 4), (65, 67, 17, 2), (64, 64, 33, 1), (64, 64, 80, 1)],
+    [(64, 64, 8, 8), (64, 64, 9, 4), (64, 40, 9, 4), (65, 67, 17, 2), (64, 64, 33, 1), (64, 64, 80, 1)],
 )
 def test_the_divisor_of_a_jpeg_is_the_one_that_pillow_chooses(width, height, size, divisor):
     picture = read_header(encoded(Image.new("RGB", (width, height)), "JPEG"), 3)
