@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from mpjax.data.images.plain import Plain, plain
+from mpjax.data.images.plain import Plain, plain_header
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -148,7 +148,7 @@ def read_plain_header(stored: bytes | np.ndarray, channels: int) -> Picture:
     """
     if not isinstance(stored, bytes) or channels not in MODES:
         return read_header(stored, channels)
-    header = plain(stored)
+    header = plain_header(stored)
     if header is None or header.width * header.height > (Image.MAX_IMAGE_PIXELS or math.inf):
         return read_header(stored, channels)
     return Picture(stored, channels, (header.width, header.height), functools.partial(opened, stored), header)

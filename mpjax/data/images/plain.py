@@ -28,7 +28,7 @@ class Plain:
     height_at: int
 
 
-def plain(stored: bytes) -> Plain | None:
+def plain_header(stored: bytes) -> Plain | None:
     """Reads the header of a JPEG; returns None unless it is plain.
 
     What is plain has JFIF's segment, tables, comments, a frame and a scan, but no EXIF, colour profile, segment of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpjax.data.images.plain import Plain, at_least, plain
+from mpjax.data.images.plain import Plain, at_least, plain_header
 
 
 def jpeg(mode="RGB", width=50, height=40, **options):
@@ -25,7 +25,7 @@ def jpeg(mode="RGB", width=50, height=40, **options):
     ],
 )
 def test_the_header_of_a_plain_jpeg(mode, options, channels, rows_per_unit):
-    found = plain(jpeg(mode, **options))
+    found = plain_header(jpeg(mode, **options))
     assert found is not None
     assert (found.width, found.height, found.channels, found.rows_per_unit) == (50, 40, channels, rows_per_unit)
 
@@ -48,17 +48,17 @@ def test_the_header_of_a_plain_jpeg(mode, options, channels, rows_per_unit):
     ],
 )
 def test_what_is_not_plain(stored):
-    assert plain(stored) is None
+    assert plain_header(stored) is None
 
 
 @pytest.mark.parametrize(("rows", "height"), [(1, 16), (16, 16), (17, 32), (32, 32)])
 def test_fewer_rows_are_the_same_file_with_another_height(rows, height):
     stored = jpeg()
-    header = plain(stored)
+    header = plain_header(stored)
     assert header is not None
     cut, found = at_least(rows, stored, header)
     assert found == height
-    assert plain(cut) == Plain(50, height, 3, 16, header.height_at)
+    assert plain_header(cut) == Plain(50, height, 3, 16, header.height_at)
     differing = np.flatnonzero(np.frombuffer(cut, np.uint8) != np.frombuffer(stored, np.uint8))
     assert differing.tolist() == [header.height_at + 1]
 
@@ -66,7 +66,7 @@ def test_fewer_rows_are_the_same_file_with_another_height(rows, height):
 @pytest.mark.parametrize("rows", [33, 40, 50])
 def test_a_jpeg_without_more_rows_is_returned_as_it_is(rows):
     stored = jpeg()
-    header = plain(stored)
+    header = plain_header(stored)
     assert header is not None
     cut, height = at_least(rows, stored, header)
     assert cut is stored
