@@ -100,7 +100,23 @@ def mpjax_small(images: np.ndarray) -> Loader:
     return with_mpjax(Source("small", labelled_images(1, (SMALL, SMALL, 3)), rows, rows), config)
 
 
+def uint8_batches(files: list[bytes]) -> Loader:
+    """What the host does of `mpjax_large`, for a device that does the rest: batches before they are prepared."""
+    batches = data.train_batches(*large(files, antialias=False), seed=0)
+
+    def load() -> Iterator[jax.Array]:
+        stream = batches.from_position(0)
+        for _ in range(batches.steps_per_epoch):
+            yield jax.device_put(next(stream)["image"])
+
+    return load
+
+
 def mpjax_large(files: list[bytes], *, antialias: bool) -> Loader:
+    return with_mpjax(*large(files, antialias=antialias))
+
+
+def large(files: list[bytes], *, antialias: bool) -> tuple[Source, Data]:
     rows = Rows({"image": file, "label": 0} for file in files)
     config = Data(
         batch_size=LARGE_BATCH,
@@ -112,7 +128,7 @@ def mpjax_large(files: list[bytes], *, antialias: bool) -> Loader:
         mean=(MEAN,),
         std=(STD,),
     )
-    return with_mpjax(Source("large", labelled_images(1, (None, None, 3)), rows, rows), config)
+    return Source("large", labelled_images(1, (None, None, 3)), rows, rows), config
 
 
 # --- The peers -------------------------------------------------------------------------------------------------------
@@ -217,26 +233,33 @@ def tensorflow_large(files: list[bytes], *, antialias: bool) -> Loader:
 # --- Measuring -------------------------------------------------------------------------------------------------------
 
 
-def rate(load: Loader, batch_size: int, seconds: float) -> float:
-    """Examples per second over whole batches, until one pass or `seconds` are over, the first ones left out."""
+def rate(load: Loader, batch_size: int, seconds: float) -> tuple[float, float]:
+    """Examples per second over whole batches, until one pass or `seconds` are over, the first ones left out.
+
+    And milliseconds of processor time per example, user's and kernel's, of all threads; processes are not counted.
+    """
     batches = load()
     for _ in range(WARM_UP):
         jax.block_until_ready(next(batches))
-    began, count, loaded = time.perf_counter(), 0, []
+    began, used, count, loaded = time.perf_counter(), time.process_time(), 0, []
     for batch in batches:
         loaded = [*loaded[-1:], batch]  # two at a time: memory is not what is measured
         count += 1
         if time.perf_counter() - began > seconds:
             break
     jax.block_until_ready(loaded)
-    return count * batch_size / (time.perf_counter() - began)
+    examples = count * batch_size
+    return examples / (time.perf_counter() - began), 1000 * (time.process_time() - used) / examples
 
 
 def compare(loaders: dict[str, Loader], batch_size: int, repeats: int, seconds: float) -> dict:
     rates: dict[str, list[float]] = {name: [] for name in loaders}
+    costs: dict[str, list[float]] = {name: [] for name in loaders}
     for _ in range(repeats):
         for name, load in loaders.items():
-            rates[name].append(rate(load, batch_size, seconds))
+            speed, cost = rate(load, batch_size, seconds)
+            rates[name].append(speed)
+            costs[name].append(cost)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     fastest = max((name for name in medians if not name.startswith("mpjax")), key=medians.__getitem__)
     ratios = sorted(own / other for own, other in zip(rates["mpjax"], rates[fastest], strict=True))
@@ -244,6 +267,7 @@ def compare(loaders: dict[str, Loader], batch_size: int, repeats: int, seconds: 
         "relative_rates": {name: value / medians["mpjax"] for name, value in medians.items()},
         "fastest_peer": fastest,
         "mpjax_to_fastest_peer": {"median": statistics.median(ratios), "range": [ratios[0], ratios[-1]]},
+        "processor_ms_per_example": {name: statistics.median(values) for name, values in costs.items()},
         "repeats": repeats,
     }
 
@@ -256,6 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--only", default="", help="the task to measure, such as 'JPEG to 224x224'")
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
     images, files = small_images(), photographs()
@@ -265,6 +290,7 @@ def main() -> None:
         "grain": with_grain(files, part_of_photograph, LARGE_BATCH),
     }
     linear = {"mpjax": mpjax_large(files, antialias=False), "mpjax, antialiased": averaged["mpjax"]}
+    linear["mpjax, uint8"] = uint8_batches(files)
     if installed("torch"):
         small["torch"] = with_torch(images, shifted_and_mirrored, SMALL_BATCH)
         averaged["torch"] = with_torch(files, part_of_photograph, LARGE_BATCH)
@@ -272,14 +298,19 @@ def main() -> None:
         small["tf.data"] = tensorflow_small(images)
         averaged["tf.data"] = tensorflow_large(files, antialias=True)
         linear["tf.data"] = tensorflow_large(files, antialias=False)
-    found = {
-        "in memory, 32x32": compare(small, SMALL_BATCH, arguments.repeats, arguments.seconds),
-        "JPEG to 224x224, antialiased": compare(averaged, LARGE_BATCH, arguments.repeats, arguments.seconds),
+    tasks = {
+        "in memory, 32x32": (small, SMALL_BATCH),
+        "JPEG to 224x224, antialiased": (averaged, LARGE_BATCH),
     }
     if "tf.data" in linear:
-        found["JPEG to 224x224"] = compare(linear, LARGE_BATCH, arguments.repeats, arguments.seconds)
+        tasks["JPEG to 224x224"] = (linear, LARGE_BATCH)
+    found = {
+        name: compare(loaders, batch_size, arguments.repeats, arguments.seconds)
+        for name, (loaders, batch_size) in tasks.items()
+        if arguments.only in ("", name)
+    }
     absent = [name for name in ("torch", "tensorflow") if not installed(name)]
-    present = [name for name in ("grain", "torch", "tensorflow", "PIL") if name not in absent]
+    present = [name for name in ("grain", "torch", "tensorflow", "PIL", "simplejpeg", "cv2") if name not in absent]
     text = json.dumps({"machine": describe(*present), "not_installed": absent, "tasks": found}, indent=2)
     print(text)
     if arguments.output:

@@ -2,7 +2,8 @@
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, Source, array, conform
 from mpjax.data.fields import Fields, Image, Mask
-from mpjax.data.images.decoding import decode, read_header
+from mpjax.data.images.decoding import Picture, decode, read_header, read_plain_header
 from mpjax.data.images.interpolation import linear, require_packages
 from mpjax.data.images.resizing import Frame, Resize, averaged, centre, nearest, random_part, whole_pixels
 from mpjax.errors import UsageError
@@ -18,6 +19,9 @@ from mpjax.errors import UsageError
 
 Arrays = dict[str, np.ndarray]
 """Maps each field to an array [N, ...]."""
+
+Plan = dict[str, Callable[[], np.ndarray]]
+"""Maps each image and mask of an example to a function that decodes it."""
 
 _CHUNK = 512
 _EVALUATED_SHARE = 224 / 256
@@ -32,36 +36,49 @@ class Reader:
       frame: the part of each image and its mask that is resized to the size in `fields`; None: no cropping or resizing.
       name: the name of the examples in error messages.
       resize: resizes that part of an image; that of a mask takes the nearest pixels.
+      header: reads the header of an image or a mask.
     """
 
     fields: Fields
     frame: Frame | None
     name: str = "the data set"
     resize: Resize = averaged
+    header: Callable[[bytes | np.ndarray, int], Picture] = read_header
 
     def __call__(self, example: Example, rng: np.random.Generator | None = None) -> Arrays:
         """Returns the fields in the batch dtypes; a random frame draws from `rng`."""
-        pictures = {name: field for name, field in self.fields.items() if isinstance(field, (Image, Mask))}
-        return conform({**example, **self._decoded(example, pictures, rng)}, self.fields)
+        return self.settled(example, decoded(self.planned(example, rng)))
 
-    def _decoded(self, example: Example, pictures: Mapping[str, Any], rng: np.random.Generator | None) -> Arrays:
-        """Decodes images and masks; a mask is never interpolated and loses its channel axis."""
-        channels = {name: field.shape[2] if isinstance(field, Image) else 1 for name, field in pictures.items()}
-        stored = {name: _stored(name, example[name], pictures[name]) for name in pictures if name in example}
-        if self.frame is None:
-            images = {name: decode(value, channels[name]) for name, value in stored.items()}
-        else:
-            box = None
-            images = {}
-            for name, value in stored.items():
-                picture = read_header(value, channels[name])
-                box = box or self.frame(*picture.size, rng or np.random.default_rng(0))
-                resize = self.resize if isinstance(pictures[name], Image) else nearest
-                images[name] = resize(picture, pictures[name].shape[0], box)
-        return {
-            name: value[..., 0] if isinstance(pictures[name], Mask) and value.ndim > 2 else value
-            for name, value in images.items()
-        }
+    def planned(self, example: Example, rng: np.random.Generator | None = None) -> Plan:
+        """Reads the headers of images and masks and chooses their crop; decodes none."""
+        pictures = {name: field for name, field in self.fields.items() if isinstance(field, (Image, Mask))}
+        plan = {}
+        box = None
+        for name, field in pictures.items():
+            if name not in example:
+                continue
+            channels = field.shape[2] if isinstance(field, Image) else 1
+            value = _stored(name, example[name], field)
+            if self.frame is None:
+                plan[name] = functools.partial(decode, value, channels)
+                continue
+            picture = self.header(value, channels)
+            box = box or self.frame(*picture.stored_size, rng or np.random.default_rng(0))
+            resize = self.resize if isinstance(field, Image) else nearest
+            plan[name] = functools.partial(resize, picture, field.shape[0], box)
+        return plan
+
+    def settled(self, example: Example, images: Arrays) -> Arrays:
+        """Returns the fields in the batch dtypes, with decoded images and masks; a mask loses its channel axis."""
+        for name, value in images.items():
+            if isinstance(self.fields[name], Mask) and value.ndim > 2:
+                images = {**images, name: value[..., 0]}
+        return conform({**example, **images}, self.fields)
+
+
+def decoded(plan: Plan) -> Arrays:
+    """Decodes the images and masks of one example; a mask is never interpolated."""
+    return {name: make() for name, make in plan.items()}
 
 
 def _stored(name: str, value: Any, field: Image | Mask) -> bytes | np.ndarray:
@@ -94,7 +111,7 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
             return Reader(fields, frame, named)
         require_packages()
         # The mask of an image is cut at the same whole pixels.
-        return Reader(fields, whole_pixels(frame), named, linear)
+        return Reader(fields, whole_pixels(frame), named, linear, read_plain_header)
     for name, field in source.fields.items():
         if isinstance(field, Image) and None in field.shape:
             raise UsageError(
@@ -129,14 +146,23 @@ def read_batch(
     # Fetching records one by one costs fifteen times as much.
     numbers = [int(index) for index in indices]
     found = examples.__getitems__(numbers)
+
+    def each(function: Callable[..., Any], *arguments: Iterable) -> list:
+        done = []
+        for number, *its in zip(numbers, *arguments, strict=True):
+            try:
+                done.append(function(*its))
+            except UsageError as error:
+                raise UsageError(f"{error} (example {number} of {read.name})") from error
+        return done
+
+    # One kind of work for all examples, then the next: after a decoder has run, Python's own code and data are no
+    # longer in the processor's caches, and costs four times as much.
     rngs = [None] * len(found) if seeds is None else [np.random.default_rng(seed) for seed in seeds]
-    settled: list[Arrays] = []
-    for number, example, rng in zip(numbers, found, rngs, strict=True):
-        try:
-            settled.append(read(example, rng))
-        except UsageError as error:
-            raise UsageError(f"{error} (example {number} of {read.name})") from error
-        require_dtypes(settled[-1], settled[0], number, read)
+    plans = each(read.planned, found, rngs)
+    settled = each(read.settled, found, each(decoded, plans))
+    for number, example in zip(numbers, settled, strict=True):
+        require_dtypes(example, settled[0], number, read)
     return {field: _stacked([example[field] for example in settled]) for field in settled[0]}
 
 

@@ -111,3 +111,19 @@ def test_a_bad_example_is_named():
         UsageError, match=r"label: 7 is outside \[0, 3\).* \(example 2 of split 'test' of 'synthetic'\)"
     ):
         read_batch(examples, [0, 2], read)
+
+
+def test_the_headers_of_a_batch_are_read_before_any_image_is_decoded(monkeypatch):
+    done = []
+
+    def frame(width, height, rng):
+        done.append("crop")
+        return (0.0, 0.0, 1.0, 1.0)
+
+    def resize(picture, size, box):
+        done.append("decode")
+        return np.zeros((size, size, 1), np.uint8)
+
+    examples = List({"image": np.zeros((1, 1, 1), np.uint8), "label": 0} for _ in range(2))
+    read_batch(examples, [0, 1], Reader(labelled_images(1, (1, 1, 1)), frame, resize=resize))
+    assert done == ["crop", "crop", "decode", "decode"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import math
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from mpjax.data.images.plain import Plain, plain_header
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -57,14 +59,28 @@ class Picture:
     """A stored image whose header has been read, and whose pixels have not been decoded.
 
     Args:
-      image: Pillow's image; decoding changes it, so a picture is decoded once.
-      stored: the encoded image, or the array that `image` holds.
+      stored: the encoded image, or an array.
       channels: the wanted channels, 1, 3 or 4.
+      stored_size: width and height.
+      opens: opens the image with Pillow.
+      header: the header of a plain JPEG, or None.
     """
 
-    image: Image.Image
     stored: bytes | np.ndarray
     channels: int
+    stored_size: tuple[int, int]
+    opens: Callable[[], Image.Image]
+    header: Plain | None = None
+
+    @functools.cached_property
+    def image(self) -> Image.Image:
+        """Returns Pillow's image; decoding changes it, so a picture is decoded once.
+
+        Raises:
+          UsageError: the header is damaged.
+        """
+        with named_errors(self.stored):
+            return self.opens()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -111,13 +127,31 @@ def read_header(stored: bytes | np.ndarray, channels: int) -> Picture:
         raise UsageError(f"image: {channels} channels; only 1, 3 or 4 can be resized; write --data.image_size 0")
     if isinstance(stored, bytes):
         with named_errors(stored):
-            return Picture(opened(stored), stored, channels)
+            return _picture(opened(stored), stored, channels)
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
             f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] can be resized; "
             "write --data.image_size 0 to take images as they are stored"
         )
-    return Picture(Image.fromarray(stored[..., 0] if channels == 1 else stored), stored, channels)
+    return _picture(Image.fromarray(stored[..., 0] if channels == 1 else stored), stored, channels)
+
+
+def _picture(image: Image.Image, stored: bytes | np.ndarray, channels: int) -> Picture:
+    return Picture(stored, channels, image.size, lambda: image)
+
+
+def read_plain_header(stored: bytes | np.ndarray, channels: int) -> Picture:
+    """Reads a header as `read_header` does, but leaves a plain JPEG unopened: to open it takes Pillow longer.
+
+    Raises:
+      UsageError: see `read_header`.
+    """
+    if not isinstance(stored, bytes) or channels not in MODES:
+        return read_header(stored, channels)
+    header = plain_header(stored)
+    if header is None or header.width * header.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+        return read_header(stored, channels)
+    return Picture(stored, channels, (header.width, header.height), functools.partial(opened, stored), header)
 
 
 def decode(stored: bytes | np.ndarray, channels: int) -> np.ndarray:

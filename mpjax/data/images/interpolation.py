@@ -1,9 +1,13 @@
 """Resizes images without antialiasing, and decodes JPEGs for it with libjpeg-turbo."""
 
+import math
+import threading
+
 import numpy as np
 
 from mpjax.data.images.decoding import Picture, pixels
-from mpjax.data.images.resizing import Box, shrunk, whole
+from mpjax.data.images.plain import ENDS, at_least
+from mpjax.data.images.resizing import Box, shrinks, shrunk, whole
 from mpjax.errors import UsageError
 
 
@@ -30,13 +34,76 @@ def linear(picture: Picture, size: int, box: Box) -> np.ndarray:
     """
     import cv2
 
+    found = _plain_part(picture, size, box) if picture.header else None
+    if found is None:
+        found = _part(picture, size, box)
+    resized = cv2.resize(found, (size, size), interpolation=cv2.INTER_LINEAR)
+    return resized[..., None] if resized.ndim == 2 else resized
+
+
+def _part(picture: Picture, size: int, box: Box) -> np.ndarray:
+    """Decodes the whole picture, and returns the crop."""
     box = shrunk(picture, size, box)
     left, top, right, bottom = map(int, whole(box, *picture.size))
     found = _turbo_decoded(picture)
     if found is None:
         found = pixels(picture.decoded())
-    resized = cv2.resize(found[top:bottom, left:right], (size, size), interpolation=cv2.INTER_LINEAR)
-    return resized[..., None] if resized.ndim == 2 else resized
+    return found[top:bottom, left:right]
+
+
+def _plain_part(picture: Picture, size: int, box: Box) -> np.ndarray | None:
+    """Decodes the rows of a plain JPEG down to the end of the crop, and returns the crop.
+
+    Returns:
+      uint8 [H, W, C], in memory that the thread's next call overwrites; the pixels are those of the whole picture. Or
+      None if libjpeg-turbo finds anything amiss, so that Pillow decides what is damaged and says how.
+    """
+    import simplejpeg
+
+    header, stored = picture.header, picture.stored
+    colours = header and _COLOURS.get((header.channels, picture.channels))
+    if header is None or colours is None or not isinstance(stored, bytes) or header.width < _NARROW:
+        return None
+    fraction = shrinks(*picture.stored_size, size, box)
+    width, height = -(-header.width // fraction), -(-header.height // fraction)
+    across, down = width / header.width, height / header.height
+    box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    left, top, right, bottom = map(int, whole(box, width, height))
+    cut, cut_height = at_least((bottom + _BELOW) * fraction, stored, header)
+    shape = (-(-cut_height // fraction), width, picture.channels)
+    memory = _memory(math.prod(shape))
+    try:
+        found = simplejpeg.decode_jpeg(cut, colours, min_width=width, min_height=shape[0], buffer=memory)
+    except ValueError as error:
+        if cut is stored or not ENDS.fullmatch(str(error)):
+            return None
+        found = memory[: math.prod(shape)].reshape(shape)
+    return found[top:bottom, left:right] if found.shape == shape else None
+
+
+_COLOURS = {(3, 3): "RGB", (1, 3): "RGB", (1, 1): "GRAY"}
+"""Stored and wanted channels of a plain JPEG, and simplejpeg's name of the result."""
+
+_NARROW = 8
+"""The width below which two fractions can give one size, so that it is not known which of them simplejpeg chooses."""
+
+_BELOW = 2
+"""Rows below the crop: chroma at half the resolution is interpolated between its rows."""
+
+_KEPT = 2**24
+"""The largest image, in bytes, whose memory a thread keeps for the next one."""
+
+_threads = threading.local()
+
+
+def _memory(size: int) -> np.ndarray:
+    """Returns at least `size` bytes, which the kernel need not clear again for each image of a thread."""
+    memory = getattr(_threads, "memory", None)
+    if memory is None or len(memory) < size:
+        memory = np.empty(size, np.uint8)
+        if size <= _KEPT:
+            _threads.memory = memory
+    return memory
 
 
 _PLAIN = {("RGB", "RGB"): "RGB", ("L", "RGB"): "RGB", ("L", "L"): "GRAY"}

@@ -1,5 +1,6 @@
 """Chooses the part of an image that becomes a square of one size, and resizes it with Pillow."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -41,6 +42,13 @@ def shrunk(picture: Picture, size: int, box: Box) -> Box:
     picture.shrink(width * size / side, height * size / side)
     across, down = picture.size[0] / width, picture.size[1] / height
     return box[0] * across, box[1] * down, box[2] * across, box[3] * down
+
+
+def shrinks(width: int, height: int, size: int, box: Box) -> int:
+    """Returns 8, 4, 2 or 1: the divisor by which `shrunk` lets a JPEG of `width` and `height` decode."""
+    side = min(box[2] - box[0], box[3] - box[1])
+    most = min(width // math.ceil(width * size / side), height // math.ceil(height * size / side))
+    return next(divisor for divisor in (8, 4, 2, 1) if divisor == 1 or most >= divisor)
 
 
 def centre(share: float = 1.0) -> Frame:

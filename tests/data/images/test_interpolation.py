@@ -1,6 +1,7 @@
 import io
 import re
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpjax.data.images.decoding import decode, read_header
+from mpjax.data.images import interpolation
+from mpjax.data.images.decoding import decode, read_header, read_plain_header
 from mpjax.data.images.interpolation import linear, require_packages
 from mpjax.data.images.resizing import averaged, random_part, whole
 from mpjax.errors import UsageError
@@ -150,6 +152,110 @@ def test_a_damaged_jpeg_is_refused_or_decoded_as_by_pillow(data):
         if side < 200:
             found, pillows = (resize(read_header(stored, 3), side, box) for resize in (linear, averaged))
             np.testing.assert_array_equal(found, pillows)
+
+
+SMALL_JPEGS = st.builds(
+    lambda width, height, mode, seed, options: encoded(photo(width, height, seed), "JPEG", mode, **options),
+    st.integers(1, 150),
+    st.integers(1, 150),
+    st.sampled_from(["RGB", "L"]),
+    st.integers(0, 9),
+    st.fixed_dictionaries(
+        {
+            "quality": st.integers(1, 100),
+            "subsampling": st.integers(0, 2),
+            "progressive": st.booleans(),
+            "restart_marker_rows": st.integers(0, 1),
+        }
+    ),
+)
+
+
+def either(read, stored, channels, size, seed):
+    """Returns the pixels of a random crop, or what the error says."""
+    try:
+        picture = read(stored, channels)
+        return linear(picture, size, random_part(*picture.stored_size, np.random.default_rng(seed)))
+    except UsageError as error:
+        return re.sub("0x[0-9a-f]+", "", str(error))
+
+
+@extra
+@settings(max_examples=150, deadline=None)
+@given(SMALL_JPEGS, st.sampled_from([1, 3]), st.sampled_from([4, 9, 24, 60]), st.integers(0, 9))
+def test_rows_down_to_the_end_of_the_crop_have_the_pixels_of_the_whole(stored, channels, size, seed):
+    found, whole_image = (either(read, stored, channels, size, seed) for read in (read_plain_header, read_header))
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, whole_image)
+
+
+@extra
+@settings(max_examples=300, deadline=None)
+@given(SMALL_JPEGS, st.data())
+def test_a_damaged_jpeg_is_refused_or_decoded_in_part_as_the_whole_is(stored, data):
+    content = bytearray(stored)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] = data.draw(st.sampled_from([0, 0xC0, 0xD0, 0xD8, 0xD9, 0xFF]) | st.integers(0, 255))
+    length = data.draw(st.just(len(content)) | st.integers(0, len(content)))
+    damaged = bytes(content[:length])
+    try:
+        width, height = read_header(damaged, 3).stored_size
+    except UsageError:
+        width, height = 1, 1
+    if width * height < 10**6:
+        found, whole_image = (either(read, damaged, 3, 16, 0) for read in (read_plain_header, read_header))
+        assert type(found) is type(whole_image)
+        np.testing.assert_array_equal(found, whole_image)
+
+
+TOP = (0.0, 0.0, 160.0, 64.0)
+
+
+@extra
+@pytest.mark.parametrize(("size", "rows"), [(224, 80), (64, 80), (32, 80), (16, 80), (8, 80)])
+def test_only_the_rows_down_to_the_end_of_the_crop_are_decoded(monkeypatch, size, rows):
+    import simplejpeg
+
+    heights, decode_jpeg = [], simplejpeg.decode_jpeg
+
+    def watched(stored, *arguments, **options):
+        heights.append(simplejpeg.decode_jpeg_header(stored)[0])
+        return decode_jpeg(stored, *arguments, **options)
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", watched)
+    linear(read_plain_header(encoded(photo(160, 200)), 3), size, TOP)
+    assert heights == [rows]
+
+
+@extra
+def test_damage_below_the_crop_is_found_as_in_the_whole():
+    stored = encoded(photo(160, 200))
+    unknown = stored[:-200] + b"\xff\xc8" + stored[-198:]
+    for damaged in (stored[:-2], stored[: len(stored) * 3 // 4], unknown):
+        says = []
+        for read in (read_plain_header, read_header):
+            with pytest.raises(UsageError, match="^image: cannot be decoded: ") as caught:
+                linear(read(damaged, 3), 64, TOP)
+            says.append(re.sub("0x[0-9a-f]+", "", str(caught.value)))
+        assert says[0] == says[1]
+
+
+@extra
+def test_an_image_keeps_its_pixels_when_the_thread_decodes_the_next():
+    first = linear(read_plain_header(encoded(photo(64, 64)), 3), 64, (0.0, 0.0, 64.0, 64.0))
+    before = first.copy()
+    linear(read_plain_header(encoded(photo(64, 64, seed=1)), 3), 64, (0.0, 0.0, 64.0, 64.0))
+    np.testing.assert_array_equal(first, before)
+
+
+@extra
+def test_a_thread_does_not_keep_the_memory_of_a_huge_image(monkeypatch):
+    monkeypatch.setattr(interpolation, "_KEPT", 1000)
+    monkeypatch.setattr(interpolation, "_threads", threading.local())
+    small, large = interpolation._memory(1000), interpolation._memory(1001)
+    assert len(large) == 1001
+    assert interpolation._memory(1000) is small
 
 
 @extra

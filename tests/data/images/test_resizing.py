@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mpjax.data.images.decoding import read_header
-from mpjax.data.images.resizing import averaged, centre, random_part, whole_pixels
+from mpjax.data.images.resizing import averaged, centre, random_part, shrinks, shrunk, whole_pixels
 from mpjax.errors import UsageError
 
 
@@ -106,3 +106,15 @@ def test_a_crop_is_resized_as_pillow_does_to_the_last_bit():
 )
 def test_whole_pixels_are_inside_and_at_least_one(box, rounded):
     assert whole_pixels(lambda *_: box)(10, 7, rng()) == rounded
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "size", "divisor"),
+    [(64, 64, 8, 8), (64, 64, 9, 4), (64, 40, 9, 4), (65, 67, 17, 2), (64, 64, 33, 1), (64, 64, 80, 1)],
+)
+def test_the_divisor_of_a_jpeg_is_the_one_that_pillow_chooses(width, height, size, divisor):
+    picture = read_header(encoded(Image.new("RGB", (width, height)), "JPEG"), 3)
+    box = (0.0, 0.0, float(width), float(width))
+    assert shrinks(width, height, size, box) == divisor
+    shrunk(picture, size, box)
+    assert picture.size == (-(-width // divisor), -(-height // divisor))
