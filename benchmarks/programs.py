@@ -106,7 +106,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     "ReLU inside of large batch norms": (("ResNet-50",), {"mpjax.models.batch_norm.LARGE": 2**62}),
     "gradients of convolutions laid out as parameters": (
         ("ResNet-50",),
-        {"mpjax.training.shares._row_major": _same},
+        {"mpjax.training.shares.row_major": _same, "mpjax.training.memory_layout.row_major": _same},
     ),
     "max-pooling's gradient without a scatter": (("ResNet-50",), {"mpjax.models.resnet.max_pool": _flax_pool}),
     "two sums of a batch norm with one second stage": (("ResNet-50",), {"mpjax.models.batch_norm.MANY": 2**62}),
