@@ -122,6 +122,18 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         ("ResNet-50", "ResNet-50, float16", "ViT-B/16", "GPT-2 small"),
         {"mpjax.commands.task.Packing.of": _unpacked},
     ),
+    "small matrices in one array, arrays of 2^16 elements, the bias behind an MLP cast apart": (
+        ("ViT-B/16", "GPT-2 small"),
+        {
+            "mpjax.training.packing.SMALL": -1,
+            "mpjax.training.packing.MOST": 2**62,
+            "mpjax.models.transformer._with_cast_bias": _same,
+        },
+    ),
+    "the bias behind an MLP cast apart": (
+        ("ViT-B/16", "GPT-2 small"),
+        {"mpjax.models.transformer._with_cast_bias": _same},
+    ),
     "layout after positions": (
         ("ViT-B/16", "GPT-2 small"),
         {"mpjax.models.transformer.with_layout_constraint": _same},
