@@ -106,7 +106,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     "ReLU inside of large batch norms": (("ResNet-50",), {"mpjax.models.batch_norm.LARGE": 2**62}),
     "gradients of convolutions laid out as parameters": (
         ("ResNet-50",),
-        {"mpjax.training.shares._row_major": _same},
+        {"mpjax.training.shares.row_major": _same, "mpjax.training.memory_layout.row_major": _same},
     ),
     "max-pooling's gradient without a scatter": (("ResNet-50",), {"mpjax.models.resnet.max_pool": _flax_pool}),
     "two sums of a batch norm with one second stage": (("ResNet-50",), {"mpjax.models.batch_norm.MANY": 2**62}),
@@ -121,6 +121,18 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
     "vectors of the state in one array": (
         ("ResNet-50", "ResNet-50, float16", "ViT-B/16", "GPT-2 small"),
         {"mpjax.commands.task.Packing.of": _unpacked},
+    ),
+    "small matrices in one array, arrays of 2^16 elements, the bias behind an MLP cast apart": (
+        ("ViT-B/16", "GPT-2 small"),
+        {
+            "mpjax.training.packing.SMALL": -1,
+            "mpjax.training.packing.MOST": 2**62,
+            "mpjax.models.transformer._with_cast_bias": _same,
+        },
+    ),
+    "the bias behind an MLP cast apart": (
+        ("ViT-B/16", "GPT-2 small"),
+        {"mpjax.models.transformer._with_cast_bias": _same},
     ),
     "layout after positions": (
         ("ViT-B/16", "GPT-2 small"),

@@ -151,13 +151,13 @@ def make_step(
 
 
 def make_packing(config: Config, task: Task, layout: Layout) -> Packing:
-    """Returns the packing of a run's state: of all vectors on one device, if the optimizer allows it."""
-    # On several devices, the sum of a packed gradient would wait for the last vector of the backward pass.
+    """Returns the packing of a run's state: of its small arrays on one device, if the optimizer allows it."""
+    # On several devices, the sum of a packed gradient would wait for the last array of the backward pass.
     # Frozen arrays are told by path.
     if not treats_numbers_one_by_one(config.optimizer) or task.frozen or layout.mesh.size > 1:
         return UNPACKED
     _, params, stats = take_apart(task.abstract)
-    return Packing.of(params, stats)
+    return Packing.of(params, stats, stacks_of(task.abstract))
 
 
 def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:

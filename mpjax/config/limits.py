@@ -152,7 +152,7 @@ def _own_parts(config: Config) -> Iterator[str]:
     if config.task == "own" and not objective:
         yield "--task own: wanted --training.objective FILE.py:NAME, a function of the loss and the metrics"
     if objective and (views := config.data.test_time_augmentation) != "none":
-        yield f"--data.test_time_augmentation {views} with --training.objective, which has its own logits: leave one out"
+        yield f"--data.test_time_augmentation {views}: is for the task's own objective, not for --training.objective"
     if config.training.chunked_loss and (objective or config.training.metrics):
         own = "objective" if objective else "metrics"
         chunk = config.training.chunked_loss

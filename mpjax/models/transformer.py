@@ -5,8 +5,9 @@ Shapes: B batch, T positions, L positions in a table, D width.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from mpjax.errors import UsageError
 from mpjax.models.activations import activated, gelu
 from mpjax.models.attention import Attention, Implementation
+from mpjax.precision.calls import scope_of
 from mpjax.precision.dtypes import FLOAT32, widest
+from mpjax.precision.layers import changed, only_sums
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -47,7 +50,30 @@ class MLP(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(activated(self.up, self.activation, x))
+        return _with_cast_bias(self.down)(activated(self.up, self.activation, x))
+
+
+def _with_cast_bias(layer: nnx.Linear) -> nnx.Linear:
+    """Returns a layer whose bias is cast to half precision by a kernel of its own, if the layer's policy is in half.
+
+    XLA would cast it again for each of the rows it is added to, and for the time that takes leave the residual sum and
+    the statistics of the norm that follows in two kernels, the second of which reads the sum once more.
+    """
+    if type(layer) is not nnx.Linear or layer.bias is None or not only_sums(layer):
+        return layer
+    with scope_of(layer):
+        return changed(layer, bias=nnx.Param(_cast_apart(layer.dtype, layer.bias[...])))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _cast_apart(dtype: Any, x: jax.Array) -> jax.Array:
+    """Rounds x to another dtype, in a kernel of its own. Its derivative is that of x, and adds in the dtype of x."""
+    return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
+
+
+@_cast_apart.defjvp
+def _cast_apart_jvp(dtype: Any, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    return _cast_apart(dtype, *primals), tangents[0]
 
 
 def dropping(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:

@@ -1,13 +1,13 @@
-"""Stores the vectors of a training state (biases, scales, statistics) in one array for each dtype.
+"""Stores the small arrays of a training state (biases, scales, statistics) in a few arrays.
 
-A network has hundreds of vectors. Each by itself takes a kernel to check, to update and to restore, which lasts as long
+A network has hundreds of them. Each by itself takes a kernel to check, to update and to restore, which lasts as long
 as the launch, and an argument that the host passes to every call.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mpjax.models.stacked_arrays import stack_of
 from mpjax.precision.dtypes import is_floating
 from mpjax.training.state import Arrays, Structure
 
 
 Group = dict[str, tuple[int, ...]]
-"""The shapes of the arrays in a packed array, by path, in their order."""
+"""The shapes of the arrays in a packed array, by path, in their order: vectors, packed as [N], or matrices, [1, N]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +69,15 @@ def _parted(array: Any, group: Group) -> dict[str, Any]:
 
 @functools.partial(jax.jit, inline=True)
 def _concatenated(values: list[jax.Array]) -> jax.Array:
-    return jnp.concatenate([value.reshape(-1) for value in values])
+    flat = jnp.concatenate([value.reshape(-1) for value in values])
+    # Optimizers tell by the number of axes which parameters decay.
+    return flat if values[0].ndim < 2 else flat[None]
 
 
 @functools.partial(jax.jit, inline=True, static_argnums=1)
 def _split(array: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     # The derivative of a split is a concatenation; that of slices would be a sum of padded arrays.
-    parts = jax.lax.split(array, [math.prod(shape) for shape in shapes])
+    parts = jax.lax.split(array.reshape(-1), [math.prod(shape) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -83,7 +86,8 @@ class Packing:
     """How the arrays of a training state are packed. Without groups, nothing is, and states pass unchanged.
 
     An optimizer that treats numbers one by one computes the same on packed arrays. One that looks at whole arrays, at
-    their norms or paths, does not: its state must not be packed.
+    their norms or paths, does not: its state must not be packed. Stochastic rounding draws its numbers array by array,
+    so of packed arrays it draws others, with the same distribution.
 
     Attributes:
       params: parameters, and what the optimizer and the moving average keep for each.
@@ -94,14 +98,15 @@ class Packing:
     stats: Kind
 
     @classmethod
-    def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any]) -> "Packing":
-        """Returns the packing of all vectors.
+    def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], stacks: Iterable[str] = ()) -> "Packing":
+        """Returns the packing of all vectors, and of small matrices that are no kernels.
 
         Args:
           params: parameters by path, or their shapes.
           stats: statistics by path, or their shapes.
+          stacks: the paths of stacks of blocks, whose matrices stay.
         """
-        return cls(_kind(params), _kind(stats))
+        return cls(_kind(params, tuple(stacks)), _kind(stats, tuple(stacks)))
 
     def pack(self, state: Any) -> Any:
         """Returns a training state, or any tree with mappings from the same paths, with packed arrays.
@@ -123,13 +128,44 @@ UNPACKED = Packing(Kind(frozenset(), {}), Kind(frozenset(), {}))
 """The packing that packs nothing."""
 
 
-def _kind(arrays: Mapping[str, Any]) -> Kind:
-    groups: dict[str, Group] = {}
+SMALL = 2**12
+"""Elements of the largest matrix that is packed: a bias of attention, [heads, features], has as many as the width."""
+
+MOST = 2**16
+"""Elements of a packed array. XLA reads a part of a larger one by a kernel of its own: it may not stay in the cache."""
+
+
+def _kind(arrays: Mapping[str, Any], stacks: Iterable[str] = ()) -> Kind:
+    apart: dict[str, Group] = {}
     for name, array in arrays.items():
-        # Matrices stay: optimizers tell by the number of axes which parameters decay.
-        if len(array.shape) <= 1 and is_floating(array):
-            groups.setdefault(f"({np.dtype(array.dtype).name} vectors)", {})[name] = tuple(array.shape)
+        if is_floating(array) and _is_packed(name, tuple(array.shape), stacks):
+            axes = "vectors" if len(array.shape) < 2 else "matrices"
+            apart.setdefault(f"{np.dtype(array.dtype).name} {axes}", {})[name] = tuple(array.shape)
+    groups = {
+        f"({kind})" if number == 1 else f"({kind} {number})": group
+        for kind, shapes in apart.items()
+        for number, group in enumerate(_groups(shapes), start=1)
+    }
     return Kind(frozenset(arrays), {name: group for name, group in groups.items() if len(group) > 1})
+
+
+def _is_packed(name: str, shape: tuple[int, ...], stacks: Iterable[str]) -> bool:
+    if len(shape) < 2:
+        return math.prod(shape) <= MOST
+    # A kernel would be copied out for its product. Of a stack, optimizers take a matrix for the vectors of its blocks.
+    return math.prod(shape) <= SMALL and name.split("/")[-1] != "kernel" and stack_of(name, stacks) is None
+
+
+def _groups(shapes: Group) -> list[Group]:
+    groups: list[Group] = [{}]
+    size = 0
+    for name, shape in shapes.items():
+        size += math.prod(shape)
+        if size > MOST:
+            groups.append({})
+            size = math.prod(shape)
+        groups[-1][name] = shape
+    return groups
 
 
 def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:

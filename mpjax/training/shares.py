@@ -13,8 +13,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.experimental.layout import Layout as InMemory
-from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.precision.dtypes import is_floating
@@ -24,6 +22,7 @@ from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.fsdp import gather_in_blocks, gathered, widened
 from mpjax.training.layout import BATCH_AXES, DATA, TENSOR, Layout, over
 from mpjax.training.mean import Mean, value_of
+from mpjax.training.memory_layout import row_major, row_major_before_casts
 from mpjax.training.state import Arrays
 
 
@@ -80,7 +79,14 @@ class OneShare:
 
     def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
         """Returns the statistics on which all devices agree, and the sums over the shares."""
-        return stats, dataclasses.replace(part, grads={name: _row_major(g) for name, g in part.grads.items()})
+        return stats, dataclasses.replace(part, grads={name: row_major(g) for name, g in part.grads.items()})
+
+    def at_once(self, run: Callable, params: Arrays) -> Callable:
+        """Returns `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, put together."""
+        # Programs without a convolution are not worth the second look.
+        if not any(param.ndim == 4 for param in params.values()):
+            return run
+        return row_major_before_casts(run, lambda found: found[1].grads)
 
     def sums(self, run: Callable) -> Callable:
         """Returns `run(params, stats, batch) -> sums` as a function of the whole batch, of any size."""
@@ -186,6 +192,11 @@ class ManyShares:
         found = PartitionSpec(), self._part_specs(part.grads, lead=False)
         return self._mapped(add_up, given, found, axes=layout.mesh.axis_names)(stats, part)
 
+    def at_once(self, run: Callable, params: Arrays) -> Callable:
+        """Returns `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, put together."""
+        del params
+        return lambda *given: self.together(*run(*given))
+
     def sums(self, run: Callable) -> Callable:
         """Returns `run` on the share of each device, added up; a batch that does not divide runs whole on each."""
 
@@ -265,17 +276,6 @@ def _of_trained(loss_of: Callable, frozen: Collection[str]) -> Callable:
         return scaled_value_and_grad(of_trained, has_aux=True)(scaling, trained, fixed, *args)
 
     return value_and_grad
-
-
-def _row_major(gradient: jax.Array) -> jax.Array:
-    """Lays a convolution's gradient out in memory as its parameter, before the optimizer reads it.
-
-    On GPUs it comes with the output channels first. An update that transposes cannot write in place: XLA would copy
-    parameters and moments after it. A stack's kernels of attention have four axes too; a loop gives theirs row by row.
-    """
-    if gradient.ndim != 4:
-        return gradient
-    return jax.lax.optimization_barrier(with_layout_constraint(gradient, InMemory((0, 1, 2, 3))))
 
 
 def _first(tree: Any) -> Any:

@@ -137,7 +137,7 @@ def make_train_step(
 
         stats = shares.spread(state.stats)
         if accumulate == 1:
-            return shares.together(*one(stats, key, batch))
+            return shares.at_once(one, state.params)(stats, key, batch)
         keys, batches = jax.random.split(key, accumulate), _micro_batches(batch, accumulate)
         stats, part = _added(one, stats, keys, batches)
         weight = jnp.sum(part.means["loss"].weight)  # of all shares

@@ -1,5 +1,7 @@
 """The block that all Transformers share."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +65,28 @@ def test_the_residual_stream_is_in_half_precision():
     model.order = order
     model(X.astype(jnp.bfloat16))
     assert found == [jnp.bfloat16] * 6
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_a_bias_that_is_cast_apart_gives_the_layers_own_numbers_and_gradients(policy, monkeypatch):
+    """Bit for bit: its gradient is added in float32."""
+
+    def found():
+        mlp: Any = block().mlp
+        mlp.down.bias[...] = jnp.linspace(-1, 1, 16)
+        apply_policy(mlp, policy)
+        x = jnp.tile(X, (50, 1, 1))
+        return nnx.value_and_grad(lambda mlp: (mlp(x.astype(mlp.down.dtype)).astype(jnp.float32) * x).sum())(mlp)
+
+    apart = found()
+    monkeypatch.setattr("mpjax.models.transformer._with_cast_bias", lambda layer: layer)
+    jax.tree.map(np.testing.assert_array_equal, apart, found())
+
+
+def test_a_bias_is_cast_apart_in_half_precision_only():
+    wide, half = block().mlp, block().mlp
+    apply_policy(half, "mixed_bfloat16")
+    assert [str(jax.make_jaxpr(mlp)(X)).count("optimization_barrier") for mlp in (wide, half)] == [0, 1]
 
 
 def test_dropout_is_on_what_is_added_in_training_only():

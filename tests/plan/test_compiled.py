@@ -17,6 +17,8 @@ from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.hlo import parse, shapes_of
+from mpjax.plan.kernels import only_copies
+from mpjax.plan.order import counted, order_of
 from mpjax.plan.target import mesh_of, toolkit_folder
 from mpjax.plan.traffic import Traffic, traffic_of
 
@@ -157,37 +159,52 @@ def test_a_resnet50_in_bfloat16_keeps_half_of_what_float32_keeps(plugin):
     assert half.memory.temporary <= 0.50 * full.memory.temporary
     traffic = moved(half)
     assert traffic.bytes <= 92e9
-    assert traffic.copies < 1e6  # of no parameter and no moment
+    program = parse(half.executable.as_text())
+    copied = [each.instruction.type for each, _ in counted(order_of(program)) if only_copies(program, each.instruction)]
+    # Gradients, transposed in bfloat16; no parameter and no moment.
+    assert {dtype for each in copied for dtype, sizes in shapes_of(each) if sizes} == {"bf16"}
+    assert traffic.copies < half.memory.parameters
     assert traffic.small <= 339
 
 
 @pytest.mark.slow
-def test_scaling_the_loss_of_a_resnet50_takes_40_kernels_and_less_than_a_reading_of_its_gradients(plugin):
-    """With 238 kernels when each gradient was checked and measured by kernels of its own."""
-    programs = [
-        compiled(f"{LARGE} --precision.policy mixed_float16 {more}") for more in ("", "--precision.loss_scale none")
-    ]
-    scaled, without = map(moved, programs)
+def test_scaling_the_loss_of_a_resnet50_takes_40_kernels_and_a_thousandth_of_the_bytes(plugin):
+    """With 238 kernels when each gradient was checked and measured by kernels of its own; 0.1004 % of the bytes when
+    gradients of convolutions were cast to float32 before they were laid out."""
+    scaled, without = (
+        moved(compiled(f"{LARGE} --precision.policy mixed_float16 {more}"))
+        for more in ("", "--precision.loss_scale none")
+    )
     assert scaled.kernels - without.kernels <= 40
-    assert scaled.bytes - without.bytes <= 0.9 * programs[0].memory.parameters
+    assert scaled.bytes - without.bytes <= 0.001 * without.bytes
 
 
 @pytest.mark.slow
 def test_gpt2_small_neither_writes_its_logits_in_float32_nor_transposes(plugin):
     """32 x 1024 tokens: 156 GB moved when the cross entropy gathered and scattered, 111 GB before accuracy, GELU and
-    the three projections of attention took fewer passes."""
+    the three projections of attention took fewer passes. The promise is 115 GB."""
     flags = "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 --model.name gpt2"
     program = compiled(f"{flags} --optimizer.name adamw --precision.policy mixed_bfloat16", vocabulary=50257)
     traffic = moved(program)
     assert traffic.bytes <= 102e9
     assert traffic.copies < 100e6
     assert program.memory.temporary <= 14e9
+    assert traffic.small <= 322
+
+
+@pytest.mark.slow
+def test_a_vit_b16_with_its_augmentations(plugin, pytestconfig):
+    """763 small kernels before vectors and biases of attention were packed."""
+    flags = f"--config {pytestconfig.rootpath / 'configs' / 'imagenet_vit_s16.toml'} --model.name vit_b16"
+    traffic = moved(compiled(f"{flags} --data.batch_size 256 --precision.policy mixed_bfloat16"))
+    assert traffic.bytes <= 118e9
+    assert traffic.small <= 381
 
 
 @pytest.mark.slow
 def test_a_vit_b16_adds_biases_where_they_cost_no_pass(plugin):
     """Three of its twelve blocks at batch 256, not augmented: 31.8 GB when the biases of attention were added one
-    by one. docs/performance.md has the whole model."""
+    by one, 29.65 when that of the MLP was cast in the kernel that adds it. docs/performance.md has the whole model."""
     flags = "--data.name imagenet2012 --data.image_size 224 --data.batch_size 256 --data.crop_padding 0"
     model = "--model.name vit_b16 --model.depth 3 --optimizer.name adamw --precision.policy mixed_bfloat16"
-    assert moved(compiled(f"{flags} {model}")).bytes <= 30e9
+    assert moved(compiled(f"{flags} {model}")).bytes <= 29.5e9

@@ -1,4 +1,6 @@
-"""States whose vectors are stored in one array: the same numbers, by the same paths."""
+"""States whose small arrays are stored in a few arrays: the same numbers, by the same paths."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +8,13 @@ import numpy as np
 import optax
 import pytest
 
+from mpjax.config.schema import Optimizer
 from mpjax.precision import dynamic_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
+from mpjax.precision.skip_step import optax_promotion
 from mpjax.training import create_state, make_train_step
+from mpjax.training.optimizer import update_rule
 from mpjax.training.packing import UNPACKED, Packed, Packing
 
 
@@ -17,10 +22,12 @@ PARAMS = {
     "a/bias": jnp.array([1.0, 2.0, 3.0]),
     "a/kernel": jnp.full((2, 3), 4.0),
     "gain": jnp.array(5.0),
+    "key/bias": jnp.array([[11.0, 12.0], [13.0, 14.0]]),
+    "query/bias": jnp.array([[15.0, 16.0]]),
     "z/bias": jnp.array([6.0, 7.0]),
 }
 STATS = {"n/count": jnp.array(3), "n/mean": jnp.array([8.0, 9.0]), "n/var": jnp.array([10.0])}
-VECTORS = "(float32 vectors)"
+VECTORS, MATRICES = "(float32 vectors)", "(float32 matrices)"
 
 
 def same(actual, expected):
@@ -28,10 +35,12 @@ def same(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_vectors_of_a_dtype_are_one_array_and_all_else_stays():
+def test_vectors_of_a_dtype_are_one_array_and_small_matrices_another_with_two_axes():
+    """By the number of axes optimizers tell what decays. A layer's kernel stays."""
     state = create_state(PARAMS, STATS, dynamic_loss_scaling(optax.sgd(0.1, momentum=0.9)))
     packed = Packing.of(PARAMS, STATS).pack(state)
-    assert sorted(packed.params) == [VECTORS, "a/kernel"]
+    assert sorted(packed.params) == [MATRICES, VECTORS, "a/kernel"]
+    np.testing.assert_array_equal(packed.params[MATRICES], [[11, 12, 13, 14, 15, 16]])
     np.testing.assert_array_equal(packed.params[VECTORS], [1, 2, 3, 5, 6, 7])
     assert sorted(packed.stats) == [VECTORS, "n/count"]
     np.testing.assert_array_equal(packed.stats[VECTORS], [8, 9, 10])
@@ -41,7 +50,28 @@ def test_vectors_of_a_dtype_are_one_array_and_all_else_stays():
 def test_a_vector_alone_of_its_dtype_stays():
     params = {**PARAMS, "half": jnp.ones(4, jnp.bfloat16)}
     packed = Packing.of(params, {}).pack(params)
-    assert sorted(packed) == [VECTORS, "a/kernel", "half"]
+    assert sorted(packed) == [MATRICES, VECTORS, "a/kernel", "half"]
+
+
+def test_matrices_that_are_large_or_of_a_stack_stay():
+    """Of a stack, optimizers take a matrix for the vectors of its blocks."""
+    matrices = {"a": jnp.ones((2, 3)), "b": jnp.ones((64, 64)), "blocks/all/scale": jnp.ones((2, 3))}
+    shapes = {**matrices, "table": jnp.ones((4097, 1))}
+    assert set(Packing.of(shapes, {}, ["blocks"]).pack(shapes)) == {MATRICES, "blocks/all/scale", "table"}
+
+
+def test_no_packed_array_has_more_than_65536_elements():
+    """XLA would read each part of a larger one by a kernel of its own."""
+    params = {str(number): jnp.full(20_000, float(number)) for number in range(7)} | {"wide": jnp.ones(65_537)}
+    packing = Packing.of(params, {})
+    packed = packing.pack(params)
+    assert {name: array.size for name, array in packed.items()} == {
+        VECTORS: 60_000,
+        "(float32 vectors 2)": 60_000,
+        "6": 20_000,
+        "wide": 65_537,
+    }
+    same(packing.unpack(packed), params)
 
 
 OPTIMIZERS = {
@@ -63,6 +93,36 @@ def test_a_packed_state_is_the_state_of_packed_parameters_and_comes_back_bit_for
     packed = packing.pack(state)
     same(packed, create_state(packing.pack(params), packing.pack(STATS), tx, ema=True))
     same(packing.unpack(packed), state)
+
+
+RULES = {
+    "sgd": Optimizer(name="sgd", momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adamw": Optimizer(name="adamw", weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16 with masters"])
+@pytest.mark.parametrize("name", RULES)
+def test_an_update_of_packed_arrays_is_the_update_by_path_bit_for_bit(name, half):
+    """Operation by operation, as XLA may fuse and round otherwise: what decays, what is skipped, windows, masters."""
+    dtype = jnp.bfloat16 if half else jnp.float32
+    params = {path: value.astype(dtype) for path, value in PARAMS.items()}
+    inner: Any = optax.MultiSteps(update_rule(RULES[name], lambda count: 0.1 / (1 + count)), 2)
+    tx = dynamic_loss_scaling(master_weights(inner) if half else inner)
+    packing = Packing.of(params, {})
+    states: list[Any] = [tx.init(params), tx.init(packing.pack(params))]
+    trees = [params, packing.pack(params)]
+    for step in range(6):
+        grads = {path: jnp.sin(step + 3 * value) for path, value in params.items()}
+        if step == 3:
+            grads["key/bias"] = grads["key/bias"].at[0, 0].set(jnp.inf)
+        for number, given in enumerate((grads, packing.pack(grads))):
+            updates, states[number] = tx.update(given, states[number], trees[number])
+            with optax_promotion():
+                trees[number] = optax.apply_updates(trees[number], updates)
+    assert int(states[0].skipped) == 1
+    same(packing.unpack(trees[1]), trees[0])
+    same(packing.unpack(states[1]), states[0])
 
 
 def test_without_groups_states_pass_unchanged():
@@ -106,4 +166,4 @@ def test_the_gradient_of_a_packed_array_is_one_concatenation():
         return sum(jnp.sum(jnp.sin(value)) for value in packing.unpack(packed).values())
 
     program = str(jax.make_jaxpr(jax.grad(loss))(packing.pack(PARAMS)))
-    assert (program.count(" split["), program.count(" concatenate["), program.count(" pad[")) == (1, 1, 0)
+    assert (program.count(" split["), program.count(" concatenate["), program.count(" pad[")) == (2, 2, 0)

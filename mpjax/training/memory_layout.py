@@ -1,0 +1,54 @@
+"""Lays gradients of convolutions out in memory as their parameters, before their cast to float32.
+
+On GPUs they come with the output channels first. An update that transposes cannot write in place: XLA would copy
+parameters and moments after it. What is transposed is written and read again, in half precision at half the bytes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.extend import core
+
+from mpjax.precision.dtypes import HALF
+
+
+def row_major(gradient: jax.Array) -> jax.Array:
+    """Lays an array of four axes, such as a convolution's gradient, out row by row.
+
+    A stack's kernels of attention have four axes too; a loop gives theirs row by row.
+    """
+    if gradient.ndim != 4:
+        return gradient
+    return jax.lax.optimization_barrier(with_layout_constraint(gradient, Layout((0, 1, 2, 3))))
+
+
+def row_major_before_casts(run: Callable, select: Callable[[Any], Any]) -> Callable:
+    """Returns a function with some of its results laid out by `row_major`, before the cast that ends their computation.
+
+    Args:
+      run: the function, whose arguments and results are pytrees of arrays.
+      select: chooses these results: `result -> a pytree of them`.
+    """
+
+    def laid_out(*args: Any) -> Any:
+        program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
+        leaves, treedef = jax.tree.flatten(shapes)
+        numbered = jax.tree.unflatten(treedef, range(len(leaves)))
+        places = [place for place in jax.tree.leaves(select(numbered)) if len(leaves[place].shape) == 4]
+        casts = {equation.outvars[0]: equation.invars[0] for equation in program.jaxpr.eqns if _widens(equation)}
+        results = list(program.jaxpr.outvars)
+        for place in places:
+            results[place] = casts.get(results[place], results[place])
+        narrow = core.ClosedJaxpr(program.jaxpr.replace(outvars=results), program.consts)
+        found = core.jaxpr_as_fun(narrow)(*jax.tree.leaves(args))
+        for place in places:
+            found[place] = row_major(found[place]).astype(leaves[place].dtype)
+        return jax.tree.unflatten(treedef, found)
+
+    return laid_out
+
+
+def _widens(equation: Any) -> bool:
+    return equation.primitive.name == "convert_element_type" and equation.invars[0].aval.dtype in HALF
