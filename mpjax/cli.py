@@ -27,7 +27,7 @@ def train_ray(argv: Sequence[str]) -> int:
     """Runs `scripts/train_ray.py` and returns its exit code."""
 
     def command() -> None:
-        from mpjax.config.commands import load_on_ray
+        from mpjax.config.on_ray import load_on_ray
 
         settings, config = load_on_ray(argv, prog="train_ray.py")
         from mpjax.commands.train_ray import train_on_ray
@@ -69,7 +69,7 @@ def compare(argv: Sequence[str]) -> int:
     """Runs `scripts/compare.py` and returns its exit code."""
 
     def command() -> None:
-        from mpjax.config.commands import load_comparison
+        from mpjax.config.comparison import load_comparison
 
         settings = load_comparison(argv, prog="compare.py")
         from mpjax.commands.compare import compare_runs
@@ -97,7 +97,7 @@ def plan(argv: Sequence[str]) -> int:
     """Runs `scripts/plan.py` and returns its exit code."""
 
     def command() -> None:
-        from mpjax.config.commands import load_plan
+        from mpjax.config.plan import load_plan
 
         settings, config = load_plan(argv, prog="plan.py")
         from mpjax.commands.plan import plan_run

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from mpjax import strict_json
 from mpjax.config import Duration, from_toml
-from mpjax.config.commands import Comparison, check_comparison
+from mpjax.config.comparison import Comparison, check_comparison
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.paths import expanded
 from mpjax.errors import UsageError

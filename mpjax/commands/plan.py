@@ -10,10 +10,10 @@ import jax
 from mpjax import strict_json
 from mpjax.commands.task import make_layout, make_packing, make_step
 from mpjax.config import Config, Duration
-from mpjax.config.commands import Plan, check_plan
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.paths import expanded
+from mpjax.config.plan import Plan, check_plan
 from mpjax.data import Fields
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.config.commands import Comparison, load_comparison
+from mpjax.config.comparison import Comparison, load_comparison
 from mpjax.errors import UsageError
 
 

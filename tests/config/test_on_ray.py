@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.config import Config
-from mpjax.config.commands import OnRay, load_on_ray
+from mpjax.config.on_ray import OnRay, load_on_ray
 from mpjax.errors import UsageError
 
 

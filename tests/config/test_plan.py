@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.config import Config
-from mpjax.config.commands import Plan, load_plan
+from mpjax.config.plan import Plan, load_plan
 from mpjax.errors import UsageError
 
 
