@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpjax.config.limits import check
 from mpjax.config.paths import expanded
 from mpjax.config.plan import Plan, check_plan
 from mpjax.data import Fields
+from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.measure import Measured, is_here, measure_step
@@ -59,12 +61,17 @@ def plan_run(
       measure: times a step on the present GPU.
 
     Returns:
-      What `--json` prints.
+      What `--json` prints; nothing after `--install` without GPUs.
 
     Raises:
-      UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's plugin for CUDA is missing.
+      UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's compiler for CUDA is
+        missing or cannot be installed.
     """
     check_plan(settings)
+    if settings.install:
+        print(f"XLA's compiler for CUDA: {install_compiler()}", file=sys.stderr)
+        if not settings.gpu:
+            return {}
     measure = measure or functools.partial(measure_step, seed=config.seed, ema=config.training.ema > 0)
     policies = settings.policies or (config.precision.policy,)
     fields = fields_of(config, vocabulary=settings.vocabulary)

@@ -5,8 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
-import tyro
-
+from mpjax.config.arguments import parse
 from mpjax.config.paths import expanded
 from mpjax.errors import UsageError
 
@@ -31,9 +30,10 @@ def load_settings(kind: type[T], argv: Sequence[str], *, prog: str) -> T:
     """Parses the command line of a script into its settings, a dataclass of this file.
 
     Raises:
-      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
+      UsageError: a flag is unknown, missing or has a wrong value.
+      SystemExit: code 0 after `--help`; the help is printed.
     """
-    return tyro.cli(kind, args=list(argv), prog=prog, use_underscores=True)
+    return parse(kind, argv, prog=prog)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,3 +99,18 @@ class Diagnose:
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     json: bool = False
     """Print one JSON object instead of text."""
+
+
+def load_evaluation(argv: Sequence[str], *, prog: str) -> Evaluation:
+    """Parses a command line of evaluate.py; raises as `load_settings`."""
+    return load_settings(Evaluation, argv, prog=prog)
+
+
+def load_export(argv: Sequence[str], *, prog: str) -> Export:
+    """Parses a command line of export.py; raises as `load_settings`."""
+    return load_settings(Export, argv, prog=prog)
+
+
+def load_diagnosis(argv: Sequence[str], *, prog: str) -> Diagnose:
+    """Parses a command line of diagnose.py; raises as `load_settings`."""
+    return load_settings(Diagnose, argv, prog=prog)

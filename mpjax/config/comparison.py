@@ -52,7 +52,7 @@ def load_comparison(argv: Sequence[str], *, prog: str) -> Comparison:
 
     Raises:
       UsageError: as `check_comparison`.
-      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
+      SystemExit: code 0 after `--help`; the help is printed.
     """
     settings = load_settings(Comparison, argv, prog=prog)
     check_comparison(settings)

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-import tyro
-
+from mpjax.config.arguments import parse_known
 from mpjax.config.load import load_config
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
@@ -45,9 +44,9 @@ def load_on_ray(argv: Sequence[str], *, prog: str) -> tuple[OnRay, Config]:
 
     Raises:
       UsageError: as `check_on_ray` and `load_config`.
-      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
+      SystemExit: code 0 after `--help`; the help is printed.
     """
-    settings, rest = tyro.cli(OnRay, args=list(argv), prog=prog, use_underscores=True, return_unknown_args=True)
+    settings, rest = parse_known(OnRay, argv, prog=prog)
     config = load_config(rest, prog=prog)
     check_on_ray(settings, config)
     return settings, config

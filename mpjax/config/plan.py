@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import tyro
-
+from mpjax.config.arguments import parse_known
 from mpjax.config.commands import check_image
 from mpjax.config.load import load_config
 from mpjax.config.schema import Config
@@ -29,6 +28,9 @@ class Plan:
     """GPUs that a batch is sharded over; memory and time are per GPU."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Attention kernel; auto: the same as a run on that GPU, cuDNN's fused kernel where possible."""
+    install: bool = False
+    """Download XLA's compiler for CUDA to mpjax's cache folder first, where no other JAX program sees it: 175 MB, once
+    for a version of jaxlib. Not needed where JAX is installed for a GPU."""
     memory_fraction: float = 0.75
     """Share of GPU memory that a run may use, as XLA_PYTHON_CLIENT_MEM_FRACTION; the default is that of JAX."""
     vocabulary: int = 0
@@ -51,7 +53,7 @@ class Plan:
 
 def check_plan(settings: Plan) -> None:
     """Raises UsageError if the settings of a plan are out of range or incomplete."""
-    if not settings.gpu:
+    if not settings.gpu and not settings.install:
         raise UsageError("--gpu is empty: wanted one or more, such as h100")
     for name in ("gpu", "policies", "xla"):
         given = getattr(settings, name)
@@ -95,8 +97,8 @@ def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:
 
     Raises:
       UsageError: as `check_plan` and `load_config`.
-      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
+      SystemExit: code 0 after `--help`; the help is printed.
     """
-    settings, rest = tyro.cli(Plan, args=list(argv), prog=prog, use_underscores=True, return_unknown_args=True)
+    settings, rest = parse_known(Plan, argv, prog=prog)
     check_plan(settings)
     return settings, load_config(rest, prog=prog)
