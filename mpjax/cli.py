@@ -47,6 +47,12 @@ COMMANDS = {
         "mpjax.commands.evaluate:evaluate_run",
         ("mpjax.config.commands:Evaluation",),
     ),
+    "predict": Command(
+        "predict classes, masks or losses of images and texts with a checkpoint",
+        "mpjax.config.prediction:load_prediction",
+        "mpjax.commands.predict:predict_run",
+        ("mpjax.config.prediction:Prediction",),
+    ),
     "diagnose": Command(
         "find out whether precision is at fault, where, and what repairs it",
         "mpjax.config.commands:load_diagnosis",
@@ -94,9 +100,9 @@ def call(name: str, argv: Sequence[str]) -> int:
     return exit_code(read_and_run)
 
 
-train, evaluate, diagnose, plan, compare, export, train_ray = (
+train, evaluate, predict, diagnose, plan, compare, export, train_ray = (
     functools.partial(call, name)
-    for name in ("train", "evaluate", "diagnose", "plan", "compare", "export", "train_ray")
+    for name in ("train", "evaluate", "predict", "diagnose", "plan", "compare", "export", "train_ray")
 )
 
 

@@ -47,7 +47,7 @@ def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]
         elif inner is bool:
             yield f"--{prefix}{name}", ()
             yield f"--{prefix}no_{name}", ()
-        elif name != "runs":  # words without a flag
+        elif name not in ("runs", "inputs"):  # words without a flag
             yield f"--{prefix}{name}", tuple(MODELS) if hint == ModelName else _choices(inner)
 
 
