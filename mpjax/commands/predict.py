@@ -96,8 +96,8 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Given:
         return given_split(source, config.data)
     if config.data.preprocess:
         raise UsageError(
-            f"{settings.inputs[0]}: the run's function --data.preprocess {config.data.preprocess} takes examples of its "
-            "data set, and not files alone; write --split"
+            f"{settings.inputs[0]}: the run's function --data.preprocess {config.data.preprocess} takes examples of "
+            "its data set, and not files alone; write --split"
         )
     if takes_images(source):
         return given_images(settings.inputs, source, config.data)
@@ -156,7 +156,8 @@ def _folder_of_masks(settings: Prediction, given: Given) -> pathlib.Path:
 
 
 def _mask_name(name: str) -> str:
-    return f"{pathlib.PurePath(name).stem}.png"
+    """Returns the file name of the mask of an image file, `cat.jpg`, or of an example, `train[:0.5%][3]`."""
+    return f"{name if name.endswith(']') else pathlib.PurePath(name).stem}.png"
 
 
 def _write_mask(path: pathlib.Path, mask: np.ndarray) -> str:

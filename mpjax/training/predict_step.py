@@ -49,9 +49,9 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
     """Returns the function `(model, batch) -> outputs` of a task.
 
     Classification gives `classes` and `probabilities`, [B, top], the most probable first. Segmentation gives `mask`,
-    the class of each pixel, uint8 [B, H, W]. Language modelling gives `loss` [B], the sum over the first `count` tokens of
-    an example (all, without `count`), and `tokens` [B], their number. `finite` [B] is False where the model's output
-    is not.
+    the class of each pixel, uint8 [B, H, W]. Language modelling gives `loss` [B], the sum over the first `count` tokens
+    of an example (all, without `count`), and `tokens` [B], their number. `finite` [B] is False where the model's
+    output is not.
 
     Args:
       task: the task.
@@ -82,7 +82,7 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int) 
         tokens, following = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         losses = cross_entropy(model(tokens), following)
         count = batch.get("count", jnp.full(len(tokens), tokens.shape[1], jnp.int32))
-        losses = jnp.where(jnp.arange(tokens.shape[1]) < count[:, None], losses, jnp.zeros_like(losses))
+        losses = jnp.where(jnp.arange(tokens.shape[1])[None] < count[:, None], losses, jnp.zeros_like(losses))
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
     outputs: Mapping[TaskName, Callable] = {
