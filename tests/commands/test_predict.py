@@ -123,7 +123,8 @@ def test_two_masks_of_one_name_are_refused(tmp_path):
 @pytest.mark.slow
 def test_masks_are_written_as_class_numbers(folder_of, tmp_path, capsys):
     folder = folder_of(
-        "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --steps 2 --data.batch_size 16"
+        "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --steps 2 "
+        "--data.batch_size 16 --precision.policy float32"
     )
     records = predicted(capsys, run=str(folder), split="test[:3]", output=str(tmp_path / "masks"))
     assert [record["mask"] for record in records] == [f"{tmp_path}/masks/test[:3][{i}].png" for i in range(3)]
