@@ -2,7 +2,7 @@
 
 A GPU is not needed. Each edit is undone alone, so the differences need not add up.
 
-    pip install -e '.[plan]'
+    python scripts/plan.py --install
     python benchmarks/programs.py --output benchmarks/results/programs_h200.json
 """
 

@@ -3,7 +3,7 @@
 Both forms are measured alternately in one process, without a cache of compiled programs, with AdamW, without and with
 clipping of gradients: for the CPU that is here, and for a GPU that need not be.
 
-    pip install -e '.[plan]'
+    python scripts/plan.py --install
     python benchmarks/scan_blocks.py --for cpu h200 --output benchmarks/results/scan_blocks.json
 """
 

@@ -1,5 +1,7 @@
 """Seconds from the command to the first step of the default run: with empty caches, and with full ones.
 
+With --answers only: seconds of processor time until `mpjax` and the help of each command have answered.
+
 python benchmarks/startup.py --output benchmarks/results/startup_cpu.json
 """
 
@@ -7,6 +9,7 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -37,17 +40,37 @@ def seconds_to_first_step(cache: str) -> float:
     raise RuntimeError("the run ended before its first step")
 
 
-def seconds_of_help() -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, ROOT / "scripts/train.py", "--help"], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+ANSWERS = {
+    "python -c pass": ["-c", "pass"],
+    "mpjax": ["-c", "import sys; from mpjax.cli import main; sys.exit(main())"],
+    **{
+        f"{name} --help": [str(ROOT / "scripts" / f"{name}.py"), "--help"]
+        for name in ("train", "evaluate", "predict", "diagnose", "plan", "compare", "export", "train_ray")
+    },
+}
+
+
+def seconds_of_answers(repeats: int) -> dict[str, float]:
+    """Returns the least processor time of each, measured in turns: what an idle machine takes by the clock."""
+    times: dict[str, list[float]] = {name: [] for name in ANSWERS}
+    for _ in range(repeats):
+        for name, arguments in ANSWERS.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return {name: min(found) for name, found in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, help="write the results here as JSON")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--answers", action="store_true", help="measure only how long commands take to answer")
     arguments = parser.parse_args()
+    if arguments.answers:
+        print(json.dumps(seconds_of_answers(arguments.repeats), indent=2))
+        return
     cold, warm = [], []
     for _ in range(arguments.repeats):
         with tempfile.TemporaryDirectory() as cache:
@@ -56,7 +79,7 @@ def main() -> None:
     results = {
         "cold_seconds": statistics.median(cold),
         "warm_seconds": statistics.median(warm),
-        "help_seconds": statistics.median(seconds_of_help() for _ in range(arguments.repeats)),
+        "answer_seconds": seconds_of_answers(arguments.repeats),
         "repeats": arguments.repeats,
     }
     print(json.dumps(results, indent=2))

@@ -3,9 +3,7 @@
 Public names are imported on first use. `import mpjax` alone imports neither Flax nor a data library.
 """
 
-import difflib
 import importlib
-import importlib.metadata
 from typing import Any
 
 
@@ -57,10 +55,14 @@ _PARTS = ("config", "data", "diagnosis", "loop", "models", "plan", "precision", 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.metadata.version("mpjax")
+        from importlib.metadata import version
+
+        return version("mpjax")
     if name in _PARTS:
         return importlib.import_module(f"mpjax.{name}")
     if name not in _HOME:
+        import difflib
+
         near = difflib.get_close_matches(name, (*__all__, *_PARTS), n=1)
         hint = f". Did you mean: '{near[0]}'?" if near else ""
         raise AttributeError(f"module 'mpjax' has no attribute '{name}'{hint}")

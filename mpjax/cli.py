@@ -1,110 +1,164 @@
-"""Entry points of the scripts: each takes arguments, returns an exit code, and prints user errors without traceback."""
+"""The commands: each takes arguments, returns an exit code, and prints user errors without traceback.
 
+`mpjax train --help` and `python scripts/train.py --help` run the same function. All imports of a command are late: help
+and wrong flags answer before JAX is imported.
+"""
+
+import functools
+import importlib
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from mpjax.errors import Diverged, Interrupted, UsageError, exit_code_of, show_warning
 
 
-def train(argv: Sequence[str]) -> int:
-    """Runs `scripts/train.py` and returns its exit code."""
+class Command(NamedTuple):
+    """A command; what it names is imported when it runs.
 
-    def command() -> None:
-        from mpjax.config import load_config
+    Attributes:
+      about: what the command does, in one line.
+      load: the function `(argv, prog=...)` that reads a command line: its result, or each of a tuple, goes to `run`.
+      run: the function that does the work.
+      settings: the dataclasses that the flags are from.
+    """
 
-        config = load_config(argv, prog="train.py")
-        # Imported late: --help and wrong flags answer before JAX is imported.
-        from mpjax.commands.train import run
-
-        run(config)
-
-    return exit_code(command)
-
-
-def train_ray(argv: Sequence[str]) -> int:
-    """Runs `scripts/train_ray.py` and returns its exit code."""
-
-    def command() -> None:
-        from mpjax.config.commands import load_on_ray
-
-        settings, config = load_on_ray(argv, prog="train_ray.py")
-        from mpjax.commands.train_ray import train_on_ray
-
-        train_on_ray(settings, config)
-
-    return exit_code(command)
+    about: str
+    load: str
+    run: str
+    settings: tuple[str, ...]
 
 
-def evaluate(argv: Sequence[str]) -> int:
-    """Runs `scripts/evaluate.py` and returns its exit code."""
+NAME = "mpjax"
+_CONFIG = "mpjax.config.schema:Config"
 
-    def command() -> None:
-        from mpjax.config.commands import Evaluation, load_settings
+COMMANDS = {
+    "train": Command(
+        "train a model in mixed precision, or resume a run",
+        "mpjax.config.load:load_config",
+        "mpjax.commands.train:run",
+        (_CONFIG,),
+    ),
+    "evaluate": Command(
+        "evaluate a checkpoint of a run, under any precision policy",
+        "mpjax.config.commands:load_evaluation",
+        "mpjax.commands.evaluate:evaluate_run",
+        ("mpjax.config.commands:Evaluation",),
+    ),
+    "predict": Command(
+        "predict classes, masks or losses of images and texts with a checkpoint",
+        "mpjax.config.prediction:load_prediction",
+        "mpjax.commands.predict:predict_run",
+        ("mpjax.config.prediction:Prediction",),
+    ),
+    "diagnose": Command(
+        "find out whether precision is at fault, where, and what repairs it",
+        "mpjax.config.commands:load_diagnosis",
+        "mpjax.commands.diagnose:diagnose_run",
+        ("mpjax.config.commands:Diagnose",),
+    ),
+    "plan": Command(
+        "predict memory and speed of a run on a GPU that is not here",
+        "mpjax.config.plan:load_plan",
+        "mpjax.commands.plan:plan_run",
+        ("mpjax.config.plan:Plan", _CONFIG),
+    ),
+    "compare": Command(
+        "find where the training curves of runs diverge",
+        "mpjax.config.comparison:load_comparison",
+        "mpjax.commands.compare:compare_runs",
+        ("mpjax.config.comparison:Comparison",),
+    ),
+    "export": Command(
+        "write the weights of a checkpoint as safetensors",
+        "mpjax.config.commands:load_export",
+        "mpjax.commands.export:export_run",
+        ("mpjax.config.commands:Export",),
+    ),
+    "train_ray": Command(
+        "train on a Ray cluster",
+        "mpjax.config.on_ray:load_on_ray",
+        "mpjax.commands.train_ray:train_on_ray",
+        ("mpjax.config.on_ray:OnRay", _CONFIG),
+    ),
+}
+"""All commands, by the name that the user types, in the order of `mpjax --help`."""
 
-        settings = load_settings(Evaluation, argv, prog="evaluate.py")
-        from mpjax.commands.evaluate import evaluate_run
 
-        evaluate_run(settings)
+def call(name: str, argv: Sequence[str]) -> int:
+    """Runs one of `COMMANDS` and returns its exit code; see `exit_code`."""
+    command = COMMANDS[name]
 
-    return exit_code(command)
+    def read_and_run() -> None:
+        from mpjax.config.program import typed
 
+        given = _named(command.load)(argv, prog=typed(name))
+        _named(command.run)(*(given if isinstance(given, tuple) else (given,)))
 
-def diagnose(argv: Sequence[str]) -> int:
-    """Runs `scripts/diagnose.py` and returns its exit code."""
-
-    def command() -> None:
-        from mpjax.config.commands import Diagnose, load_settings
-
-        settings = load_settings(Diagnose, argv, prog="diagnose.py")
-        from mpjax.commands.diagnose import diagnose_run
-
-        diagnose_run(settings)
-
-    return exit_code(command)
+    return exit_code(read_and_run)
 
 
-def compare(argv: Sequence[str]) -> int:
-    """Runs `scripts/compare.py` and returns its exit code."""
-
-    def command() -> None:
-        from mpjax.config.commands import load_comparison
-
-        settings = load_comparison(argv, prog="compare.py")
-        from mpjax.commands.compare import compare_runs
-
-        compare_runs(settings)
-
-    return exit_code(command)
+train, evaluate, predict, diagnose, plan, compare, export, train_ray = (
+    functools.partial(call, name)
+    for name in ("train", "evaluate", "predict", "diagnose", "plan", "compare", "export", "train_ray")
+)
 
 
-def export(argv: Sequence[str]) -> int:
-    """Runs `scripts/export.py` and returns its exit code."""
-
-    def command() -> None:
-        from mpjax.config.commands import Export, load_settings
-
-        settings = load_settings(Export, argv, prog="export.py")
-        from mpjax.commands.export import export_run
-
-        export_run(settings)
-
-    return exit_code(command)
+def main() -> int:
+    """Runs the program `mpjax` on the arguments of this process and returns its exit code."""
+    name, *argv = sys.argv[1:] or ["--help"]
+    if name in COMMANDS:
+        return call(name, argv)
+    return exit_code(functools.partial(_answer, name.replace("_", "-"), argv))
 
 
-def plan(argv: Sequence[str]) -> int:
-    """Runs `scripts/plan.py` and returns its exit code."""
+def _answer(option: str, argv: Sequence[str]) -> None:
+    """Answers options of the program itself.
 
-    def command() -> None:
-        from mpjax.config.commands import load_plan
+    Raises:
+      UsageError: there is no such option or command.
+    """
+    match option:
+        case "-h" | "--help":
+            print(_help())
+        case "--version":
+            from importlib.metadata import version
 
-        settings, config = load_plan(argv, prog="plan.py")
-        from mpjax.commands.plan import plan_run
+            print(f"{NAME} {version(NAME)}")
+        case "--print-completion":
+            from mpjax.config.completion import script
 
-        plan_run(settings, config)
+            settings = {name: [_named(kind) for kind in command.settings] for name, command in COMMANDS.items()}
+            print(script(argv[0] if argv else "", settings))
+        case _:
+            import difflib
 
-    return exit_code(command)
+            kind = "option" if option.startswith("-") else "command"
+            known = [*_OPTIONS, *COMMANDS]
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"no {kind} '{option}'{hint} ({NAME} --help lists all)")
+
+
+_OPTIONS = {
+    "--help": "show this text; with a command before it, all flags of that command",
+    "--version": "show the version",
+    "--print-completion": 'print what lets bash complete commands and flags: eval "$(mpjax --print-completion bash)"',
+}
+
+
+def _help() -> str:
+    rows = [(name, command.about) for name, command in COMMANDS.items()]
+    width = max(len(name) for name in (*COMMANDS, *_OPTIONS)) + 2
+    lines = [f"  {name:<{width}}{about}" for name, about in (*rows, ("", ""), *_OPTIONS.items())]
+    return "\n".join([f"usage: {NAME} COMMAND ...", "", *(line.rstrip() for line in lines)])
+
+
+def _named(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def exit_code(command: Callable[[], None]) -> int:
@@ -117,7 +171,7 @@ def exit_code(command: Callable[[], None]) -> int:
     warnings.showwarning = show_warning
     try:
         command()
-    except SystemExit as error:  # tyro has printed the message
+    except SystemExit as error:  # help is printed, or a library has printed its message
         return error.code if isinstance(error.code, int) else 2
     except (UsageError, Diverged, Interrupted) as error:
         return _fail(error, exit_code_of(error))

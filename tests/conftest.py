@@ -29,6 +29,7 @@ import pytest
 
 import mpjax
 from mpjax.config import load_config
+from mpjax.config.folders import default_cache_folder
 from mpjax.errors import UsageError
 
 
@@ -43,6 +44,8 @@ def _cache(request, tmp_path_factory):
     given = os.environ.get("MPJAX_TEST_PROGRAMS")
     programs = given or (kept.mkdir("programs") if kept else tmp_path_factory.mktemp("programs"))
     cache = tmp_path_factory.mktemp("cache")
+    if (compiler := default_cache_folder() / "cuda_compiler").is_dir():
+        (cache / compiler.name).symlink_to(compiler, target_is_directory=True)
     (cache / "compiled").symlink_to(programs, target_is_directory=True)
     os.environ["MPJAX_CACHE"] = str(cache)
     jax.config.update("jax_compilation_cache_dir", str(cache / "compiled"))  # as a run sets it
@@ -106,13 +109,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def plugin() -> None:
-    """Skips the test where the packages of the extra `plan` are not installed."""
-    from mpjax.plan.target import require_plugin
+    """Skips the test where XLA's compiler for CUDA is not installed."""
+    from mpjax.plan.compiler import require_compiler
 
     try:
-        require_plugin()
+        require_compiler()
     except UsageError as error:
-        pytest.skip(f"pip install -e '.[plan]': {error}")
+        pytest.skip(f"python scripts/plan.py --install: {error}")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The commands as a person meets them: help, messages, exit codes, signals."""
 
 import dataclasses
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -14,8 +15,9 @@ import pytest
 
 from mpjax import cli
 from mpjax.config import Config
-from mpjax.config.commands import Evaluation, OnRay
+from mpjax.config.commands import Evaluation
 from mpjax.config.durations import Duration
+from mpjax.config.on_ray import OnRay
 from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError, show_warning
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
@@ -64,6 +66,68 @@ def test_help_lists_every_field_and_imports_no_jax(script, settings):
     imported = set(re.findall(r"\|\s+([\w.]+)$", err, flags=re.MULTILINE))
     assert "tyro" in imported
     assert not {"jax", "flax", "numpy", "optax", "orbax", "grain", "tensorflow_datasets", "ray"} & imported
+
+
+def program(*arguments):
+    """Runs `mpjax` as installed, where the package is imported from this checkout or environment."""
+    code = "import sys; from mpjax.cli import main; sys.argv[0] = '/env/bin/mpjax'; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_installed_program_is_the_one_that_is_tested():
+    (found,) = importlib.metadata.entry_points(group="console_scripts", name="mpjax")
+    assert found.load() is cli.main
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_the_program_lists_its_commands(arguments):
+    done = program(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r"^  ([a-z]\w+)  ", done.stdout, re.MULTILINE) == list(cli.COMMANDS)
+
+
+def test_each_command_has_a_script_and_the_program_s_name_in_its_help():
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(cli.COMMANDS)
+    for name in cli.COMMANDS:
+        assert getattr(cli, name).args == (name,)
+    done = program("export", "--help")
+    assert (done.returncode, done.stdout.split("\n")[0][:19]) == (0, "usage: mpjax export")
+
+
+def test_the_program_tells_its_version():
+    done = program("--version")
+    assert (done.returncode, done.stdout) == (0, f"mpjax {importlib.metadata.version('mpjax')}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("trian", "error: no command 'trian'; did you mean train? (mpjax --help lists all)"),
+        ("--verson", "error: no option '--verson'; did you mean --version? (mpjax --help lists all)"),
+        ("xyz", "error: no command 'xyz' (mpjax --help lists all)"),
+        ("--print-completion", "error: --print-completion without a shell: wanted bash"),
+        (
+            "evaluate",
+            "error: missing from mpjax evaluate: --run STR Folder of the run. (required) (mpjax evaluate --help",
+        ),
+        (
+            "evaluate --run nowhere",
+            "error: no run in nowhere (no config.toml); wanted the folder that mpjax train printed",
+        ),
+        ("train --sed 3", "error: unrecognized options: --sed, 3; did you mean --seed? (mpjax train --help lists all)"),
+        ("compare a", "error: 1 run(s) to compare: wanted the folders of two or more"),
+    ],
+)
+def test_the_first_line_says_what_is_wrong_and_names_the_program(arguments, message):
+    done = program(*arguments.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0].startswith(message)
+
+
+def test_the_program_starts_before_its_parser_is_imported():
+    code = "import sys; sys.argv = ['mpjax']; from mpjax.cli import main; main(); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"tyro", "mpjax.config", "dataclasses", "jax", "numpy"} & set(done.stderr.split())
 
 
 def test_help_tells_defaults_and_meanings(capsys):
@@ -132,7 +196,6 @@ def test_evaluating_a_run_that_is_not_there(tmp_path, capsys):
         (Interrupted("stopped at step 3", signal.SIGTERM), 143, "stopped at step 3\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (OSError(28, "No space left on device", "a/metrics.jsonl"), 1, None),
-        (SystemExit(2), 2, ""),
         (SystemExit(0), 0, ""),
         (SystemExit("why"), 2, ""),
     ],

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from mpjax import strict_json
 from mpjax.config import Duration, from_toml
-from mpjax.config.commands import Comparison, check_comparison
+from mpjax.config.comparison import Comparison, check_comparison
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.paths import expanded
+from mpjax.config.program import typed
 from mpjax.errors import UsageError
 from mpjax.report import comparison as curves
 from mpjax.report import comparison_view
@@ -85,7 +86,7 @@ def _read(folder: str) -> Run:
     path = expanded(folder)
     for file in (CONFIG_FILE, METRICS_FILE):
         if not (path / file).is_file():
-            raise UsageError(f"no run in {path} (no {file}); wanted the folder that train.py printed")
+            raise UsageError(f"no run in {path} (no {file}); wanted the folder that {typed('train')} printed")
     config = from_toml(path / CONFIG_FILE)
     return Run(folder, config.seed, dict(_flat(config)), read_metrics(path / METRICS_FILE))
 

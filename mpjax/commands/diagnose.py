@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import pathlib
-import shlex
 import warnings
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts, re
 from mpjax.config import Config
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
+from mpjax.config.program import command_line
 from mpjax.config.schema import Mesh
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest
@@ -113,7 +113,7 @@ def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.
 
 def command_for(folder: pathlib.Path, number: int) -> str:
     """Returns the command that diagnoses a step of a run."""
-    return shlex.join(["python", "scripts/diagnose.py", "--run", str(folder), "--step", str(number)])
+    return command_line("diagnose", "--run", str(folder), "--step", str(number))
 
 
 def _first_bad_layer(found: Diagnosis) -> str:

@@ -10,10 +10,11 @@ import optax
 from mpjax import data, strict_json
 from mpjax.commands.parts import CHECKPOINTS
 from mpjax.commands.task import open_task
-from mpjax.config import to_toml
+from mpjax.config import Config, to_toml
 from mpjax.config.commands import Evaluation
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
+from mpjax.config.prediction import Prediction
 from mpjax.config.save import changes
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.resume import adopt
@@ -44,15 +45,9 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     """
     # Settings: the run's own, with those that were asked for
     folder = pathlib.Path(settings.run)
-    config = config_of_run(folder, trust_code=settings.trust_code)
-    if settings.policy:
-        config = with_policy(config, settings.policy)
-    if settings.split:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
+    config = stored_settings(settings)
     if views := settings.test_time_augmentation:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_time_augmentation=views))
-    if settings.ema and not config.training.ema:
-        raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
 
     # Data, model
     plan, source, task = open_task(config)
@@ -72,6 +67,23 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         for name, value in metrics.items():
             print(f"  {name:<16}{value:.6f}")
     return metrics
+
+
+def stored_settings(settings: Evaluation | Prediction) -> Config:
+    """Returns the settings of a stored run, with the policy and the split that were asked for.
+
+    Raises:
+      UsageError: there is no run, its code is not trusted, or it kept no moving average.
+    """
+    folder = pathlib.Path(settings.run)
+    config = config_of_run(folder, trust_code=settings.trust_code)
+    if settings.policy:
+        config = with_policy(config, settings.policy)
+    if settings.split:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=settings.split))
+    if settings.ema and not config.training.ema:
+        raise UsageError(f"--ema: the run in {folder} kept no moving average (training.ema is 0)")
+    return config
 
 
 def trained_state(

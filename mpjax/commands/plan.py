@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 from mpjax import strict_json
 from mpjax.commands.task import make_layout, make_packing, make_step
 from mpjax.config import Config, Duration
-from mpjax.config.commands import Plan, check_plan
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.paths import expanded
+from mpjax.config.plan import Plan, check_plan
 from mpjax.data import Fields
 from mpjax.data.orientation import orientations_of
+from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.measure import Measured, is_here, measure_step
@@ -61,12 +63,17 @@ def plan_run(
       measure: times a step on the present GPU.
 
     Returns:
-      What `--json` prints.
+      What `--json` prints; nothing after `--install` without GPUs.
 
     Raises:
-      UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's plugin for CUDA is missing.
+      UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's compiler for CUDA is
+        missing or cannot be installed.
     """
     check_plan(settings)
+    if settings.install:
+        print(f"XLA's compiler for CUDA: {install_compiler()}", file=sys.stderr)
+        if not settings.gpu:
+            return {}
     measure = measure or functools.partial(measure_step, seed=config.seed, ema=config.training.ema > 0)
     policies = settings.policies or (config.precision.policy,)
     fields = fields_of(config, vocabulary=settings.vocabulary)

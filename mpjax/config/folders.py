@@ -8,6 +8,7 @@ import pathlib
 
 from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.paths import expanded
+from mpjax.config.program import typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
 from mpjax.config.user_code import require_trust
@@ -17,11 +18,15 @@ from mpjax.errors import UsageError
 def cache_folder(config: Config) -> pathlib.Path:
     """Returns the folder for compiled programs and prepared data, and creates it if absent.
 
-    It is `cache_dir` if set, else `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`.
+    It is `cache_dir` if set, else that of `default_cache_folder`.
     """
+    return _made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder())
+
+
+def default_cache_folder() -> pathlib.Path:
+    """Returns `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`; it need not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = config.cache_dir or os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax")
-    return _made(expanded(folder))
+    return expanded(os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax"))
 
 
 def data_folder(config: Config) -> pathlib.Path:
@@ -129,7 +134,7 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
       UsageError: the folder holds no run, or the run names code outside mpjax and `trust_code` is False.
     """
     if not (folder / CONFIG_FILE).exists():
-        raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that train.py printed")
+        raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed")
     config = from_toml(folder / CONFIG_FILE)
     require_trust(config, folder, trusted=trust_code)
     return config

@@ -1,18 +1,16 @@
 """Reads files and the command line into a `Config`. Files become flags, so that one strict parser checks both."""
 
-import contextlib
 import dataclasses
 import difflib
-import io
 import pathlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tyro
-
+from mpjax.config.arguments import parse
 from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded
+from mpjax.config.program import typed
 from mpjax.config.schema import Config
 from mpjax.config.user_code import is_of_a_run, require_trust
 from mpjax.errors import UsageError
@@ -26,7 +24,7 @@ CONFIG_FILE = "config.toml"
 """The file in a run's folder that holds its resolved settings."""
 
 
-def load_config(argv: Sequence[str], *, prog: str = "train.py") -> Config:
+def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
     """Parses a command line of train.py.
 
     >>> load_config(["--steps", "100", "--model.name", "mlp"]).model.name
@@ -34,16 +32,17 @@ def load_config(argv: Sequence[str], *, prog: str = "train.py") -> Config:
 
     Args:
       argv: the arguments, without the program's name: `--config FILE` (repeatable) and flags of `Config`.
-      prog: the program's name, for messages.
+      prog: the program's name, for messages; empty: as `typed("train")`.
 
     Returns:
       The settings. With `--resume`, files and flags override the settings in the run's own config.toml.
 
     Raises:
-      UsageError: a file is missing, unreadable or wrong (the message names it), `--resume` has no `--output_dir`, or a
-        stored run names code that is not trusted.
-      SystemExit: code 0 after `--help`, 2 after a wrong flag; the message is printed.
+      UsageError: a flag or a file is wrong (the message names it), `--resume` has no `--output_dir`, or a stored run
+        names code that is not trusted.
+      SystemExit: code 0 after `--help`; the help is printed.
     """
+    prog = prog or typed("train")
     files, flags = split_config_files(argv)
     paths = [pathlib.Path(file) for file in files]
     from_files = [flag for path in paths for flag in _checked_flags(path, prog)]
@@ -99,7 +98,7 @@ def read_flags(file: pathlib.Path) -> list[str]:
         if len(unknown) > _MOST_UNKNOWN:  # the parser is slow: it looks for a similar name for each
             first = ", ".join(unknown[:3])
             raise UsageError(
-                f"{first} and {len(unknown) - 3:,} more are not settings; train.py --help lists all settings"
+                f"{first} and {len(unknown) - 3:,} more are not settings; {typed('train')} --help lists all settings"
             )
         return list(_flatten(table, Config(), ""))
     except FileNotFoundError:
@@ -117,12 +116,10 @@ def read_flags(file: pathlib.Path) -> list[str]:
 def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:
     """Converts a file to flags and parses them alone, so that the message for a mistake names the file."""
     flags = read_flags(file)
-    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            _parse(flags, prog)
-    except SystemExit:
-        raise UsageError(f"in {file}:\n{printed.getvalue().rstrip()}") from None
+        _parse(flags, prog)
+    except UsageError as error:
+        raise UsageError(f"in {file}: {error}") from None
     return flags
 
 
@@ -147,7 +144,7 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
         default = getattr(section, key, None)
         if "=" in key or key.replace("_", "-").startswith("tyro-"):
             # The parser would set another setting or write a file, and settings files may come from untrusted sources.
-            raise UsageError(f"{prefix}{key} is not a setting; train.py --help lists all settings")
+            raise UsageError(f"{prefix}{key} is not a setting; {typed('train')} --help lists all settings")
         if flags := [word for word in _words(value) if word.startswith("--")]:
             raise UsageError(f"{prefix}{key} has {flags[0]!r}, which would be read as a flag: wanted a value")
         if "\0" in str(value):
@@ -188,7 +185,7 @@ def _other_kind(value: object, default: object) -> str | None:
 
 
 def _parse(flags: list[str], prog: str) -> Config:
-    return tyro.cli(Config, args=flags, prog=prog, description=DESCRIPTION, use_underscores=True)
+    return parse(Config, flags, prog=prog, description=DESCRIPTION)
 
 
 def from_toml(file: str | pathlib.Path) -> Config:
@@ -197,4 +194,4 @@ def from_toml(file: str | pathlib.Path) -> Config:
     Raises:
       UsageError: the file is missing, unreadable or wrong; the message names it.
     """
-    return _parse(_checked_flags(pathlib.Path(file), "train.py"), "train.py")
+    return _parse(_checked_flags(pathlib.Path(file), typed("train")), typed("train"))

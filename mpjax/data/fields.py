@@ -106,9 +106,11 @@ class Label(_FromColumn):
 
     Args:
       num_classes: the number of classes; labels are in [0, num_classes).
+      names: the name of each class; empty if the data set has none.
     """
 
     num_classes: int
+    names: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False, kw_only=True)
 
     @property
     def rank(self) -> int:

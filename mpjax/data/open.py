@@ -104,7 +104,9 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
     if name == "mask":
         height, width, _ = image.shape if isinstance(image := chosen["image"], Image) else (None, None, 1)
         return Mask((height, width), num_classes, bool(config.ignore_index), origin=origin)
-    return Label(num_classes, origin=origin)
+    # With --data.preprocess a number may mean another class than the stored one.
+    names = getattr(column, "names", ()) if num_classes == known and not config.preprocess else ()
+    return Label(num_classes, origin=origin, names=names)
 
 
 def _own_numbers(name: str, column: Column, config: Data) -> str:

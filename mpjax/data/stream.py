@@ -161,11 +161,8 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for part in self.parts():
-            size = len(next(iter(part.values())))
-            missing = self.batch_size - size
-            weighted = {**part, "weight": np.ones(size, np.float32)}
             rows = self.share.rows(self.batch_size)
-            yield {field: _filled(values, missing)[rows] for field, values in weighted.items()}
+            yield {field: values[rows] for field, values in padded_batch(part, self.batch_size).items()}
 
 
 def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE) -> Batches:
@@ -244,6 +241,13 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
 
     batches = grain.MapDataset.range(size).batch(batch_size).map(lambda chosen: read_batch(source.test, chosen, read))
     return EvalBatches(lambda: _prefetched(batches, config.workers), size, batch_size, share)
+
+
+def padded_batch(part: Batch, batch_size: int) -> Batch:
+    """Pads a batch with rows of zeros, and adds `weight`, float32 [B]: 1 for the rows of `part`, 0 for padding."""
+    size = len(next(iter(part.values())))
+    weighted = {**part, "weight": np.ones(size, np.float32)}
+    return {field: _filled(values, batch_size - size) for field, values in weighted.items()}
 
 
 def _filled(values: np.ndarray, missing: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from mpjax.config.commands import GpuName
+from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.devices import GPUS
 from mpjax.plan.memory import Memory, memory_of

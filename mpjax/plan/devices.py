@@ -10,7 +10,7 @@ give NVLink and PCIe in both directions together, and networks in bits/s. The ta
 import dataclasses
 from collections.abc import Mapping
 
-from mpjax.config.commands import GpuName
+from mpjax.config.plan import GpuName
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

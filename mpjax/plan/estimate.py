@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 
-from mpjax.config.commands import GpuName
+from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start, with_sources

@@ -9,7 +9,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from mpjax.config.commands import xla_options
+from mpjax.config.plan import xla_options
 from mpjax.precision.calls import modules_of
 from mpjax.training import TrainState
 from mpjax.training.layout import Layout

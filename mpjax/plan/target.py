@@ -3,8 +3,6 @@
 import atexit
 import contextlib
 import functools
-import importlib.metadata
-import os
 import pathlib
 import shutil
 import tempfile
@@ -12,17 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from mpjax.config.commands import GpuName
+from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
+from mpjax.plan.compiler import absent_devices, jaxlib_version, require_compiler
 from mpjax.plan.devices import GPUS, Gpu
 from mpjax.training.mesh import make_mesh
 
 
-PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
-"""Either pair is enough. The extra `plan` installs the first."""
 CUDNN = (9, 10, 0)
 """The cuDNN version that a plan assumes. It determines which cuDNN functions JAX may call."""
 
@@ -31,58 +27,24 @@ def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
     """Returns a mesh of `count` GPUs of a kind, with the sizes of `make_mesh`; all are replicas by default.
 
     Raises:
-      UsageError: XLA's CUDA plugin is not installed, has another version than jaxlib, or does not support the GPU.
+      UsageError: XLA's compiler for CUDA is not installed or of another version than jaxlib, or it does not support
+        the GPU.
     """
-    require_plugin()
+    require_compiler()
     return make_mesh(_devices(name, count), **sizes)
-
-
-def require_plugin() -> None:
-    """Raises UsageError if the packages that compile for CUDA are missing or differ from jaxlib's version."""
-    wanted = importlib.metadata.version("jaxlib")
-    found = [{package: _version(package) for package in pair} for pair in PACKAGES]
-    if any(set(pair.values()) == {wanted} for pair in found):
-        return
-    some = next((pair for pair in found if any(pair.values())), found[0])
-    wrong = [f"{package} {version or 'is not installed'}" for package, version in some.items() if version != wanted]
-    exact = " ".join(f"{package}=={wanted}" for package in some)
-    raise UsageError(
-        f"a plan needs jaxlib's CUDA plugin in jaxlib's version {wanted}; {', '.join(wrong)}; write: "
-        f"pip install -e '.[plan]', or pip install --no-deps {exact}"
-    )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 @functools.cache
 def _devices(name: GpuName, count: int) -> list:
-    description = {"topology": f"1x1x{count}", "target_config": target_text(GPUS[name])}
     try:
-        with _without_cuda():
-            return list(topologies.get_topology_desc(platform="cuda", **description).devices)
+        return absent_devices(f"1x1x{count}", target_text(GPUS[name]))
+    except UsageError:
+        raise
     except Exception as error:  # the class depends on jaxlib's version
-        version, others = importlib.metadata.version("jaxlib"), ", ".join(other for other in GPUS if other != name)
+        version, others = jaxlib_version(), ", ".join(other for other in GPUS if other != name)
         raise UsageError(
             f"--gpu {name}: XLA in jaxlib {version} does not support it: {error}; choose another, such as {others}"
         ) from error
-
-
-@contextlib.contextmanager
-def _without_cuda() -> Iterator[None]:
-    """Disables the plugin's check for CUDA libraries at start-up. Compilation does not need them."""
-    variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-    given = os.environ.get(variable)
-    os.environ.setdefault(variable, "1")
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ[variable]
 
 
 def target_text(gpu: Gpu) -> str:

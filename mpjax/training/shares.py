@@ -92,6 +92,10 @@ class OneShare:
         """Returns `run(params, stats, batch) -> sums` as a function of the whole batch, of any size."""
         return run
 
+    def rows(self, run: Callable) -> Callable:
+        """Returns `run(params, stats, batch) -> values`, arrays [B, ...], as a function of the whole batch."""
+        return run
+
     def settle(self, state: Any) -> Any:
         """Returns a training state with the sharding of its layout."""
         return state
@@ -200,18 +204,27 @@ class ManyShares:
     def sums(self, run: Callable) -> Callable:
         """Returns `run` on the share of each device, added up; a batch that does not divide runs whole on each."""
 
-        def sums(params, stats, batch):
+        def add_up(found: Any, divides: bool) -> Any:
+            return jax.lax.psum(found, BATCH_AXES) if divides else found
+
+        return self._on_rows(run, add_up, lambda rows: PartitionSpec())
+
+    def rows(self, run: Callable) -> Callable:
+        """Returns `run` on the share of each device; a batch that does not divide runs whole on each."""
+        return self._on_rows(run, lambda found, divides: found, lambda rows: rows)
+
+    def _on_rows(self, run: Callable, finish: Callable, out_specs: Callable) -> Callable:
+        def on_rows(params, stats, batch):
             divides = all(self.layout.divides(x.shape[0]) for x in jax.tree.leaves(batch))
 
             def on_share(params, stats, batch):
-                found = run(gathered(self.layout, params), stats, batch)
-                return jax.lax.psum(found, BATCH_AXES) if divides else found
+                return finish(run(gathered(self.layout, params), stats, batch), divides)
 
             rows = PartitionSpec(BATCH_AXES) if divides else PartitionSpec()
             given = self._param_specs(params), PartitionSpec(), rows
-            return self._mapped(on_share, given, PartitionSpec())(params, stats, batch)
+            return self._mapped(on_share, given, out_specs(rows))(params, stats, batch)
 
-        return sums
+        return on_rows
 
     def _param_specs(self, names) -> dict[str, PartitionSpec]:
         return {name: self.layout.spec(name) for name in names}

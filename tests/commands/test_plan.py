@@ -8,7 +8,7 @@ import pytest
 from mpjax import cli
 from mpjax.commands import plan
 from mpjax.commands.plan import plan_run
-from mpjax.config.commands import Plan
+from mpjax.config.plan import Plan
 from mpjax.errors import UsageError
 from mpjax.plan.costs import Cost
 from mpjax.plan.measure import Measured

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from mpjax.config.commands import GpuName
+from mpjax.config.plan import GpuName
 from mpjax.plan.devices import GPUS, gpu_of
 
 

@@ -1,6 +1,5 @@
 """Devices that are not there: their description, and what is said where nothing compiles for them."""
 
-import importlib.metadata
 import re
 
 import jax
@@ -11,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpjax.errors import UsageError
 from mpjax.plan import target
 from mpjax.plan.devices import GPUS
-from mpjax.plan.target import mesh_of, require_plugin, target_text, toolkit_folder
+from mpjax.plan.target import mesh_of, target_text, toolkit_folder
 
 
 def test_a_description_has_the_facts_of_the_gpu():
@@ -31,36 +30,11 @@ def test_instructions_of_one_generation_only_are_for_hopper_and_later():
     assert [name for name in GPUS if "ACCELERATED_FEATURES" in target_text(GPUS[name])] == ["h100", "h200", "b200"]
 
 
-@pytest.mark.parametrize(("found", "said"), [(None, "is not installed"), ("0.1.2", "0.1.2")])
-def test_packages_that_are_missing_or_of_another_version_are_named_with_the_line_to_write(monkeypatch, found, said):
-    monkeypatch.setattr(target, "_version", lambda package: found)
-    wanted = importlib.metadata.version("jaxlib")
-    with pytest.raises(UsageError) as raised:
-        require_plugin()
-    message = str(raised.value)
-    assert f"version {wanted}; jax-cuda12-plugin {said}, jax-cuda12-pjrt {said}; write" in message
-    assert "pip install -e '.[plan]'" in message
-    assert f"jax-cuda12-plugin=={wanted} jax-cuda12-pjrt=={wanted}" in message
-
-
-def test_the_plugin_for_cuda_13_will_do(monkeypatch):
-    own = importlib.metadata.version("jaxlib")
-    monkeypatch.setattr(target, "_version", lambda package: own if "cuda13" in package else "0.1.2")
-    require_plugin()
-
-
-def test_half_of_a_pair_is_named(monkeypatch):
-    own = importlib.metadata.version("jaxlib")
-    monkeypatch.setattr(target, "_version", lambda package: own if package == "jax-cuda13-plugin" else None)
-    with pytest.raises(UsageError, match=f"{own}; jax-cuda13-pjrt is not installed; write"):
-        require_plugin()
-
-
 def test_a_gpu_that_xla_does_not_take_is_a_clear_error(plugin, monkeypatch):
-    def refuse(**description):
+    def refuse(topology, description):
         raise ValueError("unknown device")
 
-    monkeypatch.setattr(target.topologies, "get_topology_desc", refuse)
+    monkeypatch.setattr(target, "absent_devices", refuse)
     target._devices.cache_clear()
     with pytest.raises(UsageError, match="--gpu b200: XLA in jaxlib .* does not support it: unknown device; choose"):
         mesh_of("b200", 3)

@@ -84,7 +84,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
         kinds: dict[str, Column] = {}
     else:
         splits, classes = _classes(folders, set_name)
-        kinds = {"label": Label(classes)}
+        kinds = {"label": Label(len(classes), names=classes)}
     sizes = {name: len(examples) for name, examples in splits.items()}
     train, test = (
         _joined([splits[p.split].between(p.start, p.stop) for p in parts_of(expression, sizes, set_name)])
@@ -114,8 +114,8 @@ def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict
     return {name: root / name for name in (there if "all" in wanted else wanted)}
 
 
-def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[str, FolderExamples], int]:
-    """Returns the examples of every split and the number of classes.
+def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[str, FolderExamples], tuple[str, ...]]:
+    """Returns the examples of every split and the classes.
 
     The classes are the sorted names of the folders in all splits.
     """
@@ -135,7 +135,7 @@ def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[s
         pairs.sort(key=lambda pair: _spread(os.path.relpath(pair[0], folders[split])))
         labels = np.asarray([number for _, number in pairs], np.int32)
         examples[split] = FolderExamples({"image": [path for path, _ in pairs]}, {"label": labels})
-    return examples, len(names)
+    return examples, tuple(names)
 
 
 def _folders(folder: pathlib.Path) -> list[str]:

@@ -100,7 +100,7 @@ def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Rea
 
     called = f"column '{name}'"
     if isinstance(feature, datasets.ClassLabel):
-        return Label(len(feature.names)), _numbers(called)
+        return Label(len(feature.names), names=tuple(feature.names)), _numbers(called)
     if isinstance(feature, datasets.Image):
         return Image(_shape_of_images(name, train, test)), _images(called)
     if isinstance(feature, datasets.Value):
@@ -211,7 +211,7 @@ def _classes(name: str, set_name: str, train: Any, test: Any) -> tuple[Label, Re
         def numbered(column: Any) -> np.ndarray:
             return arrow.pc.index_in(arrow.flat(column), value_set=names).to_numpy(zero_copy_only=False)
 
-        return Label(len(names)), numbered
+        return Label(len(names), names=tuple(names.to_pylist())), numbered
     raise UsageError(
         f"label ({called} of '{set_name}'): dtype {_numpy_name(kind)}; wanted class numbers, integers or text; "
         f"{whole_numbers(name)}"

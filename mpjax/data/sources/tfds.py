@@ -95,7 +95,7 @@ def _column(feature: Any, classes: int = 0) -> Column:
 
     kinds = tfds.features
     if isinstance(feature, kinds.ClassLabel) and feature.num_classes:
-        return Label(feature.num_classes)
+        return Label(feature.num_classes, names=tuple(feature.names))
     if isinstance(feature, kinds.Text):
         return Text()
     shape: Any = getattr(feature, "shape", ())

@@ -126,8 +126,7 @@ def _padded(examples: Examples, tokenizer: Tokenizer, length: int, where: str) -
     parts: list[Ragged] = []
     labels: list[Any] = []
     for chunk in _chunks(examples):
-        ragged = tokenizer.framed([_text(example, where) for example in chunk], length)
-        parts.append(_without_empty(ragged, tokenizer))
+        parts.append(framed([_text(example, where) for example in chunk], tokenizer, length))
         labels += [example["label"] for example in chunk]
     starts = np.concatenate([[0], np.cumsum(np.concatenate([part.lengths for part in parts]))])
     values = np.concatenate([_small(part.values, tokenizer) for part in parts])
@@ -165,8 +164,12 @@ def _text(example: Mapping[str, Any], where: str) -> str:
     raise UsageError(f"{where}: got {type(text).__name__}; wanted str or UTF-8 bytes")
 
 
-def _without_empty(ragged: Ragged, tokenizer: Tokenizer) -> Ragged:
-    """Gives each empty text one padding token, because attention over no tokens is NaN."""
+def framed(texts: Sequence[str], tokenizer: Tokenizer, length: int) -> Ragged:
+    """Tokenizes texts for a classifier, each to at most `length` tokens.
+
+    An empty text gets one padding token, because attention over no tokens is NaN.
+    """
+    ragged = tokenizer.framed(texts, length)
     empty = ragged.lengths == 0
     if not empty.any():
         return ragged

@@ -7,6 +7,7 @@ import re
 import shlex
 
 from mpjax.config.paths import expanded
+from mpjax.config.program import command_line
 from mpjax.errors import UsageError
 
 
@@ -76,7 +77,7 @@ def _in_folder(folder: pathlib.Path) -> list[pathlib.Path]:
     if (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir():
         raise UsageError(
             f"{folder} is a run of mpjax; write its weights to a file first:\n"
-            f"  {shlex.join(['python', 'scripts/export.py', '--run', str(folder), '--output', str(folder / SINGLE)])}"
+            f"  {command_line('export', '--run', str(folder), '--output', str(folder / SINGLE))}"
         )
     raise UsageError(f"no safetensors in {folder}: wanted {SINGLE}, or {INDEX} with its parts")
 

@@ -75,6 +75,7 @@ def test_columns_say_what_they_hold(tmp_path):
         "gray": Image((1, 2, 1)),
         "box": Other("float32 [4]", rank=1),
     }
+    assert table.columns["kind"].names == ("a", "b")
     (train, _) = table.open(["photo", "body"])
     assert set(train[1]) == {"photo", "body"}
     assert train[1]["photo"].startswith(b"\x89PNG")
@@ -137,6 +138,7 @@ def test_texts_are_classes_in_alphabetical_order_the_same_in_both_splits(tmp_pat
     )
     source = opened(name, "text_classification")
     assert source.fields["label"] == Label(3)
+    assert source.fields["label"].names == ("mid", "neg", "pos")
     assert [int(example["label"]) for example in (*source.train, *source.test)] == [2, 1, 2, 2, 0]
 
 

@@ -1,0 +1,213 @@
+"""Predicts with a checkpoint: a run's folder and images, texts or a split in, JSON lines and masks out."""
+
+import collections
+import contextlib
+import math
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from mpjax import data, strict_json
+from mpjax.commands.evaluate import stored_settings, trained_state
+from mpjax.commands.task import open_task
+from mpjax.config import Config
+from mpjax.config.paths import expanded
+from mpjax.config.prediction import Prediction, check_prediction
+from mpjax.data.given import Given, given_batches, given_images, given_split, takes_images
+from mpjax.errors import UsageError
+from mpjax.precision.modules import storage_policy
+from mpjax.training.eval_step import AHEAD
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh, place
+from mpjax.training.predict_step import make_predict_step, outputs_for
+from mpjax.training.setup import check_fit
+from mpjax.training.views import predict_with
+
+
+Record = dict[str, Any]
+"""A line of the result: `input`, and what the task gives."""
+
+
+def predict_run(settings: Prediction) -> int:
+    """Predicts, writes a line for each input, and returns how many there are.
+
+    Raises:
+      UsageError: there is no run, checkpoint, input or split of that name, an input cannot be read (without
+        `settings.skip_bad`), or an output of the model is not finite.
+    """
+    # Settings and model: as for an evaluation
+    check_prediction(settings)
+    config = stored_settings(settings)
+    if config.task == "own":
+        raise UsageError(
+            f"the run in {settings.run} has a task of its own (--task own): only its objective can read it"
+        )
+    plan, source, task = open_task(config)
+    if config.training.objective:  # its model has to do what the task says
+        fields = data.batch_fields(source, config.data)
+        check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+    given = _given(settings, config, source)
+    masks = _folder_of_masks(settings, given) if config.task == "segmentation" else None
+    layout = Layout(make_mesh())
+    _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
+    params = state.ema if settings.ema else state.params
+
+    # One program for all batches
+    policy = storage_policy(plan.policy) if plan.mode == "autocast" else plan.policy
+    predict = predict_with(config.data.test_time_augmentation, config.task)
+    outputs_of = outputs_for(config.task, task.objective.prepare, policy, top=settings.top, predict=predict)
+    step = make_predict_step(task.structure, outputs_of, cast=task.cast, layout=layout)
+    batch_size = settings.batch_size or config.data.eval_batch_size
+    sharding = layout.evaluation(batch_size)
+
+    with _lines(None if masks else settings.output) as file, _progress(settings, len(given.names)) as at:
+        skip = (lambda said: print(f"skipped: {said}", file=sys.stderr)) if settings.skip_bad else None
+        batches = given_batches(given, batch_size, workers=config.data.workers, skip=skip)
+
+        def computed() -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray], Mapping[str, np.ndarray]]]:
+            """Yields inputs, batches and outputs; later batches are read while the device computes."""
+            running: collections.deque = collections.deque()
+            for found in batches:
+                running.append((*found, step(params, state.stats, place(found.arrays, sharding))))
+                while len(running) >= AHEAD:
+                    yield jax.device_get(running.popleft())
+            while running:
+                yield jax.device_get(running.popleft())
+
+        names = getattr(source.fields.get("label"), "names", ())
+        count = 0
+        for owner, rows in _by_input(computed()):
+            record: Record = {"input": given.names[owner]}
+            if not all(row["finite"] for row in rows):
+                raise UsageError(
+                    f"{given.names[owner]}: the model's output is not finite under {plan.policy}; "
+                    "write --policy float32, or another --checkpoint"
+                )
+            if masks:
+                record["mask"] = _write_mask(masks / _mask_name(given.names[owner]), rows[0]["mask"])
+            elif config.task == "language_modeling":
+                record |= _loss(rows)
+            else:
+                record |= _classes(rows[0], names)
+            print(strict_json.encode(record), file=file)
+            count += 1
+            at(owner + 1)
+    if not count:
+        raise UsageError(f"none of {len(given.names)} inputs could be read, see above")
+    return count
+
+
+def _given(settings: Prediction, config: Config, source: data.Source) -> Given:
+    if settings.split:
+        return given_split(source, config.data)
+    if config.data.preprocess:
+        raise UsageError(
+            f"{settings.inputs[0]}: the run's function --data.preprocess {config.data.preprocess} takes examples of "
+            "its data set, and not files alone; write --split"
+        )
+    if takes_images(source):
+        return given_images(settings.inputs, source, config.data)
+    from mpjax.data.text.given import given_texts  # late: images need no tokenizer
+
+    return given_texts(settings.inputs, source, config.data, column=settings.column)
+
+
+def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yields each input with the outputs of all its rows, which follow one another."""
+    current, rows = -1, []
+    for owners, batch, outputs in computed:
+        for place_in_batch, owner in enumerate(owners):
+            if owner != current and rows:
+                yield current, rows
+                rows = []
+            current = int(owner)
+            row = {name: values[place_in_batch] for name, values in outputs.items()}
+            rows.append(row | ({"label": batch["label"][place_in_batch]} if "label" in batch else {}))
+    if rows:
+        yield current, rows
+
+
+def _classes(row: Mapping[str, Any], names: Sequence[str]) -> Record:
+    def called(number: Any) -> str | int:
+        return names[int(number)] if names else int(number)
+
+    top = [[called(c), float(p)] for c, p in zip(row["classes"], row["probabilities"], strict=True)]
+    label = {"label": called(row["label"])} if "label" in row else {}
+    return {"class": top[0][0], "probability": top[0][1], "top": top, **label}
+
+
+def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:
+    tokens = sum(int(row["tokens"]) for row in rows)
+    loss = sum(float(row["loss"]) for row in rows) / tokens
+    with np.errstate(over="ignore"):
+        return {"loss": loss, "perplexity": float(np.exp(np.float64(loss))), "tokens": tokens}
+
+
+def _folder_of_masks(settings: Prediction, given: Given) -> pathlib.Path:
+    """Creates the folder of the masks.
+
+    Raises:
+      UsageError: no folder is given, or two inputs would have one mask.
+    """
+    if not settings.output:
+        raise UsageError("--output is empty: wanted a folder for the masks, such as --output masks")
+    taken: dict[str, str] = {}
+    for name in given.names:
+        if (mask := _mask_name(name)) in taken:
+            raise UsageError(f"{taken[mask]} and {name}: both masks would be {mask}; predict one folder at a time")
+        taken[mask] = name
+    folder = expanded(settings.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _mask_name(name: str) -> str:
+    """Returns the file name of the mask of an image file, `cat.jpg`, or of an example, `train[:0.5%][3]`."""
+    return f"{name if name.endswith(']') else pathlib.PurePath(name).stem}.png"
+
+
+def _write_mask(path: pathlib.Path, mask: np.ndarray) -> str:
+    from PIL import Image
+
+    Image.fromarray(mask).save(path)
+    return str(path)
+
+
+@contextlib.contextmanager
+def _lines(output: str | None) -> Iterator[TextIO]:
+    """Opens the file of the lines, or stdout. The file gets its name when it is complete."""
+    if not output:
+        yield sys.stdout
+        return
+    path = expanded(output)
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            yield file
+        unfinished.replace(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"--output {output}: there is no folder {path.parent}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _progress(settings: Prediction, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows how many inputs are done on stderr if that is a terminal, unless the lines appear there too."""
+    if not sys.stderr.isatty() or (sys.stdout.isatty() and not settings.output):
+        yield lambda done: None
+        return
+    step = max(math.ceil(total / 100), 1)
+
+    def at(done: int) -> None:
+        if done % step == 0 or done == total:
+            print(f"\r{done:,}/{total:,}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield at
+    finally:
+        print(file=sys.stderr)

@@ -1,0 +1,89 @@
+"""Writes what lets a shell complete the commands, their flags and the values that flags choose from."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from mpjax.config.choices import MODELS
+from mpjax.config.durations import Duration
+from mpjax.config.program import NAME
+from mpjax.config.schema import Config, ModelName
+from mpjax.errors import UsageError
+
+
+SHELLS = ("bash",)
+
+
+def script(shell: str, commands: Mapping[str, Sequence[type]]) -> str:
+    """Returns the text that a shell evaluates to complete command lines of `mpjax`.
+
+    Args:
+      shell: one of `SHELLS`.
+      commands: the names of the commands, and the dataclasses that the flags of each are from.
+
+    Raises:
+      UsageError: there is no such shell.
+    """
+    if shell not in SHELLS:
+        raise UsageError(f"--print-completion {shell or 'without a shell'}: wanted {' or '.join(SHELLS)}")
+    flags, values = [], []
+    for command, kinds in commands.items():
+        found = {"--help": (), **{flag: words for kind in kinds for flag, words in flags_of(kind)}}
+        if Config in kinds:
+            found["--config"] = ()
+        flags.append(f"    {command}) flags='{' '.join(sorted(found))}' ;;")
+        values += [f"    '{command} {flag}') values='{' '.join(words)}' ;;" for flag, words in found.items() if words]
+    text = _BASH.replace("@NAME@", NAME).replace("@COMMANDS@", " ".join(["--help", "--version", *commands]))
+    return text.replace("@FLAGS@", "\n".join(flags)).replace("@VALUES@", "\n".join(values))
+
+
+def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]:
+    """Yields the flags of a dataclass and of those inside it, each with the values that it chooses from, if any."""
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        if dataclasses.is_dataclass(inner) and inner is not Duration:
+            yield from flags_of(inner, f"{prefix}{name}.")
+        elif inner is bool:
+            yield f"--{prefix}{name}", ()
+            yield f"--{prefix}no_{name}", ()
+        elif name not in ("runs", "inputs"):  # words without a flag
+            yield f"--{prefix}{name}", tuple(MODELS) if hint == ModelName else _choices(inner)
+
+
+def _choices(hint: Any) -> Sequence[str]:
+    if typing.get_origin(hint) is Literal:
+        return [str(word) for word in typing.get_args(hint) if word != ""]
+    if typing.get_origin(hint) is tuple:
+        return _choices(typing.get_args(hint)[0])
+    return ()
+
+
+# Values are those of the last flag, however many words stand behind it. Where nothing is known, files are completed.
+_BASH = """\
+_@NAME@_complete() {
+  local word=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]} flag= flags= values= i
+  COMPREPLY=()
+  if ((COMP_CWORD == 1)); then
+    COMPREPLY=($(compgen -W '@COMMANDS@' -- "$word"))
+    return
+  fi
+  for ((i = COMP_CWORD - 1; i > 1; i--)); do
+    if [[ ${COMP_WORDS[i]} == --* ]]; then
+      flag=${COMP_WORDS[i]}
+      break
+    fi
+  done
+  case $command in
+@FLAGS@
+  esac
+  case "$command $flag" in
+@VALUES@
+  esac
+  if [[ $word == -* ]]; then
+    COMPREPLY=($(compgen -W "$flags" -- "$word"))
+  elif [[ $values ]]; then
+    COMPREPLY=($(compgen -W "$values" -- "$word"))
+  fi
+}
+complete -o default -F _@NAME@_complete @NAME@"""

@@ -1,0 +1,104 @@
+"""The settings of a plan, and their parser."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from mpjax.config.arguments import parse_known
+from mpjax.config.commands import check_image
+from mpjax.config.load import load_config
+from mpjax.config.schema import Config
+from mpjax.errors import UsageError
+
+
+GpuName = Literal["v100", "a100", "l4", "h100", "h200", "b200"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Predict whether a run fits on a GPU and how fast it is, by compiling its training step. No GPU is needed.
+
+    --config FILE (repeatable) and all flags of train.py, listed by `train.py --help`, define the run."""
+
+    gpu: tuple[GpuName, ...] = ()
+    """GPUs to plan for, one or more."""
+    policies: tuple[str, ...] = ()
+    """Precision policies to compare; empty: the policy of the run."""
+    devices: int = 1
+    """GPUs that a batch is sharded over; memory and time are per GPU."""
+    attention: Literal["auto", "xla", "cudnn"] = "auto"
+    """Attention kernel; auto: the same as a run on that GPU, cuDNN's fused kernel where possible."""
+    install: bool = False
+    """Download XLA's compiler for CUDA to mpjax's cache folder first, where no other JAX program sees it: 175 MB, once
+    for a version of jaxlib. Not needed where JAX is installed for a GPU."""
+    memory_fraction: float = 0.75
+    """Share of GPU memory that a run may use, as XLA_PYTHON_CLIENT_MEM_FRACTION; the default is that of JAX."""
+    vocabulary: int = 0
+    """Vocabulary size, for a tokenizer that is not on this machine; 0: ask the tokenizer."""
+    fit: bool = True
+    """Estimate the largest batch that fits; needs at most one more compilation per policy and GPU."""
+    verify: bool = False
+    """Verify the largest batch by compiling it, with corrections if needed: up to five more compilations."""
+    xla: tuple[str, ...] = ()
+    """XLA options to compare with the defaults, one or more in each word: "xla_gpu_enable_triton_gemm=false"."""
+    costliest: int = 10
+    """Number of kinds of kernels to list with the module and source line of each, the costliest first."""
+    measure: bool = True
+    """Also time the step if such a GPU is present, and report the measurement beside the prediction."""
+    plot: str = ""
+    """Image file of memory and time; empty: none."""
+    json: bool = False
+    """Print one JSON object instead of tables."""
+
+
+def check_plan(settings: Plan) -> None:
+    """Raises UsageError if the settings of a plan are out of range or incomplete."""
+    if not settings.gpu and not settings.install:
+        raise UsageError("--gpu is empty: wanted one or more, such as h100")
+    for name in ("gpu", "policies", "xla"):
+        given = getattr(settings, name)
+        if twice := [value for i, value in enumerate(given) if value in given[:i]]:
+            raise UsageError(f"--{name} has {twice[0]} twice: wanted different ones")
+    if settings.devices < 1:
+        raise UsageError(f"--devices is {settings.devices}: wanted at least 1")
+    if settings.vocabulary < 0:
+        raise UsageError(f"--vocabulary is {settings.vocabulary}: wanted 0 or more")
+    if not 0 < settings.memory_fraction <= 1:
+        raise UsageError(f"--memory_fraction is {settings.memory_fraction}: wanted a share above 0, at most 1")
+    for words in settings.xla:
+        xla_options(words)
+    if settings.costliest < 0:
+        raise UsageError(f"--costliest is {settings.costliest}: wanted 0 or more")
+    check_image("--plot", settings.plot)
+
+
+def xla_options(words: str) -> dict[str, Any]:
+    """Parses XLA options.
+
+    >>> xla_options("xla_gpu_enable_triton_gemm=false xla_gpu_autotune_level=0")
+    {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_autotune_level': 0}
+
+    Raises:
+      UsageError: a word is not NAME=VALUE with a name that begins with `xla_`.
+    """
+    options: dict[str, Any] = {}
+    for word in words.split():
+        name, equals, value = word.partition("=")
+        name = name.lstrip("-")
+        if not equals or not value or not name.startswith("xla_"):
+            raise UsageError(f"--xla has '{word}': wanted xla_NAME=VALUE, such as xla_gpu_enable_triton_gemm=false")
+        number = value.removeprefix("-").isdecimal()
+        options[name] = value == "true" if value in ("true", "false") else int(value) if number else value
+    return options
+
+
+def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:
+    """Parses a command line of plan.py into the settings of the plan and those of the planned run.
+
+    Raises:
+      UsageError: as `check_plan` and `load_config`.
+      SystemExit: code 0 after `--help`; the help is printed.
+    """
+    settings, rest = parse_known(Plan, argv, prog=prog)
+    check_plan(settings)
+    return settings, load_config(rest, prog=prog)

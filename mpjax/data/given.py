@@ -1,0 +1,177 @@
+"""Batches of what a user gives to a trained model: image files, texts, or the examples of a split."""
+
+import concurrent.futures
+import dataclasses
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpjax.config.paths import expanded
+from mpjax.config.schema import Data
+from mpjax.data.examples import Source
+from mpjax.data.fields import Image
+from mpjax.data.images.decoding import FileBytes, named_errors, opened
+from mpjax.data.read import Arrays, reader
+from mpjax.data.stream import Batch, padded_batch
+from mpjax.errors import UsageError
+
+
+GRAYSCALE = {"1", "L", "LA"}
+"""Pillow's modes of images without colours."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Inputs, read one by one.
+
+    Args:
+      names: the name of each input, for the result and for messages.
+      load: a function from positions to stored inputs.
+      rows: a function from a stored input to the fields of its rows, [n, ...]; it raises UsageError. A long text has
+        several rows, any other input has one.
+    """
+
+    names: Sequence[str]
+    load: Callable[[Sequence[int]], Sequence[Any]]
+    rows: Callable[[Any], Arrays]
+
+
+class GivenBatch(NamedTuple):
+    """A batch of the full size.
+
+    Attributes:
+      owners: the input of each row that is not padding.
+      arrays: the fields, [B, ...], with `weight` [B], 0 for padding.
+    """
+
+    owners: np.ndarray
+    arrays: Batch
+
+
+def given_batches(
+    given: Given, batch_size: int, *, workers: int, skip: Callable[[str], None] | None
+) -> Iterator[GivenBatch]:
+    """Yields all inputs in order, in batches of one size.
+
+    Args:
+      given: the inputs.
+      batch_size: the rows of a batch.
+      workers: the number of threads that read.
+      skip: receives the message about an input that cannot be read, which is then left out; None: it is an error.
+
+    Raises:
+      UsageError: an input cannot be read, and `skip` is None; the message names it.
+    """
+    first: Arrays = {}
+    waiting: list[tuple[int, Arrays]] = []  # an input and one row of it
+
+    def attempt(stored: Any) -> Arrays | UsageError:
+        try:
+            return given.rows(stored)
+        except UsageError as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
+        for start in range(0, len(given.names), batch_size):
+            positions = range(start, min(start + batch_size, len(given.names)))
+            for position, rows in zip(positions, pool.map(attempt, given.load(positions)), strict=True):
+                if isinstance(rows, UsageError):
+                    name, said = given.names[position], str(rows)
+                    said = said if name in said else f"{name}: {said}"
+                    if skip is None:
+                        raise UsageError(said) from rows
+                    skip(said)
+                    continue
+                first = first or rows
+                _require_dtypes(rows, first, given.names[position])
+                count = len(next(iter(rows.values())))
+                waiting += [(position, {name: value[i] for name, value in rows.items()}) for i in range(count)]
+            while len(waiting) >= batch_size:
+                yield _joined(waiting[:batch_size], batch_size)
+                waiting = waiting[batch_size:]
+    if waiting:
+        yield _joined(waiting, batch_size)
+
+
+def _require_dtypes(rows: Arrays, first: Arrays, name: str) -> None:
+    for field, value in rows.items():
+        if value.dtype != (wanted := first[field].dtype):
+            raise UsageError(f"{name}: {field} is {value.dtype}, that of the first input is {wanted}; wanted one dtype")
+
+
+def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
+    arrays = {name: np.stack([row[name] for _, row in rows]) for name in rows[0][1]}
+    return GivenBatch(np.asarray([owner for owner, _ in rows]), padded_batch(arrays, batch_size))
+
+
+def given_split(source: Source, config: Data) -> Given:
+    """Returns the examples of the test split, read as for evaluation."""
+    read = reader(source, config, training=False)
+
+    def rows(example: Any) -> Arrays:
+        return {name: value[None] for name, value in read(example).items()}
+
+    names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
+    return Given(names, lambda positions: source.test.__getitems__(list(positions)), rows)
+
+
+def given_images(inputs: Sequence[str], source: Source, config: Data) -> Given:
+    """Returns image files, read as the images of the set for evaluation.
+
+    Args:
+      inputs: files, folders (all files in them and below, by name) and globs.
+      source: the set that the model was trained on.
+      config: the settings of the set.
+
+    Raises:
+      UsageError: there is no such file, a folder has no files or a glob matches none.
+    """
+    image: Any = source.fields["image"]
+    read = reader(dataclasses.replace(source, fields={"image": image}), config, training=False)
+
+    def rows(path: str) -> Arrays:
+        stored = FileBytes.read(path)
+        if image.shape[2] == 1:
+            with named_errors(stored), opened(stored) as picture:
+                mode = picture.mode
+            if mode not in GRAYSCALE:
+                raise UsageError(
+                    f"{path}: a colour image (Pillow's mode {mode}); the model takes grayscale, 1 channel; convert it"
+                )
+        return {name: value[None] for name, value in read({"image": stored}).items()}
+
+    paths = [path for given in inputs for path in files_of(given)]
+    return Given(paths, lambda positions: [paths[position] for position in positions], rows)
+
+
+def files_of(given: str) -> list[str]:
+    """Returns the file that a word names, all files in a folder and below, or those that a glob matches, by name.
+
+    Hidden files are left out of folders.
+
+    Raises:
+      UsageError: there is nothing of that name, or no file in it.
+    """
+    path = expanded(given)
+    if path.is_dir():
+        found = []
+        for folder, inner, names in os.walk(path):
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+        if not found:
+            raise UsageError(f"{given}: the folder has no files; wanted images")
+        return found
+    if path.exists():
+        return [str(path)]
+    if matching := [name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)]:
+        return matching
+    kind = "no file matches" if glob.has_magic(given) else "no such file or folder"
+    raise UsageError(f"{given}: {kind}; wanted images, folders of them, or quoted globs such as 'photos/*.jpg'")
+
+
+def takes_images(source: Source) -> bool:
+    """Returns True if a model of this set takes images, False if it takes texts."""
+    return isinstance(source.fields.get("image"), Image)

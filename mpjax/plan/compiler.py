@@ -1,0 +1,172 @@
+"""Finds, installs and loads XLA's compiler for CUDA, so that no JAX program but a plan sees it."""
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from mpjax.config.folders import default_cache_folder
+from mpjax.config.program import command_line
+from mpjax.errors import UsageError
+
+
+PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
+"""Either pair is enough where JAX is installed for a GPU."""
+PACKAGE = "jax-cuda12-pjrt"
+"""The package that holds the compiler. It also holds a hook, which every JAX program runs that finds the package."""
+LIBRARY = "jax_plugins/xla_cuda12/xla_cuda_plugin.so"
+"""The compiler in that package."""
+NOISE = ("cudart_stub.cc", "before absl::InitializeLog()")
+"""Marks of the lines that the compiler prints because there is no driver."""
+
+
+def compiler_folder() -> pathlib.Path:
+    """Returns the folder of the compiler for this version of jaxlib, which need not exist."""
+    return default_cache_folder() / "cuda_compiler" / jaxlib_version()
+
+
+def jaxlib_version() -> str:
+    """Returns the version of jaxlib, which is also that of its compiler for CUDA."""
+    return importlib.metadata.version("jaxlib")
+
+
+def has_compiler() -> bool:
+    """Returns True if the compiler is in the cache folder, or a package of JAX for a GPU is installed."""
+    return (compiler_folder() / LIBRARY).is_file() or any(_version(package) for pair in PACKAGES for package in pair)
+
+
+def require_compiler() -> None:
+    """Raises UsageError if there is no compiler for CUDA of jaxlib's version.
+
+    JAX's own packages for a GPU come first. If JAX finds such packages of another version, it has loaded these.
+    """
+    wanted, install = jaxlib_version(), command_line("plan", "--install")
+    found = [{package: _version(package) for package in pair} for pair in PACKAGES]
+    if any(set(pair.values()) == {wanted} for pair in found):
+        return
+    some = next((pair for pair in found if any(pair.values())), None)
+    if some:
+        wrong = [f"{package} {version or 'is not installed'}" for package, version in some.items() if version != wanted]
+        exact = " ".join(f"{package}=={wanted}" for package in some)
+        present = " ".join(package for package, version in some.items() if version)
+        raise UsageError(
+            f"a plan needs jaxlib's CUDA packages in jaxlib's version {wanted}; {', '.join(wrong)}; write: "
+            f"pip install --no-deps {exact}, or without a GPU: pip uninstall {present}, then {install}"
+        )
+    if not (compiler_folder() / LIBRARY).is_file():
+        raise UsageError(
+            f"a plan needs XLA's compiler for CUDA of jaxlib {wanted}; write: {install}, which downloads it to "
+            f"{compiler_folder()} (175 MB, 460 MB unpacked), where no other JAX program sees it"
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def install_compiler() -> pathlib.Path:
+    """Downloads the compiler of jaxlib's version to `compiler_folder()`, and returns that folder.
+
+    Raises:
+      UsageError: there is no pip, or it cannot install the package.
+    """
+    folder = compiler_folder()
+    if (folder / LIBRARY).is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    options = ["install", "--no-deps", "--disable-pip-version-check", "--only-binary", ":all:"]
+    package = f"{PACKAGE}=={jaxlib_version()}"
+    # Two plans may install at once, and one may be interrupted: only a complete folder gets the name.
+    unfinished = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.")
+    try:
+        command = [sys.executable, "-m", "pip", *options, "--target", unfinished, package]
+        done = subprocess.run(command, check=False, stdout=2)  # stdout is for the plan
+        if done.returncode or not pathlib.Path(unfinished, LIBRARY).is_file():
+            raise UsageError(
+                f"{sys.executable} -m pip cannot install {package}, see above; with another installer, write: "
+                f"uv pip install --no-deps --target {folder} {package}"
+            )
+        with contextlib.suppress(FileExistsError, OSError):  # another plan was faster
+            os.rename(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def load_compiler() -> None:
+    """Makes JAX able to describe CUDA devices in this process; which devices it computes on does not change.
+
+    Raises:
+      UsageError: as `require_compiler`, or the compiler is not there and cannot be downloaded.
+    """
+    if not has_compiler():
+        print(f"downloading XLA's compiler for CUDA (175 MB) to {compiler_folder()}", file=sys.stderr)
+        install_compiler()
+    require_compiler()
+    if any(_version(package) for pair in PACKAGES for package in pair):
+        return  # JAX loads its own packages when it first looks for devices
+    # Platforms that are registered after JAX has chosen its devices are not tried for any.
+    jax.devices()
+    # What the package's own hook calls. JAX offers plugins no public name.
+    from jax._src import xla_bridge
+
+    with without_noise():
+        xla_bridge.register_plugin("cuda", priority=0, library_path=str(compiler_folder() / LIBRARY))
+
+
+def absent_devices(topology: str, target: str) -> list[Any]:
+    """Returns devices to compile for that are not there.
+
+    Args:
+      topology: hosts, devices per host and so on, such as "1x1x8".
+      target: the device, as `mpjax.plan.target.target_text` formats it.
+    """
+    load_compiler()
+    with _without_cuda(), without_noise():
+        return list(topologies.get_topology_desc(platform="cuda", topology=topology, target_config=target).devices)
+
+
+@contextlib.contextmanager
+def _without_cuda() -> Iterator[None]:
+    """Disables the check for CUDA libraries of JAX's own packages at start-up. Compilation does not need them."""
+    variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+    given = os.environ.get(variable)
+    os.environ.setdefault(variable, "1")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[variable]
+
+
+@contextlib.contextmanager
+def without_noise() -> Iterator[None]:
+    """Leaves out lines with `NOISE` of what this process writes to stderr, also outside of Python."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            written.seek(0)
+            for line in written:
+                if not any(mark.encode() in line for mark in NOISE):
+                    os.write(2, line)

@@ -1,0 +1,100 @@
+"""The prediction step: what the model says about each example of a batch."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from mpjax.config.choices import TaskName
+from mpjax.precision.policy import Policy
+from mpjax.training.cross_entropy import predicted
+from mpjax.training.layout import Layout
+from mpjax.training.losses import cross_entropy
+from mpjax.training.shares import shares_of
+from mpjax.training.state import Arrays, Structure, uncast
+from mpjax.training.views import Predict, once
+
+
+def make_predict_step(
+    structure: Structure,
+    outputs_of: Callable,
+    *,
+    cast: Callable[[Callable], Callable] = uncast,
+    layout: Layout | None = None,
+) -> Callable[[Arrays, Arrays, Mapping[str, jax.Array]], dict[str, jax.Array]]:
+    """Returns the jit-compiled prediction step, which computes under the model's policy and changes no state.
+
+    Args:
+      structure: the model taken apart, with its policy applied.
+      outputs_of: `(model, batch) -> outputs`, arrays [B, ...]; the model is in evaluation mode.
+      cast: as for `make_train_step`.
+      layout: as for `make_train_step`.
+
+    Returns:
+      `(params, stats, batch) -> outputs`.
+    """
+    shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))
+
+    @cast
+    def of_share(params: Arrays, stats: Arrays, batch) -> Arrays:
+        model = structure.assemble(params, stats)
+        model.eval()
+        shares.adapt(model)
+        return outputs_of(model, batch)
+
+    return jax.jit(shares.rows(of_share))
+
+
+def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, predict: Predict = once) -> Callable:
+    """Returns the function `(model, batch) -> outputs` of a task.
+
+    Classification gives `classes` and `probabilities`, [B, top], the most probable first. Segmentation gives `mask`,
+    the class of each pixel, uint8 [B, H, W]. Language modelling gives `loss` [B], the sum over the first `count` tokens
+    of an example (all, without `count`), and `tokens` [B], their number. `finite` [B] is False where the model's
+    output is not.
+
+    Args:
+      task: the task.
+      prepare: as in `mpjax.training.objectives.classification`.
+      policy: casts the images to its compute dtype.
+      top: the classes to give, at most all.
+      predict: `(model, images) -> logits`, where the logits of several views may be averaged.
+    """
+
+    def of_images(model, batch):
+        return predict(model, policy.cast_to_compute(prepare(batch, None)["image"]))
+
+    def classes(logits: jax.Array) -> Arrays:
+        probabilities = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+        values, numbers = jax.lax.top_k(probabilities, min(top, logits.shape[-1]))
+        return {"classes": numbers, "probabilities": values, "finite": _finite(logits)}
+
+    def image_classification(model, batch) -> Arrays:
+        return classes(of_images(model, batch))
+
+    def text_classification(model, batch) -> Arrays:
+        return classes(model(batch["tokens"], batch["length"]))
+
+    def segmentation(model, batch) -> Arrays:
+        logits = of_images(model, batch)
+        return {"mask": predicted(logits).astype(jnp.uint8), "finite": _finite(logits)}
+
+    def language_modeling(model, batch) -> Arrays:
+        tokens, following = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
+        losses = cross_entropy(model(tokens), following)
+        count = batch.get("count", jnp.full(len(tokens), tokens.shape[1], jnp.int32))
+        losses = jnp.where(jnp.arange(tokens.shape[1])[None] < count[:, None], losses, jnp.zeros_like(losses))
+        return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
+
+    outputs: Mapping[TaskName, Callable] = {
+        "classification": image_classification,
+        "text_classification": text_classification,
+        "segmentation": segmentation,
+        "language_modeling": language_modeling,
+    }
+    return outputs[task]
+
+
+def _finite(values: jax.Array) -> jax.Array:
+    return jnp.all(jnp.isfinite(values), axis=tuple(range(1, values.ndim)))

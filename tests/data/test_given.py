@@ -1,0 +1,107 @@
+"""What a user gives to a model: found, read in order, in batches of one size."""
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from mpjax.config.schema import Data
+from mpjax.data.examples import Source, labelled_images
+from mpjax.data.given import Given, files_of, given_batches, given_images, given_split, takes_images
+from mpjax.data.sources.synthetic import synthetic_source
+from mpjax.errors import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b/2.png", "b/10.png", "a/1.png", ".hidden/x.png", "c/.y.png"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        Pillow.fromarray(np.full((4, 4), len(name), np.uint8)).save(path)
+    return tmp_path
+
+
+def test_a_folder_is_all_its_files_by_name(folder):
+    assert [path.removeprefix(f"{folder}/") for path in files_of(str(folder))] == ["a/1.png", "b/10.png", "b/2.png"]
+    assert files_of(f"{folder}/a/1.png") == [f"{folder}/a/1.png"]
+    assert files_of(f"{folder}/**/1*.png") == [f"{folder}/a/1.png", f"{folder}/b/10.png"]
+
+
+def test_what_is_not_there_is_named(folder):
+    (folder / "empty").mkdir()
+    for given, says in [
+        (f"{folder}/empty", "empty: the folder has no files"),
+        (f"{folder}/x.png", "x.png: no such file or folder"),
+        (f"{folder}/*.jpg", r"jpg: no file matches"),
+    ]:
+        with pytest.raises(UsageError, match=says):
+            files_of(given)
+
+
+def numbers(sizes, *, bad=()):
+    """Inputs of several rows each; row values are the number of the input."""
+
+    def rows(position):
+        if position in bad:
+            raise UsageError(f"{position} is bad")
+        return {"x": np.full((sizes[position], 2), position, np.int32)}
+
+    return Given([f"n{i}" for i in range(len(sizes))], list, rows)
+
+
+def test_batches_have_one_size_and_keep_the_order_of_rows():
+    found = list(given_batches(numbers([1, 3, 1, 2]), 3, workers=2, skip=None))
+    assert [list(owners) for owners, _ in found] == [[0, 1, 1], [1, 2, 3], [3]]
+    assert [batch["x"][:, 0].tolist() for _, batch in found] == [[0, 1, 1], [1, 2, 3], [3, 0, 0]]
+    assert [batch["weight"].tolist() for _, batch in found] == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
+
+
+def test_a_bad_input_is_an_error_that_names_it_or_is_reported():
+    with pytest.raises(UsageError, match="^n2: 2 is bad$"):
+        list(given_batches(numbers([1] * 5, bad={2}), 2, workers=1, skip=None))
+    said = []
+    found = list(given_batches(numbers([1] * 5, bad={2}), 2, workers=1, skip=said.append))
+    assert said == ["n2: 2 is bad"]
+    assert [list(owners) for owners, _ in found] == [[0, 1], [3, 4]]
+
+
+def test_inputs_of_another_dtype_are_refused():
+    values = [np.zeros((1, 2), np.uint8), np.zeros((1, 2), np.float32)]
+    given = Given(["a", "b"], list, lambda position: {"image": values[position]})
+    with pytest.raises(UsageError, match="b: image is float32, that of the first input is uint8"):
+        list(given_batches(given, 2, workers=1, skip=None))
+
+
+def source_of(channels):
+    return Source("set", labelled_images(10, (4, 4, channels)), train=[], test=[])
+
+
+def test_images_are_read_as_those_of_the_set(folder):
+    given = given_images([str(folder)], source_of(3), Data())
+    ((owners, batch),) = given_batches(given, 4, workers=1, skip=None)
+    assert (list(owners), batch["image"].shape, set(batch)) == ([0, 1, 2], (4, 4, 4, 3), {"image", "weight"})
+    assert batch["image"][:, 0, 0, 0].tolist() == [7, 8, 7, 0]
+
+
+def test_colours_are_not_dropped_without_a_word(tmp_path):
+    Pillow.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    given = given_images([str(tmp_path / "a.png")], source_of(1), Data())
+    with pytest.raises(UsageError, match=r"a.png: a colour image \(Pillow's mode RGB\); the model takes grayscale"):
+        given.rows(given.names[0])
+
+
+def test_files_that_are_no_images_or_of_another_size_are_named(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    Pillow.new("L", (5, 4)).save(tmp_path / "b.png")
+    for name, says in [("a.txt", "a.txt: cannot be decoded: not an image"), ("b.png", r"b.png: .*wanted \[4, 4, 1\]")]:
+        given = given_images([str(tmp_path / name)], source_of(1), Data())
+        with pytest.raises(UsageError, match=says):
+            list(given_batches(given, 1, workers=1, skip=None))
+
+
+def test_a_split_keeps_its_labels():
+    source = synthetic_source(10, (4, 4, 1), size=5)
+    given = given_split(source, Data(test_split="test"))
+    assert list(given.names)[-1] == "test[4]"
+    ((_, batch),) = given_batches(given, 5, workers=1, skip=None)
+    assert batch["label"].tolist() == [int(source.test[i]["label"]) for i in range(5)]
+    assert takes_images(source)

@@ -1,0 +1,78 @@
+"""Texts of files, tables and stdin, tokenized as those of a set."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from mpjax.config.schema import Data
+from mpjax.data.examples import Source
+from mpjax.data.fields import Label, Length, Tokens
+from mpjax.data.text.given import given_texts
+from mpjax.errors import UsageError
+
+
+CLASSES = Source("set", {"tokens": Tokens(4, 259), "length": Length(4), "label": Label(2)}, train=[], test=[])
+NEXT = Source("set", {"tokens": Tokens(5, 259)}, train=[], test=[])
+CONFIG = Data(tokenizer="bytes", length=4)
+
+
+def read(inputs, source=CLASSES, column="text"):
+    given = given_texts(inputs, source, CONFIG, column=column)
+    return {
+        name: given.rows(stored) for name, stored in zip(given.names, given.load(range(len(given.names))), strict=True)
+    }
+
+
+def test_each_line_is_a_text_also_an_empty_one(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"ab\r\n\nabcdef\n")
+    found = read([f"{tmp_path}/a.txt"])
+    assert list(found) == [f"{tmp_path}/a.txt:{line}" for line in (1, 2, 3)]
+    lengths = [int(rows["length"][0]) for rows in found.values()]
+    ab = next(iter(found.values()))["tokens"]
+    assert (lengths[1], lengths[2], ab.shape) == (lengths[1], 4, (1, 4))
+    assert ord("a") + 3 in ab
+    assert ord("\r") + 3 not in ab
+
+
+def test_stdin(monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"x\ny")))
+    assert list(read(["-"])) == ["stdin:1", "stdin:2"]
+
+
+def test_a_column_of_a_table_with_lines_inside_values(tmp_path):
+    (tmp_path / "a.csv").write_text('id,said\n1,"a\nb"\n2,c\n')
+    found = read([f"{tmp_path}/a.csv"], column="said")
+    assert [name.rpartition(":")[2] for name in found] == ["2", "4"]
+    assert ord("\n") + 3 in next(iter(found.values()))["tokens"]
+
+
+def test_a_language_model_gets_blocks_and_how_many_tokens_count(tmp_path):
+    (tmp_path / "a.txt").write_text("abcdef\n\n")
+    long, empty = read([f"{tmp_path}/a.txt"], NEXT).values()
+    a, end = ord("a") + 3, 1
+    assert long["tokens"].tolist() == [[end, a, a + 1, a + 2, a + 3], [a + 3, a + 4, a + 5, end, end]]
+    assert long["count"].tolist() == [4, 3]
+    assert (empty["tokens"].tolist(), empty["count"].tolist()) == ([[end] * 5], [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.txt", b"", "a.txt: empty; wanted a text on each line"),
+        ("a.txt", b"ok\n\xff\n", "a.txt:2: not UTF-8"),
+        ("a.tsv", b"id\tbody\n1\tx\n", "a.tsv: no column 'text'; it has id, body; write --column NAME"),
+        ("a.tsv", b"id\ttext\n1\tx\n2\n", "a.tsv:3: 1 values in 2 columns"),
+        ("a.csv", b"text\n", "a.csv: no rows below"),
+        ("a.csv", b"text\n\xff\n", "a.csv: not UTF-8"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=says):
+        read([f"{tmp_path}/{name}"])
+
+
+def test_a_file_that_is_not_there_is_named():
+    with pytest.raises(UsageError, match="nowhere.txt: no such file; wanted a file with a text on each line, or - for"):
+        read(["nowhere.txt"])
