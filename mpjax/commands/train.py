@@ -230,7 +230,7 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             if config.report.plot:
                 report.plot_curves(records, folder / "curves.png", title=str(folder))
 
-    if first:
+    if summary is not None:
         print(report.summary_table(summary))
     summary = company.gather(summary)[0]
     callbacks.call("ended", summary)
