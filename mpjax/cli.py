@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mpjax.errors import Diverged, Interrupted, UsageError, exit_code_of, show_warning
+from mpjax.errors import CallbackError, Diverged, Interrupted, UsageError, exit_code_of, show_warning
 
 
 class Command(NamedTuple):
@@ -173,7 +173,7 @@ def exit_code(command: Callable[[], None]) -> int:
         command()
     except SystemExit as error:  # help is printed, or a library has printed its message
         return error.code if isinstance(error.code, int) else 2
-    except (UsageError, Diverged, Interrupted) as error:
+    except (UsageError, Diverged, Interrupted, CallbackError) as error:
         return _fail(error, exit_code_of(error))
     except KeyboardInterrupt as error:
         return _fail("interrupted", exit_code_of(error))

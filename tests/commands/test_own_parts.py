@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax import Diverged, UsageError
+from mpjax import Diverged, UsageError, cli
 from mpjax.commands.diagnose import diagnose_run
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.own_parts import with_parts
@@ -189,6 +189,16 @@ def test_a_failed_callback_is_named_and_the_run_can_go_on(tmp_path):
     ):
         in_python(tmp_path / "run", callbacks=[Broken()])
     assert list(complete_checkpoints(tmp_path / "run" / "checkpoints")) == [2]
+
+
+def test_a_failed_callback_is_a_line_and_an_exit_code(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("class Broken:\n    def logged(self, step, metrics):\n        return metrics['train/los']\n")
+    folder, data = tmp_path / "run", f"--data.name {PARTS}/data.py:stripes --data.num_classes 2 --model.name mlp"
+    flags = f"{data} --loop.callbacks {file}:Broken --output_dir {folder} --steps 4 --loop.log_every 2"
+    assert cli.train([*shlex.split(flags), "--report.no_plot", "--report.no_tensorboard"]) == 1
+    said = "error: callback Broken.logged at step 2: KeyError: 'train/los' (mine.py, line 3); the checkpoint of step 3"
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_callbacks_hear_of_a_divergence(tmp_path):

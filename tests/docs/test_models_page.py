@@ -8,7 +8,6 @@ import jax
 import pytest
 from flax import nnx
 
-from mpjax.config import schema
 from mpjax.config.choices import MODELS, TASKS
 from mpjax.config.load import load_config
 from mpjax.config.schema import Data, Model
@@ -90,5 +89,5 @@ def test_the_tasks_are_all_there_with_the_metric_that_decides():
 def test_every_augmentation_is_a_setting_and_every_such_setting_is_there():
     named = {flag for row in rows("Augmentations") for flag in re.findall(r"--data\.(\w+)", row[0])}
     assert named <= set(vars(Data()))
-    source = inspect.getsource(schema)
+    source = inspect.getsource(inputs)
     assert named == set(re.findall(r'^    (\w+): [^\n]+\n    """Augmentation', source, re.MULTILINE))

@@ -1,0 +1,43 @@
+"""Types of settings whose text on the command line has a parser of its own."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import tyro
+
+from mpjax.config.choices import parse_model_name, parse_optimizer_name, parse_schedule_name
+from mpjax.config.durations import Duration, as_duration, parse_duration
+
+
+def _parsed(kind: type, metavar: str, parse: Callable[[str], Any]) -> Any:
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: parse(words[0]),
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+Steps = Annotated[Duration, _parsed(Duration, "DURATION", parse_duration)]
+"""A `Duration` on the command line: `500`, `1e6 examples`, `30 epochs`."""
+
+ModelName = Annotated[str, _parsed(str, "MODEL", parse_model_name)]
+"""The name of a model on the command line."""
+
+OptimizerName = Annotated[str, _parsed(str, "OPTIMIZER", parse_optimizer_name)]
+"""The name of an update rule on the command line."""
+
+ScheduleName = Annotated[str, _parsed(str, "SCHEDULE", parse_schedule_name)]
+"""The name of a learning-rate schedule on the command line."""
+
+
+def settle_durations(section: Any, *names: str) -> None:
+    """Converts fields that Python code gives as a number of steps or as text to `Duration`."""
+    for name in names:
+        object.__setattr__(section, name, as_duration(getattr(section, name)))
+
+
+def epochs(amount: float) -> Duration:
+    """Returns a `Duration` in epochs."""
+    return Duration(amount, "epochs")
