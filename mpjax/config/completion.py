@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from mpjax.config.choices import MODELS
 from mpjax.config.durations import Duration
+from mpjax.config.flag_types import ModelName
 from mpjax.config.program import NAME
-from mpjax.config.schema import Config, ModelName
+from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
 
