@@ -12,12 +12,13 @@ from mpjax.errors import (
     Diverged,
     DtypeError,
     Interrupted,
+    LoggerWarning,
     PrecisionWarning,
     UsageError,
 )
 
 
-WARNINGS = [PrecisionWarning, DataWarning, CheckpointWarning]
+WARNINGS = [PrecisionWarning, DataWarning, CheckpointWarning, LoggerWarning]
 
 
 @pytest.mark.parametrize("caught", [UsageError, ValueError, TypeError])

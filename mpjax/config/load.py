@@ -145,7 +145,7 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
         if "=" in key or key.replace("_", "-").startswith("tyro-"):
             # The parser would set another setting or write a file, and settings files may come from untrusted sources.
             raise UsageError(f"{prefix}{key} is not a setting; {typed('train')} --help lists all settings")
-        if flags := [word for word in _words(value) if word.startswith("--")]:
+        if flags := [word for word in _words(value) if _is_flag(word)]:
             raise UsageError(f"{prefix}{key} has {flags[0]!r}, which would be read as a flag: wanted a value")
         if "\0" in str(value):
             raise UsageError(f"{prefix}{key} is {value!r}: wanted a text without NUL")
@@ -163,6 +163,17 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
             yield name if value else f"--{prefix}no_{key}"
         else:
             yield f"{name}={value}"
+
+
+def _is_flag(word: str) -> bool:
+    """Returns True for `--name` and `-h`, which the parser reads as flags; a negative number is none."""
+    if word.startswith("--") or not word.startswith("-"):
+        return word.startswith("--")
+    try:
+        float(word)
+    except ValueError:
+        return True
+    return False
 
 
 def _words(value: object) -> list[str]:

@@ -65,8 +65,8 @@ def test_rules_as_flags_replace_those_of_a_file(file):
     [
         ("[optimizer]\nlerning_rate = 0.1", "--optimizer.learning_rate"),
         ("[optimiser]\nlearning_rate = 0.1", "--optimizer.learning_rate"),
-        ("[optimiser]", "Unrecognized options: --optimiser"),
-        ("steppes = 3", "Unrecognized options: --steppes=3"),
+        ("[optimiser]", "unrecognized options: --optimiser"),
+        ("steppes = 3", "unrecognized options: --steppes=3"),
         ("[optimizer]\nlearning_rate = 'fast'", "could not convert string to float"),
         ("seed = 1.5", "--seed"),
         ("seed = true", "seed is True: wanted a number or a word, not true or false"),
@@ -115,8 +115,8 @@ def test_config_needs_a_file(argv):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--optimizer.lerning_rate", "3"], "--optimizer.learning_rate FLOAT"),
-        (["--seed", "x"], "Error parsing --seed"),
+        (["--optimizer.lerning_rate", "3"], "did you mean --optimizer.learning_rate"),
+        (["--seed", "x"], "--seed: invalid literal"),
         (["--seed"], "--seed"),
         (["--model.name", "resnet19"], "no model 'resnet19'; did you mean resnet18?"),
         (["--steps", "-5"], "bad duration '-5'"),
@@ -266,3 +266,11 @@ def test_whatever_the_arguments_they_are_settings_or_one_message(arguments):
     except SystemExit as stopped:
         found = stopped.code
     assert found in (0, 2) or (found and isinstance(found, Config | str))
+
+
+def test_a_word_of_a_table_or_list_is_no_flag_either(file):
+    """`-h` would print the help and end the program with exit code 0."""
+    for text in ("[optimizer.arguments]\n'-h' = '1'", "[optimizer.arguments]\nb2 = '-x'", "[training]\nfreeze = ['-h']"):
+        with pytest.raises(UsageError, match="which would be read as a flag"):
+            load_config(["--config", file(text, "short.toml")])
+    assert load_config(["--config", file("[data]\nmean = [-0.5]", "mean.toml")]).data.mean == (-0.5,)
