@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from mpjax import data, report
+from mpjax import data, extend, report
 from mpjax.commands.diagnose import command_for, explain
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.objective import metrics_of
@@ -19,29 +19,25 @@ from mpjax.commands.own_parts import callbacks_of, open_writers, require_metric,
 from mpjax.commands.parts import (
     CHECKPOINTS,
     ENVIRONMENT_FILE,
-    Parts,
     fresh_state,
     make_parts,
     model_with,
-    resumed_state,
 )
+from mpjax.commands.run_folder import resumed, run_folder_of
 from mpjax.commands.tune import tuned
 from mpjax.config import Config, to_toml
-from mpjax.config.folders import check_run_folder, run_folder, run_settings
+from mpjax.config.folders import check_run_folder, run_settings
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
 from mpjax.config.score import score_of
 from mpjax.errors import UsageError
-from mpjax.extend import RunInfo
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.join import joined
 from mpjax.loop.process import Stop, locked, stop_on_signals
 from mpjax.loop.profile import profiled
-from mpjax.loop.resume import adopt, places_in
-from mpjax.loop.roll_call import numbers
-from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside
+from mpjax.loop.stored import complete_checkpoints
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState
@@ -56,21 +52,42 @@ Stopping = Callable[[Stop], contextlib.AbstractContextManager[None]]
 
 
 def run(
-    config: Config, *, writers: Iterable[report.Writer] = (), stopping: Stopping = stop_on_signals, **parts: Any
+    config: Config,
+    *,
+    model: Callable | None = None,
+    source: Any = None,
+    preprocess: Callable | None = None,
+    augment: extend.Augmentation | None = None,
+    objective: extend.Objective | Callable | None = None,
+    metrics: Iterable[extend.Metric] = (),
+    optimizer: Callable | None = None,
+    schedule: Callable | None = None,
+    callbacks: Iterable[Any] = (),
+    writers: Iterable[report.Writer] = (),
+    stopping: Stopping = stop_on_signals,
 ) -> dict:
     """Trains as `config` says and writes the results to its `output_dir`.
 
     With several processes, each calls this with the same settings but its own `distributed.process`; the first prints
     and writes.
 
+    Parts of your own take the place of those that the settings name; `mpjax.extend` says what each is called with.
+
     Args:
       config: the settings.
+      model: `(fields, *, rngs)` to an `nnx.Module`, in place of `model.name`.
+      source: the training and test examples, or a function that returns them, in place of `data.name`.
+      preprocess: a function from a stored example to an example, in place of `data.preprocess`.
+      augment: `(batch, key) -> batch` on the device, in place of `data.augment`.
+      objective: the loss and the metrics of each example, in place of `training.objective`.
+      metrics: metrics of the test set besides those of `training.metrics`.
+      optimizer: `(learning_rate, ...)` to an optax transformation, in place of `optimizer.name`.
+      schedule: a function to an optax schedule, in place of `optimizer.schedule`.
+      callbacks: objects with methods of `mpjax.extend.Callback`, besides those of `loop.callbacks`.
       writers: receive metrics, messages and checkpoints besides the run's own files and console. Each process calls its
         own, at the same steps with the same values; all are closed at the end.
       stopping: the context of the training loop. A request that it passes on, by `ask`, stops the run after the current
         step. By default it listens to SIGINT and SIGTERM, which Python allows in the main thread only.
-      **parts: parts of your own in place of those that the settings name: `model`, `source`, `preprocess`, `augment`,
-        `objective`, `metrics`, `optimizer`, `schedule`, `callbacks`. `mpjax.extend` says what each is.
 
     Returns:
       The contents of `summary.json`.
@@ -83,7 +100,18 @@ def run(
         loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
-    config = with_parts(config, **parts)
+    config = with_parts(
+        config,
+        model=model,
+        source=source,
+        preprocess=preprocess,
+        augment=augment,
+        objective=objective,
+        metrics=metrics,
+        optimizer=optimizer,
+        schedule=schedule,
+        callbacks=callbacks,
+    )
     with joined(config) as company:
         return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, stopping)
 
@@ -127,7 +155,7 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
         metrics = folder / "metrics.jsonl"
         records = report.read_metrics(metrics) if begun and metrics.exists() else []
-        info = RunInfo(folder, config, start, when.steps, first, records)
+        info = extend.RunInfo(folder, config, start, when.steps, first, records)
         if first:
             kinds = [str(device.device_kind) for device in jax.devices()]
             report.write_environment(folder / ENVIRONMENT_FILE, kinds, parts.compiler_options)
@@ -237,42 +265,6 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
     return summary
 
 
-def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
-    """Creates the folder of the run in the first process, and returns it in all.
-
-    Raises:
-      UsageError: as `run_folder`, or a process does not see the folder.
-    """
-    folder = pathlib.Path(company.gather(str(run_folder(config)) if company.first else None)[0])
-    seen = company.gather((folder / CONFIG_FILE).exists())
-    if not all(seen):
-        blind = numbers([process for process, sees in enumerate(seen) if not sees])
-        raise UsageError(
-            f"{folder} of process 0 is not there for process {blind}: all processes need one storage for the run; "
-            "write an --output_dir that all of them share"
-        )
-    return folder
-
-
 def later(folder: pathlib.Path, number: int) -> str:
     """Returns the command that explains a failed step of a run of several processes: it needs one of its own."""
     return f"to find the first bad layer: {command_for(folder, number)}"
-
-
-def resumed(
-    config: Config, parts: Parts, folder: pathlib.Path, about: dict, company: Alone | Company
-) -> tuple[int, TrainState, dict]:
-    """Reads the last checkpoint; returns its position, the state and its description."""
-    found: list = []
-
-    def read(shapes: TrainState) -> TrainState:
-        position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places_in(shapes), gather=company.gather)
-        found.extend((position, then))
-        return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
-
-    state = resumed_state(config, parts, read)
-    position, then = found
-    if company.first:
-        set_aside(folder / CHECKPOINTS, after=position)
-    company.gather(None)  # nobody writes checkpoints before these are out of the way
-    return position, state, then

@@ -270,7 +270,11 @@ def test_whatever_the_arguments_they_are_settings_or_one_message(arguments):
 
 def test_a_word_of_a_table_or_list_is_no_flag_either(file):
     """`-h` would print the help and end the program with exit code 0."""
-    for text in ("[optimizer.arguments]\n'-h' = '1'", "[optimizer.arguments]\nb2 = '-x'", "[training]\nfreeze = ['-h']"):
+    for text in (
+        "[optimizer.arguments]\n'-h' = '1'",
+        "[optimizer.arguments]\nb2 = '-x'",
+        "[training]\nfreeze = ['-h']",
+    ):
         with pytest.raises(UsageError, match="which would be read as a flag"):
             load_config(["--config", file(text, "short.toml")])
     assert load_config(["--config", file("[data]\nmean = [-0.5]", "mean.toml")]).data.mean == (-0.5,)

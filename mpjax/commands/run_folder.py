@@ -1,0 +1,50 @@
+"""The folder of a run: made by the first of its processes, and read again by all when the run is resumed."""
+
+import pathlib
+
+from mpjax.commands.parts import CHECKPOINTS, Parts, resumed_state
+from mpjax.config import Config
+from mpjax.config.folders import run_folder
+from mpjax.config.load import CONFIG_FILE
+from mpjax.errors import UsageError
+from mpjax.loop.company import Alone, Company
+from mpjax.loop.resume import adopt, places_in
+from mpjax.loop.roll_call import numbers
+from mpjax.loop.stored import read_checkpoint, set_aside
+from mpjax.training import TrainState
+
+
+def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
+    """Creates the folder of the run in the first process, and returns it in all.
+
+    Raises:
+      UsageError: as `run_folder`, or a process does not see the folder.
+    """
+    folder = pathlib.Path(company.gather(str(run_folder(config)) if company.first else None)[0])
+    seen = company.gather((folder / CONFIG_FILE).exists())
+    if not all(seen):
+        blind = numbers([process for process, sees in enumerate(seen) if not sees])
+        raise UsageError(
+            f"{folder} of process 0 is not there for process {blind}: all processes need one storage for the run; "
+            "write an --output_dir that all of them share"
+        )
+    return folder
+
+
+def resumed(
+    config: Config, parts: Parts, folder: pathlib.Path, about: dict, company: Alone | Company
+) -> tuple[int, TrainState, dict]:
+    """Reads the last checkpoint; returns its position, the state and its description."""
+    found: list = []
+
+    def read(shapes: TrainState) -> TrainState:
+        position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places_in(shapes), gather=company.gather)
+        found.extend((position, then))
+        return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
+
+    state = resumed_state(config, parts, read)
+    position, then = found
+    if company.first:
+        set_aside(folder / CHECKPOINTS, after=position)
+    company.gather(None)  # nobody writes checkpoints before these are out of the way
+    return position, state, then
