@@ -12,15 +12,13 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from mpjax import cli
-from mpjax.commands.train import run, run_folder_of
+from mpjax.commands.train import run
 from mpjax.config import load_config, to_toml
-from mpjax.config.schema import Distributed
 from mpjax.errors import UsageError
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
@@ -276,16 +274,3 @@ def test_other_settings_are_rejected_by_name_in_both(tmp_path):
     differ = "the processes differ, and have to be started with the same settings and code:\n"
     differ += "  optimizer.momentum: 0.9 on process 0, 0.5 on process 1\n  seed: 0 on process 0, 3 on process 1"
     assert said == {0: differ, 1: differ}
-
-
-def test_a_folder_that_one_does_not_see_is_an_error(tmp_path):
-    class Blind:
-        first, processes = True, 3
-
-        def gather(self, value):
-            return [value, True, False] if isinstance(value, bool) else [value]
-
-    config = load_config([*SMALL, "--output_dir", str(tmp_path / "run")])
-    assert config.distributed == Distributed()
-    with pytest.raises(UsageError, match="run of process 0 is not there for process 2: all processes need one storage"):
-        run_folder_of(config, cast(Any, Blind()))
