@@ -129,7 +129,8 @@ def _other_tasks(field: str, table: Table) -> str:
     """Returns advice on the tasks that need no `field` and that the set has all columns for."""
     served: dict[str, list[str]] = {}
     for task, kind in TASKS.items():
-        if field not in kind.fields and all(len(_candidates(other, table)) == 1 for other in kind.fields):
+        fits = bool(kind.fields) and all(len(_candidates(other, table)) == 1 for other in kind.fields)
+        if fits and field not in kind.fields:
             held = next(_HELD[other] for other in ("text", "mask", "label") if other in kind.fields)
             served.setdefault(held, []).append(f"--task {task}")
     return "".join(f"; for {held} write {' or '.join(tasks)}" for held, tasks in served.items())
