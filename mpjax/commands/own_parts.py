@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,8 +53,8 @@ def callbacks_of(config: Config, gather: Callable[[Any], list]) -> Callbacks:
     """
     callbacks = load_callbacks(config.loop.callbacks)
     if config.loop.stop_after:
-        score, delta = score_of(config), config.loop.stop_delta
-        improves = lambda value, best: score.improves(value, best, delta)  # noqa: E731
+        score = score_of(config)
+        improves = functools.partial(score.improves, delta=config.loop.stop_delta)
         callbacks.append(EarlyStopping(improves, f"test/{score.metric}", config.loop.stop_after))
     return Callbacks(callbacks, gather)
 

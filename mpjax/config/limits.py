@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpjax.config.choices import TASKS, parse_model_name, parse_optimizer_name, parse_schedule_name
-from mpjax.config.schema import Config, Data, Distributed
+from mpjax.config.schema import Config, Data, Distributed, Training
 from mpjax.config.score import score_of
 from mpjax.errors import UsageError
 
@@ -151,6 +151,10 @@ def _own_parts(config: Config) -> Iterator[str]:
     objective = config.training.objective
     if config.task == "own" and not objective:
         yield "--task own: wanted --training.objective FILE.py:NAME, a function of the loss and the metrics"
+    smoothing = config.training.label_smoothing
+    if smoothing not in (0.0, Training().label_smoothing) and (objective or config.task == "segmentation"):
+        loss = "--training.objective" if objective else "the loss of segmentation"
+        yield f"--training.label_smoothing {smoothing}: {loss} has none; leave it out"
     if objective and (views := config.data.test_time_augmentation) != "none":
         yield f"--data.test_time_augmentation {views}: is for the task's own objective, not for --training.objective"
     if config.training.chunked_loss and (objective or config.training.metrics):

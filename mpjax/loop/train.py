@@ -140,6 +140,14 @@ def train_loop(
             position, layers = looked.pop()
             writer.layers(position, layers.by_layer())
 
+    def diverged(text: str, number: int, reason: str) -> Diverged:
+        failed = ""
+        try:
+            callbacks.call("diverged", number, reason)
+        except CallbackError as error:
+            failed = f"\n{error}"
+        return Diverged(f"{text}: {reason}\n{explain(number)}{failed}")
+
     def write_interval(position: int, interval: list) -> None:
         nonlocal began, asked
         if not interval:
@@ -154,8 +162,7 @@ def train_loop(
         numbered = list(enumerate(steps, start=position - len(steps) + 1))
         for number, step in numbered:
             if reason := limits.exceeded_by(step):
-                callbacks.call("diverged", number, reason)
-                raise Diverged(f"training diverged at step {number}: {reason}\n{explain(number)}")
+                raise diverged(f"training diverged at step {number}", number, reason)
         for number, step in numbered:
             if not step["finite"]:
                 asked |= callbacks.call("skipped", number, {name: float(value) for name, value in step.items()})
@@ -179,8 +186,7 @@ def train_loop(
         ends = position == when.steps or (evaluating and "stop" in asked)
         if ends and not math.isfinite(tested["test/loss"]):
             reason = f"the test loss is {tested['test/loss']} at the end"
-            callbacks.call("diverged", position, reason)
-            raise Diverged(f"training diverged: {reason}\n{explain(position)}")
+            raise diverged("training diverged", position, reason)
 
     try:
         for count in when.call_counts(start):

@@ -50,6 +50,19 @@ def test_a_way_to_resize_needs_a_size():
     check(load_config(["--data.no_antialias", "--data.image_size", "224"]))
 
 
+@pytest.mark.parametrize(
+    ("flags", "loss"),
+    [
+        (["--task", "segmentation"], "the loss of segmentation"),
+        (["--training.objective", "mine.py:loss"], "--training.objective"),
+    ],
+)
+def test_label_smoothing_is_for_losses_that_have_it(flags, loss):
+    with pytest.raises(UsageError, match=f"--training.label_smoothing 0.2: {loss} has none; leave it out"):
+        check(load_config([*flags, "--training.label_smoothing", "0.2"]))
+    check(load_config(flags))
+
+
 def test_a_rate_of_nothing_is_freezing():
     with pytest.raises(UsageError, match=r"--optimizer.rates stem/\* 0.0: wanted a positive .*training.freeze stem/\*"):
         check(load_config(["--optimizer.rates", "stem/*", "0"]))

@@ -379,3 +379,12 @@ def test_callbacks_hear_of_a_divergence():
     with pytest.raises(Diverged):
         heard(recorder, {}, steps=9, log=4, limits=Limits(None, 1))
     assert recorder.events[-1] == "diverged 3"
+
+
+def test_a_callback_that_fails_at_a_divergence_does_not_hide_it():
+    recorder = Recorder(losses={3: math.nan})
+    with pytest.raises(
+        Diverged, match=r"step 3: loss is nan\nfirst bad layer(.|\n)*callback Hearing.diverged at step 3: Value"
+    ):
+        heard(recorder, {"diverged_3": "fail"}, steps=9, log=4, save=4, limits=Limits(None, 1))
+    assert not [event for event in recorder.events if event.startswith("save")]
