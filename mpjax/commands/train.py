@@ -112,6 +112,10 @@ def run(
         schedule=schedule,
         callbacks=callbacks,
     )
+    if config.seeds:
+        raise UsageError(
+            f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.sweep.sweep for several"
+        )
     with joined(config) as company:
         return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, stopping)
 

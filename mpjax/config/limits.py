@@ -143,6 +143,8 @@ def _others(config: Config) -> Iterator[str]:
             )
     if config.optimizer.normalise_filters and config.optimizer.name != "muon":
         yield f"--optimizer.normalise_filters with --optimizer.name {config.optimizer.name}: wanted muon, or neither"
+    if any(not 0 <= seed < 2**32 for seed in config.seeds):
+        yield f"--seeds is {' '.join(map(str, config.seeds))}: wanted 0 to 2**32 - 1"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
 

@@ -35,6 +35,7 @@ def _value(value):
 _ELSEWHERE = (
     "output_dir",
     "resume",
+    "seeds",
     "trust_code",
     "profile",
     "cache_dir",

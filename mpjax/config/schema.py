@@ -106,6 +106,8 @@ class Config:
     """Length of training: attempted steps (skipped ones count), `1e6 examples` or `30 epochs`."""
     seed: int = 0
     """Random seed of initialisation, shuffling and augmentation."""
+    seeds: tuple[int, ...] = ()
+    """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
     """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text. own: all
     columns of the data set are read, and --training.objective says what is learned."""

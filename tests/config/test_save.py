@@ -48,7 +48,7 @@ def test_there_are_sections_of_fields():
 
 @pytest.mark.parametrize("path", [path for path in FIELDS if path != "resume"])
 def test_a_field_round_trips(path, tmp_path):
-    special = {"data.mask_values": (0, 255), "data.ignore_index": (255,)}
+    special = {"seeds": (0, 7), "data.mask_values": (0, 255), "data.ignore_index": (255,)}
     special |= {"model.name": "mine.py:Net", "model.pretrained_skip": ("head/*", "stem/conv/*")}
     special |= dict.fromkeys(("training.metrics", "loop.callbacks", "report.writers"), ("a.py:one", "b.py:two"))
     special |= {
