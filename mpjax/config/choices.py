@@ -60,6 +60,16 @@ def parse_optimizer_name(text: str) -> str:
     )
 
 
+_ADAM = ("b1", "b2", "eps")
+
+SETTINGS_OF_RULES: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("momentum", "nesterov"),
+    "adamw": _ADAM,
+    "lamb": _ADAM,
+    "muon": ("momentum", "nesterov", "rest_learning_rate", "rest_momentum"),
+}
+"""The update rules of mpjax, and the settings of the `optimizer` section that are not for all of them."""
+
 SCHEDULES = ("cosine", "linear", "constant", "one_cycle")
 
 

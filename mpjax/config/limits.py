@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mpjax.config.choices import TASKS, parse_model_name, parse_optimizer_name, parse_schedule_name
-from mpjax.config.schema import Config, Data, Distributed, Training
+from mpjax.config.choices import SETTINGS_OF_RULES, TASKS, parse_model_name, parse_optimizer_name, parse_schedule_name
+from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
 from mpjax.config.score import score_of
 from mpjax.errors import UsageError
 
@@ -145,8 +145,21 @@ def _others(config: Config) -> Iterator[str]:
         yield f"--optimizer.normalise_filters with --optimizer.name {config.optimizer.name}: wanted muon, or neither"
     if any(not 0 <= seed < 2**32 for seed in config.seeds):
         yield f"--seeds is {' '.join(map(str, config.seeds))}: wanted 0 to 2**32 - 1"
+    yield from _of_other_rules(config.optimizer)
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
+
+
+def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
+    """Yields settings that are for other update rules of mpjax; those of a rule of optax are checked against itself."""
+    if optimizer.name not in SETTINGS_OF_RULES:
+        return
+    for field in dict.fromkeys(name for names in SETTINGS_OF_RULES.values() for name in names):
+        value, usual = getattr(optimizer, field), getattr(Optimizer(), field)
+        if value != usual and field not in SETTINGS_OF_RULES[optimizer.name]:
+            rules = " and ".join(rule for rule, fields in SETTINGS_OF_RULES.items() if field in fields)
+            flag, rule = f"--optimizer.{field}", optimizer.name
+            yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {flag} {usual}"
 
 
 def _own_parts(config: Config) -> Iterator[str]:

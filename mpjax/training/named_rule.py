@@ -17,6 +17,7 @@ import optax
 from optax import contrib
 
 from mpjax.config import schema
+from mpjax.config.choices import SETTINGS_OF_RULES
 from mpjax.config.function_arguments import parameters_of, read_arguments
 from mpjax.config.user_code import load_function
 from mpjax.errors import UsageError, first_line
@@ -25,10 +26,10 @@ from mpjax.precision.moments import MOMENTS
 from mpjax.precision.skip_step import optax_promotion
 
 
-OWN = ("sgd", "adamw", "lamb", "muon")
+OWN = tuple(SETTINGS_OF_RULES)
 """The update rules that mpjax builds itself, whose settings are fields of the `optimizer` section."""
 
-_OF_OWN = ("momentum", "nesterov", "rest_learning_rate", "rest_momentum", "b1", "b2", "eps")
+_OF_OWN = tuple(dict.fromkeys(name for names in SETTINGS_OF_RULES.values() for name in names))
 _DEFAULTS = schema.Optimizer()
 _FLAG = "--optimizer.arguments"
 

@@ -63,6 +63,20 @@ def test_label_smoothing_is_for_losses_that_have_it(flags, loss):
     check(load_config(flags))
 
 
+@pytest.mark.parametrize(
+    ("rule", "flag", "said"),
+    [
+        ("sgd", "--optimizer.b2=0.99", "--optimizer.b2 0.99 is for adamw and lamb, not for --optimizer.name sgd"),
+        ("adamw", "--optimizer.momentum=0.5", "--optimizer.momentum 0.5 is for sgd and muon, not for"),
+        ("lamb", "--optimizer.rest_momentum=0.5", "--optimizer.rest_momentum 0.5 is for muon, not for"),
+    ],
+)
+def test_a_setting_of_another_update_rule_is_not_ignored(rule, flag, said):
+    with pytest.raises(UsageError, match=said):
+        check(load_config([flag, "--optimizer.name", rule]))
+    check(load_config(["--optimizer.name", rule]))
+
+
 def test_a_rate_of_nothing_is_freezing():
     with pytest.raises(UsageError, match=r"--optimizer.rates stem/\* 0.0: wanted a positive .*training.freeze stem/\*"):
         check(load_config(["--optimizer.rates", "stem/*", "0"]))
