@@ -159,7 +159,7 @@ def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
         if value != usual and field not in SETTINGS_OF_RULES[optimizer.name]:
             rules = " and ".join(rule for rule, fields in SETTINGS_OF_RULES.items() if field in fields)
             flag, rule = f"--optimizer.{field}", optimizer.name
-            yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {flag} {usual}"
+            yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {usual}"
 
 
 def _own_parts(config: Config) -> Iterator[str]:
