@@ -38,7 +38,7 @@ COMMANDS = {
     "train": Command(
         "train a model in mixed precision, or resume a run",
         "mpjax.config.load:load_config",
-        "mpjax.commands.sweep:train",
+        "mpjax.commands.seeds:train",
         (_CONFIG,),
     ),
     "evaluate": Command(

@@ -114,7 +114,10 @@ def test_the_program_tells_its_version():
             "evaluate --run nowhere",
             "error: no run in nowhere (no config.toml); wanted the folder that mpjax train printed",
         ),
-        ("train --sed 3", "error: unrecognized options: --sed, 3; did you mean --seed? (mpjax train --help lists all)"),
+        (
+            "train --sed 3",
+            "error: unrecognized options: --sed, 3; did you mean --seed, --seeds? (mpjax train --help lists all)",
+        ),
         ("compare a", "error: 1 run(s) to compare: wanted the folders of two or more"),
     ],
 )

@@ -114,7 +114,7 @@ def run(
     )
     if config.seeds:
         raise UsageError(
-            f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.sweep.sweep for several"
+            f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
         )
     with joined(config) as company:
         return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, stopping)

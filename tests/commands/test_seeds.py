@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from mpjax.commands.compare import compare_runs
-from mpjax.commands.sweep import summarised, train
+from mpjax.commands.seeds import summarised, train
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.comparison import Comparison
