@@ -1,7 +1,7 @@
 """The values that settings choose from: model names, tasks, and which value of a metric is best."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from mpjax.errors import UsageError
@@ -35,12 +35,16 @@ def parse_model_name(text: str) -> str:
     Raises:
       UsageError: there is no such model; the message suggests the closest name.
     """
-    if text in MODELS or ":" in text:
+    return _known_or_own("model", text, MODELS)
+
+
+def _known_or_own(kind: str, text: str, known: Collection[str]) -> str:
+    if text in known or ":" in text:
         return text
-    near = difflib.get_close_matches(text, MODELS, n=1)
+    near = difflib.get_close_matches(text, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(
-        f"no model {text!r}; {hint}wanted {', '.join(MODELS)}, or FILE.py:NAME or package.module:NAME for your own"
+        f"no {kind} {text!r}; {hint}wanted {', '.join(known)}, or FILE.py:NAME or package.module:NAME for your own"
     )
 
 
@@ -79,14 +83,7 @@ def parse_schedule_name(text: str) -> str:
     Raises:
       UsageError: there is no such schedule; the message suggests the closest name.
     """
-    if text in SCHEDULES or ":" in text:
-        return text
-    near = difflib.get_close_matches(text, SCHEDULES, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(
-        f"no schedule {text!r}; {hint}wanted {', '.join(SCHEDULES)}, or FILE.py:NAME or package.module:NAME for your "
-        "own"
-    )
+    return _known_or_own("schedule", text, SCHEDULES)
 
 
 DATA_KINDS = ("folder", "hf", "synthetic")

@@ -53,8 +53,8 @@ def changes(before: str, now: str) -> Iterator[tuple[str, str, str]]:
 
     A setting missing from one text has its default there. Settings in `_ELSEWHERE` are left out.
     """
-    defaults = dict(_flat(tomllib.loads(to_toml(Config()))))
-    old, new = (defaults | dict(_flat(tomllib.loads(text))) for text in (before, now))
+    defaults = dict(flat(tomllib.loads(to_toml(Config()))))
+    old, new = (defaults | dict(flat(tomllib.loads(text))) for text in (before, now))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name) and not name.startswith(_ELSEWHERE):
             yield name, _said(old.get(name)), _said(new.get(name))
@@ -66,13 +66,14 @@ _OF_A_PROCESS = ("distributed.", "cache_dir", "data.data_dir", "trust_code")
 
 def shared_settings(config: Config) -> dict[str, str]:
     """Returns the settings, as text by name, in which all processes of a run have to agree."""
-    return {name: _said(value) for name, value in _flat(_tables(config)) if not name.startswith(_OF_A_PROCESS)}
+    return {name: _said(value) for name, value in flat(_tables(config)) if not name.startswith(_OF_A_PROCESS)}
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of nested tables, by names such as `optimizer.name`."""
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

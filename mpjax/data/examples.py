@@ -112,6 +112,11 @@ class MappedExamples:
         return [self.change(example) for example in self.examples.__getitems__(indices)]
 
 
+def renamed(columns: Mapping[str, str], example: Example) -> Example:
+    """Returns an example keyed by field name instead of column name."""
+    return {field: example[column] for field, column in columns.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """An opened data set.

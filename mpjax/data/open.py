@@ -9,7 +9,7 @@ from typing import Any
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
-from mpjax.data.examples import Example, MappedExamples, Source
+from mpjax.data.examples import MappedExamples, Source, renamed
 from mpjax.data.fields import Field, Image, Label, Mask
 from mpjax.data.images.masks import mask_values, with_decoded_mask
 from mpjax.data.own_task import all_columns
@@ -36,8 +36,8 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     if "label" in columns and table.labelled and not function:
         table = table.labelled(columns["label"])
     chosen = {field: table.columns[column] for field, column in columns.items()}
-    renamed = functools.partial(_renamed, columns)
-    train, test = (MappedExamples(split, renamed) for split in table.open(tuple(dict.fromkeys(columns.values()))))
+    rename = functools.partial(renamed, columns)
+    train, test = (MappedExamples(split, rename) for split in table.open(tuple(dict.fromkeys(columns.values()))))
     if "mask" in chosen:
         train, test = (MappedExamples(split, with_decoded_mask) for split in (train, test))
     origins = {field: f"column '{column}'" if column != field else "" for field, column in columns.items()}
@@ -55,11 +55,6 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
         values = mask_values(train, mask.num_classes, config, table.name)
         train, test = (MappedExamples(split, values.with_class_numbers) for split in (train, test))
     return Source(table.name, fields, train, test)
-
-
-def _renamed(columns: Mapping[str, str], example: Example) -> Example:
-    """Returns an example keyed by field name instead of column name."""
-    return {field: example[column] for field, column in columns.items()}
 
 
 def _require_scalars(table: Table, name: str) -> None:

@@ -1,11 +1,12 @@
 """Opens a data set with all its columns, for a task of the user's own."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.examples import Examples, MappedExamples, Source, array
+from mpjax.data.examples import Examples, MappedExamples, Source, array, renamed
 from mpjax.data.fields import Field, Image, Label, Numbers, dtype_of_numbers
 from mpjax.data.table import Column, Table, Text
 from mpjax.data.user_function import PreprocessedExamples, load_preprocess, shape_after
@@ -25,10 +26,8 @@ def all_columns(table: Table, config: Data) -> Source:
         raise UsageError(f"--data.columns: '{table.name}' has no {missing[0]}; it has {', '.join(table.columns)}")
     chosen = {field: table.columns[column] for field, column in columns.items()}
 
-    def renamed(example):
-        return {field: example[column] for field, column in columns.items()}
-
-    train, test = (MappedExamples(split, renamed) for split in table.open(tuple(dict.fromkeys(columns.values()))))
+    rename = functools.partial(renamed, columns)
+    train, test = (MappedExamples(split, rename) for split in table.open(tuple(dict.fromkeys(columns.values()))))
     if not config.preprocess:
         return Source(table.name, _fields(table.name, train, chosen, config), train, test)
     function = load_preprocess(config.preprocess)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 
 from mpjax.training.layout import Layout
 from mpjax.training.objective import means
-from mpjax.training.shares import shares_of
+from mpjax.training.shares import Shares, shares_of
 from mpjax.training.state import Arrays, Structure, uncast
 
 
@@ -37,15 +38,7 @@ def make_eval_step(
       `weight` ([B], 0 for padding, else 1; all 1 if absent), and `count`, the sum of the weights.
     """
 
-    # In their own dtypes: a moving average is wider than its parameter, and evaluation may use more than training does.
-    shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))
-
-    @cast
-    def values_of(params: Arrays, stats: Arrays, batch) -> Arrays:
-        model = structure.assemble(params, stats)
-        model.eval()
-        shares.adapt(model)
-        return measure(model, batch)
+    shares, values_of = in_evaluation(structure, measure, cast=cast, layout=layout)
 
     @jax.jit
     @shares.sums
@@ -62,6 +55,23 @@ def make_eval_step(
         return {name: total(value) for name, value in values.items()} | {"count": jnp.sum(weight)}
 
     return eval_step
+
+
+def in_evaluation(
+    structure: Structure, run: Callable, *, cast: Callable[[Callable], Callable], layout: Layout | None
+) -> tuple[Shares, Callable[[Arrays, Arrays, Any], Any]]:
+    """Returns the shares of a batch, and `(params, stats, batch) -> run(model, batch)` of one, in evaluation mode."""
+    # In their own dtypes: a moving average is wider than its parameter, and evaluation may use more than training does.
+    shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))
+
+    @cast
+    def of_share(params: Arrays, stats: Arrays, batch):
+        model = structure.assemble(params, stats)
+        model.eval()
+        shares.adapt(model)
+        return run(model, batch)
+
+    return shares, of_share
 
 
 def evaluate(

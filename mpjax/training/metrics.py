@@ -9,9 +9,8 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.training.mean import Mean
 from mpjax.training.objective import Batch, Metrics, Objective, Sums
-from mpjax.training.user_objective import WEIGHT, per_example, quotients, require_names
+from mpjax.training.user_objective import WEIGHT, per_example, quantities, quotients, require_names
 
 
 class _Collected(NamedTuple):
@@ -48,7 +47,7 @@ def with_metrics(
     """
     size = next(iter(batch.values())).shape[0]
     own: dict[str, _Collected | None] = {}
-    taken = set(objective.conclude({name: np.ones(x.shape) for name, x in _sums(objective, outputs, batch)}))
+    taken = objective.names(jax.eval_shape(objective.values_of, outputs, batch))
     for flag, function in metrics.items():
         for name, collected in _kinds(flag, function, of_outputs(outputs), batch, size):
             if name in own or name in taken:
@@ -74,13 +73,6 @@ def with_metrics(
 
 _LEAF = "/sum"
 """Between the name of a collected metric and the number of one of its arrays."""
-
-
-def _sums(objective: Objective, outputs: Any, batch: Any) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
-    """Yields name and shape of each sum over a set."""
-    for name, values in jax.eval_shape(objective.values_of, outputs, batch).items():
-        yield name, jax.ShapeDtypeStruct(values.shape[1:], values.dtype)
-    yield "count", jax.ShapeDtypeStruct((), FLOAT32)
 
 
 def _is_collected(value: Any) -> bool:
@@ -129,10 +121,7 @@ def _values(flag: str, function: Callable, outputs: Any, batch: Batch) -> Iterat
     size = next(iter(batch.values())).shape[0]
     for name, value in _named(flag, function(outputs, batch)).items():
         if not _is_collected(value):
-            mean = per_example(value, size, f"--training.metrics {name}")
-            yield name, mean.total
-            if isinstance(value, Mean):
-                yield name + WEIGHT, mean.weight
+            yield from quantities({name: value}, size, "--training.metrics")
             continue
 
         def of_one(outputs, example, name=name):

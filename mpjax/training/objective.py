@@ -41,6 +41,11 @@ class Objective(NamedTuple):
     values_of: Callable[[Any, Batch], Metrics]
     conclude: Callable[[Sums], dict[str, float]] = means
 
+    def names(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Returns the names of the metrics over a set, given the shapes of `values_of`."""
+        ones = {name: np.ones(x.shape[1:]) for name, x in values.items()}
+        return tuple(self.conclude({**ones, "count": np.ones(())}))
+
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         """Computes the loss and the metrics of a batch as it is stored."""
         return self.loss_of(model, self.prepare(batch, key), key)

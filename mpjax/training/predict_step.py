@@ -1,6 +1,5 @@
 """The prediction step: what the model says about each example of a batch."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
@@ -9,9 +8,9 @@ import jax.numpy as jnp
 from mpjax.config.choices import TaskName
 from mpjax.precision.policy import Policy
 from mpjax.training.cross_entropy import predicted
+from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.losses import cross_entropy
-from mpjax.training.shares import shares_of
 from mpjax.training.state import Arrays, Structure, uncast
 from mpjax.training.views import Predict, once
 
@@ -34,15 +33,7 @@ def make_predict_step(
     Returns:
       `(params, stats, batch) -> outputs`.
     """
-    shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))
-
-    @cast
-    def of_share(params: Arrays, stats: Arrays, batch) -> Arrays:
-        model = structure.assemble(params, stats)
-        model.eval()
-        shares.adapt(model)
-        return outputs_of(model, batch)
-
+    shares, of_share = in_evaluation(structure, outputs_of, cast=cast, layout=layout)
     return jax.jit(shares.rows(of_share))
 
 

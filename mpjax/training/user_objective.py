@@ -64,7 +64,7 @@ def own_objective(function: Callable, prepare: Callable[[Batch, jax.Array | None
     def values_of(found: dict[str, Any], batch: Batch) -> Metrics:
         found = {metric: value for metric, value in found.items() if metric != OUTPUTS}
         require_names([metric for metric in found if metric != "loss"], name)
-        return dict(_quantities(found, _size(batch), name))
+        return dict(quantities(found, _size(batch), name))
 
     return Objective(prepare, loss_of, lambda model, batch: called(model, batch, None), values_of, quotients)
 
@@ -115,7 +115,7 @@ def _mean(value: Mean) -> Mean:
     return Mean(jnp.sum(value.total), jnp.sum(value.weight))
 
 
-def _quantities(found: Mapping[str, Any], size: int, where: str) -> Iterator[tuple[str, jax.Array]]:
+def quantities(found: Mapping[str, Any], size: int, where: str) -> Iterator[tuple[str, jax.Array]]:
     """Yields what is to be summed over a set, [B] each: totals, and the weights of those that are no plain means."""
     for name, value in found.items():
         mean = per_example(value, size, f"{where}: {name}")

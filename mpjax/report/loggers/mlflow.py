@@ -5,10 +5,11 @@ import math
 import os
 import pathlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpjax.config import to_toml
+from mpjax.config.save import flat
 from mpjax.extend import RunInfo
 from mpjax.report.loggers.background import InBackground, require_package
 
@@ -36,7 +37,7 @@ class MlflowLogger:
         experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "mpjax"))
         self._id = self._client.create_run(experiment.experiment_id, run_name=run.folder.name).info.run_id
         file.write_text(self._id)
-        for name, value in _flat(tomllib.loads(to_toml(run.config))):
+        for name, value in flat(tomllib.loads(to_toml(run.config))):
             self._client.log_param(self._id, name, str(value)[:_LONGEST])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -52,14 +53,6 @@ class MlflowLogger:
     def close(self) -> None:
         """Marks the run as finished."""
         self._client.set_terminated(self._id)
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def open_mlflow(run: RunInfo) -> InBackground:
