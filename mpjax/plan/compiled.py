@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -24,11 +25,13 @@ class Compiled:
 
     Attributes:
       executable: a `jax.stages.Compiled`, which cannot be run.
+      jaxpr: the traced program.
       memory: the memory that the program needs.
       flops: operations by dtype.
     """
 
     executable: Any
+    jaxpr: Any
     memory: Memory
     flops: Mapping[str, float]
 
@@ -61,8 +64,8 @@ def start(
     flops = {dtype: count / parts for dtype, count in flops_of(traced.jaxpr).items()}
 
     def finish() -> Compiled:
-        executable = _compiled(lowered, name, step.compiler_options(mesh))
-        return Compiled(executable, memory_of(*given, executable.memory_analysis()), flops)
+        executable = compiled_for(lowered, name, step.compiler_options(mesh))
+        return Compiled(executable, traced.jaxpr, memory_of(*given, executable.memory_analysis()), flops)
 
     return pool.submit(finish)
 
@@ -85,7 +88,12 @@ def with_sources() -> Iterator[None]:
             jax.config.update(name, value)
 
 
-def _compiled(lowered: Any, name: GpuName, own: Mapping[str, Any]) -> Any:
+def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Compiles a lowered program for a GPU, with options of XLA.
+
+    Raises:
+      UsageError: XLA cannot compile it for the GPU.
+    """
     # The machine code is never read, so the lowest optimization level is enough.
     options = {**own, "xla_gpu_cuda_data_dir": toolkit_folder(), "xla_backend_optimization_level": 0}
     try:

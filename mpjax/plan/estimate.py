@@ -17,9 +17,11 @@ from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
 from mpjax.plan.overlap import overlap_of
+from mpjax.plan.receipt_of_program import receipt_of
+from mpjax.plan.receipt_report import Receipt
 from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
 from mpjax.plan.step import Step
-from mpjax.plan.target import mesh_of
+from mpjax.plan.target import mesh_of, target_of_gpu
 from mpjax.plan.traffic import Traffic, traffic_of
 
 
@@ -46,6 +48,7 @@ class Estimate:
       roofline: lower bounds of the time.
       communication: the bytes that devices exchange, and the time with it.
       costliest: the kinds of kernels that move the most bytes.
+      receipt: the dtypes that the step runs in; None if not requested.
       fit: the largest batch; None if not requested, or if memory does not grow with the batch.
       measured: the step timed on the GPU itself; None if the step was not timed.
     """
@@ -64,6 +67,7 @@ class Estimate:
     communication: Communication
     xla: str = ""
     costliest: Sequence[Cost] = ()
+    receipt: Receipt | None = None
     fit: Fit | None = None
     measured: Measured | None = None
 
@@ -96,6 +100,7 @@ def estimates(
     devices: int = 1,
     attention: str = "auto",
     most: int = 10,
+    receipts: bool = False,
     memory_fraction: float = 0.75,
     fit: bool = True,
     verify: bool = False,
@@ -108,6 +113,7 @@ def estimates(
       devices: number of devices that share a batch.
       attention: as in `mpjax.plan.compiled.start`.
       most: the number of kinds of kernels to list.
+      receipts: whether to compare the dtypes that run with those asked for.
       memory_fraction: fraction of a GPU's memory that a run may use.
       fit: whether to find the largest batch.
       verify: whether to compile the largest batch too.
@@ -154,6 +160,7 @@ def estimates(
                 ),
                 xla=steps[number].xla,
                 costliest=costliest(text, hlo, most),
+                receipt=_receipt(program, text, steps[number], gpu) if receipts else None,
             )
 
         found: dict[tuple[GpuName, int], Estimate]
@@ -196,6 +203,18 @@ def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:
             "half-precision policy, a GPU of compute capability 8.0 or higher, and heads and lengths that it supports; "
             "write --attention auto"
         )
+
+
+def _receipt(program: Compiled, text: str, step: Step, gpu: GpuName) -> Receipt:
+    return receipt_of(
+        program.executable,
+        program.jaxpr,
+        target_of_gpu(GPUS[gpu]),
+        step.plan.policy,
+        text=text,
+        modules={"": step.task.abstract},
+        updates="float32" if step.plan.master_weights else "",
+    )
 
 
 def _attention(step: Step, traffic: Traffic) -> str:

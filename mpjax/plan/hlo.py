@@ -80,15 +80,25 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A sequence of instructions.
+    """A sequence of instructions, which are parsed when they are first read.
 
     Attributes:
       name: the name without its percent sign.
-      instructions: the instructions by name, in order.
+      text: the lines between its braces.
     """
 
     name: str
-    instructions: Mapping[str, Instruction]
+    text: str
+
+    @functools.cached_property
+    def instructions(self) -> Mapping[str, Instruction]:
+        """Returns the instructions by name, in order."""
+        found = (_instruction(line.strip()) for line in self.text.splitlines())
+        return {each.name: each for each in found if each}
+
+    def mentions(self, *words: str) -> bool:
+        """Returns True if one of `words` stands in the text, without parsing it."""
+        return any(word in self.text for word in words)
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions.values())
@@ -138,16 +148,16 @@ def parse(text: str) -> Program:
       ValueError: the text has no entry computation.
     """
     computations: dict[str, Computation] = {}
-    entry, name, instructions = "", "", {}
+    entry, name, lines = "", "", []
     for line in text.splitlines():
-        if header := _HEADER.match(line):
-            name, instructions = header[2], {}
-            computations[name] = Computation(name, instructions)
-            entry = name if header[1] else entry
-        elif line.startswith("}"):
+        if line.startswith("}") and name:
+            computations[name] = Computation(name, "\n".join(lines))
             name = ""
-        elif name and (instruction := _instruction(line.strip())):
-            instructions[instruction.name] = instruction
+        elif name:
+            lines.append(line)
+        elif header := _HEADER.match(line):
+            name, lines = header[2], []
+            entry = name if header[1] else entry
     if not entry:
         raise ValueError(f"no ENTRY computation in an HLO text that begins {text[:80]!r}")
     return Program(computations, entry)

@@ -1,12 +1,10 @@
 """Plots the memory and the best-case step time of plans, by GPU and policy."""
 
-import io
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from mpjax.plan.estimate import Estimate
-from mpjax.report.files import write_atomically
+from mpjax.report.figure import BLUE, GREY, VERMILION, dress, new_figure, save_figure
 
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
@@ -19,7 +17,7 @@ _MEMORY = {
     "extra": "#D55E00",
 }
 _LINES = ("memory limit", "measured")
-_ARITHMETIC, _TRAFFIC, _GREY = "#0072B2", "#D55E00", "#4D4D4D"
+_ARITHMETIC, _TRAFFIC = BLUE, VERMILION
 
 
 def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: str = "") -> None:
@@ -33,11 +31,7 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
     Raises:
       OSError: the file cannot be written. The message names it.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    layout = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08)
-    figure = Figure(figsize=(11, 1.6 + 0.45 * len(plans)), dpi=150, layout=layout, facecolor="white")
+    figure = new_figure(11, 1.6 + 0.45 * len(plans), title)
     memory, time = figure.subplots(1, 2, sharey=True)
     places = range(len(plans))
     _draw_memory(memory, plans, places)
@@ -46,21 +40,14 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
     memory.set_yticks(list(places), names)
     memory.invert_yaxis()
     for panel in (memory, time):
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(axis="x", color="#E6E6E6", linewidth=0.8)
-        panel.set_axisbelow(True)
-        panel.tick_params(colors=_GREY, labelsize=9)
+        dress(panel, grid="x")
         # List bars before lines; matplotlib lists lines first.
         named = sorted(zip(*panel.get_legend_handles_labels(), strict=True), key=lambda pair: pair[1] in _LINES)
         place = (0, -0.16 - 0.3 / len(plans))
         panel.legend(
             *zip(*named, strict=True), loc="upper left", bbox_to_anchor=place, ncols=3, frameon=False, fontsize=8
         )
-    if title:
-        figure.suptitle(title, fontsize=13, fontweight="bold", color="#222222")
-    image = io.BytesIO()
-    figure.savefig(image, format=Path(path).suffix.lstrip(".") or "png")
-    write_atomically(Path(path), image.getvalue())
+    save_figure(figure, path)
 
 
 def _draw_memory(panel, plans: Sequence[Estimate], places: range) -> None:
@@ -94,7 +81,7 @@ def _draw_time(panel, plans: Sequence[Estimate], places: range) -> None:
             textcoords="offset points",
             va="center",
             fontsize=9,
-            color=_GREY,
+            color=GREY,
         )
     measured = [(plan.measured.seconds * 1e3, place) for place, plan in enumerate(plans) if plan.measured]
     if measured:

@@ -152,7 +152,8 @@ def _of_the_set(task: TaskName, config: schema.Data, data_dir: pathlib.Path) -> 
       UsageError: the data set cannot be opened.
     """
     try:
-        source = data.open_source(config, data_dir, task)
+        # The other sets of a mixture have the same fields.
+        source = data.open_source(dataclasses.replace(config, mix={}), data_dir, task)
         return data.batch_fields(source, config)
     except UsageError as error:
         size = config.image_size or 224

@@ -4,6 +4,7 @@ XLA keeps the name stack of JAX (`jit(train_step)/transpose(jvp(blocks/0))/mlp/u
 the first computation, the Python frames of each instruction.
 """
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from mpjax.precision.casting.equations import LIBRARIES, SourceLine, first_outsi
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _WRAPPED = re.compile(r"\b(?:jvp|transpose|vmap|remat|checkpoint)\(([^()]*)\)")
+_REPEATED = re.compile(r"(transpose\()?(jvp\([^()]+\))(\))?/(?:[^/]+/)*?\2/")
 _CALLED = re.compile(r"\b\w+\([^()]*\)")
 _NO_MODULES = {
     "body",
@@ -44,11 +46,23 @@ class Module(NamedTuple):
     backward: bool
 
 
+def name_of(each: Instruction) -> str:
+    """Returns the name stack of an instruction with the operation at its end; empty if XLA kept none."""
+    found = _OP_NAME.search(each.attributes)
+    return found[1] if found else ""
+
+
 def module_of(each: Instruction) -> Module:
     """Returns the module of an instruction."""
-    found = _OP_NAME.search(each.attributes)
-    stack = found[1] if found else ""
+    return module_named(name_of(each))
+
+
+@functools.lru_cache(maxsize=4096)
+def module_named(stack: str) -> Module:
+    """Returns the module of a name stack with an operation at its end: `jit(f)/jvp(stem)/conv/add`."""
     backward = "transpose(" in stack
+    while (once := _REPEATED.sub(r"\1\2\3/", stack)) != stack:  # a derivative rule repeats the scopes around it
+        stack = once
     while (inner := _WRAPPED.sub(r"\1", stack)) != stack:
         stack = inner
     *scopes, _ = _CALLED.sub("", stack).split("/")  # the last is the operation

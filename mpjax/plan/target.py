@@ -16,6 +16,7 @@ from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.compiler import absent_devices, jaxlib_version, require_compiler
 from mpjax.plan.devices import GPUS, Gpu
+from mpjax.plan.runs import Target
 from mpjax.training.mesh import make_mesh
 
 
@@ -32,6 +33,11 @@ def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
     """
     require_compiler()
     return make_mesh(_devices(name, count), **sizes)
+
+
+def target_of_gpu(gpu: Gpu) -> Target:
+    """Returns what a receipt has to know of a GPU: from compute capability 8.0 on, it has tensorfloat32."""
+    return Target(gpu.name, "gpu", tensorfloat32=gpu.capability >= (8, 0))
 
 
 @functools.cache

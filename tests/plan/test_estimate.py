@@ -24,7 +24,7 @@ def steps_of(flags: str, *policies: str):
 @pytest.fixture(scope="module")
 def plans(plugin):
     steps = steps_of(SMALL, "float32", "mixed_bfloat16")
-    return estimates(["h200", "a100"], steps, memory_fraction=0.5)
+    return estimates(["h200", "a100"], steps, memory_fraction=0.5, receipts=True)
 
 
 def test_the_policies_of_a_gpu_come_after_one_another(plans):
@@ -43,6 +43,14 @@ def test_time_follows_from_operations_and_bytes(plans):
         assert plan.roofline.traffic == pytest.approx(plan.traffic.bytes / rate)
         assert plan.items_per_second == pytest.approx(64 / max(plan.roofline.compute, plan.roofline.traffic))
         assert plan.traffic.kernels > 5
+
+
+def test_each_plan_has_the_receipt_of_its_policy_and_gpu(plans):
+    assert [plan.receipt.device for plan in plans] == ["NVIDIA H200"] * 2 + ["NVIDIA A100-SXM4-80GB"] * 2
+    exact, half = plans[0].receipt, plans[1].receipt
+    assert half.line.startswith("bfloat16 as asked in ")
+    assert half
+    assert {row.operands for row in exact if row.kind == "product"} == {"tensorfloat32"}
 
 
 def test_a_run_may_use_the_share_of_memory_that_it_is_given(plans):

@@ -69,5 +69,5 @@ def test_it_knows_whether_its_model_has_attention():
 
 
 def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(UsageError, match="--training.accumulate is 0"):
+    with pytest.raises(UsageError, match="--training.accumulate: wanted auto or a whole number"):
         step_of(f"{FLAGS} --model.name mlp --training.accumulate 0")

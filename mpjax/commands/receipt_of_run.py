@@ -1,0 +1,73 @@
+"""The receipt of a run: read from its compiled step, written to its folder, and required with `--precision.strict`."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from mpjax import report
+from mpjax.commands.parts import Parts
+from mpjax.config import Config
+from mpjax.errors import DtypeError, UsageError
+from mpjax.plan.dtype_order import AS_ASKED
+from mpjax.plan.receipt_of_program import receipt_of, target_of
+from mpjax.plan.receipt_report import Receipt
+
+
+RECEIPT_FILE = "receipt.json"
+
+Programs = Mapping[int, tuple[Any, jax.stages.Compiled]]
+"""The traced and the compiled program of each number of steps per call."""
+
+
+def check_receipt(config: Config, parts: Parts, programs: Programs, folder: pathlib.Path, *, first: bool) -> str:
+    """Writes the receipt of the program that most steps are run by, and returns its message for the user.
+
+    Args:
+      config: the settings of the run.
+      parts: the parts of the run.
+      programs: the programs of the training call.
+      folder: the folder of the run.
+      first: whether this process writes.
+
+    Raises:
+      DtypeError: with `precision.strict`, something does not run as asked, although the device could.
+      UsageError: with `precision.strict`, the program cannot be read.
+    """
+    strict = config.precision.strict
+    jaxpr, executable = programs[max(programs)]
+    try:
+        found = _read(parts, jaxpr, executable)
+    except Exception as error:  # a run does not depend on it that the text of another XLA is understood
+        if strict:
+            raise UsageError(
+                f"--precision.strict: this program cannot be read ({type(error).__name__}: {error}); write "
+                "--precision.no_strict to train without knowing what runs"
+            ) from error
+        return f"{RECEIPT_FILE} is not written: this program cannot be read ({type(error).__name__}: {error})"
+    if first:
+        report.write_atomically(folder / RECEIPT_FILE, found.to_json().encode() + b"\n")
+    if strict:
+        try:
+            found.require(device_limits=False)
+        except DtypeError as error:
+            raise DtypeError(
+                f"--precision.strict: {error}\nwrite a rule for what is to run otherwise, such as --precision.rules "
+                '"PATH" float32, or --precision.no_strict to train all the same'
+            ) from error
+    if strict and any(row.device_limit for row in found):
+        return f"{found.line}; --precision.strict accepts that, as no program for this device could do otherwise"
+    more = "" if all(row.verdict == AS_ASKED or row.device_limit for row in found) else f"; see {RECEIPT_FILE}"
+    return f"{found.line}{more}"
+
+
+def _read(parts: Parts, jaxpr: Any, executable: jax.stages.Compiled) -> Receipt:
+    return receipt_of(
+        executable,
+        jaxpr,
+        target_of(executable),
+        parts.plan.policy,
+        modules={"": parts.task.abstract},
+        updates="float32" if parts.plan.master_weights else "",
+    )

@@ -1,0 +1,264 @@
+"""Reads from a traced program which products, convolutions, attentions and sums over devices it asks for."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpjax.plan.runs import in_order
+from mpjax.plan.source import Module, module_named
+from mpjax.precision.casting.flops import product_flops
+from mpjax.precision.casting.interpreter import FULL_PRECISION
+from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
+from mpjax.precision.casting.primitives import CALLS, MATRIX_PRODUCTS
+from mpjax.precision.casting.walk import equations, evaluated, held_by, holds_bodies
+from mpjax.precision.dtypes import is_floating
+
+
+_ATTENTION = {"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"}
+_SUMS = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
+_KEEPS = {
+    *("broadcast_in_dim", "clamp", "convert_element_type", "copy", "div", "mul", "neg", "pad", "reshape", "rev"),
+    *("sharding_constraint", "slice", "squeeze", "transpose"),
+}
+"""Primitives that only cast, scale or arrange an operand."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A product, convolution or attention of a traced program.
+
+    Attributes:
+      kind: "product", "convolution", "attention", or "kernel" for a kernel of Pallas with products.
+      module: its module and pass.
+      differentiated: whether it belongs to a function that is differentiated, forward or backward.
+      operands: the dtypes of the operands, in alphabetical order; of a quantised one, that before it was widened.
+      result: the dtype of the result.
+      size: multiplications of a matrix product; 0 for others.
+      elements: the elements of the result.
+      quantised: whether an operand was quantised and widened again.
+      kept: whether it stands in `mpjax.full_precision`, so that no policy applies.
+      recomputed: whether it repeats a product of the forward pass (`jax.checkpoint`).
+      in_loop: whether it stands in a loop; it counts once.
+      constant: whether its operands depend on no input of the program.
+      same: equal for products with the same operands.
+    """
+
+    kind: str
+    module: Module
+    differentiated: bool
+    operands: tuple[str, ...]
+    result: str
+    size: int
+    elements: int
+    quantised: bool = False
+    kept: bool = False
+    recomputed: bool = False
+    in_loop: bool = False
+    constant: bool = False
+    same: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AskedProgram:
+    """What a traced program asks for.
+
+    Attributes:
+      products: products, convolutions and attentions, without what no output needs. The body of a loop counts once.
+      sums: the dtype of each array that is added over devices.
+      gradients: for each output, whether it is a gradient, but for casts and scales.
+    """
+
+    products: tuple[Asked, ...]
+    sums: tuple[str, ...]
+    gradients: tuple[bool, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class _Value:
+    """What is known of a value. Two of them are the same only if they are one object.
+
+    Attributes:
+      narrow: the float8 dtype that it was quantised to.
+      constant: whether it depends on no input.
+      gradient: whether a backward pass computed it.
+    """
+
+    narrow: str = ""
+    constant: bool = False
+    gradient: bool = False
+
+
+_VALUE, _CONSTANT = _Value(), _Value(constant=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where an equation stands: the name stack around it, and whether in a loop or in `full_precision`."""
+
+    stack: str = ""
+    in_loop: bool = False
+    kept: bool = False
+    sizes: tuple[tuple[str, int], ...] = ()
+
+
+def asked_of(jaxpr: Any) -> AskedProgram:
+    """Returns what a traced program asks for."""
+    body = opened(jaxpr)[0]
+    needed: set[int] = set()
+    _mark_needed(body, [True] * len(body.outvars), needed)
+    found: list[Asked] = []
+    sums: list[str] = []
+    apply = functools.partial(_apply, place=_Place(), needed=needed, found=found, sums=sums)
+    outputs = evaluated(jaxpr, [_Value() for _ in body.invars], _constant, apply)
+    return AskedProgram(tuple(found), tuple(sums), tuple(each.gradient for each in outputs))
+
+
+def _constant(variable: Any, value: Any) -> _Value:
+    return _Value(constant=True)  # one of its own: products with other constants are others
+
+
+def _apply(
+    eqn: Any,
+    scope: str,
+    operands: list[_Value],
+    debug_info: Any,
+    *,
+    place: _Place,
+    needed: set[int],
+    found: list[Asked],
+    sums: list[str],
+) -> Sequence[_Value]:
+    name = eqn.primitive.name
+    if holds_bodies(eqn):
+        inside = _inside(eqn, place)
+        run = functools.partial(_apply, place=inside, needed=needed, found=found, sums=sums)
+        return _entered(eqn, operands, run)
+    if id(eqn) in needed:
+        if name == "pallas_call" and (inside := _products_inside(eqn)):
+            found.append(_kernel(eqn, inside, place))
+        if (name in MATRIX_PRODUCTS or name in _ATTENTION) and all(map(is_floating, _avals(eqn))):
+            found.append(_asked(eqn, operands, place))
+        elif name in _SUMS and _devices(eqn, place) > 1:
+            sums += [str(var.aval.dtype) for var in eqn.invars if is_floating(var.aval)]
+    return [_result(eqn, operands, place)] * len(eqn.outvars)
+
+
+def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
+    name = eqn.primitive.name
+    attention = name in _ATTENTION
+    stack = _joined(place.stack, str(eqn.source_info.name_stack))
+    module = module_named(_joined(stack, name))
+    own = [str(aval.dtype) for aval in _avals(eqn)]
+    quantised = ["" if attention else value.narrow for value in operands[:2]]
+    result = eqn.outvars[0].aval
+    convolution = name == "conv_general_dilated"
+    return Asked(
+        kind="attention" if attention else "convolution" if convolution else "product",
+        module=module,
+        differentiated="jvp(" in stack,
+        operands=in_order(narrow or dtype for narrow, dtype in zip(quantised, own, strict=True)),
+        result=str(result.dtype),
+        size=product_flops(eqn) // 2 if name == "dot_general" else 0,
+        elements=math.prod(result.shape),
+        quantised=any(narrow and narrow != dtype for narrow, dtype in zip(quantised, own, strict=True)),
+        kept=place.kept,
+        recomputed=is_recomputed(eqn) or "rematted_computation" in stack,
+        in_loop=place.in_loop,
+        constant=all(each.constant for each in operands[:2]),
+        same=(name, *operands[:2], str(result.dtype), str(eqn.params.get("dimension_numbers"))),
+    )
+
+
+def _kernel(eqn: Any, inside: list[Any], place: _Place) -> Asked:
+    """Returns a kernel as one product, in the dtypes of the first one inside."""
+    stack = _joined(place.stack, str(eqn.source_info.name_stack))
+    operands = in_order(str(aval.dtype) for aval in _avals(inside[0]))
+    module = module_named(_joined(stack, "pallas_call"))
+    result = str(eqn.outvars[0].aval.dtype)
+    return Asked("kernel", module, "jvp(" in stack, operands, result, 0, 0, in_loop=place.in_loop, same=object())
+
+
+def _products_inside(eqn: Any) -> list[Any]:
+    return [inner for _, inner in equations(eqn.params["jaxpr"]) if inner.primitive.name in MATRIX_PRODUCTS]
+
+
+def _avals(eqn: Any) -> list[Any]:
+    return [var.aval for var in eqn.invars[:2]]
+
+
+def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
+    """Returns what is known of the results of an equation."""
+    constant = all(each.constant for each in operands)
+    if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
+        return _CONSTANT if constant else _VALUE
+    own = np.dtype(eqn.outvars[0].aval.dtype)
+    gradient = is_transposed(eqn) or "transpose(" in place.stack
+    narrow = str(own) if own.itemsize == 1 else ""
+    if operands and eqn.primitive.name in _KEEPS:
+        sizes = [math.prod(var.aval.shape) for var in eqn.invars]
+        main = operands[sizes.index(max(sizes))]
+        return _Value(narrow or main.narrow, constant, gradient or main.gradient)
+    return _Value(narrow, constant, gradient)
+
+
+def _devices(eqn: Any, place: _Place) -> int:
+    """Returns the number of devices that a sum is over; 2 if it is not known."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    sizes = dict(place.sizes)
+    return math.prod(sizes.get(axis, 2) for axis in ((axes,) if isinstance(axes, str) else axes))
+
+
+def _inside(eqn: Any, place: _Place) -> _Place:
+    mesh = eqn.params.get("mesh") if eqn.primitive.name == "shard_map" else None
+    return _Place(
+        stack=_joined(place.stack, str(eqn.source_info.name_stack)),
+        in_loop=place.in_loop or eqn.primitive.name in ("scan", "while"),
+        kept=place.kept or eqn.params.get("name") == FULL_PRECISION,
+        sizes=place.sizes if mesh is None else tuple(mesh.shape.items()),
+    )
+
+
+def _joined(*stacks: str) -> str:
+    return "/".join(filter(None, stacks))
+
+
+def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
+    """Walks through the bodies of an equation and returns its results."""
+    bodies = held_by(eqn)
+    name = eqn.primitive.name
+    results: list[_Value] = []
+    for held in bodies:
+        inputs = opened(held)[0].invars
+        given = operands[1:] if name == "cond" else operands
+        # What a loop carries is quantised in some iterations only.
+        known = len(given) == len(inputs) and name != "while"
+        values = given if known and name != "scan" else [_Value() for _ in inputs]
+        results = evaluated(held, list(values), _constant, apply)
+    straight = len(bodies) == 1 and name != "scan" and len(results) == len(eqn.outvars)
+    return results if straight else [_Value() for _ in eqn.outvars]
+
+
+def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bool]:
+    """Adds the ids of equations that lead to an output; returns which inputs do.
+
+    Bodies of calls are followed output by output. Of loops and branches everything is taken to be needed.
+    """
+    used = {id(var) for var, want in zip(body.outvars, wanted, strict=True) if want}
+    for eqn in reversed(body.eqns):
+        outputs = [id(var) in used for var in eqn.outvars]
+        if not (any(outputs) or eqn.effects):
+            continue
+        needed.add(id(eqn))
+        inputs = [True] * len(eqn.invars)
+        bodies = [opened(held)[0] for held in held_by(eqn)]
+        for inner in bodies:
+            straight = eqn.primitive.name in (CALLS | {"shard_map"}) and len(inner.outvars) == len(outputs)
+            found = _mark_needed(inner, outputs if straight else [True] * len(inner.outvars), needed)
+            if straight and len(bodies) == 1 and len(found) == len(inputs):
+                inputs = found
+        used |= {id(var) for var, use in zip(eqn.invars, inputs, strict=True) if use}
+    return [id(var) in used for var in body.invars]

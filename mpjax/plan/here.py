@@ -1,0 +1,125 @@
+"""What fits on the devices that are here: compiles a run's own step for them, and compares with their memory."""
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from mpjax.plan.memory import Memory, largest_batch, memory_of
+from mpjax.plan.step import Step
+
+
+SHARE = {"cpu": 0.5}
+"""The share of a device's free memory that a step may take, by platform; `_SHARE` for others.
+
+The rest is for what is not part of the step: evaluation, fragmentation, on a CPU also for other programs.
+"""
+
+_SHARE = 0.85
+
+AHEAD = 8
+"""Batches on the device besides the one of the step, because the host runs ahead."""
+
+
+def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
+    """Returns the bytes that a step may take on one of this process's devices, all of the same kind.
+
+    Args:
+      devices: the devices of this process.
+      processes: the number of processes on this machine, which share its memory; a GPU has its own.
+    """
+    device = devices[0]
+    share = SHARE.get(device.platform, _SHARE)
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(share * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
+    return int(share * free_memory()) // (len(devices) * processes)
+
+
+def free_memory(
+    meminfo: pathlib.Path = pathlib.Path("/proc/meminfo"),
+    group: pathlib.Path = pathlib.Path("/sys/fs/cgroup"),
+) -> int:
+    """Returns the bytes of the host's memory that are free, at most what the process's control group may still take.
+
+    Where neither file exists, as outside of Linux, it is the memory of the machine.
+    """
+    limits = []
+    if meminfo.exists():
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        if "MemAvailable" in lines:
+            limits.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    most, used = group / "memory.max", group / "memory.current"
+    if most.exists() and used.exists() and (text := most.read_text().strip()) != "max":
+        limits.append(max(0, int(text) - int(used.read_text())))
+    return min(limits) if limits else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_here(step: Step, mesh: Mesh) -> Memory:
+    """Compiles a step for a mesh of the devices that are here, and returns the memory that it needs on each."""
+    with step.wide():
+        train_step, given = step.on(mesh)
+        compiled = train_step.lower(*given).compile(step.compiler_options(mesh))
+    return memory_of(*given, compiled.memory_analysis())
+
+
+def needed(memory: Memory) -> int:
+    """Returns the bytes of a step and of the batches that wait for it."""
+    return memory.total + AHEAD * memory.batch
+
+
+def batch_that_fits(most: int, limit: int, bytes_of: Callable[[int], int], *, step: int) -> int:
+    """Finds the largest batch of `step` times a power of two that fits, by compiling about four batches.
+
+    Args:
+      most: the largest batch to try, such as the number of examples.
+      limit: bytes available.
+      bytes_of: a function from batch size to the bytes that it needs, which compiles the step.
+      step: the smallest batch: all devices times all micro-batches.
+
+    Returns:
+      The batch; 0 if `step` examples do not fit, or are more than `most`.
+    """
+    bytes_of = functools.cache(bytes_of)
+    size = _power_of_two(min(most, _FIRST * step), step)
+    if not size:
+        return 0
+    if 2 * size <= most and bytes_of(2 * size) > bytes_of(size):  # else so small that workspaces outweigh it
+        points = {tried: bytes_of(tried) for tried in (size, 2 * size)}
+        size = _power_of_two(min(largest_batch(points, limit, step=step).batch, most), step) or step
+    while 2 * size <= most and bytes_of(size) <= limit and bytes_of(2 * size) <= limit:
+        size *= 2
+    while size and bytes_of(size) > limit:
+        size = _power_of_two(size // 2, step)
+    return size
+
+
+_FIRST = 8
+
+
+def _power_of_two(most: int, step: int) -> int:
+    """Returns the largest number of `step` times a power of two up to `most`; 0 if there is none."""
+    return step * 2 ** ((most // step).bit_length() - 1) if most >= step else 0
+
+
+def micro_batches_that_fit(batch: int, limit: int, bytes_of: Callable[[int], int], *, devices: int) -> int:
+    """Finds the smallest power of two of micro-batches with which a batch fits.
+
+    Args:
+      batch: examples of the whole batch.
+      limit: bytes available.
+      bytes_of: a function from the number of micro-batches to the bytes of the step, which compiles it.
+      devices: the number of devices that share a batch.
+
+    Returns:
+      The number; 0 if none fits that divides the batch.
+    """
+    count = 1
+    while batch % (count * devices) == 0:
+        if bytes_of(count) <= limit:
+            return count
+        count *= 2
+    return 0

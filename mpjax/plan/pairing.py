@@ -1,0 +1,243 @@
+"""Finds which instruction of a compiled program does the work of each product that a traced program asks for.
+
+XLA keeps the name of most products, merges products that share an operand, computes equal ones once, writes small ones
+as multiplications and sums, and loses the names of some. What is left over is never guessed.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from mpjax.plan.asked import Asked
+from mpjax.plan.runs import Run
+from mpjax.plan.source import Module
+from mpjax.precision.casting.flops import TENSORFLOAT32
+
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+MERGED = "in one product with"
+SHARED = "computed once for two"
+CONSTANT = "XLA computed it while compiling: its operands are constants"
+NOWHERE = "nothing in the program computes it"
+INSIDE = "what a kernel of its own computes inside is not in the program's text"
+UNCLEAR = "the program's text does not say what computes it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """What was asked for and what does it.
+
+    Attributes:
+      asked: the product of the traced program; None if the program runs one that no trace is known of.
+      run: the product of the compiled program; None if there is none, or if it is not known.
+      note: how the two belong together, if not by name; or why there is none.
+    """
+
+    asked: Asked | None
+    run: Run | None
+    note: str = ""
+
+
+def paired(
+    asked: Sequence[Asked], runs: Sequence[Run], loops: Callable[[], Sequence[Run]], *, partitions: int = 1
+) -> list[Pair]:
+    """Pairs what was asked for with what runs.
+
+    Args:
+      asked: the products of the traced program.
+      runs: the products of the compiled program.
+      loops: returns the products that XLA wrote as multiplications; called only if others are left over.
+      partitions: the number of devices that the program is divided over.
+
+    Returns:
+      A pair for each of `asked`, in its order, and one for each of `runs` that is left and not computed a second time.
+    """
+    matching = _Matching(list(asked), list(runs))
+    # The compiler may divide a product over some of the devices.
+    for parts in [count for count in range(1, partitions + 1) if partitions % count == 0]:
+        matching.by(lambda a: (a.module, a.kind, _extent(a)), lambda r, p=parts: (r.module, r.kind, p * _extent(r)))
+        matching.joined(parts)
+    matching.by_module()
+    matching.merged()
+    matching.by(lambda a: (a.kind, _extent(a)), lambda r: (r.kind, _extent(r)), alike=True)
+    # Convolutions with a window of one pixel are matrix products, which may have lost their name.
+    matching.by(
+        lambda a: (a.kind, a.elements), lambda r: ("convolution", r.elements) if not r.named else (), alike=True
+    )
+    matching.shared()
+    matching.remaining()
+    if any(each.kind != "kernel" for each in matching.asked):
+        matching.in_loops(loops())
+    matching.rest()
+    order = {id(each): number for number, each in enumerate(asked)}
+    return sorted(matching.pairs, key=lambda pair: order.get(id(pair.asked), len(order)))
+
+
+class _Matching:
+    """What is still to be paired, and the pairs so far."""
+
+    def __init__(self, asked: list[Asked], runs: list[Run]):
+        self.asked, self.runs, self.pairs = asked, runs, []
+
+    def by(self, of_asked: Callable[[Asked], Hashable], of_run: Callable[[Run], Hashable], *, alike: bool = False):
+        """Pairs those with equal keys. With `alike`, only where all candidates run in the same dtypes."""
+        candidates = _grouped(self.runs, of_run)
+        by = {key: " or ".join(sorted({run.by for run in found})) for key, found in candidates.items()}
+        unclear = {key for key, found in candidates.items() if alike and len({run.dtypes for run in found}) > 1}
+        left, taken = [], []
+        for each in self.asked:
+            key = of_asked(each)
+            if candidates.get(key) and key not in unclear:
+                # The order of a program's products is not that of its trace.
+                same = (i for i, run in enumerate(candidates[key]) if _same_dtypes(each, run))
+                taken.append(run := candidates[key].pop(next(same, 0)))
+                self.pairs.append(Pair(each, dataclasses.replace(run, by=by[key]) if alike else run))
+            else:
+                left.append(each)
+        self.asked, self.runs = left, _without(self.runs, taken)
+
+    def joined(self, parts: int) -> None:
+        """Pairs a product with as many alike ones as it has the multiplications of, the nearest by path."""
+        for run in [run for run in self.runs if run.size]:
+            for seed in [each for each in self.asked if each.module == run.module and each.size]:
+                near = [each for each in self.asked if _alike(each, seed)]
+                near.sort(key=lambda each: -_common(each.module, run.module))
+                count, rest = divmod(parts * run.size, seed.size)
+                if rest == 0 and 1 < count <= len(near):
+                    note = f"{MERGED} {run.module.path or 'another'}"
+                    ours = near[:count]
+                    self.pairs += [Pair(each, run, "" if each is seed else note) for each in ours]
+                    self.asked, self.runs = _without(self.asked, ours), _without(self.runs, [run])
+                    break
+
+    def by_module(self) -> None:
+        """Pairs those of one module and pass, if nothing there could be confused with anything else."""
+        asked = _grouped(self.asked, lambda each: (each.module, each.kind))
+        runs = _grouped(self.runs, lambda run: (run.module, run.kind))
+        for key, ours in asked.items():
+            theirs = runs.get(key, [])
+            alone = len(ours) == len(theirs) and len({run.dtypes for run in theirs}) == 1
+            if alone and (key[0].path or len(ours) == 1):
+                self.pairs += [Pair(each, run) for each, run in zip(ours, theirs, strict=True)]
+                self.asked, self.runs = _without(self.asked, ours), _without(self.runs, theirs)
+
+    def merged(self) -> None:
+        """Pairs products that are part of a larger one: its multiplications are the sum of theirs."""
+        for host in [pair for pair in self.pairs if pair.asked.size and pair.run.size > pair.asked.size]:
+            near = [each for each in self.asked if each.size and each.module.backward == host.asked.module.backward]
+            near.sort(key=lambda each: -_common(each.module, host.asked.module))
+            missing, parts = host.run.size - host.asked.size, []
+            for each in near:
+                if each.size <= missing:
+                    missing -= each.size
+                    parts.append(each)
+            if missing == 0:
+                note = f"{MERGED} {host.asked.module.path or 'another'}"
+                self.pairs += [Pair(each, host.run, note) for each in parts]
+                self.asked = _without(self.asked, parts)
+
+    def shared(self) -> None:
+        """Pairs products with the operands of another one, and recomputed ones that XLA has computed once."""
+        same = {pair.asked.same: pair.run for pair in self.pairs}
+        forward = {
+            (pair.asked.module.path, pair.asked.kind, _extent(pair.asked), pair.asked.operands): pair.run
+            for pair in self.pairs
+            if not pair.asked.module.backward
+        }
+        left = []
+        for each in self.asked:
+            again = (each.module.path, each.kind, _extent(each), each.operands)
+            run = same.get(each.same) or (forward.get(again) if each.recomputed else None)
+            if run:
+                self.pairs.append(Pair(each, run, SHARED))
+            else:
+                left.append(each)
+        self.asked = left
+
+    def remaining(self) -> None:
+        """Pairs what is left, if as many products without a name are left and all run in the same dtypes.
+
+        XLA computes the gradient of a grouped convolution by another one, of another size.
+        """
+        for kind in ("convolution", "product"):
+            ours = [each for each in self.asked if each.kind == kind]
+            theirs = [run for run in self.runs if run.kind == kind and not run.named]
+            if ours and len(ours) == len(theirs) and len({run.dtypes for run in theirs}) == 1:
+                by = " or ".join(sorted({run.by for run in theirs}))
+                self.pairs += [Pair(each, dataclasses.replace(theirs[0], by=by)) for each in ours]
+                self.asked, self.runs = _without(self.asked, ours), _without(self.runs, theirs)
+
+    def in_loops(self, loops: Sequence[Run]) -> None:
+        """Pairs products with the multiplications of their module that stand in loop fusions."""
+        found = _grouped(loops, lambda run: (run.module, run.kind))
+        left = []
+        for each in self.asked:
+            theirs = found.get((each.module, each.kind), [])
+            if len({run.dtypes for run in theirs}) == 1:
+                self.pairs.append(Pair(each, theirs[0]))
+            else:
+                left.append(each)
+        self.asked = left
+
+    def rest(self) -> None:
+        """Says of everything left that it is missing, or that it is not known."""
+        modules = {pair.asked.module: pair.asked for pair in self.pairs if pair.asked}
+        for each in self.asked:
+            if each.kind == "kernel":
+                note = INSIDE
+            elif each.constant:
+                note = CONSTANT
+            else:
+                candidates = [run for run in self.runs if (run.kind == "attention") == (each.kind == "attention")]
+                note = UNCLEAR if candidates else NOWHERE
+            self.pairs.append(Pair(each, None, note))
+        ran = {(pair.asked.module, pair.run.dtypes) for pair in self.pairs if pair.asked and pair.run}
+        sizes = {(pair.run.kind, _extent(pair.run), pair.run.dtypes) for pair in self.pairs if pair.run}
+        for run in self.runs:
+            # XLA computes some products twice rather than to keep them, and writes out the iterations of short loops.
+            again = (run.module, run.dtypes) in ran if run.named else (run.kind, _extent(run), run.dtypes) in sizes
+            if not again or (not run.named and any(each.kind == run.kind for each in self.asked)):
+                self.pairs.append(Pair(modules.get(run.module) if run.named else None, run))
+
+
+def _extent(each: Asked | Run) -> int:
+    return each.size if each.size else each.elements
+
+
+def _same_dtypes(asked: Asked, run: Run) -> bool:
+    return tuple("float32" if dtype == TENSORFLOAT32 else dtype for dtype in run.operands) == asked.operands
+
+
+def _alike(first: Asked, second: Asked) -> bool:
+    """Returns whether XLA may have joined two products: in one pass, of one shape and dtype."""
+    return (first.module.backward, first.size, first.elements, first.operands) == (
+        second.module.backward,
+        second.size,
+        second.elements,
+        second.operands,
+    )
+
+
+def _common(first: Module, second: Module) -> int:
+    """Returns how many parts of two paths are the same from the root on."""
+    count = 0
+    for one, other in zip(first.path.split("/"), second.path.split("/"), strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    found: dict[K, list[T]] = collections.defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return found
+
+
+def _without(items: list[T], taken: Iterable[T]) -> list[T]:
+    gone = set(map(id, taken))
+    return [item for item in items if id(item) not in gone]

@@ -1,0 +1,168 @@
+"""What every product, sum over devices and update of a function really runs in, here or on a GPU that is not here."""
+
+import contextlib
+import difflib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from mpjax.errors import UsageError
+from mpjax.plan.receipt_of_program import receipt_of, target_of
+from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.runs import Target
+from mpjax.precision.casting.model_arguments import take_models_apart
+from mpjax.precision.dtype_audit import inputs_of
+from mpjax.precision.dtypes import path_name
+from mpjax.precision.policy import Policy, get_policy
+
+
+if TYPE_CHECKING:
+    import jmp
+
+
+def receipt(
+    fn_or_compiled: Any,
+    *args: Any,
+    policy: "str | Policy | jmp.Policy | None" = None,
+    device: Any = None,
+    params: int = 0,
+) -> Receipt:
+    """Compiles `fn(*args)` and reports what its products, sums over devices and parameter updates really run in.
+
+    Nothing is computed. What was asked for comes from the traced function and, if given, from the policy.
+
+    >>> import jax, jax.numpy as jnp, mpjax
+    >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    >>> print(mpjax.receipt(jnp.dot, x, x, policy="float32").line)
+    float32 as asked in 1 of 1 products
+
+    Args:
+      fn_or_compiled: a function of pytrees, jitted or not; a Flax NNX module; or what `jax.jit(fn)` makes of one:
+        traced, lowered or compiled. Lowered and compiled programs no longer say what was asked for, so give a policy.
+      *args: the arguments of a function. Arrays may be abstract (`jax.ShapeDtypeStruct`).
+      policy: the policy that is compared with: a `Policy`, or anything that `get_policy` takes.
+      device: the device to compile for: a `jax.Device`, "cpu", "gpu", or a GPU that need not be there, such as "h200";
+        None for where the function would run.
+      params: the index in `args` of the parameters, or of a training state that has `params`.
+
+    Returns:
+      A `Receipt`. It prints as a table; `require()` is for tests, `to_json()` for machines.
+
+    Raises:
+      UsageError: there is nothing to compile, the device is not known, XLA cannot compile the function for it, or a
+        program that is compiled already is asked for another device.
+    """
+    asked = None if policy is None else get_policy(policy)
+    if isinstance(fn_or_compiled, jax.stages.Compiled | jax.stages.Lowered | jax.stages.Traced):
+        if args or device is not None:
+            raise UsageError(
+                f"receipt takes a {type(fn_or_compiled).__name__} alone, as it has its arguments and device; "
+                "give the function to compile it for another device"
+            )
+        return _of_stage(fn_or_compiled, asked, params)
+    if not callable(fn_or_compiled):
+        raise UsageError(
+            f"receipt takes a function, a Flax NNX module or a compiled program, got {type(fn_or_compiled).__name__}"
+        )
+    target, place, entered, compiled = _device(device)
+    with entered:
+        traced, modules = _traced(fn_or_compiled, args, place)
+        lowered = traced.lower()
+    executable = compiled(lowered)
+    target = target or target_of(executable)
+    return receipt_of(executable, traced.jaxpr, target, asked, params=params, modules=modules)
+
+
+def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
+    traced = stage if isinstance(stage, jax.stages.Traced) else None
+    lowered = stage.lower() if traced is not None else stage
+    executable = lowered.compile() if isinstance(lowered, jax.stages.Lowered) else lowered
+    jaxpr = None if traced is None else traced.jaxpr
+    return receipt_of(executable, jaxpr, target_of(executable), policy, params=params)
+
+
+def _traced(fn: Callable, args: tuple, place: Any) -> tuple[Any, Mapping[Any, Any]]:
+    """Traces a function for a device; returns also the NNX modules whose paths it opens, by key path."""
+    models = take_models_apart({"": fn, "args": args})
+    if not models.originals:
+        jitted = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
+        return jitted.trace(*_on(args, place)), {}
+    inputs, with_inputs = inputs_of(models)
+    places = tuple(models.originals)
+
+    roots = tuple(map(path_name, models.modules))
+
+    def parted(variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Separates what modules hold, parameters and statistics, from an optimizer's state and other arguments."""
+        inside = {name: leaf for name, leaf in variables.items() if name.startswith(roots)}
+        return {"params": inside, "rest": {name: leaf for name, leaf in variables.items() if name not in inside}}
+
+    def of_inputs(given: dict[str, dict[str, Any]]) -> Any:
+        values = given["params"] | given["rest"]
+        called, changed = models.join(with_inputs([values[name] for name in inputs]))
+        result = called[""](*called["args"])
+        after = {_name(path, places): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(changed())}
+        return {**parted(after), "result": result}
+
+    return jax.jit(of_inputs).trace(*_on((parted(inputs),), place)), models.modules
+
+
+def _name(path: tuple, places: tuple) -> str:
+    """Returns the path among the arguments of a variable of one of the NNX objects at `places`."""
+    number, *names = path
+    inner = names[:-1] if isinstance(names[-1], jax.tree_util.GetAttrKey) else names  # the `value` of a variable
+    return path_name((*places[number.key], *inner)).removeprefix("/")
+
+
+def _on(args: tuple, place: Any) -> tuple:
+    """Returns arguments with abstract arrays on a device in place of arrays; unchanged if there is no device."""
+    if place is None:
+        return args
+    sharding = SingleDeviceSharding(place)
+
+    def moved(leaf: Any) -> Any:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            return leaf
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False)
+        )
+
+    return jax.tree.map(moved, args)
+
+
+def _device(
+    device: Any,
+) -> tuple[Target | None, Any, contextlib.AbstractContextManager, Callable[[jax.stages.Lowered], Any]]:
+    """Returns the target, the device, a context to trace in, and a function that compiles.
+
+    Raises:
+      UsageError: there is no such device.
+    """
+
+    def plainly(lowered: jax.stages.Lowered) -> Any:
+        return lowered.compile()
+
+    if device is None:
+        return None, None, contextlib.nullcontext(), plainly
+    if isinstance(device, jax.Device):
+        return None, device, jax.default_device(device), plainly
+    # Late: a plan's files are needed for a GPU that is not there only.
+    from mpjax.plan.compiled import compiled_for
+    from mpjax.plan.devices import GPUS
+    from mpjax.plan.target import mesh_of, target_of_gpu, traced_for
+
+    if device in GPUS:
+        gpu, there = GPUS[device], mesh_of(device, 1).devices.flat[0]
+        return target_of_gpu(gpu), there, traced_for(gpu, there, "auto"), lambda lowered: compiled_for(lowered, device)
+    try:
+        there = jax.devices(device)[0]
+    except RuntimeError as error:
+        near = difflib.get_close_matches(str(device), GPUS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"device {device!r}: wanted a jax.Device, a platform of JAX that is here, or a GPU to compile for: "
+            f"{', '.join(GPUS)}{hint}"
+        ) from error
+    return None, there, jax.default_device(there), plainly

@@ -1,0 +1,132 @@
+"""Reads the receipt of a compiled program: what all of it runs in, against what was asked for."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from mpjax.plan.asked import asked_of
+from mpjax.plan.hlo import parse
+from mpjax.plan.pairing import paired
+from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.runs import Target, loops_of, runs_of
+from mpjax.plan.sums_and_updates import sums_of, updates_of
+from mpjax.plan.verdicts import rows_of_products, rows_of_sums, rows_of_updates
+from mpjax.precision.dtype_audit import compute_dtypes
+from mpjax.precision.dtypes import is_floating, path_name, widest
+from mpjax.precision.policy import Policy
+
+
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter that a program returns.
+
+    Attributes:
+      output: the number of its output.
+      asked: the dtype that its update is to be computed in, at least.
+      dims: its dimensions.
+    """
+
+    output: int
+    asked: str
+    dims: tuple[int, ...]
+
+
+def receipt_of(
+    executable: Any,
+    jaxpr: Any,
+    target: Target,
+    policy: Policy | None,
+    *,
+    text: str = "",
+    modules: Mapping[Any, Any] = MappingProxyType({}),
+    params: int = 0,
+    updates: str = "",
+) -> Receipt:
+    """Reads the receipt of a compiled program.
+
+    Args:
+      executable: the `jax.stages.Compiled`.
+      jaxpr: the traced program; None if it is not known.
+      target: what it was compiled for.
+      policy: the policy; None to compare with the traced program alone.
+      text: the text of the program, if it is at hand.
+      modules: NNX modules whose classes the policy's rules may name, by any key.
+      params: the index among the arguments of the parameters, or of a training state that has `params`.
+      updates: the dtype that parameters are updated in, at least: float32 with master weights.
+    """
+    text = text or executable.as_text()
+    program, divided = parse(text), _PARTITIONS.search(text[: text.find("\n")])
+    asked = None if jaxpr is None else asked_of(jaxpr)
+    pairs = paired(
+        asked.products if asked else (),
+        runs_of(program, target),
+        lambda: loops_of(program),
+        partitions=int(divided[1]) if divided else 1,
+    )
+    arguments, wanted = executable.args_info[0], compute_dtypes(policy, modules)
+    least = updates or (str(policy.param_dtype) if policy else "")
+    parameters = parameters_of(arguments[params], executable.out_info, least) if params < len(arguments) else {}
+    reduce_dtype = str(policy.reduce_dtype) if policy else None
+    dims = [each.dims for each in parameters.values()]
+    # An array that is taken and returned need not be a parameter, unless something is differentiated.
+    differentiated = asked is None or any(each.differentiated for each in asked.products)
+    updated = {
+        path: each
+        for path, each in parameters.items()
+        if asked is None or not (asked.gradients[each.output] or (not path and not differentiated))
+    }
+    dtypes = updates_of(program, [each.output for each in updated.values()])
+    rows = [
+        *rows_of_products(
+            pairs, lambda path: None if policy is None else str(wanted(path)), target, traced=asked is not None
+        ),
+        *rows_of_sums(asked.sums if asked else (), sums_of(program), least=reduce_dtype, parameters=dims),
+        *rows_of_updates({path: (updated[path].asked, run) for path, run in zip(updated, dtypes, strict=True)}),
+    ]
+    return Receipt(target.name, None if policy is None else str(policy), tuple(rows))
+
+
+def target_of(executable: Any) -> Target:
+    """Returns the device that a `jax.stages.Compiled` is for."""
+    shardings = jax.tree.leaves((executable.output_shardings, executable.input_shardings))
+    device = next(iter(shardings[0].device_set)) if shardings else jax.devices()[0]
+    if device.platform == "cpu":
+        return Target("this CPU", "cpu")
+    try:
+        rounds = device.platform == "gpu" and float(device.compute_capability) >= 8.0
+    except (AttributeError, ValueError):  # on AMD it is a name, "gfx942"
+        rounds = False
+    return Target(str(device.device_kind), str(device.platform), rounds)
+
+
+def parameters_of(given: Any, result: Any, least: str = "") -> dict[str, Parameter]:
+    """Returns the parameters that a function takes and returns, by path.
+
+    Args:
+      given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
+      result: all results, in the program's order.
+      least: the dtype that updates are to be computed in, if that of the parameter is narrower.
+    """
+    leaves = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(given)]
+    if any(path.startswith("params/") for path, _ in leaves):
+        leaves = [(path, leaf) for path, leaf in leaves if path.startswith("params/")]
+    outputs = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(result)]
+    numbers = {path.partition("/")[2]: number for number, (path, _) in reversed(list(enumerate(outputs)))}
+    numbers |= {path: number for number, (path, _) in enumerate(outputs)}
+    found = {}
+    for path, leaf in leaves:
+        number = numbers.get(path)
+        if number is None or not is_floating(leaf):
+            continue
+        out = outputs[number][1]
+        if (out.shape, out.dtype) == (leaf.shape, leaf.dtype):
+            dtype = widest(leaf.dtype, least) if least else leaf.dtype
+            found[path.removeprefix("params/")] = Parameter(number, str(dtype), tuple(leaf.shape))
+    return found

@@ -1,0 +1,254 @@
+"""Reads from a compiled program which dtypes each product, convolution and attention runs in, and what computes it."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
+from mpjax.plan.source import Module, module_named, name_of
+from mpjax.precision.casting.flops import TENSORFLOAT32
+
+
+DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+"""XLA's names of dtypes; those of float8 and below follow a pattern."""
+
+_LIBRARIES = {
+    "__cublas$lt$matmul$f8": ("cuBLASLt float8", "product"),
+    "__cublas$lt$matmul$mx": ("cuBLASLt MX", "product"),
+    "__cublas$lt": ("cuBLASLt", "product"),
+    "__cublas$gemm": ("cuBLAS", "product"),
+    "__cudnn$conv": ("cuDNN", "convolution"),
+    "__cudnn$fmha": ("cuDNN", "attention"),
+    "__onednn$matmul": ("oneDNN", "product"),
+    "__onednn$convolution": ("oneDNN", "convolution"),
+}
+"""The library and the kind of work by the beginning of a custom call's target, longer ones first."""
+
+_FUSIONS = {"triton": "Triton", "cudnn": "cuDNN", "ynn": "YNNPACK", "onednn": "oneDNN", "cutlass": "CUTLASS"}
+"""The library of a fusion by a word of its kind."""
+
+_KINDS = {"dot": "product", "ragged-dot": "product", "scaled-dot": "product", "convolution": "convolution"}
+_FUSION_KIND = re.compile(r'"kind":"(__[^"]+)"')
+_CONTRACTED = re.compile(r'\blhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_BATCHED = re.compile(r'\blhs_batch_dim(?:s=\{|ensions":\[)([\d,"]*)')
+_PRECISION = re.compile(r"\boperand_precision=\{([\w,]+)\}")
+_LIBRARY_PRECISION = re.compile(r'"operand_precision":\["(\w+)","(\w+)"')
+_ALGORITHM = re.compile(r"\balgorithm=dot_(\w+)")
+_PRODUCT = re.compile(r'op_name="[^"]*(?:dot_general|conv_general_dilated)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one product, convolution or attention of a compiled program runs in.
+
+    Attributes:
+      kind: "product", "convolution" or "attention".
+      module: the module and the pass, of the name that XLA kept.
+      named: False if XLA kept no name; `module` is then empty.
+      operands: the dtypes of the operands where they are multiplied, in alphabetical order.
+      accumulation: the dtype of the sums; empty if the program does not say.
+      result: the dtype of the result.
+      by: the library or kernel that computes it.
+      size: multiplications of a product; 0 for others.
+      elements: the elements of the result.
+    """
+
+    kind: str
+    module: Module
+    named: bool
+    operands: tuple[str, ...]
+    accumulation: str
+    result: str
+    by: str
+    size: int
+    elements: int
+
+    @property
+    def dtypes(self) -> tuple:
+        """Returns all dtypes of the run."""
+        return self.operands, self.accumulation, self.result
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a program was compiled for.
+
+    Attributes:
+      name: the device, for messages: "NVIDIA H200", "this CPU".
+      platform: "cpu", "gpu" or "tpu".
+      tensorfloat32: whether float32 operands lose mantissa bits by default.
+    """
+
+    name: str
+    platform: str
+    tensorfloat32: bool = False
+
+
+def runs_of(program: Program, target: Target) -> list[Run]:
+    """Returns the runs of floating products, convolutions and attentions in all computations of a program."""
+    callers = _callers(program)
+    found = []
+    for computation in program.computations.values():
+        if not computation.mentions(*(f" {opcode}(" for opcode in (*_KINDS, "custom-call"))):
+            continue
+        for each in computation:
+            if kind := _KINDS.get(each.opcode):
+                by = _computed_by(each, computation, callers, target)
+            elif each.opcode == "custom-call":
+                by, kind = _library(each.target)
+            else:
+                continue
+            if kind and (run := _run(each, computation, kind, by, callers, target)):
+                found.append(run)
+    return found
+
+
+def loops_of(program: Program) -> list[Run]:
+    """Returns the multiplications that XLA wrote in place of small products and convolutions, inside loop fusions."""
+    found = []
+    for computation in program.computations.values():
+        if not computation.mentions(" multiply("):
+            continue
+        for each in computation:
+            if each.opcode == "multiply" and _PRODUCT.search(each.attributes):
+                dtype = dtype_of(each.type)
+                if dtype:
+                    sums = _sum_of(each, computation)
+                    name = name_of(each)
+                    kind = "convolution" if name.endswith("conv_general_dilated") else "product"
+                    result = sums or dtype
+                    found.append(Run(kind, module_named(name), True, (dtype, dtype), sums, result, "XLA loop", 0, 0))
+    return found
+
+
+def dtype_of(type: str) -> str:
+    """Returns the name of the floating dtype of the first array in a type; empty if it is not floating.
+
+    >>> dtype_of("(bf16[8,3]{1,0}, u8[0]{0})")
+    'bfloat16'
+    """
+    shapes = shapes_of(type)
+    name = shapes[0][0] if shapes else ""
+    if name in DTYPES:
+        return DTYPES[name]
+    return re.sub(r"^f(\d+)(e\w+)$", r"float\1_\2", name) if re.match(r"f\d+e", name) else ""
+
+
+def _callers(program: Program) -> dict[str, Instruction]:
+    """Returns the fusion that calls each computation."""
+    return {
+        called: each
+        for computation in program.computations.values()
+        if computation.mentions(" fusion(")
+        for each in computation
+        if each.opcode == "fusion"
+        for called in each.called("calls")
+    }
+
+
+def _enclosing(computation: Computation, callers: dict[str, Instruction]) -> Iterator[Instruction]:
+    """Yields the fusion around a computation."""
+    if computation.name in callers:
+        yield callers[computation.name]
+
+
+def _computed_by(each: Instruction, computation: Computation, callers: dict[str, Instruction], target: Target) -> str:
+    for fusion in _enclosing(computation, callers):
+        if found := _FUSION_KIND.search(fusion.attributes):
+            return next((name for word, name in _FUSIONS.items() if word in found[1]), found[1].strip("_"))
+        if target.platform == "gpu":
+            return "XLA loop"
+    return "XLA:CPU" if target.platform == "cpu" else "XLA"
+
+
+def _library(target: str) -> tuple[str, str]:
+    return next((named for start, named in _LIBRARIES.items() if target.startswith(start)), ("", ""))
+
+
+def _run(
+    each: Instruction,
+    computation: Computation,
+    kind: str,
+    by: str,
+    callers: dict[str, Instruction],
+    target: Target,
+) -> Run | None:
+    given = [computation.instructions[name] for name in each.operands if name in computation.instructions]
+    first, second = given[0].type, given[1].type
+    operands, result = [dtype_of(first), dtype_of(second)], dtype_of(each.type)
+    if not all(operands):
+        return None
+    if kind != "attention" and (rounded := _rounded_to(each, target)):
+        operands = [rounded if dtype == "float32" else dtype for dtype in operands]
+    name = name_of(each) or next(filter(None, map(name_of, _enclosing(computation, callers))), "")
+    if name.endswith("/conv_general_dilated"):  # XLA makes matrix products of windows of one pixel
+        kind = "convolution"
+    dims = shapes_of(each.type)[0][1]
+    size = _multiplications(each, shapes_of(first)[0][1], shapes_of(second)[0][1], dims) if kind == "product" else 0
+    return Run(
+        kind,
+        module_named(name),
+        bool(name),
+        in_order(operands),
+        _accumulation(each, operands, by),
+        result,
+        by,
+        size,
+        math.prod(dims),
+    )
+
+
+def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """Returns the dtypes of operands in an order of their own, as XLA may exchange the operands of a product."""
+    return tuple(sorted(dtypes))
+
+
+def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
+    """Returns the dtype of the sums of a product; empty if it is not known.
+
+    The libraries add up in float32 what is narrower, unless the program names an algorithm.
+    """
+    if found := _ALGORITHM.search(each.attributes):
+        return DTYPES[re.findall(r"bf16|f16|f32|f64", found[1])[-1]]
+    if "float64" in operands:
+        return "float64"
+    narrow = not {"float32", TENSORFLOAT32}.intersection(operands)
+    return "" if narrow and by.startswith("XLA") else "float32"
+
+
+def _rounded_to(each: Instruction, target: Target) -> str:
+    """Returns the dtype that a library rounds float32 operands to; empty if it keeps their bits."""
+    if found := _ALGORITHM.search(each.attributes):
+        rounded = {"tf32_tf32_f32": TENSORFLOAT32, "bf16_bf16_f32": "bfloat16"}
+        return rounded.get(found[1], "")
+    words = _PRECISION.search(each.attributes)
+    named = words[1].split(",") if words else []
+    if not named and (library := _LIBRARY_PRECISION.search(each.attributes)):
+        named = [library[1].lower(), library[2].lower()]
+    exact = bool(named) and all(word in ("high", "highest") for word in named)
+    return TENSORFLOAT32 if target.tensorfloat32 and not exact else ""
+
+
+def _multiplications(each: Instruction, left: tuple, right: tuple, result: tuple) -> int:
+    """Returns the multiplications of a matrix product."""
+    contracted = _CONTRACTED.search(each.attributes)
+    if contracted:
+        return math.prod(result) * math.prod(left[axis] for axis in _numbers(contracted[1]))
+    batched = _BATCHED.search(each.attributes)
+    batch = math.prod(left[axis] for axis in _numbers(batched[1])) if batched else 1
+    return math.isqrt(math.prod(left) * math.prod(right) * math.prod(result) // max(batch, 1))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _sum_of(each: Instruction, computation: Computation) -> str:
+    """Returns the dtype of the sum that takes a multiplication's result; empty if it is not added up there."""
+    for user, _ in computation.users.get(each.name, ()):
+        if user.opcode in ("reduce", "reduce-window"):
+            return dtype_of(user.type)
+        if user.opcode in ("convert", "bitcast", "reshape", "transpose") and (dtype := _sum_of(user, computation)):
+            return dtype
+    return ""

@@ -1,0 +1,155 @@
+"""Reads from a compiled program which dtypes it adds over devices in, and computes new parameters in."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
+from mpjax.plan.runs import dtype_of
+from mpjax.plan.source import Module, module_of, name_of
+
+
+_SUMS = ("all-reduce", "reduce-scatter")
+_WRITTEN = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
+"""The last part of the name of a sum that the program asks for."""
+
+_ARITHMETIC = {"add", "subtract", "multiply", "divide", "negate", "maximum", "minimum"}
+_SAME = {
+    **dict.fromkeys(("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape", "transpose"), (0,)),
+    **dict.fromkeys(("all-gather", "all-gather-done", "all-gather-start", "broadcast", "pad", "slice"), (0,)),
+    **dict.fromkeys(("dynamic-slice", "opt-barrier", "reduce-precision", "reverse"), (0,)),
+    "dynamic-update-slice": (0, 1),
+    "select": (1, 2),
+}
+"""The operands whose values an operation passes on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """A sum over devices of a compiled program.
+
+    Attributes:
+      by: "all-reduce" or "reduce-scatter".
+      module: the module and pass of its name.
+      named: whether XLA kept its name; it joins several sums, and keeps no name of them.
+      written: whether the program asks for it by its name; else the compiler added it because an array is divided.
+      arrays: the dtype and the dimensions of each array.
+    """
+
+    by: str
+    module: Module
+    named: bool
+    written: bool
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def sums_of(program: Program) -> list[Sum]:
+    """Returns the sums over devices of floating arrays, each instruction once."""
+    found = []
+    for computation in program.computations.values():
+        if not computation.mentions(*(f" {name}" for name in _SUMS)):
+            continue
+        for each in computation:
+            by = each.opcode.removesuffix("-start")
+            if by not in _SUMS or not _adds(program, each):
+                continue
+            arrays = tuple((dtype, dims) for text, dims in _arrays(computation, each) if (dtype := dtype_of(text)))
+            if arrays:
+                name = name_of(each)
+                found.append(Sum(by, module_of(each), bool(name), name.rpartition("/")[2] in _WRITTEN, arrays))
+    return found
+
+
+def updates_of(program: Program, outputs: Sequence[int]) -> list[frozenset[str] | None]:
+    """Returns, for outputs of a program by number, the dtypes of the last arithmetic before each.
+
+    Casts, selections between the new and the old value, changes of layout and of single bits are passed over. The set
+    is empty if an output is an input unchanged, and None if what computes it is not known.
+    """
+    entry = program.computations[program.entry]
+    root, several = entry.root, entry.root.opcode == "tuple"
+    search = _Search(program)
+    return [
+        search.last((entry,), entry.instructions[root.operands[number]] if several else root, 0, ())
+        for number in outputs
+    ]
+
+
+Dtypes = frozenset[str] | None
+
+
+class _Search:
+    """A search for the last arithmetic before a value; it remembers what it has found."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.found: dict[tuple[str, str, int], Dtypes] = {}
+
+    def last(
+        self, inside: tuple[Computation, ...], each: Instruction, index: int, callers: tuple[Instruction, ...]
+    ) -> Dtypes:
+        """Returns the dtypes of the last arithmetic before element `index` of a value.
+
+        Args:
+          inside: the computation of the value, behind those that call it.
+          each: the instruction that computes the value.
+          index: the element, if the value is a tuple.
+          callers: the instructions that call the computations of `inside`, without the entry.
+        """
+        key = inside[-1].name, each.name, index
+        if key not in self.found:
+            self.found[key] = None
+            self.found[key] = self._last(inside, each, index, callers)
+        return self.found[key]
+
+    def _last(
+        self, inside: tuple[Computation, ...], each: Instruction, index: int, callers: tuple[Instruction, ...]
+    ) -> Dtypes:
+        here = inside[-1].instructions
+
+        def of(name: str, index: int = 0) -> Dtypes:
+            return self.last(inside, here[name], index, callers) if name in here else None
+
+        dtype = dtype_of(each.type)
+        match each.opcode:
+            case opcode if opcode in _ARITHMETIC and dtype:
+                return frozenset({dtype})
+            case opcode if opcode in _SAME:
+                return _together([of(each.operands[number], index) for number in _SAME[opcode]])
+            case "concatenate":
+                return _together([of(name) for name in each.operands])
+            case "add" | "and" | "or" | "bitcast-convert":  # stochastic rounding adds random bits
+                known = [found for found in map(of, each.operands) if found]
+                return frozenset().union(*known) if known else None
+            case "tuple":
+                return of(each.operands[index])
+            case "get-tuple-element":
+                number = each.attributes.partition("index=")[2].partition(",")[0]
+                return of(each.operands[0], int(number))
+            case "parameter" if callers and callers[-1].opcode != "while":
+                outer = inside[:-1]
+                given = outer[-1].instructions[callers[-1].operands[int(each.operands[0])]]
+                return self.last(outer, given, index, callers[:-1])
+            case "parameter" | "constant":
+                return frozenset()
+            case "fusion" | "call" | "while" | "async-start":
+                (called, *_) = each.called("calls", "to_apply", "body")
+                computation = self.program.computations[called]
+                return self.last((*inside, computation), computation.root, index, (*callers, each))
+            case "async-done" | "async-update":
+                return of(each.operands[0], index)
+        return None
+
+
+def _together(found: Sequence[Dtypes]) -> Dtypes:
+    known = [each for each in found if each is not None]
+    return frozenset().union(*known) if len(known) == len(found) else None
+
+
+def _adds(program: Program, each: Instruction) -> bool:
+    return any(program.computations[name].root.opcode == "add" for name in each.called("to_apply"))
+
+
+def _arrays(computation: Computation, each: Instruction) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns the type and dimensions of each array that is added."""
+    types = [computation.instructions[name].type for name in each.operands if name in computation.instructions]
+    return [(text, dims) for text in types for _, dims in shapes_of(text)]

@@ -1,0 +1,105 @@
+"""What a traced function asks for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from mpjax.plan.asked import asked_of
+from mpjax.plan.source import Module
+from mpjax.precision import full_precision
+
+
+X = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16)
+W = jax.ShapeDtypeStruct((4, 2), jnp.bfloat16)
+
+
+def asked(fn, *args):
+    return asked_of(jax.make_jaxpr(fn)(*args))
+
+
+def test_a_gradients_products_are_asked_for_by_module_and_pass():
+    def loss(w, x):
+        with jax.named_scope("head"):
+            return jnp.sum(jnp.square(x @ w))
+
+    forward, backward = asked(jax.grad(loss), W, X).products
+    assert (forward.module, backward.module) == (Module("head", False), Module("head", True))
+    assert (forward.operands, forward.result, forward.size) == (("bfloat16", "bfloat16"), "bfloat16", 64)
+    assert forward.differentiated
+    assert backward.differentiated
+
+
+def test_what_no_output_needs_is_not_asked_for_also_inside_a_call():
+    @jax.jit
+    def inner(x, w):
+        return x @ w, x + x
+
+    assert asked(lambda x, w: inner(x, w)[1], X, W).products == ()
+    assert len(asked(lambda x, w: inner(x, w)[0], X, W).products) == 1
+
+
+def test_the_body_of_a_loop_counts_once():
+    square = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    (product,) = asked(lambda w: jax.lax.scan(lambda x, _: (x @ w, None), w, length=9)[0], square).products
+    assert product.in_loop
+
+
+def test_a_quantised_operand_is_asked_for_in_the_dtype_that_it_was_quantised_to():
+    def quantised(x, w):
+        scale = jnp.bfloat16(2)
+        x = (x / scale).astype(jnp.float8_e4m3fn).astype(jnp.bfloat16) * scale
+        return x.reshape(8, 4) @ w
+
+    (product,) = asked(quantised, X, W).products
+    assert (product.operands, product.quantised) == (("bfloat16", "float8_e4m3fn"), True)
+    (product,) = asked(lambda x, w: jnp.tanh(x.astype(jnp.float8_e4m3fn).astype(jnp.bfloat16)) @ w, X, W).products
+    assert (product.operands, product.quantised) == (("bfloat16", "bfloat16"), False)
+
+
+def test_full_precision_and_constants_are_told():
+    (product,) = asked(full_precision(lambda x, w: x @ w), X, W).products
+    assert product.kept
+    (product,) = asked(lambda x: x + jnp.ones((8, 4), x.dtype) @ jnp.ones((4, 4), x.dtype), X).products
+    assert product.constant
+
+
+def test_products_of_the_same_operands_are_the_same():
+    first, second, third = asked(lambda x, w: (x @ w, x @ w, (x + x) @ w), X, W).products
+    assert first.same == second.same != third.same
+
+
+def test_a_kernel_with_a_product_inside_is_asked_for_and_one_without_is_not():
+    def kernel(x, w, out):
+        out[...] = jnp.dot(x[...], w[...])
+
+    def doubled(x, out):
+        out[...] = x[...] + x[...]
+
+    out = jax.ShapeDtypeStruct((8, 2), jnp.bfloat16)
+    (found,) = asked(pallas.pallas_call(kernel, out_shape=out, interpret=True), X, W).products
+    assert (found.kind, found.operands) == ("kernel", ("bfloat16", "bfloat16"))
+    assert asked(pallas.pallas_call(doubled, out_shape=X, interpret=True), X).products == ()
+
+
+def test_integer_products_are_left_out():
+    numbers = jax.ShapeDtypeStruct((4, 4), jnp.int32)
+    assert asked(lambda x: x @ x, numbers).products == ()
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 0), (2, 1)])
+def test_sums_are_those_over_several_devices(size, count):
+    mesh = Mesh(np.asarray(jax.devices()[:size]), ("data",))
+    total = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+    assert asked(jax.jit(total), X).sums == ("bfloat16",) * count
+
+
+def test_gradients_among_the_outputs_are_told_from_updated_parameters():
+    def step(w, x):
+        gradient = jax.grad(lambda w: jnp.sum(x @ w))(w)
+        return gradient.astype(jnp.float32) * jnp.float32(0.5), w - gradient
+
+    assert asked(step, W, X).gradients == (True, False)

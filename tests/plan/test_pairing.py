@@ -1,0 +1,99 @@
+"""Which instruction does the work of which product."""
+
+import dataclasses
+
+from mpjax.plan.asked import Asked
+from mpjax.plan.pairing import CONSTANT, INSIDE, MERGED, NOWHERE, SHARED, UNCLEAR, paired
+from mpjax.plan.runs import Run
+from mpjax.plan.source import Module
+
+
+F16, F32 = ("float16", "float16"), ("float32", "float32")
+
+
+def ask(path, size=8, *, backward=False, **known):
+    known = {"elements": 4, "same": object(), **known}
+    return Asked("product", Module(path, backward), True, F16, "float16", size, **known)
+
+
+def run(path, size=8, operands=F16, *, named=True, backward=False, by="Triton", elements=4):
+    return Run("product", Module(path, backward), named, operands, "float32", "float16", by, size, elements)
+
+
+def pairs(asked, runs, loops=(), partitions=1):
+    found = paired(asked, runs, lambda: loops, partitions=partitions)
+    return [(pair.asked and pair.asked.module.path, pair.run and pair.run.operands, pair.note) for pair in found]
+
+
+def test_by_name_and_size():
+    assert pairs([ask("a"), ask("a", 16)], [run("a", 16), run("a", operands=F32)]) == [("a", F32, ""), ("a", F16, "")]
+
+
+def test_of_equal_size_those_with_the_dtypes_asked_for_belong_together():
+    exact = dataclasses.replace(ask("a"), operands=F32)
+    assert pairs([ask("a"), exact], [run("a", operands=F32), run("a")]) == [("a", F16, ""), ("a", F32, "")]
+
+
+def test_what_a_kernel_computes_inside_is_unknown():
+    assert pairs([dataclasses.replace(ask("a"), kind="kernel")], []) == [("a", None, INSIDE)]
+
+
+def test_three_of_one_size_in_one_product():
+    asked = [ask("b/query"), ask("b/key"), ask("b/value"), ask("c/key")]
+    assert pairs(asked, [run("b/query", 24), run("c/key")]) == [
+        ("b/query", F16, ""),
+        ("b/key", F16, f"{MERGED} b/query"),
+        ("b/value", F16, f"{MERGED} b/query"),
+        ("c/key", F16, ""),
+    ]
+
+
+def test_different_sizes_in_one_product():
+    asked = [ask("b/query", 32), ask("b/key", 8), ask("b/value", 8)]
+    assert [pair[1] for pair in pairs(asked, [run("b/query", 48)])] == [F16, F16, F16]
+    assert [pair[2] for pair in pairs(asked, [run("b/query", 47)])] == ["", NOWHERE, NOWHERE]
+
+
+def test_a_product_divided_over_devices():
+    assert pairs([ask("a", 16)], [run("a", 4)], partitions=8) == [("a", F16, "")]
+
+
+def test_one_without_a_name_is_known_by_its_size_unless_candidates_differ():
+    nameless = [run("", named=False), run("", named=False, by="cuBLAS")]
+    found = paired([ask("a"), ask("b")], nameless, list)
+    assert [pair.run and pair.run.by for pair in found] == ["Triton or cuBLAS"] * 2
+    differing = [run("", named=False), run("", operands=F32, named=False)]
+    assert pairs([ask("a"), ask("b")], differing)[:2] == [("a", None, UNCLEAR), ("b", None, UNCLEAR)]
+
+
+def test_as_many_without_a_name_as_are_left_belong_together_if_they_run_alike():
+    nameless = [run("", 5, named=False), run("", 7, named=False)]
+    assert pairs([ask("a"), ask("b")], nameless) == [("a", F16, ""), ("b", F16, "")]
+    assert [pair[2] for pair in pairs([ask("a")], nameless)] == [UNCLEAR, "", ""]
+    differing = [run("", 5, named=False), run("", 7, F32, named=False)]
+    assert [pair[2] for pair in pairs([ask("a"), ask("b")], differing)] == [UNCLEAR, UNCLEAR, "", ""]
+
+
+def test_equal_products_and_recomputed_ones_are_computed_once():
+    first = ask("a")
+    again = dataclasses.replace(first, module=Module("b", False))
+    recomputed = ask("a", backward=True, recomputed=True)
+    assert pairs([first, again, recomputed], [run("a")]) == [("a", F16, ""), ("b", F16, SHARED), ("a", F16, SHARED)]
+
+
+def test_multiplications_of_the_same_module_count_if_there_is_no_product():
+    assert pairs([ask("a")], [], [run("a", 0, F32, by="XLA loop")]) == [("a", F32, "")]
+    assert pairs([ask("a")], [], [run("b", 0, F32, by="XLA loop")]) == [("a", None, NOWHERE)]
+
+
+def test_what_is_left_is_missing_constant_or_unknown():
+    assert pairs([ask("a")], []) == [("a", None, NOWHERE)]
+    assert pairs([ask("a", constant=True)], []) == [("a", None, CONSTANT)]
+    assert pairs([ask("a")], [run("b", 99)]) == [("a", None, UNCLEAR), (None, F16, "")]
+
+
+def test_a_second_computation_counts_only_in_other_dtypes():
+    assert pairs([ask("a")], [run("a"), run("a")]) == [("a", F16, "")]
+    assert pairs([ask("a")], [run("a"), run("", named=False)]) == [("a", F16, "")]
+    assert pairs([ask("a")], [run("a"), run("", operands=F32, named=False)]) == [("a", F16, ""), (None, F32, "")]
+    assert pairs([ask("a")], [run("a"), run("a", operands=F32)]) == [("a", F16, ""), ("a", F32, "")]

@@ -1,0 +1,110 @@
+"""The receipt as one line, a table, JSON and an assertion."""
+
+import json
+
+import pytest
+
+from mpjax.errors import DtypeError
+from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.verdicts import Row
+
+
+def row(path="head", operands="float16", verdict="as asked", *, count=1, kind="product", asked="float16", **more):
+    return Row(path, "forward", kind, asked, operands, "float32", operands, "Triton", count, verdict, **more)
+
+
+def receipt(*rows, device="NVIDIA H200"):
+    return Receipt(device, "mixed_float16", rows)
+
+
+WIDE = row("blocks/1/up", "float32", "wider", reason="XLA computes it in float32")
+CPU = row("blocks/1/up", "float32", "wider", count=62, reason="a CPU computes in float32", device_limit=True)
+
+
+def test_the_line_says_how_many_products_are_as_asked():
+    assert receipt(row(count=60), row(count=2, kind="attention")).line == "float16 as asked in 62 of 62 products"
+    assert (
+        receipt(CPU, device="this CPU").line == "float16 asked; this CPU computes 62 of 62 products in float32 (wider)"
+    )
+    line = receipt(row(), WIDE, row("x", "", "missing"), row(asked="float32", operands="float32")).line
+    assert line == (
+        "float16 asked; NVIDIA H200 computes 1 of 3 products in float32 (wider), 1 of 3 products missing; "
+        "float32 as asked in 1 of 1 products"
+    )
+
+
+def test_products_that_nobody_asked_for_are_counted_apart():
+    more = row("", "float32", "unknown", reason="no such product is in the traced function")
+    assert receipt(row(), more).line == (
+        "float16 as asked in 1 of 1 products; 1 more products that the function does not ask for"
+    )
+
+
+def test_other_rows_are_in_the_line_only_if_they_are_not_as_asked():
+    total = row("", "float16", "narrower", kind="reduction", asked="float32")
+    assert receipt(row(), row(kind="update")).line == "float16 as asked in 1 of 1 products"
+    assert receipt(row(), total).line == "float16 as asked in 1 of 1 products; 1 of 1 sums over devices narrower"
+
+
+def test_require_names_each_offender_and_what_it_lost():
+    receipt(row()).require()
+    with pytest.raises(DtypeError) as error:
+        receipt(row(), WIDE).require()
+    assert str(error.value).splitlines() == [
+        "NVIDIA H200 does not run what was asked for: "
+        "float16 asked; NVIDIA H200 computes 1 of 2 products in float32 (wider)",
+        "  blocks/1/up, forward product: asked in float16, runs in float32, wider (lost speed): "
+        "XLA computes it in float32",
+    ]
+
+
+def test_what_a_device_cannot_do_otherwise_is_one_line_and_may_be_left_out():
+    cpu = receipt(CPU, device="this CPU")
+    assert cpu.faults == ["62 products wider (lost speed): a CPU computes in float32"]
+    assert not cpu
+    with pytest.raises(DtypeError):
+        cpu.require()
+    cpu.require(device_limits=False)
+    with pytest.raises(DtypeError, match="blocks/1/up"):
+        receipt(CPU, WIDE, device="this CPU").require(device_limits=False)
+
+
+def test_the_table_has_one_row_for_all_blocks():
+    text = str(receipt(row("blocks/0/up"), row("blocks/1/up"), row("blocks/1/down"), row("head")))
+    assert [line.split()[:1] for line in text.splitlines()[1:]] == [
+        ["module"],
+        ["blocks/*/up"],
+        ["blocks/1/down"],
+        ["head"],
+    ]
+    assert text.splitlines()[0] == "NVIDIA H200, asked: mixed_float16: float16 as asked in 4 of 4 products"
+    assert "  2  as asked" in text.splitlines()[2]
+
+
+def test_the_table_has_one_row_for_all_updates_that_are_as_asked():
+    updates = [row(name, "float32", kind="update") for name in ("a", "b")]
+    lines = str(receipt(*updates, row("c", "float16", "narrower", kind="update"))).splitlines()
+    assert [line.split()[0] for line in lines[2:4]] == ["*", "c"]
+
+
+def test_json_has_every_row(tmp_path):
+    found = receipt(row("blocks/0/up"), WIDE)
+    found.to_json(tmp_path / "receipt.json")
+    read = json.loads((tmp_path / "receipt.json").read_text())
+    assert (read["device"], read["policy"], read["line"]) == ("NVIDIA H200", "mixed_float16", found.line)
+    assert [(each["path"], each["verdict"]) for each in read["rows"]] == [
+        ("blocks/0/up", "as asked"),
+        ("blocks/1/up", "wider"),
+    ]
+    assert read["faults"] == found.faults
+
+
+def test_a_notebook_shows_a_table():
+    html = receipt(row("a<b"), WIDE)._repr_html_()
+    assert ">a&lt;b</td>" in html
+    assert "<p>blocks/1/up, forward product" in html
+
+
+def test_a_receipt_without_products_says_so():
+    assert receipt().line == "no products"
+    assert receipt()

@@ -1,0 +1,88 @@
+"""What devices add up in, and what parameters are updated in, from the text of a program."""
+
+from mpjax.plan.hlo import parse
+from mpjax.plan.source import Module
+from mpjax.plan.sums_and_updates import sums_of, updates_of
+
+
+TEXT = """HloModule m, num_partitions=2
+
+%add (p: f32[], q: f32[]) -> f32[] {
+  %p = f32[] parameter(0)
+  %q = f32[] parameter(1)
+  ROOT %s = f32[] add(%p, %q)
+}
+
+%most (p: f32[], q: f32[]) -> f32[] {
+  %p = f32[] parameter(0)
+  %q = f32[] parameter(1)
+  ROOT %s = f32[] maximum(%p, %q)
+}
+
+%fused (w: f16[4], g: f32[4], ok: pred[4]) -> (f16[4], f32[4]) {
+  %w = f16[4]{0} parameter(0)
+  %g = f32[4]{0} parameter(1)
+  %ok = pred[4]{0} parameter(2)
+  %wide = f32[4]{0} convert(%w)
+  %new = f32[4]{0} subtract(%wide, %g)
+  %rounded = f16[4]{0} convert(%new)
+  %kept = f16[4]{0} select(%ok, %rounded, %w)
+  ROOT %t = (f16[4]{0}, f32[4]{0}) tuple(%kept, %g)
+}
+
+ENTRY %main (w: f16[4], g: f32[4], h: bf16[2,4], ok: pred[4]) -> (f16[4], f16[4], f16[4], f32[4]) {
+  %w = f16[4]{0} parameter(0)
+  %g = f32[4]{0} parameter(1)
+  %h = bf16[2,4]{1,0} parameter(2)
+  %ok = pred[4]{0} parameter(3)
+  %total = f32[4]{0} all-reduce(%g), replica_groups={{0,1}}, to_apply=%add, metadata={op_name="jit(f)/shard_map/psum"}
+  %added = bf16[2,4]{1,0} all-reduce-start(%h), to_apply=%add, metadata={op_name="transpose(jvp(up))/dot_general"}
+  %largest = f32[4]{0} all-reduce(%g), to_apply=%most
+  %both = (f16[4]{0}, f32[4]{0}) fusion(%w, %total, %ok), kind=kLoop, calls=%fused
+  %first = f16[4]{0} get-tuple-element(%both), index=0
+  %second = f32[4]{0} get-tuple-element(%both), index=1
+  %half = f16[4]{0} add(%w, %w)
+  ROOT %out = (f16[4]{0}, f16[4]{0}, f16[4]{0}, f32[4]{0}) tuple(%first, %half, %w, %second)
+}
+"""
+
+
+def test_sums_have_the_dtype_and_dimensions_of_what_is_added():
+    asked, added = sums_of(parse(TEXT))
+    assert (asked.by, asked.arrays) == ("all-reduce", (("float32", (4,)),))
+    assert (asked.named, asked.written) == (True, True)
+    assert (added.arrays, added.written) == ((("bfloat16", (2, 4)),), False)
+    assert added.module == Module("up", True)
+
+
+def test_an_update_has_the_dtype_of_its_last_arithmetic_behind_casts_and_selections():
+    """The last output is what a library or another device computed, of which the text has no arithmetic."""
+    found = updates_of(parse(TEXT), [0, 1, 2, 3])
+    assert found == [frozenset({"float32"}), frozenset({"float16"}), frozenset(), None]
+
+
+LOOP = """HloModule m
+
+%body (t: (s32[], bf16[4])) -> (s32[], bf16[4]) {
+  %t = (s32[], bf16[4]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %w = bf16[4]{0} get-tuple-element(%t), index=1
+  %new = bf16[4]{0} multiply(%w, %w)
+  ROOT %out = (s32[], bf16[4]{0}) tuple(%i, %new)
+}
+
+%cond (t: (s32[], bf16[4])) -> pred[] {
+  %t = (s32[], bf16[4]{0}) parameter(0)
+  ROOT %go = pred[] constant(true)
+}
+
+ENTRY %main (s: (s32[], bf16[4])) -> bf16[4] {
+  %s = (s32[], bf16[4]{0}) parameter(0)
+  %loop = (s32[], bf16[4]{0}) while(%s), condition=%cond, body=%body
+  ROOT %w = bf16[4]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_an_update_in_a_loop_is_read_in_its_body():
+    assert updates_of(parse(LOOP), [0]) == [frozenset({"bfloat16"})]
