@@ -1,6 +1,7 @@
 """mpjax: mixed-precision training for JAX and Flax.
 
-Public names are imported on first use. `import mpjax` alone imports neither Flax nor a data library.
+Public names are imported on first use. `import mpjax` alone imports neither Flax nor a data library. Type checkers read
+the names in `__init__.pyi`.
 """
 
 import importlib
@@ -43,6 +44,8 @@ _HOMES = {
     "mpjax.training": ("Mean", "TrainState", "create_state", "make_eval_step", "make_train_step", "take_apart"),
     "mpjax.diagnosis": ("Diagnosis", "diagnose", "diagnose_function"),
     "mpjax.models.pretrained": ("load_pretrained",),
+    "mpjax.plan.receipt_of_function": ("receipt",),
+    "mpjax.plan.receipt_report": ("Receipt",),
     "mpjax.commands.train": ("run",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

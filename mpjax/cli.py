@@ -65,6 +65,12 @@ COMMANDS = {
         "mpjax.commands.plan:plan_run",
         ("mpjax.config.plan:Plan", _CONFIG),
     ),
+    "find_lr": Command(
+        "find a learning rate: a few updates at growing rates",
+        "mpjax.config.rate_search:load_rate_search",
+        "mpjax.commands.find_lr:find_rate",
+        ("mpjax.config.rate_search:RateSearch", _CONFIG),
+    ),
     "compare": Command(
         "find where the training curves of runs diverge",
         "mpjax.config.comparison:load_comparison",
@@ -100,9 +106,9 @@ def call(name: str, argv: Sequence[str]) -> int:
     return exit_code(read_and_run)
 
 
-train, evaluate, predict, diagnose, plan, compare, export, train_ray = (
+train, evaluate, predict, diagnose, plan, find_lr, compare, export, train_ray = (
     functools.partial(call, name)
-    for name in ("train", "evaluate", "predict", "diagnose", "plan", "compare", "export", "train_ray")
+    for name in ("train", "evaluate", "predict", "diagnose", "plan", "find_lr", "compare", "export", "train_ray")
 )
 
 

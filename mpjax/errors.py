@@ -2,10 +2,20 @@
 
 import sys
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 
 class UsageError(ValueError):
-    """The input is wrong; the message says what was given, what is wanted and what to write instead. Exit code 2."""
+    """The input is wrong; the message says what was given, what is wanted and what to write instead. Exit code 2.
+
+    Attributes:
+      repair: the settings to write, such as `{"data.image_size": 224}`, where the message names them; else empty.
+    """
+
+    def __init__(self, *message: object, repair: Mapping[str, Any] | None = None):
+        super().__init__(*message)
+        self.repair = dict(repair or {})
 
 
 class DtypeError(UsageError, TypeError):

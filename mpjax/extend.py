@@ -8,7 +8,7 @@ or a function is called as its protocol here says. docs/extending.md has an exam
 | model: `(fields, *, rngs)` to an `nnx.Module` | `--model.name` | `model` |
 | `Objective` | `--training.objective` | `objective` |
 | `Metric` | `--training.metrics` | `metrics` |
-| `Source` | `--data.name` | `source` |
+| `Source` | `--data.name`, `--data.mix` | `source` |
 | function of a stored example | `--data.preprocess` | `preprocess` |
 | `Augmentation` | `--data.augment` | `augment` |
 | `Optimizer` | `--optimizer.name` | `optimizer` |

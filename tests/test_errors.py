@@ -75,6 +75,12 @@ def test_an_interruption_can_be_sent_to_another_process():
     assert (str(error), error.signal_number) == ("stopped", 15)
 
 
+def test_a_repair_is_kept_when_an_error_is_sent_to_another_process():
+    error = pickle.loads(pickle.dumps(UsageError("too large", repair={"data.batch_size": 4})))
+    assert (str(error), error.repair) == ("too large", {"data.batch_size": 4})
+    assert UsageError("wrong").repair == {}
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -18,7 +18,7 @@ from house import circles
 
 PACKAGE = pathlib.Path(mpjax.__file__).parent
 ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report", "plan", "commands")
-FOR_ALL = ("errors", "strict_json", "extend")
+FOR_ALL = ("errors", "strict_json", "notebook", "extend")
 WIRING = ("cli",)
 
 PUBLIC = [
@@ -37,6 +37,7 @@ PUBLIC = [
     "where_finite",
     "master_weights",
     "reduce_gradients",
+    "receipt",
     "check_dtypes",
     "audit",
     "diagnose",
@@ -127,6 +128,7 @@ def test_public_names_are_those_of_the_design_and_errors():
     }
     besides |= {"Callback", "Mean", "RunInfo"}  # what a user's own parts are made of
     besides |= {"Duration", "create_state", "take_apart", "Diagnosis", "diagnose_function"}  # what others take or give
+    besides |= {"Receipt"}
     assert set(mpjax.__all__) - besides <= set(PUBLIC)
     assert dir(mpjax) == mpjax.__all__
     assert {"Policy", "apply_policy", "master_weights", "make_train_step", "Config", "run"} <= set(mpjax.__all__)

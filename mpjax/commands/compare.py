@@ -1,12 +1,14 @@
 """Compares runs: folders in; a table and a plot of where their curves part out."""
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpjax import strict_json
 from mpjax.config import Duration, from_toml
 from mpjax.config.comparison import Comparison, check_comparison
+from mpjax.config.folders import seed_folder, seeds_in
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
@@ -14,6 +16,7 @@ from mpjax.errors import UsageError
 from mpjax.report import comparison as curves
 from mpjax.report import comparison_view
 from mpjax.report.jsonl import read_metrics
+from mpjax.report.titles import short_name, subject_of
 
 
 METRICS_FILE = "metrics.jsonl"
@@ -23,9 +26,10 @@ IRRELEVANT = ("seed", "output_dir", "resume", "cache_dir", "data.data_dir", "loo
 
 
 class Run(NamedTuple):
-    """A run's folder, its seed, its other settings that matter by name, and its metrics."""
+    """A run's folder, its model and data in words, its seed, its settings that matter by name, and its metrics."""
 
     folder: str
+    subject: str
     seed: int
     settings: dict[str, Any]
     records: list[dict[str, Any]]
@@ -44,7 +48,7 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
         only, or a run lacks a seed or a metric.
     """
     check_comparison(settings)
-    runs = [_read(folder) for folder in _distinct(settings.runs)]
+    runs = [_read(folder) for folder in _distinct([run for folder in settings.runs for run in _runs_in(folder)])]
     _require_one_task(runs)
     groups = _grouped(runs, settings.seeds)
     found = [
@@ -74,12 +78,18 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
     )
     names = [f"{comparison_view.letter(i)}: {group.name}" for i, group in enumerate(groups)]
     if settings.plot:
-        comparison_view.plot_comparison(names, found, expanded(settings.plot))
+        labels = [f"{name} ({_count(group)})" for name, group in zip(names, groups, strict=True)]
+        comparison_view.plot_comparison(labels, found, expanded(settings.plot), _title(runs), band=settings.band)
     if settings.json:
         print(strict_json.encode(result))
     else:
         _print(settings, names, groups, found, says)
     return result
+
+
+def _runs_in(folder: str) -> list[str]:
+    """Returns the folders of the runs of `--seeds` in a folder, or the folder if it is that of one run."""
+    return [str(pathlib.Path(folder) / seed_folder(seed)) for seed in seeds_in(expanded(folder))] or [folder]
 
 
 def _read(folder: str) -> Run:
@@ -88,7 +98,7 @@ def _read(folder: str) -> Run:
         if not (path / file).is_file():
             raise UsageError(f"no run in {path} (no {file}); wanted the folder that {typed('train')} printed")
     config = from_toml(path / CONFIG_FILE)
-    return Run(folder, config.seed, dict(_flat(config)), read_metrics(path / METRICS_FILE))
+    return Run(folder, subject_of(config), config.seed, dict(_flat(config)), read_metrics(path / METRICS_FILE))
 
 
 def _flat(section: Any, prefix: str = ""):
@@ -140,6 +150,16 @@ def _grouped(runs: Sequence[Run], seeds: Sequence[int]) -> list[curves.Group]:
         kept = {run.folder: run.records for run in found if not seeds or run.seed in seeds}
         groups.append(curves.Group(name, kept))
     return groups
+
+
+def _title(runs: Sequence[Run]) -> str:
+    """Returns what the runs have in common: model and data, or if they are of several models, the data."""
+    subjects = {run.subject for run in runs}
+    return subjects.pop() if len(subjects) == 1 else short_name(runs[0].settings["data.name"])
+
+
+def _count(group: curves.Group) -> str:
+    return "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
 
 
 def _described(group: curves.Group, runs: Sequence[Run]) -> dict[str, Any]:

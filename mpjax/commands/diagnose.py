@@ -1,4 +1,7 @@
-"""Diagnoses a step of a run: replays the run up to the step, diagnoses it, and writes the result."""
+"""Diagnoses a step of a run: replays the run up to the step, diagnoses it, and writes the result.
+
+With `--evaluation`, it diagnoses the evaluation of a checkpoint.
+"""
 
 import dataclasses
 import math
@@ -8,11 +11,12 @@ from collections.abc import Callable
 
 import jax
 
+from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
+from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, write
 from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts, resumed_state
 from mpjax.config import Config
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
-from mpjax.config.program import command_line
 from mpjax.config.schema import Mesh
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest
@@ -23,8 +27,8 @@ from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.process import as_usual
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
+from mpjax.loop.train import Explain
 from mpjax.precision.policy import get_policy
-from mpjax.report import read_metrics
 from mpjax.training import TrainState
 from mpjax.training.mesh import place, settle
 from mpjax.training.setup import pretrained_arrays
@@ -35,48 +39,79 @@ FURTHER = 20
 
 
 def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
-    """Diagnoses a step of a run, prints the verdict and writes it into the run's folder.
+    """Diagnoses a step or an evaluation of a run, prints the verdict and writes it into the run's folder.
 
     Returns:
       The diagnosis; with `search` "fastest" the fastest policy, and no file is written.
 
     Raises:
-      UsageError: there is no run or no such step, or the policy is invalid.
+      UsageError: there is no run, step or checkpoint of that number, or the policy is invalid.
     """
     folder = pathlib.Path(settings.run)
     config = on_devices_here(config_of_run(folder, trust_code=settings.trust_code))
     parts = make_parts(config)
     if settings.loss_scale < 0:
         raise UsageError(f"--loss_scale {settings.loss_scale:g}: wanted a positive number, or 0 for the run's own")
-    number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
-    if number > parts.when.steps + 1:
-        raise UsageError(f"--step {number}: the run has {parts.when.steps} steps")
-    if number < 1:
-        raise UsageError(f"--step {number}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
+    if settings.step > parts.when.steps + 1:
+        raise UsageError(f"--step {settings.step}: the run has {parts.when.steps} steps")
+    if settings.step < 0:
+        raise UsageError(f"--step {settings.step}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
+    if settings.evaluation:
+        what, name, found = _of_evaluation(settings, config, parts, folder)
+    else:
+        what, name, found = _of_step(settings, config, parts, folder)
+    text = f"{what} of {folder}\n{found}"
+    if isinstance(found, Diagnosis):
+        text += f"\nsee {write(found, folder, name)}"
+    print(found.to_json() if settings.json else text)
+    return found
 
+
+def _of_step(
+    settings: Diagnose, config: Config, parts: Parts, folder: pathlib.Path
+) -> tuple[str, str, Diagnosis | Fastest]:
+    """Returns what was diagnosed, the name of its files, and the result."""
+    number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
     state, batch = replay(config, parts, parts.train_call, folder, number)
+    what, single, seed, tolerance = f"step {number}", parts.block_by_block(state), config.seed, settings.tolerance
     if settings.search == "fastest":
-        single = parts.block_by_block(state)
-        fastest = fastest_of_step(parts.task_under, single, batch, seed=config.seed, tolerance=settings.tolerance)
-        print(fastest.to_json() if settings.json else f"step {number} of {folder}\n{fastest}")
-        return fastest
+        return what, "", fastest_of_step(parts.task_under, single, batch, seed=seed, tolerance=tolerance)
     with progress_at() as progress:
         found = diagnose_step(
             parts.task_under,
             get_policy(settings.policy) if settings.policy else parts.plan.policy,
-            parts.block_by_block(state),
+            single,
             batch,
-            seed=config.seed,
+            seed=seed,
             loss_scale=settings.loss_scale or None,
-            tolerance=settings.tolerance,
+            tolerance=tolerance,
             search=settings.search == "repair",
             progress=progress,
             tx=None if settings.policy else parts.tx,  # whose state has the dtypes of the run's own policy
         )
-    found = in_view_of_float32(found, config, state, number)
-    page = write(found, folder, number)
-    print(found.to_json() if settings.json else f"step {number} of {folder}\n{found}\nsee {page}")
-    return found
+    return what, str(number), in_view_of_float32(found, config, state, number)
+
+
+def _of_evaluation(
+    settings: Diagnose, config: Config, parts: Parts, folder: pathlib.Path
+) -> tuple[str, str, Diagnosis]:
+    """As `_of_step`, of the evaluation of a checkpoint."""
+    if settings.search == "fastest" or settings.loss_scale:
+        name = "loss_scale" if settings.loss_scale else "search fastest"
+        raise UsageError(f"--{name} is about a step, and an evaluation has no backward pass: leave out --evaluation")
+    position, saved, _ = read_checkpoint(folder / CHECKPOINTS, str(settings.step) if settings.step else "latest")
+    state = resumed_state(config, parts, lambda shapes: adopt(shapes, saved, same_scaling=False))
+    policy = get_policy(settings.policy) if settings.policy else parts.plan.policy
+    with progress_at() as progress:
+        found = diagnosed_evaluation(
+            parts,
+            policy,
+            state,
+            tolerance=settings.tolerance,
+            search=settings.search == "repair",
+            progress=progress,
+        )
+    return f"evaluation after step {position}", f"evaluation_{position}", found
 
 
 def on_devices_here(config: Config) -> Config:
@@ -100,41 +135,36 @@ def on_devices_here(config: Config) -> Config:
     return config
 
 
-@as_usual()  # it may take minutes
-def explain(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int) -> str:
-    """Diagnoses a step after which training cannot continue; writes the result to the run's folder."""
-    state, batch = replay(config, parts, train_call, folder, number)
-    search, seed, single = config.diagnosis.search, config.seed, parts.block_by_block(state)
-    found = diagnose_step(parts.task_under, parts.plan.policy, single, batch, seed=seed, search=search, tx=parts.tx)
-    found = in_view_of_float32(found, config, state, number, diverged=True)
-    page = write(found, folder, number)
-    return f"{_first_bad_layer(found)}{found}\nsee {page}, and again: {command_for(folder, number)}"
+def explain_now(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path) -> Explain:
+    """Returns the diagnoses of a run that has diverged, which write their result to the run's folder."""
+    search = config.diagnosis.search
+
+    @as_usual()  # it may take minutes
+    def step(number: int) -> str:
+        state, batch = replay(config, parts, train_call, folder, number)
+        seed, single = config.seed, parts.block_by_block(state)
+        found = diagnose_step(parts.task_under, parts.plan.policy, single, batch, seed=seed, search=search, tx=parts.tx)
+        found = in_view_of_float32(found, config, state, number, diverged=True)
+        page = write(found, folder, str(number))
+        return f"{first_bad_layer(found)}{found}\nsee {page}, and again: {command_for(folder, number)}"
+
+    @as_usual()
+    def evaluation(position: int, packed: TrainState) -> str:
+        found = diagnosed_evaluation(parts, parts.plan.policy, parts.packing.unpack(packed), search=search)
+        page = write(found, folder, f"evaluation_{position}")
+        again = command_for(folder, position, "--evaluation")
+        return f"{first_bad_layer(found)}{found}\nsee {page}, and again: {again}"
+
+    return Explain(step, evaluation)
 
 
-def command_for(folder: pathlib.Path, number: int) -> str:
-    """Returns the command that diagnoses a step of a run."""
-    return command_line("diagnose", "--run", str(folder), "--step", str(number))
-
-
-def _first_bad_layer(found: Diagnosis) -> str:
-    """Returns one line. If the fault begins between modules, it names the first module after it."""
-    if found.direction is None:
-        return ""
-    rows = [row for row in found.table if row.direction == found.direction and row.path]
-    after = [row.path for row in rows if row.non_finite or row.overflow]
-    path = found.path or next(iter(after), "none by name")
-    return f"first bad layer: {path} ({found.direction})\n"
-
-
-def write(found: Diagnosis, folder: pathlib.Path, number: int) -> pathlib.Path:
-    """Writes `diagnosis_<step>.json` and the page beside it; returns the path of the page."""
-    found.to_json(folder / f"diagnosis_{number}.json")
-    metrics = folder / "metrics.jsonl"
-    records = read_metrics(metrics) if metrics.exists() else []
-    scales = [(r["step"], r["train/loss_scale"], r["train/skipped"]) for r in records if "train/loss_scale" in r]
-    page = folder / f"diagnosis_{number}.html"
-    found.to_html(page, scales=scales)
-    return page
+def explain_later(folder: pathlib.Path) -> Explain:
+    """Returns the commands that diagnose a run of several processes, since a diagnosis needs one of its own."""
+    text = "to find the first bad layer: "
+    return Explain(
+        lambda number: text + command_for(folder, number),
+        lambda position, _: text + command_for(folder, position, "--evaluation"),
+    )
 
 
 def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int):
@@ -197,5 +227,5 @@ def in_view_of_float32(
         better_scale=None,
         verified=False,
         float32_flops=0.0,
-        advice=("Look at the learning rate, the data and the parameters: no choice of dtypes repairs this.",),
+        advice=(NO_DTYPE_REPAIRS,),
     )

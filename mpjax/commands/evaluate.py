@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shlex
 import warnings
 from collections.abc import Callable
 
@@ -23,7 +24,8 @@ from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import TrainState, evaluate, make_eval_step
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, place
-from mpjax.training.setup import Task, initial_state
+from mpjax.training.precision_plan import PrecisionPlan
+from mpjax.training.setup import Task, state_shapes
 
 
 _OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")
@@ -50,7 +52,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_time_augmentation=views))
 
     # Data, model
-    plan, source, task = open_task(config)
+    plan, source, task = open_split(settings, config)
     tests = data.eval_batches(source, config.data)
 
     # The checkpoint's parameters, in the policy's dtypes
@@ -86,6 +88,27 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
     return config
 
 
+def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
+    """Opens the task of `stored_settings`, with the split that was asked for.
+
+    Raises:
+      UsageError: as `open_task`; if the split is at fault, the message names the run's own.
+    """
+    try:
+        return open_task(config)
+    except UsageError as error:
+        own = from_toml(pathlib.Path(settings.run) / CONFIG_FILE).data.test_split
+        if settings.split in ("", own):
+            raise
+        said = error
+    open_task(dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=own)))  # or the data is
+    fact = str(said).partition("; write --data.")[0]  # flags of a training
+    raise UsageError(
+        f"--split {settings.split}: {fact}; write --split {shlex.quote(own)}, which is the test split of the run, or "
+        "another split that the data has"
+    ) from said
+
+
 def trained_state(
     task: Task, folder: pathlib.Path, checkpoint: str, layout: Layout, *, ema: bool
 ) -> tuple[int, TrainState, dict]:
@@ -116,9 +139,11 @@ def trained_state(
             CheckpointWarning,
             stacklevel=2,
         )
+    # Of shapes: the checkpoint has every parameter and statistic, so that initial values would be computed for nothing.
     bare = no_loss_scaling(optax.identity())
-    fresh = initial_state(task, bare, seed=0, ema=ema, layout=layout)
-    return position, adopt(fresh, saved, same_scaling=False), about
+    shapes = state_shapes(task, bare, ema=ema, layout=layout)
+    state = adopt(shapes, saved, same_scaling=False)
+    return position, dataclasses.replace(state, opt_state=()), about
 
 
 def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Chooses the objective of a run: that of its task or the user's own, with the user's metrics."""
 
+import functools
 from typing import Any
 
 import jax
@@ -46,8 +47,32 @@ def choose_objective(
     else:
         smoothing = config.training.label_smoothing
         predict = predict_with(config.data.test_time_augmentation, config.task)
-        objective = objective_of(config.task, prepare, policy, label_smoothing=smoothing, chunk=chunk, predict=predict)
+        losses = _losses(config, fields) if config.training.class_weights or config.data.ignore_index else {}
+        objective = objective_of(
+            config.task, prepare, policy, label_smoothing=smoothing, chunk=chunk, predict=predict, **losses
+        )
     return _with_metrics(config, objective, abstract, fields) if config.training.metrics else objective
+
+
+def _losses(config: Config, fields: Fields) -> dict[str, Any]:
+    """Returns the losses for class weights and ignored labels, as arguments of `objective_of`.
+
+    Raises:
+      UsageError: there is not one weight for each class.
+    """
+    from mpjax.training.class_weights import by_class, pixels_by_class  # late: few runs have either
+
+    weights, smoothing = config.training.class_weights, config.training.label_smoothing
+    field: Any = fields["mask" if config.task == "segmentation" else "label"]
+    if weights and len(weights) != field.num_classes:
+        raise UsageError(
+            f"--training.class_weights has {len(weights)} weights, but '{config.data.name}' has {field.num_classes} "
+            "classes; wanted one for each class, in the order of their numbers"
+        )
+    if config.task != "segmentation":
+        return {"comparison": by_class(weights, smoothing, ignores=bool(config.data.ignore_index))}
+    # Ignored pixels are a matter of every segmentation.
+    return {"pixel_loss": functools.partial(pixels_by_class, weights)} if weights else {}
 
 
 def _with_metrics(config: Config, objective: Objective, abstract: nnx.Module, fields: Fields) -> Objective:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpjax.config import Config
@@ -39,10 +39,22 @@ def with_parts(config: Config, **parts: Any) -> Config:
             continue
         section, _, field = PARTS[name].partition(".")
         before = getattr(getattr(config, section), field)
-        value = (*before, *map(given, part)) if isinstance(before, tuple) else given(part)
+        several = isinstance(before, tuple)
+        value = (*before, *map(given, require_several(name, part))) if several else given(part)
         changed = dataclasses.replace(getattr(config, section), **{field: value})
         config = dataclasses.replace(config, **{section: changed})
     return config
+
+
+def require_several(name: str, parts: Any) -> tuple:
+    """Returns the parts that an argument of `mpjax.run` has.
+
+    Raises:
+      UsageError: it is one part, and not several.
+    """
+    if not isinstance(parts, Iterable):
+        raise UsageError(f"{name} is {parts!r}: wanted a list of them, [...], also of one")
+    return tuple(parts)
 
 
 def callbacks_of(config: Config, gather: Callable[[Any], list]) -> Callbacks:
@@ -90,6 +102,7 @@ def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
 LOGGERS = {
     "wandb": "mpjax.report.loggers.weights_and_biases:open_wandb",
     "mlflow": "mpjax.report.loggers.mlflow:open_mlflow",
+    "comet": "mpjax.report.loggers.comet:open_comet",
 }
 """The writers that need a package of their own."""
 

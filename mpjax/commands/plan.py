@@ -27,6 +27,7 @@ from mpjax.plan.scaling import scaling_table, scaling_title
 from mpjax.plan.shapes import batch_shapes, planned_fields
 from mpjax.plan.step import Step, wide
 from mpjax.plan.table import costliest_table, plan_table, title
+from mpjax.report.titles import subject_of
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import make_state
 
@@ -90,6 +91,7 @@ def plan_run(
         devices=settings.devices,
         attention=settings.attention,
         most=settings.costliest,
+        receipts=settings.receipt,
         memory_fraction=settings.memory_fraction,
         fit=settings.fit,
         verify=settings.verify,
@@ -106,7 +108,7 @@ def plan_run(
     else:
         _print(settings, plans)
     if settings.plot:
-        plot_plans(plans, expanded(settings.plot), f"{config.model.name}, batch {plans[0].batch}")
+        plot_plans(plans, expanded(settings.plot), f"{subject_of(config)}, batch {plans[0].batch}")
     return result
 
 
@@ -154,7 +156,8 @@ def planned_step(config: Config, fields: Fields) -> Step:
 
 def _described(plan: Estimate) -> dict[str, Any]:
     return {
-        **dataclasses.asdict(plan),
+        **dataclasses.asdict(dataclasses.replace(plan, receipt=None)),
+        "receipt": None if plan.receipt is None else plan.receipt.as_json(),
         "device": GPUS[plan.gpu].name,
         "memory": {**dataclasses.asdict(plan.memory), "total": plan.memory.total},
         "fits": plan.fits,
@@ -186,6 +189,9 @@ def _print(settings: Plan, plans: list[Estimate]) -> None:
             say(f"the kernels that move the most, with {own[-1].title}")
             console.print(costliest_table(own[-1]))
             say("")
+        for plan in own:
+            if plan.receipt is not None:
+                say(f"what runs, with {plan.title}\n{plan.receipt}\n")
         if settings.devices > 1:
             say(scaling_title(own))
             if own[0].communication.scaling:

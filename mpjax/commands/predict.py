@@ -12,14 +12,12 @@ import jax
 import numpy as np
 
 from mpjax import data, strict_json
-from mpjax.commands.evaluate import stored_settings, trained_state
-from mpjax.commands.task import open_task
+from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.config import Config
 from mpjax.config.paths import expanded
 from mpjax.config.prediction import Prediction, check_prediction
 from mpjax.data.given import Given, given_batches, given_images, given_split, takes_images
 from mpjax.errors import UsageError
-from mpjax.precision.modules import storage_policy
 from mpjax.training.eval_step import AHEAD
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, place
@@ -46,7 +44,7 @@ def predict_run(settings: Prediction) -> int:
         raise UsageError(
             f"the run in {settings.run} has a task of its own (--task own): only its objective can read it"
         )
-    plan, source, task = open_task(config)
+    plan, source, task = open_split(settings, config)
     if config.training.objective:  # its model has to do what the task says
         fields = data.batch_fields(source, config.data)
         check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
@@ -57,9 +55,9 @@ def predict_run(settings: Prediction) -> int:
     params = state.ema if settings.ema else state.params
 
     # One program for all batches
-    policy = storage_policy(plan.policy) if plan.mode == "autocast" else plan.policy
     predict = predict_with(config.data.test_time_augmentation, config.task)
-    outputs_of = outputs_for(config.task, task.objective.prepare, policy, top=settings.top, predict=predict)
+    prepare, policy = task.objective.prepare, plan.module_policy
+    outputs_of = outputs_for(config.task, prepare, policy, top=settings.top, predict=predict)
     step = make_predict_step(task.structure, outputs_of, cast=task.cast, layout=layout)
     batch_size = settings.batch_size or config.data.eval_batch_size
     sharding = layout.evaluation(batch_size)
@@ -132,7 +130,9 @@ def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 
 def _classes(row: Mapping[str, Any], names: Sequence[str]) -> Record:
-    def called(number: Any) -> str | int:
+    def called(number: Any) -> str | int | None:
+        if number < 0:  # an ignored label
+            return None
         return names[int(number)] if names else int(number)
 
     top = [[called(c), float(p)] for c, p in zip(row["classes"], row["probabilities"], strict=True)]

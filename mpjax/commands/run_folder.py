@@ -1,7 +1,11 @@
 """The folder of a run: made by the first of its processes, and read again by all when the run is resumed."""
 
+import contextlib
 import pathlib
+import shutil
+from collections.abc import Callable, Iterator
 
+from mpjax import report
 from mpjax.commands.parts import CHECKPOINTS, Parts, resumed_state
 from mpjax.config import Config
 from mpjax.config.folders import run_folder
@@ -29,6 +33,35 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
             "write an --output_dir that all of them share"
         )
     return folder
+
+
+@contextlib.contextmanager
+def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable[[], None]]:
+    """Restores the folder of a run after a UsageError, unless the function that it yields was called before.
+
+    A usage error promises that nothing was started, so that the corrected command is not to find a folder. What is new
+    in the folder is removed, and config.toml restored. The caller holds the lock of the folder: nobody else writes.
+
+    Args:
+      folder: the folder of the run.
+      new: whether this command created it.
+    """
+    file = folder / CONFIG_FILE
+    before, kept = file.read_bytes(), () if new else {path.name for path in folder.iterdir()}
+    begun = []
+    try:
+        yield lambda: begun.append(True)
+    except UsageError:
+        if not begun:
+            for path in folder.iterdir():
+                if path.name not in kept:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            if new:
+                with contextlib.suppress(OSError):  # it cannot be removed, as a mount, and empty will do
+                    folder.rmdir()
+            else:
+                report.write_atomically(file, before)
+        raise
 
 
 def resumed(

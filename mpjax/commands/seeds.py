@@ -1,17 +1,20 @@
 """Trains one run for each of several seeds: settings in; a folder for each, mean and spread of the results out."""
 
+import contextlib
 import dataclasses
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpjax import report
 from mpjax.commands.train import run
-from mpjax.config import Config
-from mpjax.config.folders import run_folder
-from mpjax.config.limits import check
+from mpjax.commands.tune import tuned
+from mpjax.config import Config, from_toml, to_toml
+from mpjax.config.folders import check_run_folder, run_folder, run_settings, seed_folder, seeds_in
+from mpjax.config.limits import check, is_auto, require_types
 from mpjax.config.load import CONFIG_FILE
+from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
 from mpjax.errors import Diverged, UsageError
 from mpjax.report.wording import number
@@ -30,33 +33,36 @@ def train(config: Config) -> dict:
 def sweep(config: Config) -> dict:
     """Trains a run for each of `config.seeds`, in `seed_N` of its folder, one after the other.
 
-    With `resume`, runs that have begun go on, and the others begin. A run that diverges does not stop the others.
+    The plot `seeds.png` shows the curves of all. With `resume`, runs that have begun go on, and the others begin; seeds
+    that the folder or its config.toml has are kept. A run that diverges does not stop the others.
 
     Returns:
-      What `summary.json` holds: `seeds`, and of each metric `mean`, `std` (of a sample), `lowest` and `highest`.
+      What `summary.json` holds: `seeds`, of each metric `mean`, `std` (of a sample), `lowest` and `highest`, and
+      `warning` if runs have other numbers of steps.
 
     Raises:
-      UsageError: a seed is given twice, or there are several processes; or as `run`.
+      UsageError: a seed is given twice, there are several processes, or a run that has begun has other
+        settings; or as `run`.
       Diverged: runs of some seeds diverged; the message names them.
     """
+    require_types(config)
     if twice := sorted({seed for seed in config.seeds if config.seeds.count(seed) > 1}):
         raise UsageError(f"--seeds has {twice[0]} twice: wanted different seeds")
-    check(config)
     if config.distributed != Distributed():
         raise UsageError("--seeds trains in one process: start one run of several processes for each --seed")
+    folder = check_run_folder(config)  # before anything takes time
+    if config.resume:
+        config = _joined(config, folder)
+    config = _settled(config)
+    check(config)
     folder = run_folder(config)
-    summaries: dict[int, Mapping[str, Any]] = {}
-    diverged: dict[int, str] = {}
-    for seed in config.seeds:
-        own = folder / f"seed_{seed}"
-        begun = (own / CONFIG_FILE).exists()
-        print(f"seed {seed} ({len(summaries) + len(diverged) + 1} of {len(config.seeds)})", flush=True)
-        try:
-            summaries[seed] = run(dataclasses.replace(config, seed=seed, seeds=(), output_dir=str(own), resume=begun))
-        except Diverged as error:
-            diverged[seed] = str(error).splitlines()[0]
-            print(f"seed {seed}: {error}", flush=True)
+    with _config_written(config, folder) as begin:
+        summaries, diverged = _trained(config, folder, begin)
     result = summarised(summaries)
+    metrics = {seed: folder / seed_folder(seed) / "metrics.jsonl" for seed in config.seeds}
+    records = {seed: report.read_metrics(file) for seed, file in metrics.items() if file.exists()}
+    for file in report.image_files(folder / "seeds", config.report):
+        report.plot_seeds(records, file, report.title_of(config))
     report.write_summary(folder / "summary.json", result)
     print(table(result, folder))
     if diverged:
@@ -65,8 +71,86 @@ def sweep(config: Config) -> dict:
     return result
 
 
+def _settled(config: Config) -> Config:
+    """Returns the settings with what memory or timings decide, once, so that all seeds have the same."""
+    if is_auto(config):
+        from mpjax.commands.fit import fitted  # late: few runs need the plan's files
+
+        config, message = fitted(config)
+        print(message)
+    config, tuning = tuned(config)
+    if tuning:
+        print(tuning)
+    return config
+
+
+def _joined(config: Config, folder: pathlib.Path) -> Config:
+    """Returns the settings of a resumed sweep with all its seeds: stored ones, those that have begun, and added ones.
+
+    Raises:
+      UsageError: a run has begun with settings that change its results.
+    """
+    stored, begun = from_toml(folder / CONFIG_FILE), seeds_in(folder)
+    for seed in begun:
+        own = folder / seed_folder(seed)
+        before = to_toml(from_toml(own / CONFIG_FILE))
+        if found := list(changes(before, to_toml(dataclasses.replace(config, seed=seed)))):
+            said = "; ".join(f"{name} {new}, before {old}" for name, old, new in found)
+            raise UsageError(
+                f"--resume with settings that {own} has not: {said}; a mean would be of different runs; write another "
+                f"--output_dir for a new sweep, or resume that run alone: --output_dir {own}"
+            )
+    return dataclasses.replace(config, seeds=tuple(dict.fromkeys((*stored.seeds, *begun, *config.seeds))))
+
+
+@contextlib.contextmanager
+def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[], None]]:
+    """Stores the settings of the sweep; a UsageError restores the folder, unless the function given was called.
+
+    They are stored before the first run begins, because a sweep may be killed at any time.
+    """
+    file = folder / CONFIG_FILE
+    before = file.read_bytes()
+    begun = []
+    try:
+        report.write_atomically(file, run_settings(config, folder).encode())
+        yield lambda: begun.append(True)
+    except UsageError:
+        if not begun and config.resume:
+            report.write_atomically(file, before)
+        elif not begun:
+            file.unlink()
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+        raise
+
+
+def _trained(
+    config: Config, folder: pathlib.Path, begin: Callable[[], None]
+) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
+    """Trains all runs; returns the summaries of those that did not diverge, and why the others did."""
+    summaries: dict[int, Mapping[str, Any]] = {}
+    diverged: dict[int, str] = {}
+    for seed in config.seeds:
+        own = folder / seed_folder(seed)
+        alone = dataclasses.replace(config, seed=seed, seeds=(), output_dir=str(own), resume=seed in seeds_in(folder))
+        print(f"seed {seed} ({len(summaries) + len(diverged) + 1} of {len(config.seeds)})", flush=True)
+        try:
+            summaries[seed] = run(alone)
+        except Diverged as error:
+            diverged[seed] = str(error).splitlines()[0]
+            print(f"seed {seed}: {error}", flush=True)
+        except UsageError:
+            file = own / CONFIG_FILE
+            if file.exists() and file.read_text() == run_settings(alone, own):  # it took steps with these settings
+                begin()
+            raise
+        begin()
+    return summaries, diverged
+
+
 def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns mean and spread of the metrics that the summaries of all seeds have.
+    """Returns mean and spread of the metrics that the summaries of all seeds have, and whether their lengths differ.
 
     >>> summarised({0: {"test/loss": 1.0}, 1: {"test/loss": 3.0}})["test/loss"]
     {'mean': 2.0, 'std': 1.4142135623730951, 'lowest': 1.0, 'highest': 3.0}
@@ -76,7 +160,11 @@ def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     ]
     shared = [name for name in names if all(name in summary for summary in summaries.values())]
     spread = {name: _spread([float(summary[name]) for summary in summaries.values()]) for name in shared}
-    return {"seeds": list(summaries), **spread}
+    lengths = {seed: summary["attempts"] for seed, summary in summaries.items() if "attempts" in summary}
+    if len(set(lengths.values())) < 2:
+        return {"seeds": list(summaries), **spread}
+    said = ", ".join(f"seed {seed} has {length}" for seed, length in lengths.items())
+    return {"seeds": list(summaries), "warning": f"the runs differ in their steps: {said}", **spread}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -88,6 +176,8 @@ def table(result: Mapping[str, Any], folder: pathlib.Path) -> str:
     """Formats mean and spread of the test metrics as aligned lines."""
     count = len(result["seeds"])
     rows = [("seeds", " ".join(map(str, result["seeds"])) or "none")]
+    if "warning" in result:
+        rows.append(("warning", result["warning"]))
     for name, spread in result.items():
         if name.startswith(("test/", "ema/", "best/")):
             low, high = number(spread["lowest"]), number(spread["highest"])

@@ -21,7 +21,7 @@ from mpjax.models.stacked_arrays import names_apart
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
-from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy, storage_policy
+from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy
 from mpjax.training import make_train_step
 from mpjax.training.freezing import freeze_statistics, frozen_paths, trained_only
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide
@@ -52,7 +52,8 @@ def open_task(config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
     """
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
-    source = data.open_source(config.data, data_folder(config), config.task)
+    # What is mixed in is only trained on.
+    source = data.open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task)
     return plan, source, make_task(config, plan, data.batch_fields(source, config.data))
 
 
@@ -62,8 +63,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     Raises:
       UsageError: a rule of the policy matches no module, or the model has no blocks to rematerialise.
     """
-    autocasting = plan.mode == "autocast"
-    policy = storage_policy(plan.policy) if autocasting else plan.policy
+    policy = plan.module_policy
 
     def build(key: jax.Array) -> nnx.Module:
         return models.build_model(config.model, fields=fields, rngs=nnx.Rngs(key))
@@ -86,7 +86,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     prepare = full_precision(preparation_of(config.data, fields))
     objective = choose_objective(config, prepare, policy, abstract, fields)
     cast = uncast
-    if autocasting:
+    if plan.mode == "autocast":
         cast = functools.partial(
             autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
         )

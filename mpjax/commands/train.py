@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import pathlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 import jax
 
 from mpjax import data, extend, report
-from mpjax.commands.diagnose import command_for, explain
+from mpjax.commands.diagnose import explain_later, explain_now
 from mpjax.commands.evaluate import evaluate_state
+from mpjax.commands.lacking import named_together
 from mpjax.commands.objective import metrics_of
-from mpjax.commands.own_parts import callbacks_of, open_writers, require_metric, with_parts
+from mpjax.commands.own_parts import callbacks_of, open_writers, require_metric, require_several, with_parts
 from mpjax.commands.parts import (
     CHECKPOINTS,
     ENVIRONMENT_FILE,
@@ -23,10 +23,12 @@ from mpjax.commands.parts import (
     make_parts,
     model_with,
 )
-from mpjax.commands.run_folder import resumed, run_folder_of
+from mpjax.commands.pictures import pictures_of
+from mpjax.commands.run_folder import restored_if_refused, resumed, run_folder_of
 from mpjax.commands.tune import tuned
 from mpjax.config import Config, to_toml
 from mpjax.config.folders import check_run_folder, run_settings
+from mpjax.config.limits import is_auto, require_types
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
@@ -112,6 +114,8 @@ def run(
         schedule=schedule,
         callbacks=callbacks,
     )
+    writers = require_several("writers", writers)
+    require_types(config)  # before anything takes time
     if config.seeds:
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
@@ -130,8 +134,14 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         )
     if first:
         check_run_folder(config)  # before anything takes time
-    config, tuning = tuned(config)
-    parts = make_parts(config)
+    fit = ""
+    with named_together(config):
+        if is_auto(config):
+            from mpjax.commands.fit import fitted  # late: few runs need the plan's files
+
+            config, fit = fitted(config, company.gather, print if first else lambda line: None)
+        config, tuning = tuned(config)
+        parts = make_parts(config)
     plan, when, score = parts.plan, parts.when, score_of(config)
     if config.loop.best:
         require_metric(score, metrics_of(parts.task, data.batch_fields(parts.source, config.data)))
@@ -141,6 +151,8 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
     with contextlib.ExitStack() as opened:
         if first:
             opened.enter_context(locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)))
+        restored = functools.partial(restored_if_refused, folder, new=not config.resume)
+        begin = opened.enter_context(restored() if first else contextlib.nullcontext(lambda: None))
 
         # State: new, or from the last checkpoint
         begun = config.resume and bool(company.gather(complete_checkpoints(folder / CHECKPOINTS))[0])
@@ -182,7 +194,7 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         if start >= when.steps:
             writer.message(f"nothing left to train: --steps is {when.steps}")
         notes = *advice(plan, jax.devices()[0], tuned=bool(tuning)), *advice_on(config.optimizer)
-        for note in filter(None, [tuning, when.advice(start), *notes]):
+        for note in filter(None, [fit, tuning, when.advice(start), *notes]):
             writer.message(note)
         checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=first)
         opened.enter_context(contextlib.closing(checkpoints))
@@ -193,9 +205,16 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         fed = next(feed, None)  # none is left of a finished run
         compiling = time.perf_counter()
         abstract = {count: parts.feed.abstract(fed, count) for count in when.kinds_of_calls(start)}
-        train_call = compile_calls(parts.train_call, state, abstract, parts.compiler_options)
+        programs: dict[int, Any] = {}
+        options = parts.compiler_options
+        train_call = compile_calls(parts.train_call, state, abstract, options, see=programs.__setitem__)
         probe = compile_calls(parts.probe, state, abstract) if when.layers and abstract else None
         compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
+        if programs and (first or config.precision.strict):
+            from mpjax.commands.receipt_of_run import check_receipt  # late: a plan's files, after the step is compiled
+
+            writer.message(check_receipt(config, parts, programs, folder, first=first))
+        programs.clear()  # traced programs are large
 
         def so_far() -> dict[str, float]:
             seconds = spent["seconds"] + time.perf_counter() - began
@@ -210,15 +229,16 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             conclude = parts.task.objective.conclude
             return evaluate_state(parts.eval_step, parts.tests, sharding, conclude, parts.packing.unpack(state))
 
-        explained = functools.partial(explain, config, parts, train_call, folder)
-        if company.processes > 1:
-            explained = functools.partial(later, folder)
+        pictures = pictures_of(config, parts) if any(company.gather(writer.takes_images)) else None
+
+        explain = explain_later(folder) if company.processes > 1 else explain_now(config, parts, train_call, folder)
         if config.profile and first:
             train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
 
         # The loop
         if callbacks.call("started", info) & {"stop"}:
             raise UsageError("a callback asked to stop before the first step")
+        begin()
         started = time.perf_counter()
         state = train_loop(
             state,
@@ -232,14 +252,15 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             evaluate=tested,
             score=score,
             save=save,
-            explain=explained,
+            explain=explain,
             stop=company.stop,
             probe=probe,
+            draw=pictures and (lambda state: pictures(parts.packing.unpack(state))),
             callbacks=callbacks,
             model_of=lambda state: functools.partial(model_with, parts, state),
         )
         if (attempts := int(state.attempts)) < when.steps:
-            writer.message(f"stopped at step {attempts} of {when.steps}, as a callback asked")
+            writer.message(f"stopped at step {attempts} of {when.steps}{callbacks.reason}")
 
         # Results, before writers close: loggers store these files
         summary = None
@@ -259,16 +280,11 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
                 output_dir=str(folder),
             )
             report.write_summary(folder / "summary.json", summary)
-            if config.report.plot:
-                report.plot_curves(records, folder / "curves.png", title=str(folder))
+            for file in report.image_files(folder / "curves", config.report):
+                report.plot_curves(records, file, report.title_of(config))
 
     if summary is not None:
         print(report.summary_table(summary))
     summary = company.gather(summary)[0]
     callbacks.call("ended", summary)
     return summary
-
-
-def later(folder: pathlib.Path, number: int) -> str:
-    """Returns the command that explains a failed step of a run of several processes: it needs one of its own."""
-    return f"to find the first bad layer: {command_for(folder, number)}"

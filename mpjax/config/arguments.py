@@ -74,11 +74,13 @@ def message_of(box: str, prog: str) -> str:
     """
     sections: list[list[str]] = [[]]
     for line in box.splitlines():
-        inner = re.fullmatch(r"[│|] ?(.*?) *[│|]", line)
-        if inner is None or re.fullmatch(r"[─-]+", inner[1]):  # a border, with or without a title, or a line between
+        # Where stdout is not UTF-8, the box has no sides.
+        inner = re.fullmatch(r"[│|] ?(.*?) *[│|]|  (.*?) *", line)
+        text = inner and (inner[1] if inner[2] is None else inner[2])
+        if text is None or re.fullmatch(r"[─-]+", text):  # a border, with or without a title, or a line between
             sections.append([])
-        elif inner[1].strip():
-            sections[-1].append(inner[1].rstrip())
+        elif text.strip():
+            sections[-1].append(text.rstrip())
     filled = [section for section in sections if section]
     if not filled:
         return box.strip() or f"wrong arguments; {prog} --help lists all"
@@ -86,6 +88,7 @@ def message_of(box: str, prog: str) -> str:
     message = " ".join(line.strip() for line in first)
     message = message[:1].lower() + message[1:]
     message = message.removeprefix("error parsing ")
+    message = re.sub(r"'\('(--[^']+)',\)'", r"'\1'", message)  # tyro 1.0.0 prints a tuple
     offered = [line.split()[0] for section in others for line in section if re.match(r" *--", line)]
     asks = f"; did you mean {', '.join(offered)}?" if offered and message.startswith("unrecognized") else ""
     detail = "".join(f"\n  {line}" for section in others for line in section)

@@ -86,6 +86,26 @@ def parse_schedule_name(text: str) -> str:
     return _known_or_own("schedule", text, SCHEDULES)
 
 
+AUTO = -1
+"""A number that is to be found: `auto` on the command line. 0 is an error like any other wrong number."""
+
+
+def parse_or_auto(text: str) -> int:
+    """Returns a number of at least 1, or `AUTO` for `auto`.
+
+    Raises:
+      UsageError: it is neither.
+    """
+    if text == "auto":
+        return AUTO
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"wanted auto or a whole number from 1 on, got {text}")
+    return int(text)
+
+
+PlotFormat = Literal["png", "pdf", "svg"]
+"""A format of the plots of a run."""
+
 DATA_KINDS = ("folder", "hf", "synthetic")
 """What stands before the colon of a `--data.name` that names no code."""
 

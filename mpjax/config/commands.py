@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 from mpjax.config.arguments import parse
 from mpjax.config.paths import expanded
+from mpjax.config.several_words import Texts
 from mpjax.errors import UsageError
 
 
@@ -47,7 +48,7 @@ class Evaluation:
     policy: str = ""
     """Precision policy; empty: the policy of the run."""
     split: str = ""
-    """Split to evaluate on; empty: the test split of the run."""
+    """Split of the data set to evaluate on, such as `test` or `train[80%:]`; empty: the test split of the run."""
     ema: bool = False
     """Evaluate the exponential moving average of the parameters."""
     test_time_augmentation: Literal["", "none", "mirror", "mirror_translate"] = ""
@@ -61,22 +62,46 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """Export the weights of a checkpoint to a safetensors file, for mpjax or another library."""
+    """Export a checkpoint: its weights for mpjax or another library, or a program that needs JAX alone."""
 
     run: str
     """Folder of the run."""
     output: str
-    """File to write, `.safetensors`."""
+    """File to write: `.safetensors` for weights, any other ending for a program."""
+    what: Literal["weights", "program"] = "weights"
+    """weights: the parameters, as safetensors. program: the model with its weights, from a batch as it is stored to
+    logits, as `jax.export` writes it."""
     checkpoint: str = "best"
     """`best`, `latest`, or a number of attempted steps."""
     ema: bool = False
     """Write the exponential moving average of the parameters."""
     layout: Literal["mpjax", "huggingface", "timm"] = "mpjax"
-    """Library whose names and layouts the file uses; huggingface and timm only for models that they have too."""
+    """Weights: library whose names and layouts the file uses; huggingface, timm only for models that they have too."""
     trust_code: bool = False
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
-    """Dtype of the parameters in the file; empty: the dtype in the checkpoint."""
+    """Weights: dtype of the parameters in the file; empty: the dtype in the checkpoint."""
+    policy: str = ""
+    """Programs: the precision to compute in; empty: the run's own."""
+    platforms: Texts = ("cpu", "cuda")
+    """Programs: the platforms that can run the file, of `cpu`, `cuda`, `rocm` and `tpu`."""
+
+
+def check_export(settings: Export) -> None:
+    """Raises UsageError if a setting is for the other kind of file."""
+    default = Export(run="", output="")
+    others = ("policy", "platforms") if settings.what == "weights" else ("layout", "dtype")
+    for name in others:
+        if getattr(settings, name) != getattr(default, name):
+            raise UsageError(f"--{name} has no meaning for --what {settings.what}: leave it out")
+    if settings.what == "program" and settings.output.endswith(".safetensors"):
+        raise UsageError(f"--output {settings.output}: .safetensors is for --what weights; wanted another ending")
+    if not settings.platforms or not set(settings.platforms) <= set(PLATFORMS):
+        raise UsageError(f"--platforms {' '.join(settings.platforms)}: wanted some of {', '.join(PLATFORMS)}")
+
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""What JAX can compile a program for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +113,8 @@ class Diagnose:
     """Folder of the run."""
     step: int = 0
     """Attempted step to diagnose, replayed from the checkpoint before it; 0: the step after the last checkpoint."""
+    evaluation: bool = False
+    """Diagnose the evaluation of the checkpoint after `--step` steps (0: of the last one) in place of a step."""
     policy: str = ""
     """Precision policy to diagnose; empty: the policy of the run."""
     loss_scale: float = 0.0

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from mpjax.config.commands import check_image, load_settings
+from mpjax.config.several_words import Integers, Texts
 from mpjax.errors import UsageError
 
 
@@ -16,11 +17,11 @@ class Comparison:
     """Find where the training curves of runs diverge. Runs that differ only in the seed form a group, and their spread
     is its band. Every group is compared with the group of the first run."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN RUN ...")]
-    """Folders of two or more runs."""
-    seeds: tuple[int, ...] = ()
+    runs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="RUN RUN ...")]
+    """Folders of two or more runs, or of the runs of `--seeds`."""
+    seeds: Integers = ()
     """Seeds of each group to compare; empty: all."""
-    metrics: tuple[str, ...] = ("train/loss", "test/accuracy", "train/loss_scale", "train/grad_norm")
+    metrics: Texts = ("train/loss", "test/accuracy", "train/loss_scale", "train/grad_norm")
     """Metrics to compare, as named in metrics.jsonl."""
     band: Literal["range", "std"] = "range"
     """Band of a group: from the lowest to the highest seed, or two standard deviations around the mean."""

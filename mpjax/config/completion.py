@@ -49,15 +49,14 @@ def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]
             yield f"--{prefix}{name}", ()
             yield f"--{prefix}no_{name}", ()
         elif name not in ("runs", "inputs"):  # words without a flag
-            yield f"--{prefix}{name}", tuple(MODELS) if hint == ModelName else _choices(inner)
+            yield f"--{prefix}{name}", tuple(MODELS) if hint == ModelName else _choices(hint)
 
 
 def _choices(hint: Any) -> Sequence[str]:
     if typing.get_origin(hint) is Literal:
         return [str(word) for word in typing.get_args(hint) if word != ""]
-    if typing.get_origin(hint) is tuple:
-        return _choices(typing.get_args(hint)[0])
-    return ()
+    parsers = getattr(hint, "__metadata__", ())  # of a list of words
+    return next((parser.choices for parser in parsers if getattr(parser, "choices", None)), ())
 
 
 # Values are those of the last flag, however many words stand behind it. Where nothing is known, files are completed.

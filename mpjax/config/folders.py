@@ -11,7 +11,7 @@ from mpjax.config.paths import expanded
 from mpjax.config.program import typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
-from mpjax.config.user_code import require_trust
+from mpjax.config.user_code import is_of_a_run, require_trust
 from mpjax.errors import UsageError
 
 
@@ -20,7 +20,7 @@ def cache_folder(config: Config) -> pathlib.Path:
 
     It is `cache_dir` if set, else that of `default_cache_folder`.
     """
-    return _made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder())
+    return made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder())
 
 
 def default_cache_folder() -> pathlib.Path:
@@ -44,7 +44,8 @@ def run_folder(config: Config) -> pathlib.Path:
     if config.resume:
         return folder
     try:
-        _claim(_made(folder) / CONFIG_FILE, run_settings(config, folder))
+        folder = new_folder(config)
+        _claim(folder / CONFIG_FILE, run_settings(config, folder))
     except FileExistsError:
         raise UsageError(_taken(folder)) from None
     except OSError as error:
@@ -82,21 +83,78 @@ def check_run_folder(config: Config) -> pathlib.Path:
     Raises:
       UsageError: the run is new and the folder is a file or not empty, or the run is resumed and the folder holds none.
     """
-    if config.resume:
-        folder = expanded(config.output_dir)
-        if not (folder / CONFIG_FILE).exists():
-            raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
-        return folder
-    folder = expanded(config.output_dir or _default_name(config))
+    if not config.resume:
+        return check_new_folder(config)
+    folder = expanded(config.output_dir)
+    if not (folder / CONFIG_FILE).exists():
+        raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
+    if config.seeds and is_of_a_run(folder / CONFIG_FILE):
+        raise UsageError(f"--resume --seeds: {folder} holds one run; leave out --seeds, or write another --output_dir")
+    if not config.seeds and (seeds := seeds_in(folder)):
+        raise UsageError(
+            f"--resume: {folder} holds runs of several seeds; write --seeds {' '.join(map(str, seeds))} to resume all, "
+            f"or --output_dir {folder / seed_folder(seeds[0])} to resume one"
+        )
+    return folder
+
+
+def seed_folder(seed: int) -> str:
+    """Returns the name of the folder of a seed's run, in the folder of a run of several seeds."""
+    return f"seed_{seed}"
+
+
+def seeds_in(folder: pathlib.Path) -> tuple[int, ...]:
+    """Returns the seeds whose runs have begun in the folder of a run of several seeds; of any other folder none."""
+    if is_of_a_run(folder / CONFIG_FILE):
+        return ()
+    names = [file.parent.name.removeprefix("seed_") for file in folder.glob(f"seed_*/{CONFIG_FILE}")]
+    return tuple(sorted(int(name) for name in names if name.isdecimal()))
+
+
+def check_new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
+    """Returns the path of a folder to create, whose name begins with `prefix` if the settings give none.
+
+    Raises:
+      UsageError: the folder that the settings give is a file or not empty.
+    """
+    if not config.output_dir:
+        return _default_name(config, prefix)
+    folder = expanded(config.output_dir)
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: wanted a folder for the run as --output_dir")
+        raise UsageError(f"{folder} is a file: wanted a folder as --output_dir")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(_taken(folder))
     return folder
 
 
+def new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
+    """Creates the folder that `check_new_folder` returns.
+
+    If the settings give no name, and another run has begun in the same second, the name ends in `-2`, `-3` and so on.
+
+    Raises:
+      UsageError: as `check_new_folder`, or it cannot be created.
+    """
+    folder = check_new_folder(config, prefix=prefix)
+    if config.output_dir:
+        return made(folder)
+    made(folder.parent)
+    own, number = folder, 1
+    while True:
+        try:
+            own.mkdir()
+            return own
+        except FileExistsError:
+            number += 1
+            own = folder.with_name(f"{folder.name}-{number}")
+        except OSError as error:
+            raise UsageError(f"cannot make folder {own}: {error.strerror}") from None
+
+
 def _taken(folder: pathlib.Path) -> str:
-    return f"{folder} exists: write --resume to resume the run in it, or another --output_dir to start a new run"
+    if (folder / CONFIG_FILE).exists():
+        return f"{folder} exists: write --resume to resume the run in it, or another --output_dir to start a new run"
+    return f"{folder} exists and holds no run to resume: write another --output_dir"
 
 
 def run_settings(config: Config, folder: pathlib.Path) -> str:
@@ -108,14 +166,19 @@ def run_settings(config: Config, folder: pathlib.Path) -> str:
     return to_toml(dataclasses.replace(config, output_dir=str(folder), **once))
 
 
-def _default_name(config: Config) -> pathlib.Path:
+def _default_name(config: Config, prefix: str) -> pathlib.Path:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     words = (config.data.name, config.model.name, config.precision.policy)
     name = "-".join("".join(c if c.isalnum() else "_" for c in word) for word in words)
-    return pathlib.Path("runs", f"{name}-{now}")
+    return pathlib.Path("runs", f"{prefix}{name}-{now}")
 
 
-def _made(folder: pathlib.Path) -> pathlib.Path:
+def made(folder: pathlib.Path) -> pathlib.Path:
+    """Creates a folder if it is absent, and returns it.
+
+    Raises:
+      UsageError: it cannot be created.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -131,11 +194,17 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
       trust_code: whether code that the run names may be executed.
 
     Raises:
-      UsageError: the folder holds no run, or the run names code outside mpjax and `trust_code` is False.
+      UsageError: the folder holds no run or those of several seeds, or the run names code outside mpjax and
+        `trust_code` is False.
     """
+    if seeds := seeds_in(folder):
+        each = " or ".join(f"--run {folder / seed_folder(seed)}" for seed in seeds)
+        raise UsageError(f"{folder} holds runs of several seeds: write {each}")
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed")
     config = from_toml(folder / CONFIG_FILE)
+    if config.seeds:
+        raise UsageError(f"{folder} is for runs of several seeds, none of which has begun; wanted the folder of a run")
     require_trust(config, folder, trusted=trust_code)
     return config
 

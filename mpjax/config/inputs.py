@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Literal
 
-from mpjax.config.flag_types import ModelName
+from mpjax.config.flag_types import ModelName, OrAuto, settle_auto
+from mpjax.config.several_words import FloatByName, Floats, Integers, TextByName, Texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,22 +16,30 @@ class Data:
     prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (also csv, json,
     parquet, arrow and image folders), `synthetic:32x32x3:100` for generated images of that shape and number of
     classes, or your own: `FILE.py:NAME` or `package.module:NAME` of a function that returns both splits."""
+    mix: FloatByName = dataclasses.field(default_factory=dict)
+    """More data sets to train on, named as in name, each with its share of the training examples: `--data.mix
+    folder:more 0.3`. The set of name has the rest, is evaluated on, and says how long an epoch is. All other settings
+    are for all sets."""
     data_dir: str = ""
     """Folder of prepared data sets; empty: the folder `data` in cache_dir."""
     train_split: str = "train"
     """Split to train on, in the notation of tensorflow-datasets (`train[:90%]`)."""
     test_split: str = "test"
     """Split to evaluate on."""
-    columns: dict[str, str] = dataclasses.field(default_factory=dict)
+    columns: TextByName = dataclasses.field(default_factory=dict)
     """Column for each field (image, label, mask, text), if their names differ: `--data.columns image img label
     fine_label`."""
+    header: Texts = ()
+    """Names of the columns of a csv or tsv file whose first line is an example, in order: `--data.header label text`;
+    empty: the first line has the names."""
     num_classes: int = 0
-    """Number of classes, if the data set does not state it; 0: as the data set states."""
-    mask_values: tuple[int, ...] = ()
+    """Number of classes, if the data set does not state it; 0: as the data set states, or as many as mask_values."""
+    mask_values: Integers = ()
     """Segmentation: stored value of each class, from class 0 (`--data.mask_values 0 255`); empty: stored values are
     class numbers; other values, if exactly as many as classes, are numbered in ascending order."""
-    ignore_index: tuple[int, ...] = ()
-    """Segmentation: stored values of pixels to ignore (`--data.ignore_index 255`); empty: none."""
+    ignore_index: Integers = ()
+    """Stored labels to ignore, of pixels or of examples (`--data.ignore_index 255`): they count in no loss and no
+    metric; empty: none."""
     preprocess: str = ""
     """Your function from a stored example to an example, both dicts of fields: `FILE.py:NAME` or
     `package.module:NAME`."""
@@ -38,8 +47,9 @@ class Data:
     """Tokenizer: `bytes`, `words` (hashed), or a Hugging Face tokenizer as a folder, a tokenizer.json or a name."""
     length: int = 128
     """Tokens per example; longer texts are truncated, shorter ones padded."""
-    batch_size: int = 64
-    """Examples per training step, over all devices."""
+    batch_size: OrAuto = 64
+    """Examples per training step, over all devices. `auto`: the largest power of two (times devices and micro-batches)
+    that fits into memory."""
     eval_batch_size: int = 360
     """Examples per evaluation step."""
     image_size: int = 0
@@ -53,9 +63,9 @@ class Data:
     """With training.steps_per_call above 1: in-memory data sets of at most this many MiB are kept on the device."""
     workers: int = 2
     """Threads that read and decode a streamed data set; 0: none, a batch is read when it is requested."""
-    mean: tuple[float, ...] = (0.0,)
+    mean: Floats = (0.0,)
     """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels."""
-    std: tuple[float, ...] = (1.0,)
+    std: Floats = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
     crop_padding: int = 1
     """Augmentation: pixels of zero padding before a random crop back to size; 0: none."""
@@ -84,6 +94,14 @@ class Data:
     test_time_augmentation: Literal["none", "mirror", "mirror_translate"] = "none"
     """Evaluation of classifiers: average the logits of an image and its mirror image (mirror, 2 views), and of both
     shifted by a pixel in two directions (mirror_translate, 6 views)."""
+
+    def __post_init__(self) -> None:
+        settle_auto(self, "batch_size")
+
+    @property
+    def stated_classes(self) -> int:
+        """Returns the number of classes of a mask that the settings state, or 0."""
+        return self.num_classes or len(self.mask_values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,5 +133,5 @@ class Model:
     has two 3x3 convolutions, at full resolution if small."""
     pretrained: str = ""
     """Initial weights: a safetensors file or folder, or a name on the Hugging Face Hub."""
-    pretrained_skip: tuple[str, ...] = ()
+    pretrained_skip: Texts = ()
     """Patterns of parameters to initialise randomly all the same: `"head/*"` for another number of classes."""

@@ -2,11 +2,20 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
-from mpjax.config.choices import SETTINGS_OF_RULES, TASKS, parse_model_name, parse_optimizer_name, parse_schedule_name
+from mpjax.config.choices import (
+    AUTO,
+    SETTINGS_OF_RULES,
+    TASKS,
+    PlotFormat,
+    parse_model_name,
+    parse_optimizer_name,
+    parse_schedule_name,
+)
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
 from mpjax.config.score import score_of
+from mpjax.config.setting_types import wrong_types
 from mpjax.errors import UsageError
 
 
@@ -40,6 +49,7 @@ NOT_NEGATIVE = (
     "optimizer.weight_decay",
     "optimizer.eps",
     "optimizer.clip_norm",
+    "report.images",
     "loop.stop_after",
     "loop.stop_delta",
     "seed",
@@ -57,18 +67,31 @@ BELOW_ONE = (
 )
 
 
+def is_auto(config: Config) -> bool:
+    """Returns True if memory is to decide a setting, so that `commands/fit.py` has to come before the run."""
+    return AUTO in (config.data.batch_size, config.training.accumulate)
+
+
 def check(config: Config) -> None:
-    """Raises UsageError that lists every setting out of range, with its value and the valid values."""
+    """Raises UsageError that lists every setting of a wrong type or out of range, with its value and what is valid."""
+    require_types(config)
     _require_none([*_ranges(config), *_data(config.data), *_others(config), *_processes(config.distributed)])
+
+
+def require_types(config: Config) -> None:
+    """Raises UsageError that lists every setting whose value is of a wrong type, as Python code may give it."""
+    _require_none([*wrong_types(config)])
 
 
 def check_distributed(distributed: Distributed) -> None:
     """Raises UsageError as `check` does, for the `distributed` section alone."""
+    _require_none([*wrong_types(distributed, "distributed.")])
     _require_none([*_processes(distributed)])
 
 
 def check_data(data: Data) -> None:
     """Raises UsageError as `check` does, for the `data` section alone."""
+    _require_none([*wrong_types(data, "data.")])
     _require_none([*_ranges(data, "data."), *_data(data)])
 
 
@@ -89,7 +112,9 @@ def _ranges(settings: Config | Data, prefix: str = "") -> Iterator[str]:
                 yield name, value
 
     for name, value in values(AT_LEAST_ONE):
-        if value < 1:
+        if value == AUTO and name in ("data.batch_size", "training.accumulate"):
+            yield f"--{name} auto: train.py and find_lr.py find the number; for other commands, write it"
+        elif value < 1:
             yield f"--{name} is {value}: wanted at least 1"
     for name, value in values(NOT_NEGATIVE):
         if not 0 <= value < math.inf:
@@ -111,10 +136,34 @@ def _data(data: Data) -> Iterator[str]:
         yield f"--data.std is {data.std}: wanted positive numbers"
     if not all(map(math.isfinite, data.mean)):
         yield f"--data.mean is {data.mean}: wanted finite numbers"
+    if len(set(data.header)) < len(data.header):
+        yield f"--data.header is {' '.join(data.header)}: wanted different names"
+    if data.header and not data.name.startswith("hf:"):
+        yield (
+            f"--data.header is for csv and tsv files, as in --data.name hf:FILE.tsv, not for --data.name {data.name}; "
+            "leave it out"
+        )
     if data.alternate_flips and not data.flip:
         yield "--data.alternate_flips without --data.flip: no image is flipped; wanted both or none"
+    yield from _mix(data)
     if not (data.antialias or data.image_size):
         yield "--data.no_antialias without --data.image_size, which is 0: no image is resized; wanted both or none"
+
+
+_SMALLEST_SHARE = 0.001  # of one example in each block of a mixture (`data/order.py`)
+
+
+def _mix(data: Data) -> Iterator[str]:
+    for name, share in data.mix.items():
+        if not _SMALLEST_SHARE <= share < 1:
+            yield f"--data.mix {name} {share}: wanted a share of the training examples, from {_SMALLEST_SHARE} up to 1"
+        if name == data.name:
+            yield f"--data.mix {name} {share}: that is --data.name, which has the rest of the examples; leave it out"
+    if data.mix and not (rest := 1 - sum(data.mix.values())) > _SMALLEST_SHARE / 2:
+        yield (
+            f"--data.mix leaves a share of {rest:.3g} to --data.name {data.name}: wanted shares of the others that sum "
+            f"to at most {1 - _SMALLEST_SHARE}"
+        )
 
 
 def _others(config: Config) -> Iterator[str]:
@@ -146,6 +195,10 @@ def _others(config: Config) -> Iterator[str]:
     if any(not 0 <= seed < 2**32 for seed in config.seeds):
         yield f"--seeds is {' '.join(map(str, config.seeds))}: wanted 0 to 2**32 - 1"
     yield from _of_other_rules(config.optimizer)
+    formats, known = config.report.plot_format, get_args(PlotFormat)
+    if not formats or len(set(formats) & set(known)) < len(formats):
+        shown = " ".join(formats) or "empty"
+        yield f"--report.plot_format is {shown}: wanted one or more of {', '.join(known)}, each once"
     if config.steps.amount <= 0:
         yield f"--steps is {config.steps}: wanted at least one step"
 
@@ -170,6 +223,7 @@ def _own_parts(config: Config) -> Iterator[str]:
     if smoothing not in (0.0, Training().label_smoothing) and (objective or config.task == "segmentation"):
         loss = "--training.objective" if objective else "the loss of segmentation"
         yield f"--training.label_smoothing {smoothing}: {loss} has none; leave it out"
+    yield from _classes(config)
     if objective and (views := config.data.test_time_augmentation) != "none":
         yield f"--data.test_time_augmentation {views}: is for the task's own objective, not for --training.objective"
     if config.training.chunked_loss and (objective or config.training.metrics):
@@ -181,6 +235,32 @@ def _own_parts(config: Config) -> Iterator[str]:
             score_of(config)
         except UsageError as error:
             yield str(error)
+
+
+_WITH_CLASSES = ("classification", "text_classification", "segmentation")
+
+
+def _classes(config: Config) -> Iterator[str]:
+    """Yields faults of the settings for classes, which a loss that has none would ignore."""
+    objective, weights, ignored = config.training.objective, config.training.class_weights, config.data.ignore_index
+    if weights:
+        shown = f"--training.class_weights {' '.join(map(str, weights))}"
+        if objective:
+            yield f"{shown}: --training.objective has its own loss; leave one out, and weigh classes in yours"
+        elif config.task not in _WITH_CLASSES:
+            yield f"{shown}: is for {', '.join(_WITH_CLASSES)}, not for --task {config.task}; leave it out"
+        if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+            yield f"{shown}: wanted finite weights of 0 or more, at least one of them positive"
+    if ignored and config.task != "segmentation":
+        shown = f"--data.ignore_index {' '.join(map(str, ignored))}"
+        if config.task not in _WITH_CLASSES:
+            yield f"{shown}: is for {', '.join(_WITH_CLASSES)}, not for --task {config.task}; leave it out"
+        for name in ("objective", "metrics"):
+            if getattr(config.training, name):
+                yield (
+                    f"{shown} with --training.{name}, which would be given ignored labels as classes; drop these "
+                    "examples from the data"
+                )
 
 
 _TOGETHER = "--distributed.coordinator HOST:PORT --distributed.processes N --distributed.process I"

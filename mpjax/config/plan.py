@@ -2,16 +2,22 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from mpjax.config.arguments import parse_known
 from mpjax.config.commands import check_image
 from mpjax.config.load import load_config
 from mpjax.config.schema import Config
+from mpjax.config.several_words import Texts, list_of
 from mpjax.errors import UsageError
 
 
 GpuName = Literal["v100", "a100", "l4", "h100", "h200", "b200"]
+
+if TYPE_CHECKING:
+    Gpus = tuple[GpuName, ...]
+else:
+    Gpus = Annotated[object, list_of(get_args(GpuName))]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,9 +26,9 @@ class Plan:
 
     --config FILE (repeatable) and all flags of train.py, listed by `train.py --help`, define the run."""
 
-    gpu: tuple[GpuName, ...] = ()
+    gpu: Gpus = ()
     """GPUs to plan for, one or more."""
-    policies: tuple[str, ...] = ()
+    policies: Texts = ()
     """Precision policies to compare; empty: the policy of the run."""
     devices: int = 1
     """GPUs that a batch is sharded over; memory and time are per GPU."""
@@ -39,10 +45,12 @@ class Plan:
     """Estimate the largest batch that fits; needs at most one more compilation per policy and GPU."""
     verify: bool = False
     """Verify the largest batch by compiling it, with corrections if needed: up to five more compilations."""
-    xla: tuple[str, ...] = ()
+    xla: Texts = ()
     """XLA options to compare with the defaults, one or more in each word: "xla_gpu_enable_triton_gemm=false"."""
     costliest: int = 10
     """Number of kinds of kernels to list with the module and source line of each, the costliest first."""
+    receipt: bool = False
+    """List which dtypes each product, sum over GPUs and update runs in, and what computes it, against the policy."""
     measure: bool = True
     """Also time the step if such a GPU is present, and report the measurement beside the prediction."""
     plot: str = ""

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from mpjax.config.commands import load_settings
+from mpjax.config.several_words import Texts
 from mpjax.errors import UsageError
 
 
@@ -17,12 +18,12 @@ class Prediction:
     Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv
     and .tsv files. They are read as the run's evaluation reads its data set, which has to be there too."""
 
-    inputs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="INPUT ...")] = ()
+    inputs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="INPUT ...")] = ()
     """Images, or files of texts."""
     run: str
     """Folder of the run."""
     split: str = ""
-    """Split of the run's data set to predict instead of inputs, such as `test`."""
+    """Split of the run's data set to predict instead of inputs, such as `test` or `train[80%:]`."""
     checkpoint: str = "best"
     """`best`, `latest`, or a number of attempted steps."""
     policy: str = ""

@@ -11,6 +11,7 @@ from mpjax.config.choices import TaskName
 from mpjax.config.durations import Duration
 from mpjax.config.flag_types import Steps, epochs, settle_durations
 from mpjax.config.inputs import Data, Model
+from mpjax.config.several_words import Integers, PlotFormats, Texts
 from mpjax.config.step import Mesh, Optimizer, Precision, Training
 
 
@@ -63,7 +64,7 @@ class Loop:
     """Early stopping: training ends after this many evaluations in a row without a better loop.best; 0: never."""
     stop_delta: float = 0.0
     """Early stopping: a value is better if it differs from the best so far by more than this."""
-    callbacks: tuple[str, ...] = ()
+    callbacks: Texts = ()
     """Your callbacks, classes (or functions that return an object) with methods such as `evaluated`: `FILE.py:NAME` or
     `package.module:NAME` each."""
 
@@ -77,11 +78,16 @@ class Report:
 
     tensorboard: bool = True
     """Write TensorBoard events."""
+    images: int = 4
+    """Segmentation: number of test images that TensorBoard and loggers get at each evaluation, with their masks and the
+    predicted ones; 0: none."""
     plot: bool = True
-    """Plot curves.png at the end."""
-    writers: tuple[str, ...] = ()
-    """Further destinations of metrics: `wandb`, `mlflow`, or your own functions of the run that return a writer,
-    `FILE.py:NAME` or `package.module:NAME` each."""
+    """Plot the curves of the run at the end: curves.png, and of several seeds seeds.png."""
+    plot_format: PlotFormats = ("png",)
+    """Formats of plots, one or more: `png`, `pdf`, `svg`."""
+    writers: Texts = ()
+    """Further destinations of metrics: `wandb`, `mlflow`, `comet`, or your own functions of the run that return a
+    writer, `FILE.py:NAME` or `package.module:NAME` each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +112,7 @@ class Config:
     """Length of training: attempted steps (skipped ones count), `1e6 examples` or `30 epochs`."""
     seed: int = 0
     """Random seed of initialisation, shuffling and augmentation."""
-    seeds: tuple[int, ...] = ()
+    seeds: Integers = ()
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
     """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text. own: all

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Literal
 
-from mpjax.config.choices import Way
-from mpjax.config.flag_types import OptimizerName, ScheduleName, Steps, epochs, settle_durations
+from mpjax.config.flag_types import OptimizerName, OrAuto, ScheduleName, Steps, epochs, settle_auto, settle_durations
+from mpjax.config.several_words import FloatByName, Floats, TextByName, Texts, WayByName
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Precision:
     mode: Literal["auto", "module", "autocast"] = "auto"
     """Where casts happen: at module boundaries (module), or at each operation as in torch.amp (autocast); auto:
     autocast for O1, else module."""
-    rules: dict[str, str] = dataclasses.field(default_factory=dict)
+    rules: TextByName = dataclasses.field(default_factory=dict)
     """Exceptions: module pattern to dtype or policy, the first match wins: `--precision.rules "stem/*" float32`."""
     loss_scale: str = "auto"
     """`dynamic`, `none`, a number (static scale), or `auto` (chosen by the policy)."""
@@ -40,6 +40,10 @@ class Precision:
     tune: bool = False
     """Before training, time the model's matrix products and convolutions in both dtypes on this device; add rules that
     keep in float32 what is slower in half precision, if that makes the step faster. The result is cached."""
+    strict: bool = False
+    """Refuse to train if a product, a sum over devices or an update of the compiled step runs in another dtype than
+    asked for, or if that cannot be told; `receipt.json` lists all. Half precision that a CPU computes in float32 is
+    told and accepted: no program for a CPU could do otherwise."""
     patience: int = 10
     """Training stops after this many consecutive skipped steps, if the last was at the smallest (or static) scale."""
 
@@ -53,7 +57,7 @@ class Optimizer:
     everything else), an optimizer of optax or optax.contrib by its name there (`lion`, `adam`, `adafactor`), or your
     function `(learning_rate, ...)` that returns an `optax.GradientTransformation`: `FILE.py:NAME` or
     `package.module:NAME`."""
-    arguments: dict[str, str] = dataclasses.field(default_factory=dict)
+    arguments: TextByName = dataclasses.field(default_factory=dict)
     """Arguments of an optimizer of optax or of your own, as Python literals: `--optimizer.arguments b2 0.99 nesterov
     True`."""
     learning_rate: float = 0.1
@@ -88,7 +92,7 @@ class Optimizer:
     moments: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the optimizer moments. bfloat16: half the memory, rounded stochastically (unbiased). Not float16:
     squares of gradients below 2e-4 underflow in it."""
-    rates: dict[str, float] = dataclasses.field(default_factory=dict)
+    rates: FloatByName = dataclasses.field(default_factory=dict)
     """Factors on the learning rate, by pattern of paths; the first match wins: `--optimizer.rates "head/*" 10`."""
     layer_decay: float = 1.0
     """Transformers: factor on the learning rate from each block to the one below it; the head has the whole rate, and
@@ -105,16 +109,20 @@ class Training:
     objective: str = ""
     """Your function from model, batch and key to the loss and the metrics of each example, in place of the task's:
     `FILE.py:NAME` or `package.module:NAME`."""
-    metrics: tuple[str, ...] = ()
+    metrics: Texts = ()
     """Your metrics of the test set, functions from the model's outputs and a batch to values per example or a metric of
     clu or metrax: `FILE.py:NAME` or `package.module:NAME` each."""
     label_smoothing: float = 0.1
     """Share of the target probability spread evenly over all classes, in the task's own loss."""
+    class_weights: Floats = ()
+    """Weight of each class in the training loss, in the order of their numbers: `--training.class_weights 1 10`; the
+    weighted sum is divided by the sum of the weights. Empty: all classes count alike. Metrics are not weighted."""
     chunked_loss: int = 0
     """Language models: the number of tokens whose logits exist at a time, as in 4096, to save memory; the backward pass
     computes them again. 0: all tokens of a batch at once."""
-    accumulate: int = 1
-    """Gradient accumulation: micro-batches per step, whose gradients are averaged."""
+    accumulate: OrAuto = 1
+    """Gradient accumulation: micro-batches per step, whose gradients are averaged. `auto`: the smallest power of two
+    with which the batch fits into memory."""
     remat: Literal["none", "dots", "full"] = "none"
     """Rematerialisation in the backward pass, to save memory. none: nothing. dots: everything but matrix products and
     convolutions. full: everything in a block (a module in a list) except its input, at about a third more
@@ -124,11 +132,14 @@ class Training:
     data.on_device_mb is kept and read on the device."""
     ema: float = 0.0
     """Decay rate of an exponential moving average of the parameters, which is also evaluated; 0: none."""
-    freeze: tuple[str, ...] = ()
+    freeze: Texts = ()
     """Patterns of parameters and statistics, by path, that are not trained: `--training.freeze "stem/*" "blocks/0"`."""
     batch_norm: Literal["device", "global"] = "device"
     """With several devices, the examples that batch norms take their statistics from: each device's own, or the whole
     batch's, which costs a sum over all devices for each norm."""
+
+    def __post_init__(self) -> None:
+        settle_auto(self, "accumulate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,7 +155,7 @@ class Mesh:
     """Parts that the attention heads and the MLPs of Transformers are divided into; all see the same examples."""
     overlap: bool = True
     """On several GPUs, compile with XLA's options that let them compute while they communicate."""
-    rules: dict[str, Way] = dataclasses.field(default_factory=dict)
+    rules: WayByName = dataclasses.field(default_factory=dict)
     """Layers to divide over tensor: module pattern to columns (by outputs), rows (by inputs) or whole; the first match
     wins, before the rules for mpjax's own Transformers: `--mesh.rules "layers/*/up" columns "layers/*/down" rows`."""
 

@@ -18,6 +18,7 @@ from mpjax.errors import UsageError
 CODE = (
     "model.name",
     "data.name",
+    "data.mix",
     "data.preprocess",
     "data.augment",
     "training.objective",

@@ -4,9 +4,10 @@ from mpjax.data.augment.on_device import prepare
 from mpjax.data.examples import Source, conform, labelled_images
 from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens
 from mpjax.data.open import open_source
+from mpjax.data.order import epoch_size
 from mpjax.data.read import batch_fields
 from mpjax.data.sources.synthetic import synthetic_source
-from mpjax.data.stream import Batches, EvalBatches, Share, eval_batches, train_batches
+from mpjax.data.stream import Batches, EvalBatches, Share, eval_batches, require_batch, train_batches
 
 
 __all__ = [
@@ -22,10 +23,12 @@ __all__ = [
     "Tokens",
     "batch_fields",
     "conform",
+    "epoch_size",
     "eval_batches",
     "labelled_images",
     "open_source",
     "prepare",
+    "require_batch",
     "synthetic_source",
     "train_batches",
 ]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -126,17 +126,31 @@ class Source:
       fields: the fields of each stored example.
       train: the examples to train on.
       test: the examples to evaluate on.
+      mix: other sets to train on, of the same fields; this set has the rest of the examples, and alone is evaluated on.
     """
 
     name: str
     fields: Fields
     train: Examples
     test: Examples
+    mix: "tuple[Portion, ...]" = ()
+
+    @property
+    def trained_on(self) -> "tuple[Source, ...]":
+        """Returns this set, and behind it those of `mix`."""
+        return self, *(portion.source for portion in self.mix)
 
     @property
     def varies(self) -> bool:
         """Returns True if images differ in size."""
         return any(isinstance(field, Image) and None in field.shape for field in self.fields.values())
+
+
+class Portion(NamedTuple):
+    """A set of a mixture, and its share of the training examples, between 0 and 1."""
+
+    source: Source
+    share: float
 
 
 def labelled_images(num_classes: int, image_shape: tuple[int | None, int | None, int]) -> Fields:

@@ -42,6 +42,9 @@ Fields = Mapping[str, Field]
 IGNORED = 255
 """The class number in a batch of pixels that the loss and the metrics ignore."""
 
+IGNORED_LABEL = -1
+"""The label in a batch of examples that the loss and the metrics ignore."""
+
 _LINE = "in the function of --data.preprocess"
 
 
@@ -107,10 +110,12 @@ class Label(_FromColumn):
     Args:
       num_classes: the number of classes; labels are in [0, num_classes).
       names: the name of each class; empty if the data set has none.
+      ignores: True if labels may also be `IGNORED_LABEL`.
     """
 
     num_classes: int
     names: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False, kw_only=True)
+    ignores: bool = dataclasses.field(default=False, repr=False, kw_only=True)
 
     @property
     def rank(self) -> int:
@@ -119,7 +124,9 @@ class Label(_FromColumn):
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
         """Checks class numbers and returns them as int32 [...]."""
-        return _class_numbers(self, name, value, self.num_classes, f"write {name}.argmax(-1) for one-hot labels")
+        advice = f"write {name}.argmax(-1) for one-hot labels"
+        ignored = IGNORED_LABEL if self.ignores else None
+        return _class_numbers(self, name, value, self.num_classes, advice, ignored=ignored)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,9 +289,10 @@ def _class_numbers(
     if ignored is not None:
         outside &= value != ignored
     if outside.any():
+        besides = " To ignore such examples, write --data.ignore_index" if isinstance(field, Label) else ""
         raise UsageError(
             f"{called(name, field)}: {int(value[outside].flat[0])} is outside [0, {count}); "
-            "wanted class numbers from 0; is num_classes right, and is the split labelled?"
+            f"wanted class numbers from 0; is num_classes right, and is the split labelled?{besides}"
         )
     if count - 1 > np.iinfo(np.int32).max:
         raise UsageError(f"{called(name, field)}: {count} classes do not fit int32; wanted at most 2**31")

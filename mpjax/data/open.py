@@ -9,9 +9,10 @@ from typing import Any
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
-from mpjax.data.examples import MappedExamples, Source, renamed
+from mpjax.data.examples import MappedExamples, Portion, Source, renamed
 from mpjax.data.fields import Field, Image, Label, Mask
-from mpjax.data.images.masks import mask_values, with_decoded_mask
+from mpjax.data.images.masks import mask_values, unknown_classes, with_decoded_mask
+from mpjax.data.mixture import mixed, named
 from mpjax.data.own_task import all_columns
 from mpjax.data.sources import synthetic
 from mpjax.data.sources.own import open_own
@@ -38,6 +39,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     chosen = {field: table.columns[column] for field, column in columns.items()}
     rename = functools.partial(renamed, columns)
     train, test = (MappedExamples(split, rename) for split in table.open(tuple(dict.fromkeys(columns.values()))))
+    stored = None if function else train
     if "mask" in chosen:
         train, test = (MappedExamples(split, with_decoded_mask) for split in (train, test))
     origins = {field: f"column '{column}'" if column != field else "" for field, column in columns.items()}
@@ -45,14 +47,20 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
         train, test = (PreprocessedExamples(split, function, config.preprocess, chosen) for split in (train, test))
         chosen = _after(train, chosen)
         origins = {field: f"column '{column}' after {config.preprocess}" for field, column in columns.items()}
+    if config.ignore_index and "label" in chosen:
+        from mpjax.data.ignored import with_ignored  # late: few runs ignore labels
+
+        train, test = (MappedExamples(split, with_ignored(config.ignore_index)) for split in (train, test))
     if "text" in chosen:
         from mpjax.data.text.blocks import tokenized  # late, as in _table
 
         label = functools.partial(_field, "label", chosen, table.name, config, origins)
         return tokenized(table.name, task, train, test, config, label=label, origin=origins["text"])
+    if "mask" in chosen and not (config.stated_classes or getattr(chosen["mask"], "num_classes", 0)):
+        raise unknown_classes(train, config, table.name, origins["mask"], stored)
     fields = {name: _field(name, chosen, table.name, config, origins) for name in chosen}
     if isinstance(mask := fields.get("mask"), Mask):
-        values = mask_values(train, mask.num_classes, config, table.name)
+        values = mask_values(train, mask.num_classes, config, table.name, stored)
         train, test = (MappedExamples(split, values.with_class_numbers) for split in (train, test))
     return Source(table.name, fields, train, test)
 
@@ -89,7 +97,7 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
             )
         return Image(column.shape, origin=origin)
     known: Any = getattr(column, "num_classes", 0)
-    num_classes = config.num_classes or known
+    num_classes = (config.stated_classes if name == "mask" else config.num_classes) or known
     if not num_classes:
         besides = _own_numbers(name, column, config)
         raise UsageError(
@@ -101,7 +109,7 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
         return Mask((height, width), num_classes, bool(config.ignore_index), origin=origin)
     # With --data.preprocess a number may mean another class than the stored one.
     names = getattr(column, "names", ()) if num_classes == known and not config.preprocess else ()
-    return Label(num_classes, origin=origin, names=names)
+    return Label(num_classes, origin=origin, names=names, ignores=bool(config.ignore_index))
 
 
 def _own_numbers(name: str, column: Column, config: Data) -> str:
@@ -115,7 +123,7 @@ def _own_numbers(name: str, column: Column, config: Data) -> str:
 
 
 def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classification") -> Source:
-    """Opens the data set `config.name` with the fields of the task.
+    """Opens the data set `config.name`, mixed with those of `config.mix`, with the fields of the task.
 
     Args:
       config: `name` is `digits`, `digits_canvas` or `docstrings` (written on first use), `synthetic:HxWxC:CLASSES`
@@ -126,15 +134,29 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
       task: the task, which sets the fields of an example.
 
     Raises:
-      UsageError: the set, split, image or label does not exist, or the set needs TensorFlow to be read; the message
-        says what exists and how to prepare what is missing.
+      UsageError: the set, split, image or label does not exist, the set needs TensorFlow to be read, or the sets to mix
+        do not agree; the message says what exists and how to prepare what is missing.
     """
+    if not config.mix:
+        return _opened(config, data_dir, task)
+    with named(config.name, config):
+        first = _opened(config, data_dir, task)
+    # The others are not evaluated on, so that they need no test split.
+    alone = dataclasses.replace(config, test_split=config.train_split, mix={})
+    others = []
+    for name, share in config.mix.items():
+        with named(name, config):
+            others.append(Portion(_opened(dataclasses.replace(alone, name=name), data_dir, task), share))
+    return mixed(first, others, config)
+
+
+def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
     if config.name.partition(":")[0] == synthetic.NAME:
         if task not in ("classification", "own"):
             raise UsageError(
                 f"data set '{config.name}' has only images and labels: it supports classification, not {task}"
             )
-        ignored = [name for name in ("preprocess", "columns", "num_classes") if getattr(config, name)]
+        ignored = [name for name in ("preprocess", "columns", "num_classes", "ignore_index") if getattr(config, name)]
         if ignored:
             raise UsageError(
                 f"data set '{config.name}': its name sets shapes and classes; leave out --data.{ignored[0]}"
@@ -142,7 +164,14 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
         # Two distinct batches are enough to try a configuration.
         return synthetic.parse_synthetic(config.name, size=2 * config.batch_size)
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
-    return table if isinstance(table, Source) else as_task(table, task, config)
+    if not isinstance(table, Source):
+        return as_task(table, task, config)
+    if config.ignore_index:
+        raise UsageError(
+            f"--data.ignore_index: --data.name {config.name} returns a Source, whose labels and masks are final; drop "
+            "there what is to be ignored, or return arrays"
+        )
+    return table
 
 
 def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:

@@ -20,15 +20,15 @@ MIRRORED = "mirrored"
 class Orientations(Protocol):
     """What a batch says of the orientation of its images, besides the fields of the data set."""
 
-    def of(self, rows: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
-        """Returns fields to add to a batch of the examples number `rows` [B] of the split, read in `epoch`."""
+    def of(self, rows: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
+        """Returns fields to add to a batch of the examples number `rows` [B] of the split, read in `epochs` [B]."""
         ...
 
 
 class AtRandom:
     """Says nothing: the step draws what it flips from its key."""
 
-    def of(self, rows: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
+    def of(self, rows: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
         """Returns no fields."""
         return {}
 
@@ -43,9 +43,9 @@ class Alternating:
 
     seed: int
 
-    def of(self, rows: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
-        """Returns `mirrored`, a pure function of the seed, the example and the epoch."""
-        return {MIRRORED: _coin(self.seed, rows) ^ (epoch % 2 == 1)}
+    def of(self, rows: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
+        """Returns `mirrored`, a pure function of the seed, the example and its epoch."""
+        return {MIRRORED: _coin(self.seed, rows) ^ (epochs % 2 == 1)}
 
 
 def orientations_of(config: Data, fields: Fields, seed: int) -> Orientations:

@@ -4,7 +4,7 @@ import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -116,7 +116,8 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
         if isinstance(field, Image) and None in field.shape:
             raise UsageError(
                 f"{name}: '{source.name}' has images of several sizes, {field.shape}; a batch needs one size; "
-                "write --data.image_size 224"
+                "write --data.image_size 224",
+                repair={"data.image_size": 224},
             )
     return Reader(source.fields, None, named)
 
@@ -163,14 +164,14 @@ def read_batch(
     settled = each(read.settled, found, each(decoded, plans))
     for number, example in zip(numbers, settled, strict=True):
         require_dtypes(example, settled[0], number, read)
-    return {field: _stacked([example[field] for example in settled]) for field in settled[0]}
+    return {field: stacked([example[field] for example in settled]) for field in settled[0]}
 
 
 _ALIGNMENT = 64
 """The bytes at whose multiples an array has to begin for JAX to use it on a CPU without a copy."""
 
 
-def _stacked(rows: list[np.ndarray]) -> np.ndarray:
+def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Stacks arrays of one shape and dtype; the result begins at a multiple of `_ALIGNMENT`."""
     size = len(rows) * rows[0].nbytes
     memory = np.empty(size + _ALIGNMENT, np.uint8)
@@ -193,30 +194,71 @@ def require_dtypes(example: Arrays, first: Arrays, number: int, read: Reader) ->
             )
 
 
-def read_all(examples: Examples, read: Reader, workers: int) -> Arrays:
+class Split(Protocol):
+    """Examples that are read by their numbers."""
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        ...
+
+    @property
+    def first(self) -> Arrays:
+        """Returns the first example, as a batch of one."""
+        ...
+
+    def batch(self, indices: Sequence[int] | np.ndarray, seeds: np.ndarray | None = None) -> Arrays:
+        """Reads examples as one batch, as `read_batch` does, in the dtypes of the first example."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SplitOfOne:
+    """The `Split` of one data set."""
+
+    examples: Examples
+    read: Reader
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def first(self) -> Arrays:
+        """Returns the first example, as a batch of one."""
+        return self._first
+
+    @functools.cached_property
+    def _first(self) -> Arrays:
+        return read_batch(self.examples, [0], self.read)
+
+    def batch(self, indices: Sequence[int] | np.ndarray, seeds: np.ndarray | None = None) -> Arrays:
+        """Reads examples as one batch, in the dtypes of the first example."""
+        found = read_batch(self.examples, indices, self.read, seeds)
+        require_dtypes(found, self.first, int(indices[0]), self.read)
+        return found
+
+
+def read_all(split: Split, workers: int) -> Arrays:
     """Reads a whole split into memory, each field as [N, ...].
 
     Raises:
       UsageError: see `read_batch`.
     """
-    first = read_batch(examples, [0], read)
-    whole = {name: np.empty((len(examples), *value.shape[1:]), value.dtype) for name, value in first.items()}
+    whole = {name: np.empty((len(split), *value.shape[1:]), value.dtype) for name, value in split.first.items()}
 
     def fill(start: int) -> None:
-        part = slice(start, min(start + _CHUNK, len(examples)))
-        batch = read_batch(examples, range(part.start, part.stop), read)
-        require_dtypes(batch, first, start, read)
-        for name, value in batch.items():
+        part = slice(start, min(start + _CHUNK, len(split)))
+        for name, value in split.batch(range(part.start, part.stop)).items():
             whole[name][part] = value
 
     with concurrent.futures.ThreadPoolExecutor(max(workers, 1)) as pool:
-        list(pool.map(fill, range(0, len(examples), _CHUNK)))
+        list(pool.map(fill, range(0, len(split), _CHUNK)))
     return whole
 
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
-    """Returns True if both decoded splits fit in memory; False if sizes vary, because each epoch crops images anew."""
-    if source.varies:
+    """Returns True if all decoded splits fit in memory; False if sizes vary, because each epoch crops images anew."""
+    if any(part.varies for part in source.trained_on):
         return False
     example = sum(value.nbytes for value in read(source.train[0]).values())
-    return (len(source.train) + len(source.test)) * example <= config.in_memory_mb * 1e6
+    count = sum(len(part.train) for part in source.trained_on) + len(source.test)
+    return count * example <= config.in_memory_mb * 1e6

@@ -1,6 +1,7 @@
 """Yields batches that are a pure function of an integer position, so that a run resumes exactly where it stopped."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
@@ -12,8 +13,10 @@ from mpjax.config.schema import Data
 from mpjax.data.augment.on_device import normalisation
 from mpjax.data.examples import Source, require_examples
 from mpjax.data.fields import Image
+from mpjax.data.mixture import training_split
+from mpjax.data.order import Order, epoch_size, order_of
 from mpjax.data.orientation import AtRandom, Orientations, orientations_of
-from mpjax.data.read import Arrays, fits_in_memory, read_all, read_batch, reader, require_dtypes
+from mpjax.data.read import Arrays, SplitOfOne, fits_in_memory, read_all, read_batch, reader
 from mpjax.errors import UsageError
 
 
@@ -64,7 +67,7 @@ class Batches(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Returns the number of full batches in the split; each epoch leaves out different examples."""
+        """Returns the number of full batches in an epoch."""
         ...
 
     def from_position(self, position: int) -> Iterator[Batch]:
@@ -78,27 +81,25 @@ class BatchesInMemory:
 
     Args:
       arrays: an array [N, ...] for each field.
-      batch_size: examples per batch, over all processes.
-      seed: the seed of the shuffle.
+      order: the examples of each batch, over all processes.
       share: the part of each batch that this process reads.
       orientations: what a batch says of the orientation of its images.
     """
 
     arrays: Arrays
-    batch_size: int
-    seed: int
+    order: Order
     share: Share = WHOLE
     orientations: Orientations = dataclasses.field(default_factory=AtRandom)
 
     @property
-    def size(self) -> int:
-        """Returns the number of examples in the split."""
-        return len(next(iter(self.arrays.values())))
+    def batch_size(self) -> int:
+        """Returns the number of examples per batch, over all processes."""
+        return self.order.batch_size
 
     @property
     def steps_per_epoch(self) -> int:
-        """Returns the number of full batches in the split."""
-        return self.size // self.batch_size
+        """Returns the number of full batches in an epoch."""
+        return self.order.steps_per_epoch
 
     @property
     def bytes(self) -> int:
@@ -112,14 +113,10 @@ class BatchesInMemory:
 
     def rows_from(self, position: int) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yields the example indices, int64 [B], of the same batches, and the fields that depend on the epoch too."""
-        epoch, step = divmod(position, self.steps_per_epoch)
         rows = self.share.rows(self.batch_size)
-        while True:
-            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.size)
-            for start in range(step * self.batch_size, self.steps_per_epoch * self.batch_size, self.batch_size):
-                chosen = order[start : start + self.batch_size][rows]
-                yield chosen, self.orientations.of(chosen, epoch)
-            epoch, step = epoch + 1, 0
+        for number in itertools.count(position):
+            chosen = self.order.rows(number)[rows]
+            yield chosen, self.orientations.of(chosen, self.order.epochs(number)[rows])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,7 +126,7 @@ class StreamedBatches:
     Args:
       dataset: a `grain.MapDataset` of all batches, endless.
       batch_size: examples per batch.
-      steps_per_epoch: full batches in the split.
+      steps_per_epoch: full batches in an epoch.
       workers: the number of threads; 0 reads each batch when it is requested.
     """
 
@@ -169,23 +166,18 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
     """Returns shuffled batches of `source.train`, from memory if the set fits into `config.in_memory_mb`.
 
     Args:
-      source: the data set.
+      source: the data set, or the first of a mixture.
       config: batch and image size, memory and threads.
       seed: the seed of the shuffle and of the random crops.
       share: the part of each batch that this process reads.
 
     Raises:
-      UsageError: the split is smaller than a batch, or `conform` refuses an example. A streamed set refuses an example
+      UsageError: an epoch is smaller than a batch, or `conform` refuses an example. A streamed set refuses an example
         only when it reads it.
     """
-    size, batch_size = len(source.train), config.batch_size
     check_data(config)
-    require_examples(config.train_split, size)
-    if batch_size > size:
-        raise UsageError(
-            f"split '{config.train_split}' of '{source.name}' has {size} examples, fewer than one batch of "
-            f"{batch_size}; write --data.batch_size {size} or less"
-        )
+    require_batch(source, config)
+    batch_size = config.batch_size
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed: got {seed}; wanted 0 to 2**32 - 1, as in --seed 0")
     read = reader(source, config, training=True)
@@ -193,28 +185,51 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
         if isinstance(field, Image):
             normalisation(config, field.shape[2])  # raises here, before the run writes anything
     orientations = orientations_of(config, read.fields, seed)
+    split, order = training_split(source, config), order_of(source, batch_size, seed)
     if fits_in_memory(source, config, read):
-        return BatchesInMemory(read_all(source.train, read, config.workers), batch_size, seed, share, orientations)
+        return BatchesInMemory(read_all(split, config.workers), order, share, orientations)
     import grain
 
-    steps_per_epoch = size // batch_size
-    indices = grain.MapDataset.range(size).seed(seed).shuffle().batch(batch_size, drop_remainder=True).repeat()
+    if source.mix:
+        positions = grain.MapDataset.range(order.steps_per_epoch).seed(seed).repeat()
+        indices = positions.map_with_index(lambda position, _: order.rows(position))
+    else:  # grain's shuffle needs no memory for the numbers of a large set
+        indices = (
+            grain.MapDataset.range(len(source.train))
+            .seed(seed)
+            .shuffle()
+            .batch(batch_size, drop_remainder=True)
+            .repeat()
+        )
     rows = share.rows(batch_size)
-    first = read_batch(source.train, [0], read)
+    _ = split.first  # read here and not by each thread
 
     def batch(chosen: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Batch]:
         # Drawn for the global batch, so that the crop of an example does not depend on the number of processes.
         seeds = rng.integers(2**63, size=len(chosen))
-        found = read_batch(source.train, chosen[rows], read, seeds[rows])
-        require_dtypes(found, first, int(chosen[rows][0]), read)
-        return chosen[rows], found
+        return chosen[rows], split.batch(chosen[rows], seeds[rows])
 
     def oriented(position: int, read: tuple[np.ndarray, Batch]) -> Batch:
         chosen, found = read
-        return found | orientations.of(chosen, position // steps_per_epoch)
+        return found | orientations.of(chosen, order.epochs(position)[rows])
 
     batches = indices.random_map(batch).map_with_index(oriented)
-    return StreamedBatches(batches, batch_size, steps_per_epoch, config.workers)
+    return StreamedBatches(batches, batch_size, order.steps_per_epoch, config.workers)
+
+
+def require_batch(source: Source, config: Data) -> None:
+    """Raises UsageError if an epoch has fewer examples than a batch."""
+    for part in source.trained_on:
+        require_examples(config.train_split, len(part.train))
+    size = epoch_size(source)
+    if config.batch_size > size:
+        named = f"split '{config.train_split}' of '{source.name}'"
+        has = f"one pass through {named}, an epoch of the mixture, takes" if source.mix else f"{named} has"
+        raise UsageError(
+            f"{has} {size} examples, fewer than one batch of {config.batch_size}; write --data.batch_size {size} or "
+            "less",
+            repair={"data.batch_size": 2 ** (size.bit_length() - 1)},
+        )
 
 
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
@@ -230,7 +245,7 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
     require_examples(config.test_split, size)
     read = reader(source, config, training=False)
     if fits_in_memory(source, config, read):
-        whole = read_all(source.test, read, config.workers)
+        whole = read_all(SplitOfOne(source.test, read), config.workers)
 
         def slices() -> Iterator[Batch]:
             for start in range(0, size, batch_size):

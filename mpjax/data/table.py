@@ -180,10 +180,16 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[P
     except (ValueError, NotImplementedError) as error:
         names = list(sizes)
         one = names[0] if names else "train"
+        held = ", ".join(f"{name} ({size} examples)" for name, size in sizes.items())
+        if len(names) == 1 and one not in base_names(expression):
+            raise UsageError(
+                f"data set '{set_name}' has only the split {held}, not '{expression}'; write --data.train_split "
+                f"'{one}[:90%]' --data.test_split '{one}[90%:]'",
+                repair={"data.train_split": f"{one}[:90%]", "data.test_split": f"{one}[90%:]"},
+            ) from error
         raise UsageError(
-            f"split '{expression}' of '{set_name}': {str(error).splitlines()[0]}; it has "
-            + ", ".join(f"{name} ({size} examples)" for name, size in sizes.items())
-            + f"; write --data.train_split or --data.test_split with one of these, or parts of one: '{one}[:90%]' and "
+            f"split '{expression}' of '{set_name}': {str(error).splitlines()[0].rstrip('.')}; it has {held}; write "
+            f"--data.train_split or --data.test_split with one of these, or parts of one: '{one}[:90%]' and "
             f"'{one}[90%:]'"
         ) from error
     parts = [Part(part.splitname, *slice(part.from_, part.to).indices(sizes[part.splitname])[:2]) for part in found]

@@ -4,9 +4,10 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from mpjax import strict_json
+from mpjax import notebook, strict_json
 from mpjax.diagnosis.facts import Facts, ScaleStep
 from mpjax.diagnosis.readings import EXPONENTS
+from mpjax.diagnosis.render.cell import cell_of
 from mpjax.diagnosis.render.page import page_of
 from mpjax.diagnosis.render.text import rich_of, text_of
 
@@ -15,7 +16,7 @@ from mpjax.diagnosis.render.text import rich_of, text_of
 class Diagnosis(Facts):
     """The result of a diagnosis: whether precision is the cause, where, and what to change.
 
-    `print` shows it as text, `rich.print` as a table.
+    `print` shows it as text, `rich.print` and a notebook as a table.
 
     Attributes:
       verdict: "healthy", "overflow", "underflow", "rounding", "loss_scale" (too high) or "not_precision".
@@ -67,3 +68,8 @@ class Diagnosis(Facts):
 
     def __rich__(self):
         return rich_of(self)
+
+    def _repr_html_(self) -> str:
+        return cell_of(self)
+
+    _repr_pretty_ = notebook.as_text

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mpjax import strict_json
+from mpjax import notebook, strict_json
 from mpjax.diagnosis.health import (
     ROUNDING,
     WITHOUT_ROUNDING,
@@ -83,6 +83,8 @@ class Fastest:
         if file is not None:
             pathlib.Path(file).write_text(text + "\n")
         return text
+
+    _repr_pretty_ = notebook.as_text
 
     def __str__(self) -> str:
         best = self.best.flags if self.best else "only float32"

@@ -1,6 +1,7 @@
 """Measures one result on the device: the sums and maxima that make up a reading."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -149,7 +150,10 @@ def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...]
 
 def _sample(xp, flat):
     """Returns the magnitudes of at most 4,096 values, with zeros for values not finite and as padding to [4096]."""
-    sample = xp.abs(flat[:: max(1, -(-flat.size // _SAMPLE))])
+    stride = max(1, -(-flat.size // _SAMPLE))
+    while math.gcd(stride, flat.size) > 1:  # else a stride of 4 would see one of 4 channels
+        stride += 1
+    sample = xp.abs(flat[::stride])
     counted = xp.where(xp.isfinite(sample), sample, xp.zeros((), sample.dtype))
     return xp.pad(counted, (0, _SAMPLE - counted.size))
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import optax
@@ -11,9 +11,10 @@ from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, all_finite, flushed_share, outputs_of
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
+from mpjax.diagnosis.render.text import percent
 from mpjax.diagnosis.repair import Fault, is_repaired_outside, smallest_rules, with_lower_scale
 from mpjax.diagnosis.search import covers
-from mpjax.diagnosis.trace import Trace, run, table_of
+from mpjax.diagnosis.trace import Row, Trace, run, table_of
 from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
 from mpjax.diagnosis.verdict import Finding, find
 from mpjax.errors import UsageError
@@ -146,20 +147,20 @@ def diagnose_program(
     unrepaired = wanted and not rules and finding.better_scale is None
     outside = unrepaired and is_repaired_outside(program, scale, reference)
     share = float32_share(program, rules)
-    site = finding.site
+    site, table = finding.site, table_of(trace, alone)
     return Diagnosis(
         verdict=finding.verdict,
         path=_module(site.path) if site else None,
         direction=site.direction if site else None,
         operation=site.operation if site else None,
         source=site.source if site else None,
-        evidence=finding.evidence,
+        evidence=" ".join([finding.evidence, *_in_the_table(finding, table)]),
         rules=rules,
         better_scale=finding.better_scale,
         verified=bool(rules) or finding.better_scale is not None or in_update,
         float32_flops=share,
         advice=tuple(_advice(finding, rules, share, searched=wanted, outside=outside)),
-        table=(*table_of(trace, alone), *(update.row for update in updates)),
+        table=(*table, *(update.row for update in updates)),
         policy=str(policy),
         loss_scale=float(scale),
         loss=(float(trace.low[0]) / scale, float(trace.wide[0]) / scale),
@@ -170,6 +171,19 @@ def diagnose_program(
 def _module(path: str) -> str:
     """Returns the module path of a scope, without the scopes of einsums and of Equinox classes."""
     return "/".join(part for part in without_class(path).split("/") if "->" not in part)
+
+
+def _in_the_table(finding: Finding, table: Iterable[Row]) -> Iterator[str]:
+    """Yields the share of the fault in its module, as the table has it; the finding's is that of one operation."""
+    site, faults = finding.site, {"overflow": "overflow", "loss_scale": "overflow", "underflow": "underflow"}
+    if site is None or finding.verdict not in faults:
+        return
+    name = faults[finding.verdict]
+    for row in table:
+        if (row.path, row.direction) == (site.path, site.direction) and (share := getattr(row, name)):
+            whole = f"{_module(site.path) or 'no module'} ({site.direction})"
+            lost = f"{percent(share)} % {name}" + " to zero" * (name == "underflow")
+            yield f"Of all half-precision results of {whole}, {lost}: this share is in the table."
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:

@@ -1,9 +1,10 @@
-"""Diagnoses the trainer's step, and builds the function that reads layer statistics during training."""
+"""Diagnoses the trainer's step or evaluation, and builds the function that reads layer statistics during training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from mpjax.diagnosis.diagnosis import Diagnosis
@@ -17,6 +18,8 @@ from mpjax.diagnosis.update import Optimizer
 from mpjax.precision.policy import Policy
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
+from mpjax.training.eval_step import weighted_sums
+from mpjax.training.objective import Objective
 from mpjax.training.setup import Task
 from mpjax.training.state import TrainState, step_key, take_apart
 
@@ -54,6 +57,32 @@ def diagnose_step(
     return diagnose_program(make, policy, scale, tolerance, search, progress, optimizer)
 
 
+def diagnose_evaluation(
+    make_task: Callable[[Policy], Task],
+    policy: Policy,
+    state: TrainState,
+    batch: Mapping[str, jax.Array],
+    *,
+    tolerance: float = 0.05,
+    search: bool = True,
+    progress: Progress = SILENT,
+) -> Diagnosis:
+    """Diagnoses the evaluation of `batch` with the parameters and statistics of `state`; there is no backward pass.
+
+    Args:
+      make_task: as in `diagnose_step`.
+      policy: as in `diagnose_step`.
+      state: the evaluated state.
+      batch: a batch of the test set, whose examples of `weight` 0 do not count.
+      tolerance: the largest relative error of the batch's loss.
+      search: as in `mpjax.diagnose`.
+      progress: receives the progress of the diagnosis.
+    """
+    return diagnose_program(
+        lambda policy: program_of_evaluation(make_task(policy), state, batch), policy, 1.0, tolerance, search, progress
+    )
+
+
 def fastest_of_step(
     make_task: Callable[[Policy], Task],
     state: TrainState,
@@ -72,23 +101,45 @@ def _maker(make_task: Callable[[Policy], Task], state: TrainState, batch, seed: 
 
 
 def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
-    """Traces the step that `state` takes on `batch`, forward and backward.
+    """Traces the step that `state` takes on `batch`, forward and backward; gradients of frozen parameters are zero."""
 
-    The program has the task's parameter dtypes, whatever the dtypes of the state's parameters.
-    """
-    key = step_key(seed, state)
-    dtypes = {name: leaf.dtype for name, leaf in take_apart(task.abstract)[1].items()}
-    params = {name: value.astype(dtypes[name]) for name, value in state.params.items()}
-
-    @task.cast
     def loss_of(params, stats, key, batch):
+        params = {name: jax.lax.stop_gradient(x) if name in task.frozen else x for name, x in params.items()}
         model = task.structure.assemble(params, stats, key)
         model.train()
         return task.objective.loss(model, batch, key)[0].value
 
+    others = {"statistics": state.stats, "key": step_key(seed, state), "batch": batch}
+    return _traced(task, loss_of, state, others)
+
+
+def program_of_evaluation(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
+    """Traces the mean loss of a batch of the test set in evaluation; all gradients are zero."""
+
+    def loss_of(params, stats, batch):
+        model = task.structure.assemble(jax.lax.stop_gradient(params), stats)  # an evaluation has no backward pass
+        model.eval()
+        return mean_loss(task.objective, model, batch)
+
+    return _traced(task, loss_of, state, {"statistics": state.stats, "batch": batch})
+
+
+def mean_loss(objective: Objective, model, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the mean loss of a batch of the test set, without padding.
+
+    If `conclude` makes the loss of other sums, as an objective of one's own may, it is the sum of all their means.
+    """
+    sums = weighted_sums(objective.measure(model, batch), batch)
+    count = jnp.maximum(sums.pop("count"), 1)
+    return (sums["loss"].sum() if "loss" in sums else sum(total.sum() for total in sums.values())) / count
+
+
+def _traced(task: Task, loss_of: Callable, state: TrainState, others: Mapping[str, Any]) -> Program:
+    """Traces `loss_of(params, *others.values())`; the parameters have the task's dtypes, whatever the state's are."""
+    dtypes = {name: leaf.dtype for name, leaf in take_apart(task.abstract)[1].items()}
+    params = {name: value.astype(dtypes[name]) for name, value in state.params.items()}
     ruled = [row.path for row in task.precision if row.compute_dtype is not None]
-    others = {"statistics": state.stats, "key": key, "batch": batch}
-    return program_of(loss_of, params, others, before=state.params, ruled=ruled)
+    return program_of(task.cast(loss_of), params, others, before=state.params, ruled=ruled)
 
 
 def make_probe(

@@ -17,6 +17,9 @@ _ASKS = ("stop", "save")
 class Callbacks:
     """The callbacks of a run. `Callbacks()` calls nothing.
 
+    Attributes:
+      reason: why they asked to stop, to be put after "stopped at step N of M"; empty if they did not.
+
     Args:
       callbacks: objects with some of the methods of `mpjax.extend.Callback`.
       gather: `(value) -> values` of all processes, in their order; by default this process is the only one.
@@ -26,6 +29,7 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Iterable[Any] = (), gather: Callable[[Any], list] = lambda value: [value]):
+        self.reason = ""
         self._callbacks = tuple(callbacks)
         self._gather = gather
         for callback in self._callbacks:
@@ -47,7 +51,11 @@ class Callbacks:
         try:
             for callback in self._callbacks:
                 if (method := getattr(callback, event, None)) is not None:
-                    asks |= _asked(callback, event, method, arguments)
+                    asked = _asked(callback, event, method, arguments)
+                    asks |= asked
+                    if "stop" in asked:
+                        own = isinstance(callback, EarlyStopping)
+                        self.reason = callback.reason if own else ", as a callback asked"
         except CallbackError as error:
             failed = error
         found = self._gather({"asks": sorted(asks), "error": failed and str(failed)})
@@ -118,7 +126,7 @@ def _line(error: Exception) -> str:
 
 
 class EarlyStopping:
-    """A callback that stops a run whose metric no longer improves.
+    """A callback that stops a run whose metric no longer improves; `reason` says so.
 
     Args:
       improves: `(value, best) -> bool`: True if a value is better than the best so far.
@@ -128,6 +136,8 @@ class EarlyStopping:
 
     def __init__(self, improves: Callable[[float, float], bool], metric: str, patience: int):
         self._improves, self._metric, self._patience = improves, metric, patience
+        times = "an evaluation" if patience == 1 else f"{patience} evaluations in a row"
+        self.reason = f": {metric} did not improve in {times} (--loop.stop_after {patience})"
         self._best: float | None = None
         self._without = 0
 

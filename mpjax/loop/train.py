@@ -2,11 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -62,6 +63,18 @@ class Limits:
         return f"gradients were not finite {skips} steps in a row, the last at the smallest loss scale {self.floor:g}"
 
 
+class Explain(NamedTuple):
+    """Functions that explain why a run has diverged.
+
+    Attributes:
+      step: of the number of a step that failed.
+      evaluation: of the position and the state whose test loss is not finite.
+    """
+
+    step: Callable[[int], str]
+    evaluation: Callable[[int, Any], str]
+
+
 class Writer(Protocol):
     """A destination of metrics."""
 
@@ -71,6 +84,10 @@ class Writer(Protocol):
 
     def layers(self, step: int, layers: Sequence) -> None:
         """Writes the layer statistics of one step."""
+        ...
+
+    def images(self, step: int, images: Mapping[str, Any]) -> None:
+        """Writes the pictures of one evaluation."""
         ...
 
 
@@ -94,10 +111,11 @@ def train_loop(
     writer: Writer,
     evaluate: Callable[[Any], Metrics],
     save: Callable[[int, Any, float | None], None],
-    explain: Callable[[int], str],
+    explain: Explain,
     stop: Stop,
     score: Score = ACCURACY,
     probe: Callable | None = None,
+    draw: Callable[[Any], Mapping[str, Any]] | None = None,
     callbacks: Callbacks = NO_CALLBACKS,
     model_of: Callable[[Any], Callable] = lambda state: lambda: state,
 ):
@@ -116,16 +134,17 @@ def train_loop(
       writer: receives `train/…` metrics (means over the interval, last values of counters) and those of `evaluate`.
       evaluate: a function of the state that returns metrics, including `test/loss`.
       save: writes a checkpoint of (position, state, score), where a higher score is better.
-      explain: returns the explanation of a failed step, given its number.
+      explain: explains why a run has diverged.
       stop: a request to stop after the current call.
       score: the metric of the test set that decides which checkpoint is best; it is among those of `evaluate`.
       probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due.
+      draw: a function from the state to pictures by name; called after each evaluation.
       callbacks: hear of what happens, and may ask to save or to stop.
       model_of: a function from the state to the `model` that callbacks are given.
 
     Raises:
       CallbackError: a callback failed, and a checkpoint was saved.
-      Diverged: `limits` were exceeded, or the final test loss is not finite; the message includes `explain`'s text.
+      Diverged: `limits` were exceeded, or the final test loss is not finite; the message includes what `explain` says.
       Interrupted: `stop` was set and a checkpoint was saved.
     """
     clock = Clock()
@@ -140,13 +159,13 @@ def train_loop(
             position, layers = looked.pop()
             writer.layers(position, layers.by_layer())
 
-    def diverged(text: str, number: int, reason: str) -> Diverged:
+    def diverged(text: str, number: int, reason: str, explained: Callable[[], str]) -> Diverged:
         failed = ""
         try:
             callbacks.call("diverged", number, reason)
         except CallbackError as error:
             failed = f"\n{error}"
-        return Diverged(f"{text}: {reason}\n{explain(number)}{failed}")
+        return Diverged(f"{text}: {reason}\n{explained()}{failed}")
 
     def write_interval(position: int, interval: list) -> None:
         nonlocal began, asked
@@ -162,7 +181,8 @@ def train_loop(
         numbered = list(enumerate(steps, start=position - len(steps) + 1))
         for number, step in numbered:
             if reason := limits.exceeded_by(step):
-                raise diverged(f"training diverged at step {number}", number, reason)
+                explained = functools.partial(explain.step, number)
+                raise diverged(f"training diverged at step {number}", number, reason, explained)
         for number, step in numbered:
             if not step["finite"]:
                 asked |= callbacks.call("skipped", number, {name: float(value) for name, value in step.items()})
@@ -177,6 +197,8 @@ def train_loop(
         if evaluating:
             tested = evaluate(state)
             writer.write(position, tested)
+            if draw:
+                writer.images(position, draw(state))
             asked |= callbacks.call("evaluated", position, tested, model_of(state))
         if saving or asked:
             save(position, state, score.higher_is_better(tested.get(f"test/{score.metric}")))
@@ -186,7 +208,7 @@ def train_loop(
         ends = position == when.steps or (evaluating and "stop" in asked)
         if ends and not math.isfinite(tested["test/loss"]):
             reason = f"the test loss is {tested['test/loss']} at the end"
-            raise diverged("training diverged", position, reason)
+            raise diverged("training diverged", position, reason, lambda: explain.evaluation(position, state))
 
     try:
         for count in when.call_counts(start):

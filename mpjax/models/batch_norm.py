@@ -76,7 +76,8 @@ def relu_after(norm: BatchNorm, x: Float[Array, "*S C"]) -> Float[Array, "*S C"]
     Of a large array, XLA computes the mask of ReLU again from x, which the backward pass reads anyway. Of an array that
     fits into the GPU's cache it would store the mask; the result of ReLU, which the next layer keeps, says the same.
     """
-    return norm(x, relu=True) if x.size >= LARGE else relu(norm(x))
+    size_is_known = all(isinstance(length, int) for length in x.shape)  # not for an export with any batch size
+    return norm(x, relu=True) if size_is_known and x.size >= LARGE else relu(norm(x))
 
 
 def _statistics(axis_name: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:

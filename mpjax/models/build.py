@@ -57,15 +57,17 @@ def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.
 
 def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     entry = ENTRIES[config.name]
-    given = {name: value for name in _SETTINGS if (value := getattr(config, name))}
-    if extra := sorted(set(given) - set(entry.settings)):
-        raise UsageError(f"--model.{extra[0]} {given[extra[0]]}: {config.name} has no such setting; leave it out")
     if set(fields) != set(_FIELDS[entry.task]):
         fitting = [name for name, other in ENTRIES.items() if set(_FIELDS[other.task]) == set(fields)]
         raise UsageError(
             f"--model.name {config.name} is for {entry.task}: it takes {', '.join(_FIELDS[entry.task])}, but the data "
-            f"has {', '.join(fields)}; write --task {entry.task}, or use {', '.join(fitting) or 'your own model'}"
+            f"has {', '.join(fields)}; write --model.name {' or '.join(fitting) or 'FILE.py:NAME of your own model'}, "
+            f"or --task {entry.task} for other data",
+            repair={"model.name": fitting[0]} if len(fitting) == 1 else None,
         )
+    given = {name: value for name in _SETTINGS if (value := getattr(config, name))}
+    if extra := sorted(set(given) - set(entry.settings)):
+        raise UsageError(f"--model.{extra[0]} {given[extra[0]]}: {config.name} has no such setting; leave it out")
     return entry.make(**{**entry.inputs(fields, config), **given}, rngs=rngs)
 
 

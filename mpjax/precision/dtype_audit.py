@@ -1,7 +1,7 @@
 """Which dtype every operation and every leaf of a function has, by module path, from one trace."""
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -57,7 +57,7 @@ def audit(
     if not callable(fn):
         raise UsageError(f"audit takes a function or a Flax NNX module, got {type(fn).__name__}")
     models = take_models_apart({"": fn, "args": args})
-    inputs, with_inputs = _inputs(models)
+    inputs, with_inputs = inputs_of(models)
 
     def of_inputs(*inputs):
         called, _ = models.join(with_inputs(inputs))
@@ -67,7 +67,7 @@ def audit(
     asked = None if policy is None else get_policy(policy)
     rows = _operations(jaxpr, operations)
     leaves = _leaves(inputs, {} if asked is None else _stored(inputs, models, asked, params))
-    wanted = _compute_dtypes(asked, models)
+    wanted = compute_dtypes(asked, models.modules)
     return Audit(
         policy=None if asked is None else str(asked),
         operations=rows,
@@ -80,7 +80,7 @@ def audit(
     )
 
 
-def _inputs(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
+def inputs_of(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
     """Returns the traced inputs (arrays, abstract arrays, numbers) by path, and a function that replaces them."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(models.tree)
     places = tuple(models.originals)
@@ -160,12 +160,15 @@ def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
     return {f"{path_name(at)}/{name}".removeprefix("/"): dtype for name, dtype in stored_dtypes(module, policy).items()}
 
 
-def _compute_dtypes(policy: Policy | None, models: ModelArguments) -> Callable[[str], np.dtype | None]:
-    """Returns a function from module path to the policy's dtype for products there; None if no policy was given."""
+def compute_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> Callable[[str], np.dtype | None]:
+    """Returns a function from module path to the policy's dtype for products there; None if no policy was given.
+
+    Args:
+      policy: the policy.
+      modules: the NNX modules whose classes the rules may name, by any key.
+    """
     types = {
-        path: frozenset(class_names(module))
-        for one in models.modules.values()
-        for path, module in modules_of(one).items()
+        path: frozenset(class_names(module)) for one in modules.values() for path, module in modules_of(one).items()
     }
 
     rules = None if policy is None else rules_for_modules(policy)

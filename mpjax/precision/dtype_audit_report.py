@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpjax import strict_json
+from mpjax import notebook, strict_json
 
 
 class Operation(NamedTuple):
@@ -147,18 +147,34 @@ class Audit:
             pathlib.Path(file).write_text(text + "\n")
         return text
 
+    def _rows(self) -> Iterator[list[str]]:
+        for path in dict.fromkeys(row.path for row in self.operations):
+            here = [row for row in self.operations if row.path == path]
+            kinds = [{"low"}, {"full"}, {"widest", "as_traced"}, {"cast"}]
+            yield [_where(path), *(_counts(row for row in here if row.kind in kind) for kind in kinds)]
+
     def __rich__(self):
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table(
-            "module", "products", "float32 list", "other", "casts to", box=None, pad_edge=False, header_style="bold"
-        )
-        for path in dict.fromkeys(row.path for row in self.operations):
-            here = [row for row in self.operations if row.path == path]
-            kinds = [{"low"}, {"full"}, {"widest", "as_traced"}, {"cast"}]
-            table.add_row(escape(_where(path)), *(_counts(row for row in here if row.kind in kind) for kind in kinds))
+        table = Table(*_HEADS, box=None, pad_edge=False, header_style="bold")
+        for row in self._rows():
+            table.add_row(*map(escape, row))
         return table
+
+    def _repr_html_(self) -> str:
+        return notebook.block(
+            notebook.heading(_verdict(self.faults)),
+            notebook.paragraphs(self.faults),
+            notebook.table(_HEADS, self._rows()),
+            notebook.paragraphs(self._narrow_lines()),
+        )
+
+    _repr_pretty_ = notebook.as_text
+
+    def _narrow_lines(self) -> list[str]:
+        lines = [f"  {_where(o.path)}: {o.count} {o.operation} in {o.dtype}" for o in self.narrow]
+        return ["operations of the float32 list that run in half precision:", *lines] if lines else []
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -168,9 +184,11 @@ class Audit:
             console.print(self)
         lines = [line.rstrip() for line in captured.get().splitlines()]
         if self.narrow:
-            lines += ["", "operations of the float32 list that run in half precision:"]
-            lines += [f"  {_where(o.path)}: {o.count} {o.operation} in {o.dtype}" for o in self.narrow]
+            lines += ["", *self._narrow_lines()]
         return "\n".join([*lines, "", _verdict(self.faults), *(f"  {fault}" for fault in self.faults)])
+
+
+_HEADS = ("module", "products", "float32 list", "other", "casts to")
 
 
 def _verdict(faults: list[str]) -> str:

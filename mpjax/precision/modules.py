@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import numpy as np
 
+from mpjax import notebook
 from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import modules_of, unwrap, wrap
@@ -55,8 +56,16 @@ class PolicyReport(tuple[Row, ...]):
         report.notes = tuple(notes)
         return report
 
+    def _cells(self) -> list[list[str]]:
+        return [[str(value or "-") for value in row] for row in self]
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.table(Row._fields, self._cells()), notebook.paragraphs(self.notes))
+
+    _repr_pretty_ = notebook.as_text
+
     def __str__(self) -> str:
-        cells = [Row._fields, *([str(value or "-") for value in row] for row in self)]
+        cells = [Row._fields, *self._cells()]
         widths = [max(len(row[column]) for row in cells) for column in range(len(Row._fields))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells

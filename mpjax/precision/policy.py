@@ -9,6 +9,7 @@ import jmp
 import numpy as np
 from jax.typing import DTypeLike
 
+from mpjax import notebook
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, as_dtype, widest
 from mpjax.precision.rules import NORM, Rules
@@ -91,6 +92,17 @@ class Policy:
             parts[0] += f",reduce={self.reduce_dtype}"
         parts += [f"{pattern}={value}" for pattern, value in self.rules.items()]
         return ";".join(parts)
+
+    def _repr_html_(self) -> str:
+        fields = ("param_dtype", "compute_dtype", "output_dtype", "reduce_dtype")
+        rows = [(field, str(getattr(self, field))) for field in fields]
+        rules = [(pattern, str(value)) for pattern, value in self.rules.items()]
+        return notebook.block(
+            notebook.heading("Policy"),
+            notebook.table(("field", "dtype"), rows),
+            notebook.table(("rule: the first that matches decides", "dtype"), rules) if rules else "",
+            notebook.verbatim(str(self)),
+        )
 
 
 def _rule_value(value) -> np.dtype | Policy:

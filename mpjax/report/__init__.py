@@ -5,24 +5,33 @@ import os
 from pathlib import Path
 
 from mpjax.report.console import console_writer
+from mpjax.report.figure import image_files
 from mpjax.report.files import write_atomically
 from mpjax.report.jsonl import jsonl_writer, read_metrics
 from mpjax.report.plot import plot_curves
+from mpjax.report.rate_plot import plot_rates
 from mpjax.report.results import process_of, summarise, summary_table, throughput, write_environment, write_summary
+from mpjax.report.seeds_plot import plot_seeds
 from mpjax.report.tensorboard import tensorboard_writer
+from mpjax.report.titles import subject_of, title_of
 from mpjax.report.writer import Writer, Writers
 
 
 __all__ = [
     "Writer",
     "Writers",
+    "image_files",
     "open_writers",
     "plot_curves",
+    "plot_rates",
+    "plot_seeds",
     "process_of",
     "read_metrics",
+    "subject_of",
     "summarise",
     "summary_table",
     "throughput",
+    "title_of",
     "write_atomically",
     "write_environment",
     "write_summary",

@@ -95,7 +95,8 @@ def compare_groups(
     shared = set.intersection(*(set(curve) for curves in found for curve in curves))
     if not shared:
         folders = ", ".join([*reference.runs, *other.runs])
-        raise UsageError(f"no step at which all of {folders} have {metric}: wanted runs with the same loop.log_every")
+        every = "log_every" if metric.startswith("train/") else "eval_every"
+        raise UsageError(f"no step at which all of {folders} have {metric}: wanted runs with the same loop.{every}")
     steps = sorted(shared)
     window = smoothing if metric.startswith("train/") and metric != "train/loss_scale" else 1
     values = [np.array([[curve[step] for step in steps] for curve in curves], np.float64) for curves in found]

@@ -1,12 +1,10 @@
 """Shows the comparison of two groups of runs: a table, sentences of evidence, and a plot."""
 
-import io
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from mpjax.report.comparison import Comparison, Contrast, Group
-from mpjax.report.files import write_atomically
+from mpjax.report.figure import GREY, dress_steps, new_figure, save_figure
 from mpjax.report.wording import count, number
 
 
@@ -70,9 +68,19 @@ def _cells(label: str, metric: str, found: Contrast) -> list[str]:
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
+_BANDS = {
+    "range": "Band: from the lowest to the highest seed. Line: its middle.",
+    "std": "Band: two standard deviations over the seeds, to each side. Line: their mean.",
+}
+
 
 def plot_comparison(
-    names: Sequence[str], comparisons: Sequence[Sequence[Comparison]], path: str | os.PathLike[str]
+    names: Sequence[str],
+    comparisons: Sequence[Sequence[Comparison]],
+    path: str | os.PathLike[str],
+    title: str = "",
+    *,
+    band: str = "range",
 ) -> None:
     """Draws a panel for each metric: every group's center and band, and a line where it parts from the first group.
 
@@ -80,51 +88,45 @@ def plot_comparison(
       names: the names of the groups, the reference first.
       comparisons: the comparisons of each other group with the reference, one for each metric.
       path: the image file; its extension selects the format.
+      title: the title above the panels.
+      band: the kind of the bands, as in `compare_groups`.
 
     Raises:
       OSError: the file cannot be written; the message names the file.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     metrics = list(zip(*comparisons, strict=True))
-    layout = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08)
-    size = (8, 0.9 + 0.22 * len(names) + 2.2 * len(metrics))
-    figure = Figure(figsize=size, dpi=150, layout=layout, facecolor="white")
+    figure = new_figure(8, 0.9 + 0.22 * len(names) + 2.2 * len(metrics), note=_BANDS[band])
     panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
     for panel, of_metric in zip(panels, metrics, strict=True):
         _draw(panel, of_metric)
     panels[-1].set_xlabel("step (attempted)")
     handles = panels[0].get_lines()[: len(names)]
-    figure.legend(handles, names, loc="outside upper left", frameon=False, fontsize=9)
-    image = io.BytesIO()
-    figure.savefig(image, format=Path(path).suffix.lstrip(".") or "png")
-    write_atomically(Path(path), image.getvalue())
+    legend = figure.legend(handles, names, loc="outside upper left", frameon=False, fontsize=9, alignment="left")
+    if title:  # of the legend, because a title of the figure would lie on it
+        legend.set_title(title, prop={"size": 13, "weight": "bold"})
+    save_figure(figure, path)
 
 
 def _draw(panel, of_metric: Sequence[Comparison]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     first = of_metric[0]
     bands = [(first.steps, first.reference), *((found.steps, found.other) for found in of_metric)]
     for i, (steps, band) in enumerate(bands):
         color = _COLORS[i % len(_COLORS)]
         dot = "o" if len(steps) < 15 else ""
-        panel.plot(steps, band.center, color=color, linewidth=1.5, marker=dot, markersize=3.5, zorder=3)
+        # The first is thickest: where curves are equal, each shows on both sides of the next.
+        width = 1.5 + 1.5 * (len(bands) - 1 - i) / max(len(bands) - 1, 1)
+        panel.plot(steps, band.center, color=color, linewidth=width, marker=dot, markersize=2 + width, zorder=3)
         panel.fill_between(steps, band.center - band.half, band.center + band.half, color=color, alpha=0.2, linewidth=0)
     parted = [(i, found.parts_at) for i, found in enumerate(of_metric, start=1) if found.parts_at is not None]
     for i, step in parted:
         panel.axvline(step, color=_COLORS[i % len(_COLORS)], linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
     told = ", ".join(f"{letter(i)} parts at step {step:,}" for i, step in parted) or "no parting"
+    told = "differs by design" if any(found.by_design for found in of_metric) and not parted else told
     panel.set_title(first.metric, loc="left", fontsize=11)
-    panel.set_title(told, loc="right", fontsize=9, color="#4D4D4D")
+    panel.set_title(told, loc="right", fontsize=9, color=GREY)
     if first.metric == "train/loss_scale":
         panel.set_yscale("log", base=2)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.tick_params(labelsize=9, colors="#4D4D4D")
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    dress_steps(panel)
 
 
 def letter(index: int) -> str:

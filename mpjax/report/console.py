@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a live display on a terminal, plain lines anywhere else."""
+"""Shows the progress of a run: live on a terminal and in a notebook, as plain lines anywhere else."""
 
 import atexit
 import os
@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from mpjax.config.choices import BEST
+from mpjax.report.live_table import notebook_writer
+from mpjax.report.pace import Pace
 from mpjax.report.wording import duration, evaluation_fields, training_fields
 from mpjax.report.writer import Writer
 
@@ -23,7 +25,7 @@ def console_writer(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Writer:
-    """Returns a live display if `stream` is a terminal, and plain lines for a file, a pipe or a dumb terminal.
+    """Returns a live display for a terminal or a notebook, and plain lines for a file, a pipe or a dumb terminal.
 
     Args:
       total_steps: the number of attempted steps at which the run ends.
@@ -32,34 +34,18 @@ def console_writer(
       clock: the function that returns the time in seconds, from any start.
     """
     target: TextIO = sys.stdout if stream is None else stream
-    pace = _Pace(total_steps, clock)
+    pace = Pace(total_steps, clock)
+    if writer := notebook_writer(total_steps, target, pace, clock):
+        return writer
     if target.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown"):
         return _LiveConsole(total_steps, start_step, target, pace)
     return _PlainConsole(total_steps, target, pace)
 
 
-class _Pace:
-    """Estimates the remaining time from the steps since the first report, which exclude compilation."""
-
-    def __init__(self, total_steps: int, clock: Callable[[], float]):
-        self._total_steps, self._clock = total_steps, clock
-        self._first: tuple[int, float] | None = None
-
-    def remaining(self, step: int) -> float | None:
-        """Returns the estimated seconds from `step` to the end; None at the first report."""
-        if step >= self._total_steps:
-            return 0.0
-        now = self._clock()
-        first_step, first_time = self._first = self._first or (step, now)
-        if step <= first_step:
-            return None
-        return (self._total_steps - step) * (now - first_time) / (step - first_step)
-
-
 class _PlainConsole:
     """Writes one line for each report, with fields separated by two spaces."""
 
-    def __init__(self, total_steps: int, stream: TextIO, pace: _Pace):
+    def __init__(self, total_steps: int, stream: TextIO, pace: Pace):
         self._total_steps, self._stream, self._pace = total_steps, stream, pace
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -91,7 +77,7 @@ class _LiveConsole:
     Each write redraws it. A background thread would take time from the training loop.
     """
 
-    def __init__(self, total_steps: int, start_step: int, stream: TextIO, pace: _Pace):
+    def __init__(self, total_steps: int, start_step: int, stream: TextIO, pace: Pace):
         from rich.console import Console
         from rich.live import Live
 

@@ -1,24 +1,52 @@
 """Plots curves.png: loss, scores and loss scale over the steps of a run, with the skipped steps marked."""
 
-import functools
-import io
 import math
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from mpjax.report.files import write_atomically
+from mpjax.report.figure import (
+    BLUE,
+    GREEN,
+    GREY,
+    PURPLE,
+    VERMILION,
+    dress_scale,
+    dress_share,
+    dress_steps,
+    legend_above,
+    new_figure,
+    save_figure,
+)
 
 
 Records = Sequence[Mapping[str, Any]]
 
-# Okabe and Ito's palette, safe for colour-blind readers.
-_BLUE, _VERMILION, _GREEN, _PURPLE, _GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#4D4D4D"
+CURVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "train": ("train", {"color": BLUE, "linewidth": 1.3, "zorder": 2}),
+    "test": ("test", {"color": VERMILION, "linewidth": 1.6, "marker": "o", "markersize": 4.5, "zorder": 3}),
+    "test, averaged": (
+        "ema",
+        {"color": GREEN, "linewidth": 1.6, "linestyle": (0, (4, 2)), "marker": "s", "markersize": 4, "zorder": 4},
+    ),
+}
+"""The curves of a metric by label: the first part of their name in metrics.jsonl, and their style."""
 
-_TRAIN = {"color": _BLUE, "linewidth": 1.3, "zorder": 2}
-_TEST = {"color": _VERMILION, "linewidth": 1.6, "marker": "o", "markersize": 4.5, "zorder": 3}
-_EMA = {"color": _GREEN, "linewidth": 1.6, "linestyle": (0, (4, 2)), "marker": "s", "markersize": 4, "zorder": 4}
+
+class Metric(NamedTuple):
+    """A metric that has a panel: its name, the panel's title, and whether it is a share, shown in percent."""
+
+    name: str
+    title: str
+    is_share: bool = False
+
+
+METRICS = (
+    Metric("loss", "Loss"),
+    Metric("accuracy", "Accuracy", is_share=True),
+    Metric("iou", "Intersection over union", is_share=True),
+    Metric("perplexity", "Perplexity"),
+)
 
 
 def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "") -> None:
@@ -34,117 +62,110 @@ def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "")
     Raises:
       OSError: the file cannot be written; the message names the file.
     """
-    from matplotlib.figure import Figure  # not pyplot, which opens windows and shares state with the user's figures
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    drawers = [draw for draw, has_numbers in _PANELS if has_numbers(records)]
-    heights = [2.0 if draw is _draw_loss_scale else 3.0 for draw in drawers] or [3.0]
-    layout = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08)
-    figure = Figure(figsize=(8, 0.9 + sum(heights) * 0.85), dpi=150, layout=layout, facecolor="white")
-    axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for panel in axes:
-        _dress(panel)
-    for draw, panel in zip(drawers, axes, strict=False):
-        draw(panel, records)
-        _legend(panel)
-    if not drawers:
-        axes[0].text(0.5, 0.5, "no metrics yet", transform=axes[0].transAxes, ha="center", va="center", color=_GREY)
-        axes[0].set_axis_off()
-    axes[-1].set_xlabel("step (attempted)")
-    if title:
-        figure.suptitle(title, fontsize=13, fontweight="bold", color="#222222")
-
-    ending = Path(path).suffix.lstrip(".") or "png"
-    image = io.BytesIO()
-    figure.savefig(image, format=ending)
-    write_atomically(Path(path), image.getvalue())
+    draw_panels(
+        records,
+        lambda panel, metric: _draw_curves(panel, records, metric),
+        lambda panel: _draw_loss_scale(panel, records),
+        path,
+        title,
+    )
 
 
-def _draw_loss(panel, records: Records) -> None:
-    panel.set_title("Loss", loc="left")
-    _draw_curves(panel, records, "loss")
+def draw_panels(
+    records: Records,
+    draw_metric: Callable[[Any, Metric], None],
+    draw_scale: Callable[[Any], None],
+    path: str | os.PathLike[str],
+    title: str = "",
+    note: str = "",
+) -> None:
+    """Writes a figure with a panel for each metric that the records have, and one for the loss scale if it is in use.
 
+    Args:
+      records: the metrics of all runs of the figure.
+      draw_metric: draws a metric into its panel, a matplotlib axes.
+      draw_scale: draws the loss scale into its panel.
+      path: the image file.
+      title: the title above the panels.
+      note: the small print below them.
 
-def _draw_share(panel, records: Records, metric: str, title: str) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    panel.set_title(title, loc="left")
-    _draw_curves(panel, records, metric)
-    panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
-    low, high = panel.get_ylim()
-    low = max(low, -0.03)
-    panel.set_ylim(low, min(high, 1.0 + 0.04 * (1.0 - low)))
-
-
-def _draw_perplexity(panel, records: Records) -> None:
-    panel.set_title("Perplexity", loc="left")
-    _draw_curves(panel, records, "perplexity")
+    Raises:
+      OSError: the file cannot be written; the message names the file.
+    """
+    metrics, scaled = _metrics_in(records), _has_scaling(records)
+    heights = [3.0] * len(metrics) + [2.0] * scaled or [3.0]
+    figure = new_figure(8, 0.9 + 0.2 * bool(note) + sum(heights) * 0.85, title, note)
+    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for panel in panels:
+        dress_steps(panel)
+        panel.margins(x=0.02, y=0.1)  # the margin below holds the marks
+    for metric, panel in zip(metrics, panels, strict=False):
+        panel.set_title(metric.title, loc="left")
+        draw_metric(panel, metric)
+    if scaled:
+        panels[-1].set_title("Loss scale", loc="left")
+        draw_scale(panels[-1])
+    for panel in panels:
+        legend_above(panel)
+    if not metrics and not scaled:
+        panels[0].text(0.5, 0.5, "no metrics yet", transform=panels[0].transAxes, ha="center", va="center", color=GREY)
+        panels[0].set_axis_off()
+    panels[-1].set_xlabel("step (attempted)")
+    save_figure(figure, path)
 
 
 def _draw_loss_scale(panel, records: Records) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    panel.set_title("Loss scale", loc="left")
-    panel.set_yscale("log", base=2)
-    steps, scales = _series(records, "train/loss_scale")
-    panel.plot(steps, scales, color=_GREY, linewidth=1.5, drawstyle="steps-post", **_lonely(scales))
-    known = [scale for scale in scales if scale > 0]
-    low, high = (min(known), max(known)) if known else (1.0, 1.0)
-    room = max(1.15, 0.15 * math.log2(high / low))  # in powers of two; leaves space for the marks
-    panel.set_ylim(low / 2**room, high * 2**room)
-    panel.yaxis.set_major_locator(LogLocator(base=2, numticks=6))
-    panel.yaxis.set_minor_locator(NullLocator())
-
-    skipped = _skipped(records)
+    steps, scales = series(records, "train/loss_scale")
+    panel.plot(steps, scales, color=GREY, linewidth=1.5, drawstyle="steps-post", **_lonely(scales))
+    dress_scale(panel, scales)
+    skipped = skipped_steps(records)
     if skipped:
         total = round(max(record.get("train/skipped", 0) for record in records))
-        _mark_steps(panel, skipped, "|", _PURPLE, f"skipped ({total})")
+        mark_steps(panel, skipped, "|", PURPLE, f"skipped ({total})")
 
 
-def _draw_curves(panel, records: Records, metric: str) -> None:
-    """Draws the curves of one metric: train, test, and test with averaged parameters."""
-    curves = (
-        ("train", _TRAIN, f"train/{metric}"),
-        ("test", _TEST, f"test/{metric}"),
-        ("test, averaged", _EMA, f"ema/{metric}"),
-    )
-    for label, style, name in curves:
-        steps, values = _series(records, name)
+def _draw_curves(panel, records: Records, metric: Metric) -> None:
+    """Draws the curves of a metric, those of evaluations with the last value."""
+    tested = []
+    for label, (part, style) in CURVES.items():
+        steps, values = series(records, f"{part}/{metric.name}")
         if steps:
             panel.plot(steps, values, label=label, **{**style, **_crowded(values), **_lonely(values)})
-    lost = [step for _, _, name in curves for step in _not_finite(records, name)]
-    _mark_steps(panel, lost, "x", _PURPLE, "not finite")
+        if part != "train":
+            tested.append((style["color"], steps, values))
+    label_last(panel, tested, metric)
+    lost = [step for part, _ in CURVES.values() for step in not_finite(records, f"{part}/{metric.name}")]
+    mark_steps(panel, lost, "x", PURPLE, "not finite")
+    if metric.is_share:
+        dress_share(panel)
 
 
-def _dress(panel) -> None:
-    """Sets the style of a panel: a light grid behind the data, no box, and integer ticks on the step axis."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+def label_last(panel, curves: Iterable[tuple[str, Sequence[int], Sequence[float]]], metric: Metric) -> None:
+    """Writes the last finite value of each of up to two curves beside its point, the higher one above the other.
 
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["left", "bottom"]].set_color("#999999")
-    panel.grid(axis="y", color="#E6E6E6", linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.tick_params(colors=_GREY, labelsize=9)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    panel.margins(x=0.02, y=0.1)  # the margin below holds the marks
-
-
-def _legend(panel) -> None:
-    """Places the legend above the panel on the right, where it covers no data."""
-    handles, labels = panel.get_legend_handles_labels()
-    if handles:
-        panel.legend(
-            loc="lower right",
-            bbox_to_anchor=(1.0, 1.0),
-            ncols=len(labels),
-            frameon=False,
+    Args:
+      panel: the matplotlib axes.
+      curves: the color, the steps and the values of each curve.
+      metric: the metric of the curves.
+    """
+    ends = []
+    for color, steps, values in curves:
+        known = [(value, step) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+        ends += [(*known[-1], color)] if known else []
+    places = ("center",) if len(ends) == 1 else ("top", "bottom")
+    for (value, step, color), place in zip(sorted(ends), places, strict=False):
+        panel.annotate(
+            f"{value:.1%}" if metric.is_share else f"{value:.3g}",
+            (step, value),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va=place,
             fontsize=9,
-            borderaxespad=0.2,
+            color=color,
         )
 
 
-def _mark_steps(panel, steps: Sequence[int], marker: str, color: str, label: str) -> None:
+def mark_steps(panel, steps: Sequence[int], marker: str, color: str, label: str) -> None:
     """Draws marks at the lower edge of the panel, independent of its y axis."""
     if steps:
         panel.plot(
@@ -161,8 +182,8 @@ def _mark_steps(panel, steps: Sequence[int], marker: str, color: str, label: str
         )
 
 
-def _series(records: Records, name: str) -> tuple[list[int], list[float]]:
-    """Returns the steps and values of a metric, with NaN for nonfinite values."""
+def series(records: Records, name: str) -> tuple[list[int], list[float]]:
+    """Returns the steps and values of a metric, with NaN for nonfinite values; both empty if it has none."""
     found = [(record["step"], record[name]) for record in records if name in record]
     return [step for step, _ in found], [value if math.isfinite(value) else math.nan for _, value in found]
 
@@ -177,30 +198,24 @@ def _crowded(values: Sequence[float]) -> dict[str, Any]:
     return {"marker": "", "linewidth": 0.7 if len(values) > 400 else 1.3} if len(values) > 40 else {}
 
 
-def _not_finite(records: Records, name: str) -> list[int]:
+def not_finite(records: Records, name: str) -> list[int]:
+    """Returns the steps at which a metric is not finite."""
     return [record["step"] for record in records if not math.isfinite(record.get(name, 0.0))]
 
 
-def _skipped(records: Records) -> list[int]:
+def skipped_steps(records: Records) -> list[int]:
     """Returns the reported steps at which the total of skipped steps increased."""
     totals = [(record["step"], record["train/skipped"]) for record in records if "train/skipped" in record]
     before = [0, *(total for _, total in totals)]
     return [step for (step, total), earlier in zip(totals, before, strict=False) if total > earlier]
 
 
-def _has(metric: str):
-    return lambda records: any(name.endswith(f"/{metric}") for record in records for name in record)
+def _metrics_in(records: Records) -> list[Metric]:
+    """Returns the metrics of `METRICS` that the records have."""
+    names = {name.rpartition("/")[2] for record in records for name in record if "/" in name}
+    return [metric for metric in METRICS if metric.name in names]
 
 
 def _has_scaling(records: Records) -> bool:
     """Returns True if the loss scale was ever other than 1 or a step was skipped."""
     return any(record.get("train/loss_scale", 1.0) != 1.0 or record.get("train/skipped", 0) > 0 for record in records)
-
-
-_PANELS = (
-    (_draw_loss, _has("loss")),
-    (functools.partial(_draw_share, metric="accuracy", title="Accuracy"), _has("accuracy")),
-    (functools.partial(_draw_share, metric="iou", title="Intersection over union"), _has("iou")),
-    (_draw_perplexity, _has("perplexity")),
-    (_draw_loss_scale, _has_scaling),
-)

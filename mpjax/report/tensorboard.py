@@ -1,5 +1,6 @@
 """Writes TensorBoard events, without TensorFlow and without a background thread that hides a full disk."""
 
+import io
 import os
 import socket
 import struct
@@ -13,6 +14,8 @@ from mpjax.report.writer import Writer
 
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mpjax.diagnosis.layers import Layer
 
 
@@ -53,6 +56,10 @@ class _TensorBoardWriter:
             values.append({"tag": f"{tag}/log2", "histo": _histogram(layer)})
         self._file.append(_record(step=step, summary={"value": values}))
 
+    def images(self, step: int, images: "Mapping[str, np.ndarray]") -> None:
+        values = [{"tag": name, "image": _image(pixels)} for name, pixels in images.items()]
+        self._file.append(_record(step=step, summary={"value": values}))
+
     def saved(self, step: int) -> None:
         pass  # a checkpoint is not a metric
 
@@ -80,6 +87,16 @@ def _histogram(layer: "Layer") -> dict:
         "bucket_limit": [float(exponent + 1) for exponent in exponents],
         "bucket": [float(counts.get(exponent, 0)) for exponent in exponents],
     }
+
+
+def _image(pixels: "np.ndarray") -> dict:
+    """Returns an image uint8 [H, W, 3] as PNG."""
+    from PIL import Image  # late: few runs have images
+
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, "PNG")
+    height, width, channels = pixels.shape
+    return {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encoded.getvalue()}
 
 
 def _record(**fields) -> bytes:

@@ -1,10 +1,12 @@
 """Defines the interface of the training loop to its outputs: a `Writer`, and `Writers` that forwards to several."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mpjax.diagnosis.layers import Layer
 
 
@@ -46,6 +48,19 @@ class Writer(Protocol):
         ...
 
 
+class TakesImages(Protocol):
+    """What a `Writer` may have besides: a run that draws pictures draws them only if a writer takes them."""
+
+    def images(self, step: int, images: "Mapping[str, np.ndarray]") -> None:
+        """Writes pictures of an evaluation.
+
+        Args:
+          step: the number of attempted training steps so far.
+          images: uint8 [H, W, 3] by name, such as `masks/37`, of example 37 of the test split.
+        """
+        ...
+
+
 class Writers:
     """Forwards to several writers, in order. `Writers()` writes nothing, for processes without output."""
 
@@ -61,6 +76,17 @@ class Writers:
         """Passes the statistics to every writer."""
         for writer in self._writers:
             writer.layers(step, layers)
+
+    @property
+    def takes_images(self) -> bool:
+        """Returns True if a writer has a method `images`."""
+        return any(getattr(writer, "takes_images", _takes_images(writer)) for writer in self._writers)
+
+    def images(self, step: int, images: "Mapping[str, np.ndarray]") -> None:
+        """Passes pictures to every writer that has a method `images`."""
+        for writer in self._writers:
+            if _takes_images(writer):
+                writer.images(step, images)
 
     def saved(self, step: int) -> None:
         """Passes the step to every writer."""
@@ -82,3 +108,7 @@ class Writers:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+def _takes_images(writer: Writer) -> TypeGuard[TakesImages]:
+    return callable(getattr(writer, "images", None))

@@ -43,18 +43,22 @@ def make_eval_step(
     @jax.jit
     @shares.sums
     def eval_step(params: Arrays, stats: Arrays, batch):
-        values = values_of(params, stats, batch)
-        size = next(iter(values.values())).shape[0]
-        weight = batch.get("weight", jnp.ones(size, jnp.float32))
-
-        def total(value: jax.Array) -> jax.Array:
-            # jnp.where, because a padding example may be NaN and 0 * NaN is NaN.
-            each = weight.reshape(size, *[1] * (value.ndim - 1))
-            return jnp.sum(jnp.where(each > 0, value * each, 0), axis=0)
-
-        return {name: total(value) for name, value in values.items()} | {"count": jnp.sum(weight)}
+        return weighted_sums(values_of(params, stats, batch), batch)
 
     return eval_step
+
+
+def weighted_sums(values: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the sums of values [B, ...], weighted by the batch's `weight`, and `count`, the sum of the weights."""
+    size = next(iter(values.values())).shape[0]
+    weight = batch.get("weight", jnp.ones(size, jnp.float32))
+
+    def total(value: jax.Array) -> jax.Array:
+        # jnp.where, because a padding example may be NaN and 0 * NaN is NaN.
+        each = weight.reshape(size, *[1] * (value.ndim - 1))
+        return jnp.sum(jnp.where(each > 0, value * each, 0), axis=0)
+
+    return {name: total(value) for name, value in values.items()} | {"count": jnp.sum(weight)}
 
 
 def in_evaluation(

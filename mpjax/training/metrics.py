@@ -9,8 +9,9 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.training.mean import Mean
 from mpjax.training.objective import Batch, Metrics, Objective, Sums
-from mpjax.training.user_objective import WEIGHT, per_example, quantities, quotients, require_names
+from mpjax.training.user_objective import WEIGHT, is_array, kind_of, per_example, quantities, quotients, require_names
 
 
 class _Collected(NamedTuple):
@@ -87,21 +88,43 @@ def _kinds(
     flag: str, function: Callable, outputs: Any, batch: Any, size: int
 ) -> Iterator[tuple[str, _Collected | None]]:
     """Yields the name of each value of a metric, and what it is if it is not a value per example."""
+
+    def checked(outputs, batch):
+        returned = function(outputs, batch)
+        _require_values(flag, returned, size)
+        return dict(_named(flag, returned))
+
     try:
-        found = jax.eval_shape(lambda outputs, batch: dict(_named(flag, function(outputs, batch))), outputs, batch)
+        found = jax.eval_shape(checked, outputs, batch)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"--training.metrics {flag}: {type(error).__name__}: {error}") from error
     for name, value in found.items():
         if not _is_collected(value):
-            jax.eval_shape(lambda x, name=name: per_example(x, size, f"--training.metrics {name}"), value)
             yield name, None
             continue
         leaves, treedef = jax.tree.flatten(value)
         collected = _Collected(treedef, leaves)
         _require_sums(name, collected)
         yield name, collected
+
+
+def _require_values(flag: str, returned: Any, size: int) -> None:
+    """Raises UsageError unless a metric returned one value per example, or several by their names."""
+    where = f"--training.metrics {flag}"
+    if isinstance(returned, Mapping):
+        wrong = "an empty dict" if not returned else next((f"the name {n!r}" for n in returned if n != str(n)), "")
+    else:
+        wrong = "" if isinstance(returned, Mean) or _is_collected(returned) or is_array(returned) else kind_of(returned)
+    if wrong:
+        raise UsageError(
+            f"{where} returned {wrong}: wanted one value per example, [{size}], a dict of several by their names, an "
+            "mpjax.Mean of totals and weights per example, or a metric of clu or metrax"
+        )
+    for name, value in _named(flag, returned).items():
+        if not _is_collected(value):
+            per_example(value, size, where if name == flag else f"{where}: {name}")
 
 
 def _require_sums(name: str, kind: _Collected) -> None:

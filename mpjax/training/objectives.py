@@ -1,6 +1,7 @@
 """The objective of each task: its loss and its metrics as functions of (model, batch), in float32 or wider."""
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
@@ -10,14 +11,12 @@ import numpy as np
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training.cross_entropy import in_chunks, predicted
+from mpjax.training.labelled import Comparison, equally
 from mpjax.training.losses import (
-    correct,
-    correct_in_top,
     cross_entropy,
     cross_entropy_over,
     dice_loss,
     intersection_and_union,
-    soft_cross_entropy,
 )
 from mpjax.training.mean import Mean, mean_of
 from mpjax.training.objective import Batch, Means, Metrics, Objective, Prepare, Sums, as_stored, means
@@ -28,12 +27,17 @@ if TYPE_CHECKING:  # a loop of one's own needs neither settings nor data sets
     from mpjax.config.choices import TaskName
 
 
+PixelLoss = Callable[..., jax.Array]
+"""`(logits, mask, *, ignore) -> losses`, float32 [B], as `losses.cross_entropy_over`."""
+
+
 def classification(
     prepare: Prepare,
     policy: Policy,
     *,
     label_smoothing: float = 0.0,
     predict: Predict = once,
+    comparison: Comparison | None = None,
 ) -> Objective:
     """Returns the objective of image classification.
 
@@ -45,37 +49,25 @@ def classification(
       policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
       label_smoothing: the label smoothing of the training loss.
       predict: `(model, images) -> logits` in evaluation, where the logits of several views may be averaged.
+      comparison: the losses and scores, such as `class_weights.by_class`, with its own smoothing; None: all classes
+        count alike.
     """
+    comparison = comparison or equally(label_smoothing)
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # the batch is augmented already
         logits = model(policy.cast_to_compute(batch["image"]))
-        if "target" in batch:
-            target = batch["target"]
-            smooth = (1 - label_smoothing) * target + label_smoothing / target.shape[-1]
-            losses = soft_cross_entropy(logits, smooth)
-        else:
-            losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
-        return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
+        return comparison.in_training(logits, batch)
 
     def predicted_by(model, batch: Batch) -> jax.Array:
         return predict(model, policy.cast_to_compute(batch["image"]))
 
-    return Objective(prepare, loss, predicted_by, _of_classes)
+    return Objective(prepare, loss, predicted_by, comparison.in_evaluation, comparison.conclude)
 
 
-def _of_classes(logits: jax.Array, batch: Batch) -> Metrics:
-    """Returns the loss without smoothing and the scores of logits [B, num_classes], each [B]."""
-    return {"loss": cross_entropy(logits, batch["label"]), **scores(logits, batch["label"])}
-
-
-def scores(logits: jax.Array, labels: jax.Array) -> Metrics:
-    """Returns `accuracy`, and `top5` if there are more than ten classes, both float32 [B]."""
-    found = {"accuracy": correct(logits, labels)}
-    return found | ({"top5": correct_in_top(5, logits, labels)} if logits.shape[-1] > 10 else {})
-
-
-def text_classification(*, prepare: Prepare = as_stored, label_smoothing: float = 0.0) -> Objective:
+def text_classification(
+    *, prepare: Prepare = as_stored, label_smoothing: float = 0.0, comparison: Comparison | None = None
+) -> Objective:
     """Returns the objective of text classification.
 
     Batches hold `tokens`, integer [B, T], `length`, integer [B], and `label`, integer [B]. The model takes tokens and
@@ -84,18 +76,18 @@ def text_classification(*, prepare: Prepare = as_stored, label_smoothing: float 
     Args:
       prepare: `(batch, key) -> batch`, which augments if the key is not None.
       label_smoothing: the label smoothing of the training loss.
+      comparison: as in `classification`.
     """
+    comparison = comparison or equally(label_smoothing)
 
     def logits_of(model, batch: Batch) -> jax.Array:
         return model(batch["tokens"], batch["length"])
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
         del key  # nothing is augmented
-        logits = logits_of(model, batch)
-        losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
-        return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
+        return comparison.in_training(logits_of(model, batch), batch)
 
-    return Objective(prepare, loss, logits_of, _of_classes)
+    return Objective(prepare, loss, logits_of, comparison.in_evaluation, comparison.conclude)
 
 
 def language_modeling(*, prepare: Prepare = as_stored, label_smoothing: float = 0.0, chunk: int = 0) -> Objective:
@@ -154,7 +146,7 @@ def _conclude_text(sums: Sums) -> dict[str, float]:
         return {"loss": loss, "accuracy": accuracy, "perplexity": float(np.exp(np.float64(loss)))}
 
 
-def segmentation(prepare: Prepare, policy: Policy) -> Objective:
+def segmentation(prepare: Prepare, policy: Policy, *, pixel_loss: PixelLoss = cross_entropy_over) -> Objective:
     """Returns the objective of segmentation.
 
     Batches are `{"image": [B, H, W, C], "mask": integer [B, H, W]}`; the model returns logits [B, H, W, num_classes].
@@ -163,14 +155,16 @@ def segmentation(prepare: Prepare, policy: Policy) -> Objective:
     Args:
       prepare: `(batch, key) -> batch`, with float32 images; images and masks augmented alike if the key is not None.
       policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
+      pixel_loss: `(logits, mask, *, ignore) -> losses` [B], the cross entropy of each image in training; in evaluation
+        all classes count alike.
     """
     from mpjax.data.fields import IGNORED  # late: other objectives need no data set's packages
 
     def logits_of(model, batch: Batch) -> jax.Array:
         return model(policy.cast_to_compute(batch["image"]))
 
-    def losses(logits: jax.Array, mask: jax.Array) -> jax.Array:
-        return cross_entropy_over(logits, mask, ignore=IGNORED) + dice_loss(logits, mask, ignore=IGNORED)
+    def losses(of_pixels: PixelLoss, logits: jax.Array, mask: jax.Array) -> jax.Array:
+        return of_pixels(logits, mask, ignore=IGNORED) + dice_loss(logits, mask, ignore=IGNORED)
 
     def counts(logits: jax.Array, mask: jax.Array) -> Metrics:
         """Counts pixels of each example, float32 [B] or [B, num_classes]."""
@@ -187,10 +181,10 @@ def segmentation(prepare: Prepare, policy: Policy) -> Objective:
             "accuracy": Mean(total["right"], total["counted"]),
             "iou": Mean(total["intersection"], total["union"]),
         }
-        return mean_of(losses(logits, mask)), metrics
+        return mean_of(losses(pixel_loss, logits, mask)), metrics
 
     def values(logits: jax.Array, batch: Batch) -> Metrics:
-        return {"loss": losses(logits, batch["mask"]), **counts(logits, batch["mask"])}
+        return {"loss": losses(cross_entropy_over, logits, batch["mask"]), **counts(logits, batch["mask"])}
 
     return Objective(prepare, loss, logits_of, values, functools.partial(_conclude_masks, ignored=IGNORED))
 
@@ -224,6 +218,8 @@ def objective_of(
     label_smoothing: float = 0.0,
     chunk: int = 0,
     predict: Predict = once,
+    comparison: Comparison | None = None,
+    pixel_loss: PixelLoss = cross_entropy_over,
 ) -> Objective:
     """Returns the objective of a task.
 
@@ -234,11 +230,13 @@ def objective_of(
       label_smoothing: label smoothing, for training only.
       chunk: as in `language_modeling`.
       predict: as in `classification`.
+      comparison: as in `classification`; for text classification, too.
+      pixel_loss: as in `segmentation`.
     """
     if task == "segmentation":
-        return segmentation(prepare, policy)
+        return segmentation(prepare, policy, pixel_loss=pixel_loss)
     if task == "text_classification":
-        return text_classification(prepare=prepare, label_smoothing=label_smoothing)
+        return text_classification(prepare=prepare, label_smoothing=label_smoothing, comparison=comparison)
     if task == "language_modeling":
         return language_modeling(prepare=prepare, label_smoothing=label_smoothing, chunk=chunk)
-    return classification(prepare, policy, label_smoothing=label_smoothing, predict=predict)
+    return classification(prepare, policy, label_smoothing=label_smoothing, predict=predict, comparison=comparison)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from mpjax.config import schema
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT16, FLOAT64, HALF, slow_half_reason
+from mpjax.precision.modules import storage_policy
 from mpjax.precision.policy import Policy, Preset, find_preset, get_policy
 from mpjax.precision.rules import NORM
 
@@ -24,6 +25,11 @@ class PrecisionPlan(NamedTuple):
     mode: str
     loss_scale: str | float
     master_weights: bool
+
+    @property
+    def module_policy(self) -> Policy:
+        """Returns the policy that modules are set to: under autocast, which casts per operation, they only store."""
+        return storage_policy(self.policy) if self.mode == "autocast" else self.policy
 
     @property
     def float64(self) -> bool:

@@ -37,6 +37,19 @@ def make_predict_step(
     return jax.jit(shares.rows(of_share))
 
 
+def logits_for(task: TaskName, prepare: Callable, policy: Policy, predict: Predict = once) -> Callable:
+    """Returns the function `(model, batch) -> logits` of a task, in the dtype that the policy gives them.
+
+    Logits are [B, classes] for classification, [B, H, W, classes] for segmentation and [B, T, vocabulary] for language
+    modelling. Arguments as for `outputs_for`.
+    """
+    if task == "text_classification":
+        return lambda model, batch: model(batch["tokens"], batch["length"])
+    if task == "language_modeling":
+        return lambda model, batch: model(batch["tokens"])
+    return lambda model, batch: predict(model, policy.cast_to_compute(prepare(batch, None)["image"]))
+
+
 def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, predict: Predict = once) -> Callable:
     """Returns the function `(model, batch) -> outputs` of a task.
 
@@ -53,34 +66,30 @@ def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, 
       predict: `(model, images) -> logits`, where the logits of several views may be averaged.
     """
 
-    def of_images(model, batch):
-        return predict(model, policy.cast_to_compute(prepare(batch, None)["image"]))
+    logits_of = logits_for(task, prepare, policy, predict)
 
     def classes(logits: jax.Array) -> Arrays:
         probabilities = jax.nn.softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
         values, numbers = jax.lax.top_k(probabilities, min(top, logits.shape[-1]))
         return {"classes": numbers, "probabilities": values, "finite": _finite(logits)}
 
-    def image_classification(model, batch) -> Arrays:
-        return classes(of_images(model, batch))
-
-    def text_classification(model, batch) -> Arrays:
-        return classes(model(batch["tokens"], batch["length"]))
+    def classification(model, batch) -> Arrays:
+        return classes(logits_of(model, batch))
 
     def segmentation(model, batch) -> Arrays:
-        logits = of_images(model, batch)
+        logits = logits_of(model, batch)
         return {"mask": predicted(logits).astype(jnp.uint8), "finite": _finite(logits)}
 
     def language_modeling(model, batch) -> Arrays:
         tokens, following = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
-        losses = cross_entropy(model(tokens), following)
+        losses = cross_entropy(logits_of(model, {"tokens": tokens}), following)
         count = batch.get("count", jnp.full(len(tokens), tokens.shape[1], jnp.int32))
         losses = jnp.where(jnp.arange(tokens.shape[1])[None] < count[:, None], losses, jnp.zeros_like(losses))
         return {"loss": jnp.sum(losses, axis=1), "tokens": count, "finite": _finite(losses)}
 
     outputs: Mapping[TaskName, Callable] = {
-        "classification": image_classification,
-        "text_classification": text_classification,
+        "classification": classification,
+        "text_classification": classification,
         "segmentation": segmentation,
         "language_modeling": language_modeling,
     }

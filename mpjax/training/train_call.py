@@ -31,7 +31,12 @@ def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -
 
 
 def compile_calls(
-    call: jax.stages.Wrapped, state: Any, feeds: Mapping[int, Any], options: Mapping[str, Any] = MappingProxyType({})
+    call: jax.stages.Wrapped,
+    state: Any,
+    feeds: Mapping[int, Any],
+    options: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    see: Callable[[int, tuple[Any, jax.stages.Compiled]], None] = lambda count, program: None,
 ) -> Callable:
     """Compiles `call` ahead of time for the counts in `feeds`; the result raises KeyError for any other count.
 
@@ -40,8 +45,11 @@ def compile_calls(
       state: the state, or its shapes, dtypes and shardings.
       feeds: the input `fed` by count, or its shapes, dtypes and shardings.
       options: XLA's options.
+      see: called with each count and its program, traced (a jaxpr) and compiled.
     """
-    programs = {
-        count: call.lower(state, fed, count).compile(compiler_options=dict(options)) for count, fed in feeds.items()
-    }
+    programs = {}
+    for count, fed in feeds.items():
+        traced = call.trace(state, fed, count)
+        programs[count] = traced.lower().compile(compiler_options=dict(options))
+        see(count, (traced.jaxpr, programs[count]))
     return lambda state, fed, count: programs[count](state, fed)

@@ -19,6 +19,7 @@ OUTPUTS = "outputs"
 WEIGHT = "/weight"
 """What is added to the name of a metric for the sum of its weights."""
 
+_A_MEAN = "an mpjax.Mean of totals and weights per example"
 _TAKEN = (
     "grad_norm",
     "learning_rate",
@@ -96,18 +97,31 @@ def per_example(value: Any, size: int, name: str) -> Mean:
     """Returns a value per example as totals and weights, both [B], in float32 or wider.
 
     Raises:
-      UsageError: the value has another shape; the message says what to write for a mean over the batch.
+      UsageError: the value is no array, or has another shape; the message says what to write for a mean over the batch.
     """
     parts = (value.total, value.weight) if isinstance(value, Mean) else (value, jnp.ones(size, FLOAT32))
+    for part in parts:
+        if not is_array(part):
+            raise UsageError(f"{name} is {kind_of(part)}: wanted one value per example, [{size}], or {_A_MEAN}")
     total, weight = (jnp.asarray(part) for part in parts)
     for part in (total, weight):
         if part.shape != (size,):
             raise UsageError(
-                f"{name} has shape {part.shape} for a batch of {size}: wanted one value per example, [{size}], or an "
-                "mpjax.Mean of totals and weights per example; mpjax takes the mean itself, over all devices"
+                f"{name} has shape {part.shape} for a batch of {size}: wanted one value per example, [{size}], or "
+                f"{_A_MEAN}; mpjax takes the mean itself, over all devices"
             )
     dtype = widest(FLOAT32, *(part.dtype for part in (total, weight) if is_floating(part)))
     return Mean(total.astype(dtype), weight.astype(dtype))
+
+
+def is_array(value: Any) -> bool:
+    """Returns True for an array and for a number, which is an array of no dimensions."""
+    return (hasattr(value, "shape") and hasattr(value, "dtype")) or isinstance(value, bool | int | float)
+
+
+def kind_of(value: Any) -> str:
+    """Returns what a function returned instead of arrays, for messages."""
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _mean(value: Mean) -> Mean:

@@ -54,6 +54,16 @@ def test_runs_that_differ_in_the_seed_only_are_one_group(runs):
     ]
 
 
+def test_the_folder_of_a_run_of_several_seeds_is_all_of_them(tmp_path):
+    for policy in ("float32", "bfloat16"):
+        (tmp_path / policy).mkdir()
+        for seed in (0, 11):
+            make_run(tmp_path / policy / f"seed_{seed}", f"--precision.policy {policy} --seed {seed}", [2.0, 1.0])
+    result = compare_runs(settings(str(tmp_path / "float32"), str(tmp_path / "bfloat16")))
+    assert [group["seeds"] for group in result["groups"]] == [[0, 11], [0, 11]]
+    assert result["groups"][0]["runs"][1] == str(tmp_path / "float32" / "seed_11")
+
+
 def test_the_result_says_where_they_part_and_by_how_much(runs):
     (found,) = compare_runs(settings(*runs))["comparisons"]
     loss = found["train/loss"]
@@ -91,6 +101,18 @@ def test_the_table_says_groups_numbers_and_steps(runs, capsys, tmp_path):
     assert "train/loss parts at step 30 and stays apart, 2 of 4 points" in out
     assert "2 and 2 runs: a difference counts where the bands from the lowest to the highest seed do not touch" in out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plot_is_titled_by_what_the_runs_have_in_common(runs, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("mpjax.report.comparison_view.plot_comparison", lambda *args, **more: seen.append((args, more)))
+    other = make_run(tmp_path / "mlp", "--precision.policy float32 --model.name mlp", [3.0, 2.0, 1.0, 1.0])
+    for group in (runs, (*runs, other)):
+        compare_runs(settings(*group, plot=str(tmp_path / "a.pdf"), band="std"))
+    (names, _, path, title), more = seen[0]
+    assert names == ["A: precision.policy=float32 (2 runs)", "B: precision.policy=mixed_float16 (2 runs)"]
+    assert (path, title, more) == (tmp_path / "a.pdf", "resnet18 on digits", {"band": "std"})
+    assert seen[1][0][3] == "digits"
 
 
 def test_json_is_the_result_and_spells_what_is_not_finite(runs, capsys, tmp_path):

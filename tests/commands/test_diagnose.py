@@ -4,15 +4,17 @@ import json
 import shlex
 
 import jax
+import jax.extend.core
 import numpy as np
 import pytest
 
 from mpjax import cli
 from mpjax.commands.diagnose import diagnose_run, on_devices_here, replay
-from mpjax.commands.parts import make_parts
+from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Diagnose
+from mpjax.diagnosis.training import program_of_step
 from mpjax.errors import Diverged, PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.stored import read_checkpoint
@@ -159,3 +161,13 @@ def test_a_mesh_of_more_devices_than_are_here_is_replaced_with_a_warning():
         assert on_devices_here(config).mesh.sizes == {"data": -1, "fsdp": 1, "tensor": 1}
     fits = load_config([*FLAGS, "--mesh.fsdp", "2"])
     assert on_devices_here(fits) is fits
+
+
+def test_frozen_parameters_have_no_gradient_to_diagnose():
+    config = load_config([*FLAGS, "--training.freeze", "layers/0"])
+    parts = make_parts(config)
+    batch = jax.tree.map(np.asarray, next(iter(parts.batches.from_position(0))))
+    program = program_of_step(parts.task, 0, fresh_state(config, parts), batch)
+    _, *gradients = jax.extend.core.jaxpr_as_fun(program.jaxpr)(*program.inputs, np.float32(1))
+    still = {name for name, value in zip(program.gradients, gradients, strict=True) if not np.any(value)}
+    assert still == {"layers/0/kernel", "layers/0/bias"}

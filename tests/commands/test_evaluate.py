@@ -5,9 +5,11 @@ import json
 import pytest
 
 from mpjax.commands.evaluate import evaluate_run
+from mpjax.commands.predict import predict_run
 from mpjax.commands.train import run
-from mpjax.config import load_config
+from mpjax.config import load_config, save_config
 from mpjax.config.commands import Evaluation
+from mpjax.config.prediction import Prediction
 from mpjax.errors import UsageError
 from mpjax.report import read_metrics
 
@@ -103,6 +105,23 @@ def test_the_result_is_printed_for_people_or_for_programs(trained, capsys):
 def test_what_is_not_there_is_refused(trained, settings, says):
     with pytest.raises(UsageError, match=says):
         evaluate_run(Evaluation(run=str(trained), **settings))
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(
+    ("command", "settings"), [(evaluate_run, Evaluation), (predict_run, Prediction)], ids=["evaluate", "predict"]
+)
+def test_a_split_that_the_data_lacks_names_that_of_the_run(tmp_path, command, settings):
+    pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
+    (tmp_path / "a.csv").write_text("text,label\n" + "one,0\ntwo,1\n" * 10)
+    data = f"--task text_classification --data.name hf:{tmp_path}/a.csv --data.num_classes 2 --data.length 8"
+    splits = ["--data.train_split", "train[:80%]", "--data.test_split", "train[80%:]"]
+    save_config(load_config([*data.split(), *splits, "--model.name", "bert"]), tmp_path / "config.toml")
+    with pytest.raises(UsageError) as error:
+        command(settings(run=str(tmp_path), split="test"))
+    said = "has only the split train (20 examples), not 'test'; write --split 'train[80%:]', which is the test split of"
+    assert said in str(error.value)
+    assert "--data." not in str(error.value)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -41,6 +41,19 @@ def test_the_users_metrics_are_added_to_them():
     assert set(metrics_of(task(metrics=[right]), FIELDS)) == {"loss", "accuracy", "top5", "right"}
 
 
+def test_there_is_one_weight_for_each_class():
+    config = dataclasses.replace(CONFIG, training=dataclasses.replace(CONFIG.training, class_weights=(1.0, 2.0)))
+    said = "--training.class_weights has 2 weights, but 'digits' has 12 classes; wanted one for each class"
+    with pytest.raises(UsageError, match=said):
+        make_task(config, plan_precision(config.precision), FIELDS)
+
+
+def test_ignored_labels_change_no_names_of_metrics():
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, ignore_index=(255,)))
+    built = make_task(config, plan_precision(config.precision), FIELDS)
+    assert set(metrics_of(built, FIELDS)) == {"loss", "accuracy", "top5"}
+
+
 def test_an_own_objective_takes_the_place_of_the_tasks():
     assert metrics_of(task(objective=halved), FIELDS) == ("loss",)
     assert metrics_of(task(objective=halved, metrics=[right]), FIELDS) == ("loss", "right")

@@ -19,6 +19,7 @@ from mpjax.commands.plan import fields_of, planned_step
 from mpjax.commands.train import run
 from mpjax.config import Config, load_config
 from mpjax.config.commands import Diagnose, Evaluation
+from mpjax.config.schema import Data
 from mpjax.errors import CallbackError
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
@@ -175,7 +176,8 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(tmp_path, capsys):
     summary = in_python(tmp_path / "run", *shlex.split(flags))
     assert summary["attempts"] == 6  # evaluated at 2, 4 and 6: two times no better
     assert complete_checkpoints(tmp_path / "run" / "checkpoints")[-1] == 6
-    assert "stopped at step 6 of 40, as a callback asked" in capsys.readouterr().out
+    said = "stopped at step 6 of 40: test/loss did not improve in 2 evaluations in a row (--loop.stop_after 2)"
+    assert said in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["attempts"] == 6
 
 
@@ -239,10 +241,32 @@ def test_callbacks_hear_of_a_divergence(tmp_path):
         (["--report.writers", "builtins:print"], {}, "--report.writers builtins:print returned NoneType"),
     ],
 )
-def test_bad_parts_are_errors_before_the_first_step(tmp_path, flags, parts, said):
+def test_bad_parts_are_errors_before_the_first_step_and_leave_no_folder(tmp_path, flags, parts, said):
     with pytest.raises(UsageError, match=said):
         in_python(tmp_path / "run", *flags, **parts)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_whose_writer_is_wrong_keeps_its_settings_and_results(tmp_path):
+    folder = tmp_path / "run"
+    in_python(folder, "--steps", "2")
+    before = {name: (folder / name).read_bytes() for name in ("config.toml", "metrics.jsonl", "summary.json")}
+    config = with_parts(brief(folder), model=Pixels, source=(ROWS, ROWS), objective=mean_of_pixels)
+    report = dataclasses.replace(config.report, writers=("builtins:print",))
+    with pytest.raises(UsageError, match="builtins:print returned NoneType"):
+        run(dataclasses.replace(config, resume=True, report=report))
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    assert list(complete_checkpoints(folder / "checkpoints")) == [2]
 
 
 def test_settings_without_parts_are_unchanged():
     assert with_parts(Config(), model=None, metrics=None) == Config()
+
+
+def test_one_part_in_place_of_a_list_is_an_error():
+    with pytest.raises(UsageError, match=r"metrics is <function .*>: wanted a list of them, \[...\], also of one"):
+        run(Config(), metrics=lambda logits, batch: logits)  # pyright: ignore
+    with pytest.raises(UsageError, match="writers is 3: wanted a list"):
+        run(Config(), writers=3)  # pyright: ignore
+    with pytest.raises(UsageError, match="--data.flip is 'no'"):
+        run(Config(data=Data(flip="no")))  # pyright: ignore

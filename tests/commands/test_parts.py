@@ -27,8 +27,8 @@ def test_every_duration_is_counted_in_steps_of_this_data_set():
 
 
 def test_a_setting_out_of_range_is_told_before_data_is_looked_for():
-    with pytest.raises(UsageError, match="--training.accumulate is 0") as raised:
-        make_parts(config_of("--data.name no_such_set --training.accumulate 0"))
+    with pytest.raises(UsageError, match="--precision.patience is 0") as raised:
+        make_parts(config_of("--data.name no_such_set --precision.patience 0"))
     assert "no_such_set" not in str(raised.value)
 
 

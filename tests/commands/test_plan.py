@@ -12,6 +12,8 @@ from mpjax.config.plan import Plan
 from mpjax.errors import UsageError
 from mpjax.plan.costs import Cost
 from mpjax.plan.measure import Measured
+from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.verdicts import Row
 
 
 MEASURED = Measured(0.01, (0.009, 0.011), 46_000_000_000, "NVIDIA H100 80GB HBM3")
@@ -39,7 +41,15 @@ def test_the_run_s_own_policy_is_planned_unless_others_are_named(small, planned)
     ]
     assert planned[1][2:] == (
         ["image", "label"],
-        {"devices": 4, "attention": "auto", "most": 10, "memory_fraction": 0.75, "fit": False, "verify": False},
+        {
+            "devices": 4,
+            "attention": "auto",
+            "most": 10,
+            "memory_fraction": 0.75,
+            "fit": False,
+            "verify": False,
+            "receipts": False,
+        },
     )
 
 
@@ -71,6 +81,18 @@ def test_the_costliest_kernels_are_listed_with_module_and_line(small, plan_of, m
     row = next(line for line in lines if "loop_add_fusion" in line)
     assert row.split()[:4] == ["4", "GB", "50.0%", "12"]
     assert row.split()[4:] == ["loop_add_fusion", "blocks/*/mlp", "backward", "flax/nnx/linear.py:7"]
+
+
+def test_a_receipt_is_printed_below_the_table_and_is_in_the_result(small, plan_of, monkeypatch, capsys):
+    row = Row("head", "forward", "product", "float16", "float32", "float32", "float32", "Triton", 1, "wider", "because")
+    receipt = Receipt("NVIDIA H100", "mixed_float16", (row,))
+    monkeypatch.setattr(plan, "estimates", lambda *_, **asked: [dataclasses.replace(plan_of(), receipt=receipt)])
+    result = plan_run(Plan(gpu=("h100",), receipt=True), small)
+    said = capsys.readouterr().out.splitlines()
+    start = said.index("what runs, with float32")
+    assert "float16 asked; NVIDIA H100 computes 1 of 1 products in float32 (wider)" in said[start + 1]
+    assert said[start + 5].endswith("wider (lost speed): because")
+    assert result["plans"][0]["receipt"]["rows"][0]["operands"] == "float32"
 
 
 def test_a_table_for_each_gpu_and_what_is_left_out_are_printed(small, planned, capsys):

@@ -132,7 +132,7 @@ def test_one_prints_and_writes(together):
     assert "run folder" in out
     assert "step" in out
     assert [line for line in other.splitlines() if "Gloo" not in line] == []
-    files = {"config.toml", "environment.json", "metrics.jsonl", "summary.json", "checkpoints"}
+    files = {"config.toml", "environment.json", "receipt.json", "metrics.jsonl", "summary.json", "checkpoints"}
     assert {path.name for path in folder.iterdir()} == files
     assert complete_checkpoints(folder / "checkpoints") == [4, 8]
     assert (folder / "config.toml").read_text() == to_toml(load_config([*SMALL, "--output_dir", str(folder)]))
@@ -274,3 +274,37 @@ def test_other_settings_are_rejected_by_name_in_both(tmp_path):
     differ = "the processes differ, and have to be started with the same settings and code:\n"
     differ += "  optimizer.momentum: 0.9 on process 0, 0.5 on process 1\n  seed: 0 on process 0, 3 on process 1"
     assert said == {0: differ, 1: differ}
+
+
+MASKS = """
+import numpy as np
+
+def some(seed, count):
+    images = np.random.default_rng(seed).integers(256, size=(count, 8, 8, 1), dtype=np.uint8)
+    return {"image": images, "mask": images[..., 0] // 128}
+
+def one():
+    return some(0, 20), some(1, 7)
+
+def two():
+    return {"train": some(2, 5)}
+"""
+
+
+@pytest.mark.slow
+def test_a_mixture_is_the_same_in_two_processes_which_draw_each_picture_once(tmp_path):
+    file = tmp_path / "masks.py"
+    file.write_text(MASKS)
+    flags = shlex.split(f"""
+    --task segmentation --model.name unet --model.width 2 --model.depth 1 --training.label_smoothing 0
+    --data.num_classes 2 --data.name {file}:one --data.mix {file}:two 0.25
+    --mesh.data 2 --mesh.fsdp 2 --report.tensorboard --report.images 3
+    """)
+    alone, two = tmp_path / "alone", tmp_path / "two"
+    found = ends([start(*SMALL, *flags, "--output_dir", str(alone), devices=4)])
+    found += ends(start_both(*SMALL, *flags, "--output_dir", str(two)))
+    assert [code for code, _, _ in found] == [0, 0, 0], found
+    assert losses(two) == pytest.approx(losses(alone), rel=1e-5)
+    for folder in (alone, two):
+        (events,) = (folder / "tensorboard").iterdir()
+        assert [events.read_bytes().count(f"masks/{example}".encode()) for example in (0, 2, 4)] == [1, 1, 1]

@@ -1,22 +1,29 @@
 """Runs of several seeds: each is the run of its seed, and the results have a mean and a spread."""
 
+import dataclasses
 import json
 import shlex
 
 import pytest
 
 from mpjax.commands.compare import compare_runs
+from mpjax.commands.diagnose import diagnose_run
+from mpjax.commands.evaluate import evaluate_run
+from mpjax.commands.export import export_run
+from mpjax.commands.predict import predict_run
 from mpjax.commands.seeds import summarised, train
 from mpjax.commands.train import run
-from mpjax.config import load_config
+from mpjax.config import from_toml, load_config, save_config
+from mpjax.config.commands import Diagnose, Evaluation, Export
 from mpjax.config.comparison import Comparison
+from mpjax.config.prediction import Prediction
 from mpjax.errors import Diverged, UsageError
 from mpjax.loop.stored import read_checkpoint
 
 
 SMALL = shlex.split("""
 --model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 8 --data.eval_batch_size 8 --steps 6
---loop.log_every 3 --loop.eval_every 3 --report.no_tensorboard --report.no_plot --precision.policy float32
+--loop.log_every 3 --loop.eval_every 3 --report.no_tensorboard --report.plot_format svg --precision.policy float32
 """)
 
 
@@ -49,13 +56,36 @@ def test_the_summary_has_mean_and_spread(swept):
     assert json.loads((folder / "summary.json").read_text()) == result
 
 
+def test_all_seeds_are_in_one_plot(swept):
+    folder, _ = swept
+    text = (folder / "seeds.svg").read_text()
+    assert "<!-- mlp on synthetic:8x8x1:10, float32 -->" in text
+    assert "<!-- Thick: mean of 2 seeds." in text
+
+
 def test_a_sweep_is_a_group_for_a_comparison(swept, tmp_path, capsys):
     folder, _ = swept
     other = tmp_path / "other"
     train(config_of(other, "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))
-    runs = tuple(str(path / f"seed_{seed}") for path in (folder, other) for seed in (3, 5))
-    found = compare_runs(Comparison(runs=runs, json=True))
-    assert [sorted(group["seeds"]) for group in found["groups"]] == [[3, 5], [3, 5]]
+    found = compare_runs(Comparison(runs=(str(folder), str(other)), plot="", json=True))
+    assert [group["seeds"] for group in found["groups"]] == [[3, 5], [3, 5]]
+    assert found["groups"][0]["runs"] == [str(folder / "seed_3"), str(folder / "seed_5")]
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        (evaluate_run, Evaluation(run="")),
+        (predict_run, Prediction(run="", split="test")),
+        (export_run, Export(run="", output="a.safetensors")),
+        (diagnose_run, Diagnose(run="")),
+    ],
+)
+def test_a_command_on_one_run_names_the_folders_of_the_seeds(swept, command, settings):
+    folder, _ = swept
+    said = f"{folder} holds runs of several seeds: write --run {folder}/seed_3 or --run {folder}/seed_5"
+    with pytest.raises(UsageError, match=f"^{said}$"):
+        command(dataclasses.replace(settings, run=str(folder)))
 
 
 def test_a_sweep_resumes_what_has_begun_and_begins_the_rest(tmp_path):
@@ -66,11 +96,70 @@ def test_a_sweep_resumes_what_has_begun_and_begins_the_rest(tmp_path):
     assert [read_checkpoint(folder / f"seed_{n}" / "checkpoints", "latest")[0] for n in (3, 5)] == [8, 8]
 
 
+def test_a_resumed_sweep_remembers_what_it_was_resumed_with(tmp_path):
+    folder = tmp_path / "sweep"
+    train(config_of(folder, "--seeds", "3"))
+    plain = ["--resume", "--output_dir", str(folder)]
+    assert train(load_config([*plain, "--steps", "8", "--seeds", "5"]))["seeds"] == [3, 5]
+    assert (load_config(plain).steps.amount, load_config(plain).seeds) == (8, (3, 5))
+    before = (folder / "summary.json").read_bytes()
+    assert train(load_config(plain))["seeds"] == [3, 5]
+    assert (folder / "summary.json").read_bytes() == before
+    assert from_toml(folder / "seed_3" / "config.toml").steps.amount == 8
+
+
+def test_seeds_that_have_begun_are_kept_though_the_config_lacks_them(tmp_path):
+    folder = tmp_path / "sweep"
+    train(config_of(folder, "--seeds", "3", "5"))
+    save_config(config_of(folder, "--seeds", "3"), folder / "config.toml")
+    assert train(load_config(["--resume", "--output_dir", str(folder)]))["seeds"] == [3, 5]
+
+
+def test_a_mean_over_runs_of_other_lengths_says_so(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    assert "warning" not in train(config_of(folder, "--seeds", "3", "5"))
+    run(load_config(["--resume", "--output_dir", str(folder / "seed_3"), "--steps", "8"]))
+    result = train(load_config(["--resume", "--output_dir", str(folder)]))
+    said = "the runs differ in their steps: seed 3 has 8, seed 5 has 6"
+    assert result["warning"] == json.loads((folder / "summary.json").read_text())["warning"] == said
+    assert f"warning             {said}" in capsys.readouterr().out
+
+
+def test_a_run_that_has_begun_is_not_resumed_with_other_settings_for_a_mean(swept):
+    folder, _ = swept
+    before = (folder / "config.toml").read_bytes()
+    other = ["--resume", "--output_dir", str(folder), "--seeds", "7", "--optimizer.learning_rate", "0.01"]
+    said = "seed_3 has not: optimizer.learning_rate 0.01, before 0.1; .*; write another --output_dir for a new sweep"
+    with pytest.raises(UsageError, match=said):
+        train(load_config(other))
+    assert (folder / "config.toml").read_bytes() == before
+
+
+def test_a_sweep_and_a_run_are_not_resumed_as_each_other(swept):
+    folder, _ = swept
+    with pytest.raises(UsageError, match=r"holds runs of several seeds; write --seeds 3 5 .* --output_dir .*/seed_3"):
+        run(dataclasses.replace(load_config(["--resume", "--output_dir", str(folder)]), seeds=()))
+    with pytest.raises(UsageError, match="seed_3 holds one run; leave out --seeds"):
+        train(load_config(["--resume", "--output_dir", str(folder / "seed_3"), "--seeds", "3", "5"]))
+
+
+def test_a_sweep_whose_first_run_is_refused_leaves_no_folder_or_its_settings_of_before(swept, tmp_path):
+    with pytest.raises(UsageError, match="nothing.py"):
+        train(config_of(tmp_path / "new", "--seeds", "3", "--loop.callbacks", "nothing.py:f"))
+    assert not (tmp_path / "new").exists()
+    folder, _ = swept
+    before = (folder / "config.toml").read_bytes()
+    with pytest.raises(UsageError, match="nothing.py"):
+        train(load_config(["--resume", "--output_dir", str(folder), "--loop.callbacks", "nothing.py:f"]))
+    assert (folder / "config.toml").read_bytes() == before
+
+
 def test_a_seed_that_diverges_is_named_and_stops_no_other(tmp_path, capsys):
     flags = "--optimizer.learning_rate 1e30 --optimizer.warmup 0 --diagnosis.no_search"
     with pytest.raises(Diverged, match="2 of 2 runs diverged: seed 3: training diverged .*; seed 5: training diverged"):
         train(config_of(tmp_path / "sweep", "--seeds", "3", "5", *shlex.split(flags)))
     assert json.loads((tmp_path / "sweep" / "summary.json").read_text()) == {"seeds": []}
+    assert "not finite" in (tmp_path / "sweep" / "seeds.svg").read_text()
     assert "seeds   none" in capsys.readouterr().out
 
 

@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, how they go on, how they end."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -20,6 +21,7 @@ from mpjax.commands.parts import make_parts
 from mpjax.commands.train import run
 from mpjax.config import load_config, to_toml
 from mpjax.config.commands import Evaluation
+from mpjax.config.durations import parse_duration
 from mpjax.errors import CheckpointWarning, Diverged, Interrupted, PrecisionWarning, UsageError
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.precision import check_dtypes
@@ -98,7 +100,7 @@ def test_layers_are_read_at_their_steps_and_change_nothing(undisturbed, tmp_path
 
 def test_a_run_leaves_settings_environment_metrics_summary_and_checkpoints(undisturbed):
     folder, summary = undisturbed
-    files = {"config.toml", "environment.json", "metrics.jsonl", "summary.json", "checkpoints"}
+    files = {"config.toml", "environment.json", "receipt.json", "metrics.jsonl", "summary.json", "checkpoints"}
     assert {path.name for path in folder.iterdir()} == files
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert (folder / "config.toml").read_text() == to_toml(load_config([*SMALL, "--output_dir", str(folder)]))
@@ -130,8 +132,10 @@ def test_the_summary_counts_what_was_applied_and_what_was_skipped(undisturbed):
 
 
 def test_a_run_without_a_report_draws_and_writes_no_events_and_with_one_does(tmp_path):
-    train(tmp_path / "a", "--steps", "3", "--report.plot", "--report.tensorboard", "--optimizer.warmup", "1")
-    assert (tmp_path / "a" / "curves.png").stat().st_size > 1000
+    flags = "--steps 3 --report.plot --report.plot_format svg pdf --report.tensorboard --optimizer.warmup 1"
+    train(tmp_path / "a", *flags.split())
+    assert sorted(file.name for file in (tmp_path / "a").glob("curves.*")) == ["curves.pdf", "curves.svg"]
+    assert "<!-- mlp on synthetic:8x8x1:10, mixed_float16 -->" in (tmp_path / "a" / "curves.svg").read_text()
     assert len(list((tmp_path / "a" / "tensorboard").iterdir())) == 1
 
 
@@ -239,6 +243,35 @@ def test_a_run_on_one_device_packs_its_state_and_resumes_bit_identical(tmp_path,
     assert_same_arrays(stopped, whole, 20)
     assert metrics_of(stopped) == metrics_of(whole)
     assert "params/layers/0/bias" in read_checkpoint(whole / "checkpoints", "20")[1]
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--data.in_memory_mb 0", "--training.steps_per_call 4"], ids=["memory", "stream", "device"]
+)
+def test_a_run_on_a_mixture_resumes_bit_identical(tmp_path, flags):
+    (tmp_path / "more.py").write_text(
+        "from mpjax.data import synthetic_source\ndef source(): return synthetic_source(10, (8, 8, 1), 5, seed=1)\n"
+    )
+    flags = ["--data.mix", f"{tmp_path / 'more.py'}:source", "0.4", *flags.split()]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(whole, *flags)
+    shutil.copytree(whole, stopped)
+    for position in (14, 20):
+        shutil.rmtree(stopped / "checkpoints" / str(position))
+    with pytest.raises(UsageError, match=r"names code outside mpjax, .* data.mix .*more.py:source"):
+        resume(stopped)
+    resume(stopped, "--trust_code")
+    assert_same_arrays(whole, stopped, 20)
+    epochs = parse_duration("2 epochs")
+    assert (
+        make_parts(dataclasses.replace(load_config([*SMALL, *flags]), steps=epochs)).when.steps == 6
+    )  # of 26 examples
+
+    # What is evaluated is the first set's, also where there is no other.
+    metrics = evaluate_run(Evaluation(run=str(whole), checkpoint="latest", trust_code=True))
+    (tmp_path / "more.py").unlink()
+    assert evaluate_run(Evaluation(run=str(whole), checkpoint="latest", trust_code=True)) == metrics
+    assert metrics["test/loss"] == pytest.approx(metrics_of(whole)[-1]["test/loss"])
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stopped):

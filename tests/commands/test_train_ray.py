@@ -260,9 +260,9 @@ def test_a_taken_folder_and_wrong_settings_are_errors_before_ray_is_started(tmp_
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: pytest.fail(f"{name} is looked for"))
     (tmp_path / "file").touch()
     assert cli.train_ray(["--output_dir", str(tmp_path)]) == 2
-    assert f"{tmp_path} exists: write --resume" in capsys.readouterr().err
+    assert f"{tmp_path} exists and holds no run to resume: write another --output_dir" in capsys.readouterr().err
     assert cli.train_ray(["--data.batch_size", "0"]) == 2
-    assert "--data.batch_size is 0" in capsys.readouterr().err
+    assert "wanted auto or a whole number from 1 on, got 0" in capsys.readouterr().err
 
 
 def test_a_missing_ray_is_an_error_that_says_how_to_install_it(monkeypatch, tmp_path):

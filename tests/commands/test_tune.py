@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_keeps_its_rules_and_times_nothing(found, tmp_path, c
 def test_a_folder_that_is_taken_is_refused_before_anything_is_timed(found, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").touch()
-    with pytest.raises(UsageError, match="exists: write --resume"):
+    with pytest.raises(UsageError, match="holds no run to resume: write another --output_dir"):
         run(settings(tmp_path / "run"))
     assert found == []
 

@@ -46,6 +46,12 @@ def test_what_the_parser_adds_stands_below_without_its_box():
     assert message_of(box, "x") == "--a: bad (x --help lists all)\n  Argument helptext:\n      --a INT"
 
 
+def test_a_box_without_sides_is_read_too():
+    """As the parser draws it where stdout is not UTF-8."""
+    box = " Parsing error \n --- \n  Error parsing --a: bad \n  ---\n  Argument helptext:\n      --a INT\n"
+    assert message_of(box, "x") == "--a: bad (x --help lists all)\n  Argument helptext:\n      --a INT"
+
+
 def test_a_message_of_another_form_is_kept():
     assert message_of("something is wrong\n", "x") == "something is wrong"
     assert message_of("", "x") == "wrong arguments; x --help lists all"

@@ -6,8 +6,16 @@ import re
 
 import pytest
 
-from mpjax.config import Config, from_toml
-from mpjax.config.folders import cache_folder, data_folder, run_folder, run_settings
+from mpjax.config import Config, folders, from_toml
+from mpjax.config.folders import (
+    cache_folder,
+    config_of_run,
+    data_folder,
+    new_folder,
+    run_folder,
+    run_settings,
+    seeds_in,
+)
 from mpjax.config.schema import Distributed
 from mpjax.errors import UsageError
 
@@ -50,6 +58,9 @@ def test_a_new_run_makes_its_folder_or_takes_an_empty_one_and_writes_its_setting
 
 def test_a_folder_that_holds_something_is_never_taken(tmp_path):
     (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError, match=r"exists and holds no run to resume: write another --output_dir"):
+        run_folder(config_in(tmp_path))
+    (tmp_path / "config.toml").touch()
     with pytest.raises(UsageError, match=r"exists: write --resume to resume the run in it, or another --output_dir"):
         run_folder(config_in(tmp_path))
     with pytest.raises(UsageError, match="notes.txt is a file"):
@@ -68,6 +79,14 @@ def test_without_a_name_a_run_is_named_for_data_model_policy_and_time(tmp_path, 
     folder = run_folder(dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, name="synthetic:8x8x1:10")))
     assert folder.parent == pathlib.Path("runs")
     assert re.fullmatch(r"synthetic_8x8x1_10-resnet18-mixed_float16-\d{8}-\d{6}", folder.name)
+
+
+def test_runs_that_start_in_the_same_second_without_a_name_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folders, "_default_name", lambda config, prefix: pathlib.Path("runs", f"{prefix}a"))
+    assert [str(run_folder(CONFIG)) for _ in range(3)] == ["runs/a", "runs/a-2", "runs/a-3"]
+    assert from_toml("runs/a-2/config.toml").output_dir == "runs/a-2"
+    assert [str(new_folder(CONFIG, prefix="b-")) for _ in range(2)] == ["runs/b-a", "runs/b-a-2"]
 
 
 def test_of_two_runs_that_start_in_one_folder_at_once_one_is_refused(tmp_path, monkeypatch):
@@ -89,3 +108,17 @@ def test_what_is_for_one_command_is_not_in_the_settings_that_repeat_a_run(tmp_pa
     place = Distributed(coordinator="a:1", processes=2, process=1)
     once = config_in(tmp_path, resume=True, profile=True, distributed=place)
     assert run_settings(once, tmp_path) == run_settings(config_in(tmp_path), tmp_path)
+
+
+def test_a_folder_with_runs_of_seeds_is_no_run_unless_it_is_one_itself(tmp_path):
+    for name in ("seed_11", "seed_2", "seed_x"):
+        run_folder(config_in(tmp_path / name))
+    assert seeds_in(tmp_path) == (2, 11)
+    (tmp_path / "metrics.jsonl").touch()
+    assert seeds_in(tmp_path) == ()
+
+
+def test_a_sweep_of_which_nothing_has_begun_is_no_run(tmp_path):
+    folder = run_folder(config_in(tmp_path / "sweep", seeds=(0, 1)))
+    with pytest.raises(UsageError, match="is for runs of several seeds, none of which has begun"):
+        config_of_run(folder)

@@ -6,7 +6,7 @@ import pytest
 
 from mpjax.config import Config, load_config
 from mpjax.config.limits import check
-from mpjax.config.schema import Data, Distributed
+from mpjax.config.schema import Data, Distributed, Report
 from mpjax.errors import UsageError
 
 
@@ -17,17 +17,23 @@ def test_the_default_settings_pass():
 @pytest.mark.parametrize(
     ("flag", "value", "says"),
     [
-        ("data.batch_size", "0", "--data.batch_size is 0: wanted at least 1"),
+        ("data.batch_size", "0", "--data.batch_size: wanted auto or a whole number from 1 on, got 0"),
         ("data.eval_batch_size", "-3", "--data.eval_batch_size is -3: wanted at least 1"),
         ("data.workers", "-1", "--data.workers is -1: wanted 0 or more"),
         ("model.width", "-1", "--model.width is -1: wanted 0 or more"),
         ("model.depth", "-1", "--model.depth is -1: wanted 0 or more"),
         ("precision.patience", "0", "--precision.patience is 0: wanted at least 1"),
-        ("training.accumulate", "0", "--training.accumulate is 0: wanted at least 1"),
+        (
+            "training.accumulate",
+            "auto",
+            "--training.accumulate auto: train.py and find_lr.py find the number",
+        ),
+        ("training.accumulate", "0", "--training.accumulate: wanted auto or a whole number from 1 on, got 0"),
         ("loop.keep", "0", "--loop.keep is 0: wanted at least 1"),
         ("optimizer.learning_rate", "-0.1", "--optimizer.learning_rate is -0.1: wanted 0 or more"),
         ("optimizer.learning_rate", "nan", "--optimizer.learning_rate is nan: wanted 0 or more"),
         ("optimizer.weight_decay", "inf", "--optimizer.weight_decay is inf: wanted 0 or more"),
+        ("report.images", "-1", "--report.images is -1: wanted 0 or more"),
         ("seed", "-1", "--seed is -1: wanted 0 or more"),
         ("optimizer.momentum", "1", "--optimizer.momentum is 1.0: wanted from 0 up to, not including, 1"),
         ("training.ema", "1.5", "--training.ema is 1.5: wanted from 0 up to, not including, 1"),
@@ -36,12 +42,30 @@ def test_the_default_settings_pass():
         ("optimizer.layer_decay", "1.1", "--optimizer.layer_decay is 1.1: wanted above 0, up to 1"),
         ("steps", "0", "--steps is 0: wanted at least one step"),
         ("steps", "0 epochs", "--steps is 0 epochs: wanted at least one step"),
+        ("data.header", "label", "--data.header is for csv and tsv files, as in .* not for --data.name digits; leave"),
         ("data.std", "0", r"--data.std is \(0.0,\): wanted positive numbers"),
     ],
 )
 def test_a_number_out_of_range_is_named(flag, value, says):
     with pytest.raises(UsageError, match=says):
         check(load_config([f"--{flag}={value}"]))
+
+
+@pytest.mark.parametrize(
+    ("mix", "says"),
+    [
+        ("b 0", "--data.mix b 0.0: wanted a share of the training examples, from 0.001 up to 1"),
+        ("b 1", "--data.mix b 1.0: wanted a share"),
+        ("b nan", "--data.mix b nan: wanted a share"),
+        ("b 0.7 c 0.3", "--data.mix leaves a share of .* to --data.name digits: wanted .* that sum to at most 0.999"),
+        ("b 0.9 c 0.9", "--data.mix leaves a share of -0.8 to --data.name digits"),
+        ("digits 0.5", "--data.mix digits 0.5: that is --data.name, which has the rest of the examples; leave it out"),
+    ],
+)
+def test_shares_of_a_mixture_leave_some_to_the_first_set(mix, says):
+    with pytest.raises(UsageError, match=says):
+        check(load_config(["--data.mix", *mix.split()]))
+    check(load_config(["--data.mix", "b", "0.001", "c", "0.998"]))
 
 
 def test_a_way_to_resize_needs_a_size():
@@ -77,6 +101,24 @@ def test_a_setting_of_another_update_rule_is_not_ignored(rule, flag, said):
     check(load_config(["--optimizer.name", rule]))
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--training.class_weights 1 -1", "class_weights 1.0 -1.0: wanted finite weights of 0 or more"),
+        ("--training.class_weights 1 nan", "class_weights 1.0 nan: wanted finite weights of 0 or more"),
+        ("--training.class_weights 0 0", "class_weights 0.0 0.0: wanted finite .* at least one of them positive"),
+        ("--training.class_weights 1 --training.objective a.py:b", "--training.objective has its own loss"),
+        ("--training.class_weights 1 --task language_modeling", "segmentation, not for --task language_modeling"),
+        ("--data.ignore_index 0 --task language_modeling", "--data.ignore_index 0: is for classification, .*, not for"),
+        ("--data.ignore_index 9 --training.metrics a.py:b", "--data.ignore_index 9 with --training.metrics, which"),
+    ],
+)
+def test_settings_of_classes_are_for_losses_that_have_them(flags, said):
+    with pytest.raises(UsageError, match=said):
+        check(load_config(flags.split()))
+    check(load_config(["--task", "segmentation", "--training.class_weights", "0", "2", "--data.ignore_index", "255"]))
+
+
 def test_a_rate_of_nothing_is_freezing():
     with pytest.raises(UsageError, match=r"--optimizer.rates stem/\* 0.0: wanted a positive .*training.freeze stem/\*"):
         check(load_config(["--optimizer.rates", "stem/*", "0"]))
@@ -91,13 +133,22 @@ def test_alternating_flips_need_flips_and_normalised_filters_need_muon():
     check(load_config(["--optimizer.normalise_filters", "--optimizer.name", "muon"]))
 
 
+@pytest.mark.parametrize(
+    ("formats", "shown"), [((), "empty"), (("png", "png"), "png png"), (("gif", "svg"), "gif svg")]
+)
+def test_plots_have_formats_each_once(formats, shown):
+    wanted = f"--report.plot_format is {shown}: wanted one or more of png, pdf, svg, each once"
+    with pytest.raises(UsageError, match=wanted):
+        check(Config(report=Report(plot_format=formats)))
+
+
 def test_all_faults_are_named_at_once():
     config = Config()
-    config = dataclasses.replace(config, seed=-1, data=dataclasses.replace(config.data, batch_size=0))
+    config = dataclasses.replace(config, seed=-1, data=dataclasses.replace(config.data, workers=-1))
     with pytest.raises(UsageError) as raised:
         check(config)
     assert str(raised.value).splitlines() == [
-        "--data.batch_size is 0: wanted at least 1",
+        "--data.workers is -1: wanted 0 or more",
         "--seed is -1: wanted 0 or more",
     ]
 

@@ -16,14 +16,11 @@ def _fields(section, path=()):
             yield from _fields(value, (*path, field.name))
         else:
             hint = typing.get_type_hints(type(section))[field.name]
-            choices = typing.get_args(typing.get_args(hint)[-1] if typing.get_origin(hint) is dict else hint)
-            yield ".".join((*path, field.name)), value, [c for c in choices if isinstance(c, str)]
+            yield ".".join((*path, field.name)), value, [c for c in typing.get_args(hint) if isinstance(c, str)]
 
 
 def _other(value, choices):
     """A value that is not the default."""
-    if isinstance(value, dict) and choices:
-        return {"layers/*": choices[0], "type:Linear": choices[-1]}
     if choices:
         return next(choice for choice in choices if choice != value)
     others = {bool: lambda: not value, int: lambda: value + 3, float: lambda: value / 3 + 1e-7}
@@ -48,17 +45,23 @@ def test_there_are_sections_of_fields():
 
 @pytest.mark.parametrize("path", [path for path in FIELDS if path != "resume"])
 def test_a_field_round_trips(path, tmp_path):
-    special = {"seeds": (0, 7), "data.mask_values": (0, 255), "data.ignore_index": (255,)}
-    special |= {"model.name": "mine.py:Net", "model.pretrained_skip": ("head/*", "stem/conv/*")}
+    special = {"seeds": (0, 7), "data.mask_values": (0, 255), "data.ignore_index": (255,), "data.header": ("a b", "c")}
+    special |= {
+        "report.plot_format": ("pdf", "svg"),
+        "model.name": "mine.py:Net",
+        "model.pretrained_skip": ("head/*", "stem/conv/*"),
+    }
     special |= dict.fromkeys(("training.metrics", "loop.callbacks", "report.writers"), ("a.py:one", "b.py:two"))
     special |= {
         "optimizer.name": "mine.py:rule",
         "optimizer.schedule": "mine.py:rate",
         "training.freeze": ("stem/*", "b"),
+        "mesh.rules": {"layers/*": "columns", "type:Linear": "whole"},
     }
     special |= {
         "optimizer.rates": {"head/*": 10.0, "b/0": 0.1},
         "optimizer.arguments": {"b2": "0.99", "betas": "(1, -2)"},
+        "data.mix": {"hf:a.parquet": 0.3, "own.py:set": 0.001},
     }
     other = special.get(path) or _other(*FIELDS[path])
     changed = _replaced(Config(), path, other)

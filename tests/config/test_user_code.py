@@ -33,6 +33,11 @@ def test_optimizers_and_schedules_of_the_user_are_code():
     assert code_of(Config(optimizer=Optimizer(name="lion", schedule="linear"))) == {}
 
 
+def test_sets_of_a_mixture_may_be_code():
+    mixture = Data(mix={"hf:a.parquet": 0.2, "evil.py:f": 0.1})
+    assert code_of(Config(data=mixture)) == {"data.mix": "evil.py:f"}
+
+
 def test_what_the_command_line_names_itself_is_trusted(tmp_path):
     stored = Config(model=Model(name="a.py:Net"))
     require_trust(stored, tmp_path, trusted=True)

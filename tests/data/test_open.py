@@ -69,7 +69,7 @@ def test_without_the_function_its_values_are_its_classes_if_they_are_as_many_and
 
 
 def test_and_how_many_there_are_must_be_said(tiny_sets):
-    with pytest.raises(UsageError, match=r"how many classes its mask has \(column 'segmentation_mask': Image"):
+    with pytest.raises(UsageError, match=r"its mask \(column 'segmentation_mask'\) has; .* --data.mask_values 1 2 3,"):
         opened(tiny_sets, "segmentation", name="tiny_pets")
 
 

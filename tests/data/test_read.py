@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.data.examples import labelled_images
+from mpjax.data.examples import Portion, labelled_images
 from mpjax.data.images.interpolation import linear
 from mpjax.data.images.resizing import centre, random_part
-from mpjax.data.read import Reader, batch_fields, fits_in_memory, read_all, read_batch, reader
+from mpjax.data.read import Reader, SplitOfOne, batch_fields, fits_in_memory, read_all, read_batch, reader
 from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.errors import UsageError
 
@@ -23,7 +23,7 @@ class List(list):
 
 
 def test_all_of_a_split_in_its_order():
-    images, labels = read_all(SOURCE.train, reader(SOURCE, Data(), training=True), workers=2).values()
+    images, labels = read_all(SplitOfOne(SOURCE.train, reader(SOURCE, Data(), training=True)), workers=2).values()
     assert (images.shape, images.dtype) == ((1100, 8, 6, 3), np.uint8)
     assert labels.tolist() == [index % 3 for index in range(1100)]
     np.testing.assert_array_equal(images[1099], SOURCE.train[1099]["image"])
@@ -31,7 +31,7 @@ def test_all_of_a_split_in_its_order():
 
 def test_float64_images_are_held_as_float32():
     examples = List([{"image": np.full((1, 1, 1), 0.25), "label": 0}] * 3)
-    images, labels = read_all(examples, Reader(labelled_images(1, (1, 1, 1)), None), workers=0).values()
+    images, labels = read_all(SplitOfOne(examples, Reader(labelled_images(1, (1, 1, 1)), None)), workers=0).values()
     assert (images.dtype, labels.dtype) == (np.float32, np.int32)
     assert images.ravel().tolist() == [0.25] * 3
 
@@ -40,7 +40,7 @@ def test_one_bad_example_among_many_is_refused():
     examples = List([{"image": np.zeros((1, 1, 1)), "label": 0}] * 600)
     examples[599] = {"image": np.full((1, 1, 1), np.nan), "label": 0}
     with pytest.raises(UsageError, match="image: 1 of 1 values are not finite"):
-        read_all(examples, Reader(labelled_images(1, (1, 1, 1)), None), workers=2)
+        read_all(SplitOfOne(examples, Reader(labelled_images(1, (1, 1, 1)), None)), workers=2)
 
 
 def test_images_of_one_size_are_resized_whole():
@@ -82,6 +82,15 @@ def test_memory_is_counted_over_both_splits():
     assert not fits_in_memory(VARYING, Data(), read)
 
 
+def test_memory_is_counted_over_all_sets_of_a_mixture():
+    read = reader(SOURCE, Data(image_size=9), training=True)  # 543,400 bytes
+    assert fits_in_memory(SOURCE, Data(in_memory_mb=1), read)
+    two = (Portion(SOURCE, 0.1), Portion(SOURCE, 0.1))  # 1,100 images each, of their training splits alone
+    assert not fits_in_memory(dataclasses.replace(SOURCE, mix=two), Data(in_memory_mb=1), read)
+    assert fits_in_memory(dataclasses.replace(SOURCE, mix=two[:1]), Data(in_memory_mb=1), read)
+    assert not fits_in_memory(dataclasses.replace(SOURCE, mix=(Portion(VARYING, 0.1),)), Data(), read)
+
+
 def test_a_batch_reaches_the_device_without_a_copy():
     batch = read_batch(SOURCE.train, range(3), reader(SOURCE, Data(), training=True))
     assert [value.ctypes.data % 64 for value in batch.values()] == [0, 0]
@@ -101,7 +110,7 @@ def test_an_image_of_another_dtype_than_the_others_is_refused(odd):
     read = Reader(labelled_images(1, (1, 1, 1)), None, "split 'train' of 'mine'")
     wanted = f"image: example {odd} of split 'train' of 'mine' is float32, others are uint8; wanted one dtype"
     with pytest.raises(UsageError, match=wanted):
-        read_all(some_floats(1024, odd), read, workers=2)
+        read_all(SplitOfOne(some_floats(1024, odd), read), workers=2)
 
 
 def test_a_bad_example_is_named():

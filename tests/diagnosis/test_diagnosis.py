@@ -5,6 +5,7 @@ import io
 import json
 import shlex
 import tomllib
+import types
 
 import numpy as np
 import pytest
@@ -87,6 +88,13 @@ def test_the_text_stays_short_and_does_without_a_place_or_a_table():
     assert len(str(diagnosis(table=tuple(row(f"{n}") for n in range(99)))).splitlines()) == 4 + 1 + 5
     healthy = {"path": None, "direction": None, "operation": None, "source": None, "advice": (), "table": ()}
     assert str(diagnosis(verdict="healthy", evidence="All is well.", **healthy)) == "verdict: healthy\nAll is well."
+
+
+def test_a_notebook_shows_it_too():
+    assert "verdict: overflow in layers/1 (forward, dot_general)" in diagnosis()._repr_html_()
+    written = []
+    diagnosis()._repr_pretty_(types.SimpleNamespace(text=written.append), False)
+    assert written == [str(diagnosis())]
 
 
 def test_overflow_ranks_before_underflow_and_that_before_error():

@@ -53,3 +53,11 @@ def test_what_is_not_finite_begins_where_all_that_was_given_is():
     reading, marks = _reading(wide, wide, low, [Marks()])
     assert (reading.begins, reading.reference_begins, reading.non_finite) == (1.0, 0.0, 2.0)
     assert _reading(wide, low, low, [marks])[0].begins == 0.0
+
+
+def test_the_range_of_values_is_of_every_channel():
+    values = np.ones((64, 64, 8, 4), np.float32)  # 131,072 values, of which every 32nd is of the first channel
+    values[..., 3] = 2.0**20
+    reading, _ = _reading(values, values, values)
+    seen = {e: int(reading.histogram[EXPONENTS.index(e)]) for e in (0, 20)}
+    assert seen == {0: 2979, 20: 993}

@@ -582,7 +582,7 @@ MARKS = dict.fromkeys(QUICK, ()) | {
 @pytest.mark.parametrize(
     "plant", [pytest.param(f, id=f.__name__, marks=MARKS.get(f, [pytest.mark.slow])) for f in FAULTS]
 )
-def test_a33_a_fault_that_begins_in_training_is_located_named_and_repaired(networks, plant):
+def test_a_fault_that_begins_in_training_is_located_named_and_repaired(networks, plant):
     fault = plant(networks)
     run = fault.run
     state = train_until(run, fault.bad)

@@ -57,6 +57,16 @@ def test_a_constant_that_is_zero_in_half_precision_is_underflow():
     assert np.isfinite(diagnosis.loss[1])
 
 
+def test_the_share_of_one_operation_is_told_beside_that_of_its_module_in_the_table():
+    diagnosis = found(lambda x: x * 40000 + 1, [[1.0, 2.0]])
+    assert "1 of 2 values of mul in layer" in diagnosis.evidence
+    row = next(row for row in diagnosis.table if (row.path, row.direction) == ("layer", "forward"))
+    assert 0 < row.overflow < 0.5
+    told = f"Of all half-precision results of layer (forward), {100 * row.overflow:.1f} % overflow: this share is in"
+    assert told in diagnosis.evidence
+    assert f"  {100 * row.overflow:.1f}  " in str(diagnosis)
+
+
 def test_a_small_constant_that_is_not_zero_in_half_precision_is_not_named():
     diagnosis = found(lambda x: x / (x + 1e-8) + 1e-5, [0.0, 1.0])
     assert "constant 1e-08 in layer" in diagnosis.evidence

@@ -89,6 +89,21 @@ def test_a_class_with_arguments_is_an_error():
         load_callbacks([given(Needy)])
 
 
+def test_the_reason_of_a_stop_is_a_callback_or_an_evaluation_without_improvement():
+    class Impatient:
+        def started(self, run):
+            return "stop"
+
+    early = Callbacks([EarlyStopping(lambda value, best: value < best, "test/loss", 1)])
+    assert early.call("evaluated", 1, {"test/loss": 1.0}, None) == set()
+    assert early.reason == ""
+    assert early.call("evaluated", 2, {"test/loss": 1.0}, None) == {"stop"}
+    assert early.reason == ": test/loss did not improve in an evaluation (--loop.stop_after 1)"
+    asked = Callbacks([Impatient()])
+    asked.call("started", None)
+    assert asked.reason == ", as a callback asked"
+
+
 def stops_at(values, patience=2, before=()):
     records = [{"step": step, "test/loss": value} for step, value in before]
     early = EarlyStopping(lambda value, best: value < best, "test/loss", patience)

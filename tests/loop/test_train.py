@@ -11,11 +11,17 @@ import pytest
 from mpjax.errors import CallbackError, Diverged, Interrupted
 from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.process import StopRequest
-from mpjax.loop.train import Limits, train_loop
+from mpjax.loop.train import Explain, Limits, train_loop
 from mpjax.loop.when import When
 
 
 PATIENT = Limits(1.0, 99)
+
+
+EXPLAIN = Explain(
+    lambda number: f"first bad layer: head, in step {number}",
+    lambda position, state: f"evaluation of {state} after step {position}",
+)
 
 
 class Recorder:
@@ -75,7 +81,7 @@ class Recorder:
             writer=self,
             evaluate=self.evaluate,
             save=self.save,
-            explain=lambda number: f"first bad layer: head, in step {number}",
+            explain=EXPLAIN,
             stop=self.stop,
             probe=self.probe if layers else None,
             callbacks=self.callbacks,
@@ -131,7 +137,7 @@ def test_several_steps_in_a_call_are_as_many_rows_of_metrics():
         writer=recorder,
         evaluate=recorder.evaluate,
         save=recorder.save,
-        explain=str,
+        explain=EXPLAIN,
         stop=recorder.stop,
     )
     assert final == 8
@@ -161,7 +167,7 @@ def test_a_divergence_within_a_call_is_named_by_its_step():
             writer=recorder,
             evaluate=recorder.evaluate,
             save=recorder.save,
-            explain=str,
+            explain=EXPLAIN,
             stop=recorder.stop,
         )
 
@@ -257,7 +263,7 @@ def test_throughput_leaves_out_evaluating_and_saving(monkeypatch):
 def test_a_run_whose_last_test_loss_is_nan_has_diverged_after_it_was_saved():
     recorder = Recorder()
     recorder.tested = math.nan
-    with pytest.raises(Diverged, match=r"the test loss is nan at the end\nfirst bad layer: head, in step 10"):
+    with pytest.raises(Diverged, match=r"the test loss is nan at the end\nevaluation of 10 after step 10"):
         recorder.train()
     assert recorder.events[-1] == "save 10 10 0.1"
 

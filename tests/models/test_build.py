@@ -109,11 +109,11 @@ def test_every_model_gives_logits_for_the_fields_of_its_task(name):
         (
             "resnet18",
             TEXTS,
-            "resnet18 is for classification: it takes image, label, .*has tokens, length, label; .*or use bert",
+            "resnet18 is for classification: it takes .*has tokens, length, label; write --model.name bert, or",
         ),
-        ("resnet18", PIXELS, "has image, mask; write --task classification, or use unet"),
+        ("resnet18", PIXELS, "has image, mask; write --model.name unet, or --task classification"),
         ("unet", labelled_images(7, (8, 8, 3)), "unet is for segmentation: it takes image, mask"),
-        ("gpt2", TEXTS, "gpt2 is for language_modeling.* write --task language_modeling, or use bert"),
+        ("gpt2", TEXTS, "gpt2 is for language_modeling.* write --model.name bert, or --task language_modeling"),
         ("bert", labelled_images(7, (8, 8, 3)), "bert is for text_classification"),
     ],
 )

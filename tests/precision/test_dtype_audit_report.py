@@ -57,6 +57,16 @@ def test_operations_leaves_and_first_suspects_are_no_faults():
     assert lines[4:] == ["  head: 1 exp in float16", "", "no faults"]
 
 
+def test_a_notebook_shows_faults_and_table():
+    row, line = FAULTS["upcasts"]
+    exp = Operation("head", "exp", "full", F16, 1)
+    html = audit_of(upcasts=[row], operations=[exp], narrow=[exp])._repr_html_()
+    assert html.index("<b>1 fault:</b>") < html.index(f"<p>{line}</p>") < html.index(">float32 list<")
+    assert ">1 float16<" in html
+    assert "<p>  head: 1 exp in float16</p>" in html
+    assert "<b>no faults</b>" in audit_of()._repr_html_()
+
+
 def test_a_line_of_the_table_adds_up_what_a_module_does_in_each_dtype():
     rows = [
         Operation("head", "dot_general", "low", F16, 2),

@@ -404,7 +404,7 @@ INNERS = {
 
 
 @pytest.mark.parametrize("name", INNERS)
-def test_a6_with_any_power_of_two_ten_steps_are_the_same_bit_for_bit(name):
+def test_with_any_power_of_two_ten_steps_are_the_same_bit_for_bit(name):
     inner = INNERS[name]
     unscaled = bits(ten_steps(static_loss_scaling(inner, 1.0), jit=True))
     for scale in (2.0**-10, 2.0**15, 2.0**20):
@@ -412,7 +412,7 @@ def test_a6_with_any_power_of_two_ten_steps_are_the_same_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", INNERS)
-def test_a6_ten_steps_equal_those_of_the_bare_optimizer_bit_for_bit(name):
+def test_ten_steps_equal_those_of_the_bare_optimizer_bit_for_bit(name):
     # Operation by operation: in a compiled step XLA may round a product and a sum once or twice, as it fuses them.
     inner = INNERS[name]
     assert bits(ten_steps(dynamic_loss_scaling(inner, growth_interval=3), jit=False)) == bits(

@@ -206,6 +206,15 @@ RULED = st.builds(
 )
 
 
+def test_a_notebook_shows_dtypes_rules_in_order_and_the_text_that_parses_back():
+    policy = Policy("float32", "bfloat16", rules={"stem/*": "float32", "head": "float16"})
+    html = policy._repr_html_()
+    assert ">compute_dtype</td>" in html
+    assert html.index(">stem/*</td>") < html.index(">head</td>")
+    assert f"<pre>{policy}</pre>" in html
+    assert "rule" not in Policy()._repr_html_()
+
+
 @given(RULED)
 def test_the_string_of_any_policy_parses_back_to_an_equal_policy(policy):
     again = get_policy(str(policy))

@@ -128,3 +128,18 @@ def test_a_summed_loss_of_81920_survives_the_default_scale():
     value, grads = scaled_value_and_grad(lambda p: jnp.sum(p["w"] * 20.0))(state, params)
     assert value == 81920.0
     assert np.all(grads["w"] == 20.0 * 2.0**15)
+
+
+def test_a_mean_over_33_million_values_has_a_gradient_in_float16():
+    """2^-25 underflows to zero in float16; times the default scale of 2^15 it is 2^-10."""
+    x = jnp.ones((2**25,), jnp.float16)
+    tx = dynamic_loss_scaling(optax.sgd(1.0))
+    state = tx.init(x[:1])
+
+    def mean(x):
+        return jnp.mean(x.astype(jnp.float32))
+
+    loss, gradient = scaled_value_and_grad(mean)(state, x)
+    assert (float(loss), gradient.dtype) == (1.0, jnp.float16)
+    assert jnp.all(gradient == jnp.float16(2**-10))
+    assert not jnp.any(jax.grad(mean)(x))

@@ -250,7 +250,7 @@ def test_an_nnx_optimizer_of_two_networks():
 # Accumulation
 
 
-def test_a9_a_bad_micro_batch_discards_the_window_of_its_optimizer_alone():
+def test_a_bad_micro_batch_discards_the_window_of_its_optimizer_alone():
     inner = {name: optax.MultiSteps(optax.sgd(1.0), 2) for name in "ab"}
     tx = dynamic_loss_scaling(inner, initial_scale=64.0)
     params, states = run(tx, [(1.0, 1.0), (1.0, 1.0), (0.5, INF), (1.5, 0.5), (1.0, 0.25), (1.0, 0.75)])
@@ -263,7 +263,7 @@ def test_a9_a_bad_micro_batch_discards_the_window_of_its_optimizer_alone():
     assert [int(state.inner_state[name].inner_state.gradient_step) for state in states[3:4] for name in "ab"] == [2, 1]
 
 
-def test_a9_with_windows_of_two_and_three_the_scale_goes_by_each_as_it_closes():
+def test_with_windows_of_two_and_three_the_scale_goes_by_each_as_it_closes():
     inner = {"a": optax.MultiSteps(optax.sgd(1.0), 2), "b": optax.MultiSteps(optax.sgd(1.0), 3)}
     tx = dynamic_loss_scaling(inner, initial_scale=64.0)
     params, states = run(tx, [(1.0, 1.0), (1.0, INF)] + [(1.0, 1.0)] * 10)

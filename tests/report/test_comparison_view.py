@@ -49,6 +49,24 @@ def test_a_plot_is_drawn_for_any_number_of_groups_and_values(value, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_equal_curves_all_show_and_what_is_by_design_is_no_equality(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr("mpjax.report.comparison_view.save_figure", lambda figure, path: figures.append(figure))
+    metrics = [
+        compare([[1.0, 2.0]], [[1.0, 2.0]], "train/loss"),
+        compare([[1.0, 1.0]], [[8.0, 8.0]], "train/loss_scale"),
+    ]
+    plot_comparison(["A (1 run)", "B (1 run)"], [metrics], tmp_path / "a.png", "mlp on digits", band="std")
+    (figure,) = figures
+    loss, scale = figure.axes
+    assert [line.get_linewidth() for line in loss.get_lines()] == [3.0, 1.5]
+    assert [panel.get_title(loc="right") for panel in (loss, scale)] == ["no parting", "differs by design"]
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "mlp on digits"
+    assert [text.get_text() for text in legend.get_texts()] == ["A (1 run)", "B (1 run)"]
+    assert figure.get_supxlabel() == "Band: two standard deviations over the seeds, to each side. Line: their mean."
+
+
 def test_groups_have_short_names():
     assert [letter(0), letter(1), letter(25), letter(26)] == ["A", "B", "Z", "27"]
 

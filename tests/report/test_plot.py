@@ -65,6 +65,21 @@ def test_a_float16_run_has_three_panels_on_one_axis(drawn):
     assert accuracy.yaxis.get_major_formatter()(0.9, 0).endswith("%")
 
 
+def test_the_last_value_of_an_evaluation_stands_beside_its_point(drawn):
+    loss, accuracy, _ = drawn(FLOAT16).axes
+    assert [(text.get_text(), text.xy) for text in loss.texts] == [("1.5", (40, 1.5)), ("1.75", (40, 1.75))]
+    assert [text.get_text() for text in accuracy.texts] == ["87.5%", "90.0%"]
+    accuracy.figure.canvas.draw()
+    lower, higher = (text.get_window_extent() for text in accuracy.texts)
+    assert lower.y1 <= higher.y0
+
+
+def test_evaluations_are_joined_also_where_one_was_skipped(drawn):
+    records = [{"step": step, "test/loss": 1.0, **({"train/loss": 1.0} if step > 10 else {})} for step in (10, 20, 40)]
+    line = drawn(records).axes[0].get_lines()[-1]
+    assert (list(line.get_xdata()), line.get_marker(), line.get_linestyle()) == ([10, 20, 40], "o", "-")
+
+
 def test_skipped_steps_are_marked_where_the_count_rises(drawn):
     marks = curves(drawn(FLOAT16).axes[2])["skipped (3)"]
     assert marks[0] == [20, 60]

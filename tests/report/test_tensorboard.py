@@ -1,9 +1,12 @@
 """TensorBoard event files, read back record by record."""
 
+import io
 import math
 import struct
 
+import numpy as np
 import pytest
+from PIL import Image
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
@@ -53,6 +56,19 @@ def test_layers_are_scalars_and_a_histogram_of_logarithms(tmp_path, layer):
     filled = dict(zip(histogram.bucket_limit, histogram.bucket, strict=True))
     assert {limit: count for limit, count in filled.items() if count} == {-2: 5, 2: 7}
     assert values["forward/head/log2"].histo.num == 0
+
+
+def test_pictures_are_stored_as_png(tmp_path):
+    writer = tensorboard_writer(tmp_path)
+    pixels = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+    writer.images(7, {"masks/3": pixels})
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    event = read_events(path)[1]
+    (value,) = event.summary.value
+    assert (event.step, value.tag) == (7, "masks/3")
+    assert (value.image.height, value.image.width, value.image.colorspace) == (2, 3, 3)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(value.image.encoded_image_string))), pixels)
 
 
 def test_a_resumed_run_purges_the_steps_after_its_checkpoint(tmp_path):

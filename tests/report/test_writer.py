@@ -41,6 +41,20 @@ def test_every_writer_gets_the_layers():
     assert calls == [("a", "layers", 100, ["stem"]), ("b", "layers", 100, ["stem"])]
 
 
+def test_pictures_are_for_writers_that_take_them():
+    calls = []
+
+    class Album(Recorder):
+        def images(self, step, images):
+            self.calls.append((self.name, step, images))
+
+    plain, some = Writers([Recorder("a", calls)]), Writers([Recorder("a", calls), Writers([Album("b", calls)])])
+    assert (plain.takes_images, some.takes_images, Writers().takes_images) == (False, True, False)
+    plain.images(5, {"masks/0": "picture"})
+    some.images(5, {"masks/0": "picture"})
+    assert calls == [("b", 5, {"masks/0": "picture"})]
+
+
 def test_every_writer_is_told_of_a_checkpoint():
     calls = []
     Writers([Recorder("a", calls), Recorder("b", calls)]).saved(100)

@@ -13,6 +13,7 @@ from flax import nnx
 
 from mpjax.config.schema import Data
 from mpjax.data.augment import on_device
+from mpjax.data.order import Shuffled
 from mpjax.data.orientation import Alternating
 from mpjax.data.stream import BatchesInMemory
 from mpjax.precision.loss_scale import no_loss_scaling
@@ -25,7 +26,8 @@ from mpjax.training.train_call import make_train_call
 
 
 BATCHES = BatchesInMemory(
-    {"image": np.arange(60, dtype=np.uint8).reshape(10, 3, 2), "label": np.arange(10, dtype=np.int32)}, 4, seed=3
+    {"image": np.arange(60, dtype=np.uint8).reshape(10, 3, 2), "label": np.arange(10, dtype=np.int32)},
+    Shuffled(10, 4, seed=3),
 )
 
 
@@ -135,7 +137,7 @@ class Nothing(nnx.Module):
 def test_each_image_is_trained_on_in_both_orientations_by_two_devices_in_two_micro_batches(kind):
     # An image is [0, 2 ** number] or, mirrored, [2 ** number, 0]: a sum of pixels is the set of its images.
     images = np.stack([np.zeros(8), 2.0 ** np.arange(8)], axis=-1).astype(np.float32).reshape(8, 1, 2, 1)
-    batches = BatchesInMemory({"image": images}, 4, seed=0, orientations=Alternating(0))
+    batches = BatchesInMemory({"image": images}, Shuffled(8, 4, seed=0), orientations=Alternating(0))
     config = Data(flip=True, alternate_flips=True, crop_padding=0)
     layout = Layout(make_mesh())
     assert layout.mesh.size == 2

@@ -82,6 +82,18 @@ def test_a_metric_whose_merge_does_not_add_is_an_error():
     [
         ({"loss": lambda logits, batch: logits[:, 0]}, "there is a metric loss already"),
         ({"mean": lambda logits, batch: logits[:, 0].mean()}, r"mean has shape \(\) for a batch of 4"),
+        (
+            {"none": lambda logits, batch: None},
+            r"metrics none returned None: wanted one value per example, \[4\], a dict",
+        ),
+        ({"text": lambda logits, batch: "0.5"}, "text returned a str: wanted one value"),
+        ({"many": lambda logits, batch: [logits[:, 0], logits[:, 1]]}, "many returned a list: wanted one value"),
+        ({"empty": lambda logits, batch: {}}, "empty returned an empty dict: wanted one value"),
+        ({"number": lambda logits, batch: {3: logits[:, 0]}}, "number returned the name 3: wanted one value"),
+        ({"part": lambda logits, batch: {"a": None}}, r"metrics part: a is None: wanted one value per example, \[4\]"),
+        ({"part": lambda logits, batch: {"a": logits}}, r"metrics part: a has shape \(4, 3\) for a batch of 4"),
+        ({"half": lambda logits, batch: Mean(None, logits[:, 0])}, "metrics half is None: wanted one value"),
+        ({"number": lambda logits, batch: 0.5}, r"metrics number has shape \(\) for a batch of 4"),
         ({"wrong": lambda logits, batch: logits[:, 0] / batch["labels"]}, "wrong: KeyError: 'labels'"),
         ({"finite": lambda logits, batch: logits[:, 0]}, "finite is the name of something else"),
     ],

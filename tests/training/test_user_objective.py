@@ -80,6 +80,7 @@ def test_half_precision_is_summed_in_float32():
     [
         (lambda x: x.mean(), "NAME returned .*; wanted a dict with `loss`"),
         (lambda x: {"cost": x}, "NAME returned a mapping of cost; wanted a dict with `loss`"),
+        (lambda x: {"loss": None}, r"NAME: loss is None: wanted one value per example, \[4\]"),
         (lambda x: {"loss": x.mean()}, r"NAME: loss has shape \(\) for a batch of 4: wanted one value per example"),
         (lambda x: {"loss": x[:3]}, r"NAME: loss has shape \(3,\)"),
         (lambda x: {"loss": x, "finite": x}, "finite is the name of something else"),

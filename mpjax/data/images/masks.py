@@ -12,6 +12,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example, Examples, array
 from mpjax.data.fields import IGNORED
 from mpjax.data.images.decoding import name_of, named_errors, opened
+from mpjax.data.images.lossy import compression_noise
 from mpjax.errors import DataWarning, UsageError
 
 
@@ -35,7 +36,7 @@ def class_numbers(stored: Any) -> Any:
     if pixels.ndim != 2:
         raise UsageError(
             f"{name_of(stored) or 'mask'}: a colour image (Pillow's mode {picture.mode}); wanted one channel of class "
-            "numbers; convert each colour of the masks to its class"
+            "numbers; convert each colour of the masks to its class, and store them as PNG"
         )
     return pixels.astype(np.uint8)[..., None] if pixels.dtype == np.bool_ else pixels[..., None]
 
@@ -105,7 +106,9 @@ class MaskValues:
         return np.searchsorted(self._sorted[0], np.arange(256)).clip(max=len(self._sorted[0]) - 1)
 
 
-def mask_values(train: Examples, num_classes: int, config: Data, name: str) -> MaskValues:
+def mask_values(
+    train: Examples, num_classes: int, config: Data, name: str, stored: Examples | None = None
+) -> MaskValues:
     """Returns the mapping from stored values to classes, from the settings or from the masks of the training split.
 
     Class numbers map to themselves. If the masks hold other values, and exactly as many as there are classes, the
@@ -117,9 +120,11 @@ def mask_values(train: Examples, num_classes: int, config: Data, name: str) -> M
       num_classes: the number of classes of the task.
       config: the settings `mask_values` and `ignore_index`.
       name: the name of the data set.
+      stored: the examples before their masks were decoded; None: a function has changed the values since.
 
     Raises:
-      UsageError: the stored values cannot be matched to the classes, or the settings contradict each other.
+      UsageError: the stored values cannot be matched to the classes, also because a lossy format changed them, or the
+        settings contradict each other.
     """
     given, ignored = tuple(config.mask_values), tuple(config.ignore_index)
     if given and (len(given) != num_classes or len(set(given)) != len(given) or set(ignored) & set(given)):
@@ -128,16 +133,13 @@ def mask_values(train: Examples, num_classes: int, config: Data, name: str) -> M
             f"--data.mask_values {' '.join(map(str, given))}: wanted {num_classes} different values, one for each "
             f"class{besides}"
         )
-    indices = sorted({int(i) for i in np.linspace(0, len(train) - 1, _LOOKED_AT)}) if len(train) else []
-    counts: dict[int, int] = {}
-    for index in indices:
-        example = train[index]
-        if "mask" in example:
-            for value, count in zip(*np.unique(_integers(example["mask"]), return_counts=True), strict=True):
-                counts[int(value)] = counts.get(int(value), 0) + int(count)
+    counts, looked_at = _counted(train, name)
     seen = sorted(set(counts) - set(ignored))
-    looked_at = f"in {len(indices)} of {len(train)} masks of '{name}'"
     classes = given or tuple(range(num_classes))
+    if noise := compression_noise({value: counts[value] for value in seen}, stored, looked_at):
+        if not set(seen) <= set(classes):
+            raise UsageError(noise)
+        warnings.warn(noise, DataWarning, stacklevel=2)
     if not given and not set(seen) <= set(classes):
         if len(seen) != num_classes:
             raise UsageError(
@@ -158,6 +160,49 @@ def mask_values(train: Examples, num_classes: int, config: Data, name: str) -> M
     if share > 0.5:
         _tell(f"{share:.0%} of the pixels are ignored by --data.ignore_index {_listed(ignored)}, {looked_at}")
     return values
+
+
+def unknown_classes(
+    train: Examples, config: Data, name: str, origin: str, stored: Examples | None = None
+) -> UsageError:
+    """Returns an error that asks for the number of classes, with the settings that fit the values in the masks."""
+    counts, looked_at = _counted(train, name)
+    seen = sorted(set(counts) - set(config.ignore_index))
+    if noise := compression_noise({value: counts[value] for value in seen}, stored, looked_at):
+        return UsageError(noise)
+    mask = f"mask ({origin})" if origin else "mask"
+    said = f"data set '{name}' does not say how many classes its {mask} has; the stored values {looked_at}"
+    if len(seen) < 2:
+        return UsageError(f"{said} are {_listed(seen) or 'none'}; write --data.num_classes N")
+    if len(seen) > _MOST_CLASSES:
+        return UsageError(
+            f"{said} are {_listed(seen)}; write --data.num_classes N if they are class numbers. Masks that were stored "
+            "as JPEG have more values than classes: store them as PNG"
+        )
+    if seen == list(range(len(seen))):
+        repair = {"data.num_classes": len(seen)}
+        return UsageError(f"{said} are {_listed(seen)}; write --data.num_classes {len(seen)}", repair=repair)
+    return UsageError(
+        f"{said} are {_listed(seen)}; write --data.mask_values {' '.join(map(str, seen))}, the value of each class, "
+        "from class 0; values that stand for no class go to --data.ignore_index instead",
+        repair={"data.mask_values": tuple(seen)},
+    )
+
+
+_MOST_CLASSES = 64
+"""The number of stored values from which on they are not suggested as the values of classes."""
+
+
+def _counted(train: Examples, name: str) -> tuple[dict[int, int], str]:
+    """Returns how often each value is stored in a sample of the masks, and a description of the sample."""
+    indices = sorted({int(i) for i in np.linspace(0, len(train) - 1, _LOOKED_AT)}) if len(train) else []
+    counts: dict[int, int] = {}
+    for index in indices:
+        example = train[index]
+        if "mask" in example:
+            for value, count in zip(*np.unique(_integers(example["mask"]), return_counts=True), strict=True):
+                counts[int(value)] = counts.get(int(value), 0) + int(count)
+    return counts, f"in {len(indices)} of {len(train)} masks of '{name}'"
 
 
 def _integers(mask) -> np.ndarray:

@@ -152,7 +152,8 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
     if set(classes) == {"images", "masks"}:
         raise UsageError(
             f"data set '{set_name}': {folder} has images and their masks, but --task classification needs a folder for "
-            "each class; write --task segmentation"
+            "each class; write --task segmentation",
+            repair={"task": "segmentation"},
         )
     found = {name: _images(folder / name) for name in classes}
     for name, paths in found.items():
@@ -167,12 +168,13 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
 
 
 def _pairs(folder: pathlib.Path) -> FolderExamples:
-    """Matches images with the masks of the same names; file extensions may differ.
+    """Matches images with the masks of the same names; file extensions may differ, and so may an ending of all masks.
 
     Raises:
       UsageError: a mask or an image has no partner, or a folder is missing.
     """
     images, masks = (_by_stem(folder / kind) for kind in ("images", "masks"))
+    masks = _without_ending(masks, images)
     for some, others, kind, other in ((images, masks, "image", "mask"), (masks, images, "mask", "image")):
         if alone := sorted(some.keys() - others.keys()):
             raise UsageError(
@@ -181,6 +183,16 @@ def _pairs(folder: pathlib.Path) -> FolderExamples:
             )
     stems = sorted(images, key=_spread)
     return FolderExamples({"image": [images[stem] for stem in stems], "mask": [masks[stem] for stem in stems]}, {})
+
+
+def _without_ending(masks: dict[str, str], images: Mapping[str, str]) -> dict[str, str]:
+    """Returns masks by the names of their images, if all have the same ending more, such as `_mask`; else `masks`."""
+    some = min(masks, default="")
+    for ending in (some[at:] for at in range(1, len(some))):
+        short = {name.removesuffix(ending): path for name, path in masks.items() if name.endswith(ending)}
+        if len(short) == len(masks) and short.keys() == images.keys():
+            return short
+    return masks
 
 
 def _by_stem(folder: pathlib.Path) -> dict[str, str]:

@@ -55,7 +55,7 @@ def open_huggingface(what: str, config: Data) -> Table:
     Raises:
       UsageError: the data set cannot be loaded, has no such split, or its columns differ between the splits.
     """
-    splits = load_splits(what)
+    splits = load_splits(what, config.header)
     import datasets
 
     set_name = f"{NAME}:{what}"
@@ -75,10 +75,17 @@ def open_huggingface(what: str, config: Data) -> Table:
                 f"{other or 'missing'} in split '{config.test_split}'; wanted the same columns in both splits"
             )
         columns[name], reads[name] = _column(name, feature, train, test)
-    return _table(set_name, columns, reads, train, test)
+    return _table(set_name, columns, reads, train, test, config.ignore_index)
 
 
-def _table(set_name: str, columns: Mapping[str, Column], reads: Mapping[str, Read], train: Any, test: Any) -> Table:
+def _table(
+    set_name: str,
+    columns: Mapping[str, Column],
+    reads: Mapping[str, Read],
+    train: Any,
+    test: Any,
+    ignored: Sequence[int],
+) -> Table:
     def open_columns(names: Sequence[str]) -> tuple[ArrowExamples, ArrowExamples]:
         chosen = {name: reads[name] for name in names}
         first, second = (ArrowExamples(split.select_columns(list(names)), chosen) for split in (train, test))
@@ -87,8 +94,8 @@ def _table(set_name: str, columns: Mapping[str, Column], reads: Mapping[str, Rea
     def labelled(name: str) -> Table:
         if isinstance(columns[name], Label):
             return table
-        label, read = _classes(name, set_name, train, test)
-        return _table(set_name, {**columns, name: label}, {**reads, name: read}, train, test)
+        label, read = _classes(name, set_name, train, test, ignored)
+        return _table(set_name, {**columns, name: label}, {**reads, name: read}, train, test, ignored)
 
     table = Table(set_name, columns, open_columns, labelled=labelled)
     return table
@@ -176,10 +183,10 @@ def _shape_of_images(name: str, train: Any, test: Any) -> tuple[int | None, int 
     return stored_shape(count, stored, f"column '{name}'")
 
 
-def _classes(name: str, set_name: str, train: Any, test: Any) -> tuple[Label, Read]:
+def _classes(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[int]) -> tuple[Label, Read]:
     """Returns the label type of a column and a reader of its class numbers, which are the same in both splits.
 
-    Integers are class numbers already. Texts are numbered in alphabetical order.
+    Integers are class numbers already, but for those to ignore. Texts are numbered in alphabetical order.
 
     Raises:
       UsageError: a value is missing, negative or an empty text, or the column holds neither integers nor text.
@@ -192,7 +199,11 @@ def _classes(name: str, set_name: str, train: Any, test: Any) -> tuple[Label, Re
     if pa.types.is_boolean(kind):
         return Label(2), lambda column: arrow.numbers(column, called).astype(np.int32)
     if pa.types.is_integer(kind):
-        bounds = [arrow.pc.min_max(value).as_py() for value in values]
+        if ignored:
+            values = [value.filter(arrow.pc.invert(arrow.pc.is_in(value, pa.array(ignored, kind)))) for value in values]
+        bounds = [arrow.pc.min_max(value).as_py() for value in values if len(value)]
+        if not bounds:
+            raise UsageError(f"label ({called} of '{set_name}'): every one is ignored by --data.ignore_index")
         lowest = min(bound["min"] for bound in bounds)
         if lowest < 0:
             raise UsageError(

@@ -1,20 +1,24 @@
 """Loads the splits of a Hugging Face data set that `hf:...` names: a file, a folder, or a name in the cache or hub."""
 
 import contextlib
+import csv
 import json
 import pathlib
 import shlex
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mpjax.config.paths import expanded
-from mpjax.errors import UsageError
+from mpjax.data.sources import arrow
+from mpjax.data.sources.column_names import require_names
+from mpjax.errors import DataWarning, UsageError
 
 
 NAME = "hf"
 _KINDS = {
     ".csv": "csv",
-    ".tsv": "csv",
+    ".tsv": "tsv",
     ".json": "json",
     ".jsonl": "json",
     ".ndjson": "json",
@@ -26,14 +30,17 @@ _TEXTS = ("string", "large_string", "string_view")
 # The texts that pandas reads as a missing number.
 _MISSING = ("", "NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "-NaN")
 _MISSING += ("-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
-_FORMATS = ("csv", "json", "parquet", "arrow", "imagefolder", "text")
+_TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"csv": ("csv", {}), "tsv": ("csv", {"sep": "\t"})}
+"""The formats with or without a line of names: the reader and its settings."""
+_FORMATS = ("csv", "tsv", "json", "parquet", "arrow", "imagefolder", "text")
 
 
-def load_splits(what: str) -> dict[str, Any]:
+def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:
     """Loads the splits of a data set as `datasets.Dataset`s by name; a single file is the split `train`.
 
     Args:
       what: `PATH` of a file or folder, `FORMAT:PATH`, or `NAME` or `NAME/CONFIG` on the hub.
+      header: the names of the columns of csv or tsv files whose first line is an example; empty: it has the names.
 
     Raises:
       UsageError: the package `datasets` is missing, or the data set does not exist or cannot be read.
@@ -47,7 +54,7 @@ def load_splits(what: str) -> dict[str, Any]:
         ) from error
     with _without_progress_bars(datasets):
         try:
-            loaded: Any = _loaded(datasets, what)
+            loaded: Any = _loaded(datasets, what, header)
         except UsageError:
             raise
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
@@ -55,13 +62,14 @@ def load_splits(what: str) -> dict[str, Any]:
     return {str(k): v for k, v in loaded.items()} if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
 
 
-def _loaded(datasets: Any, what: str) -> Any:
+def _loaded(datasets: Any, what: str, header: Sequence[str]) -> Any:
     kind, colon, rest = what.partition(":")
     if colon and kind in _FORMATS:
-        return _local(datasets, expanded(rest), kind, what)
+        return _local(datasets, expanded(rest), kind, what, header)
     path = expanded(what)
     if path.exists() or what.startswith(("/", "~", ".")) or path.suffix in _KINDS:
-        return _local(datasets, path, "", what)
+        return _local(datasets, path, "", what, header)
+    _require_no_header(what, header)
     name, _, config = what.rpartition("/")
     if what.count("/") > 1:
         return datasets.load_dataset(name, config)
@@ -73,63 +81,79 @@ def _loaded(datasets: Any, what: str) -> Any:
         return datasets.load_dataset(name, config)  # a legacy name without an owner, such as glue/sst2
 
 
-def _local(datasets: Any, path: pathlib.Path, kind: str, what: str) -> Any:
+def _local(datasets: Any, path: pathlib.Path, kind: str, what: str, header: Sequence[str]) -> Any:
     if not path.exists():
         raise UsageError(f"data set '{NAME}:{what}': nothing at {path}; wanted a file or folder")
     if path.is_dir():
+        if header and not kind:  # `datasets` forgets that there is no line of names where it finds the format itself
+            kind = next((_KINDS[file.suffix] for file in path.rglob("*") if _KINDS.get(file.suffix) in _TABLES), "")
+        if kind not in _TABLES:
+            _require_no_header(what, header)
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return datasets.load_from_disk(str(path))
-        return _read(datasets, kind, data_dir=str(path)) if kind else _read(datasets, str(path))
+        if not kind:
+            return _read(datasets, str(path), {}, header)
+        return _read(datasets, *_TABLES.get(kind, (kind, {})), header, data_dir=str(path))
     kind = kind or _KINDS.get(path.suffix, "")
     if not kind:
         raise UsageError(
             f"data set '{NAME}:{what}': {path.suffix or 'no extension'} is not a known format; wanted one of "
             f"{', '.join(_KINDS)}; or write {NAME}:FORMAT:{path} with FORMAT one of {', '.join(_FORMATS)}"
         )
-    settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
-    return _read(datasets, kind, data_files={"train": str(path)}, **settings)
+    kind = "tsv" if path.suffix == ".tsv" and kind == "csv" else kind
+    if kind not in _TABLES:
+        _require_no_header(what, header)
+    return _read(datasets, *_TABLES.get(kind, (kind, {})), header, data_files={"train": str(path)})
 
 
-def _read(datasets: Any, what: str, **settings: Any) -> Any:
+def _require_no_header(what: str, header: Sequence[str]) -> None:
+    if header:
+        raise UsageError(
+            f"--data.header {' '.join(header)} is for csv and tsv files, which '{NAME}:{what}' is not; leave it out"
+        )
+
+
+def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence[str], **where: Any) -> Any:
     """Loads files of a format; in csv, an empty text, NA or None in a text column stays a text, not a missing value."""
+    settings = {**reading, **({"header": None} if header else {}), **where}
+    if settings.get("sep") == "\t":
+        settings |= _quoting(datasets, what, settings)
     loaded = datasets.load_dataset(what, **settings)
     first = next(iter(loaded.values()))
     if first.info.builder_name != "csv":
         return loaded
     for split in loaded.values():
-        _require_names(split)
+        require_names(split, header)
+    names = list(first.features)
     texts = {name for name, feature in first.features.items() if getattr(feature, "dtype", "") in _TEXTS}
-    if not any(split.data.column(name).null_count for split in loaded.values() for name in texts):
-        return loaded
-    # Load again now that the columns are known. Without _MISSING, a number column with gaps would become text.
-    gaps = {name: list(_MISSING) for name in first.features if name not in texts}
-    return datasets.load_dataset(what, keep_default_na=False, na_values=gaps, **settings)
+    if any(split.data.column(name).null_count for split in loaded.values() for name in texts):
+        # Load again now that the columns are known. Without _MISSING, a number column with gaps would become text.
+        # Without a line of names, pandas numbers the columns.
+        gaps = {at if header else name: list(_MISSING) for at, name in enumerate(names) if name not in texts}
+        loaded = datasets.load_dataset(what, keep_default_na=False, na_values=gaps, **settings)
+    return loaded.rename_columns(dict(zip(names, header, strict=True))) if header else loaded
 
 
-def _require_names(split: Any) -> None:
-    """Raises UsageError if the first line of a csv file looks like an example instead of the column names."""
-    names = split.column_names
-    numbers = [name for name in names if _is_number(name)]
-    if numbers and {*names} not in ({*map(str, range(len(names)))}, {*map(str, range(1, len(names) + 1))}):
-        reason = f"{numbers[0]!r} is a number"
-    else:
-        held = (name for name in names if split.data.column(name).slice(0, 10_000).to_pylist().count(name) > 1)
-        name = next(held, None)
-        if name is None:
-            return
-        reason = f"{name!r} is also a value in its column"
-    raise UsageError(
-        f"the first line of a csv file must give the names of its columns, but it is {','.join(names)}, which looks "
-        f"like an example: {reason}; add a line of names before it, such as text,label"
-    )
-
-
-def _is_number(name: str) -> bool:
+def _quoting(datasets: Any, what: str, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the setting that reads quotes of a tsv file as characters, if they would join lines otherwise."""
     try:
-        float(name)
-    except ValueError:
+        loaded = datasets.load_dataset(what, **settings)
+        if not any(_joins_lines(split.data.column(name)) for split in loaded.values() for name in split.column_names):
+            return {}
+    except datasets.exceptions.DatasetGenerationError as error:
+        if "EOF inside string" not in str(error.__cause__):
+            raise
+    text = "quotes of the tsv file are read as characters: as quotes, they would join lines to one text"
+    warnings.warn(text, DataWarning, stacklevel=2)
+    return {"quoting": csv.QUOTE_NONE}
+
+
+def _joins_lines(column: Any) -> bool:
+    """Returns True if a text has a line break and a tab, which is more than one line of the file."""
+    if str(column.type) not in _TEXTS:
         return False
-    return True
+    broken = arrow.pc.and_kleene(arrow.pc.match_substring(column, "\n"), arrow.pc.match_substring(column, "\t"))
+    return bool(arrow.pc.any(broken).as_py())
 
 
 def _explained(what: str, error: Exception) -> UsageError:

@@ -120,7 +120,8 @@ def open_own(config: Data) -> Table | Source:
     sizes = {name: len(split) for name, split in splits.items()}
     train, test = (parts_of(expression, sizes, config.name) for expression in (config.train_split, config.test_split))
     first = splits[train[0].split]
-    sample = [first[index * len(first) // _TRIED] for index in range(_TRIED if len(first) >= _TRIED else 1)]
+    tried = max(1, min(len(first), _TRIED))
+    sample = [first[index * len(first) // tried] for index in range(tried)]
     columns = {name: _column(name, [x[name] for x in sample if name in x], where) for name in sample[0]}
 
     def open_columns(names: Sequence[str]) -> tuple[Examples, Examples]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, require_examples
 from mpjax.data.fields import Image, Label, Mask
@@ -126,6 +127,14 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
     matching = [known for known in prepared if name in (known, known.rpartition("/")[0])]
     if matching:
         return data_dir / matching[-1]
+    if (path := expanded(name)).exists():
+        # A folder without folders holds files of Hugging Face's formats, not classes of images.
+        kind = "folder" if path.is_dir() and any(inside.is_dir() for inside in path.iterdir()) else "hf"
+        raise UsageError(
+            f"data set '{name}' is not a name of tensorflow-datasets, but there is a "
+            f"{'folder' if path.is_dir() else 'file'} {path}; write --data.name {kind}:{name}",
+            repair={"data.name": f"{kind}:{name}"},
+        )
     sets = sorted({known.rpartition("/")[0] for known in prepared} | set(_GENERATED))
     name = re.sub(r"/[\d.]+$", "", name)
     configs = [known for known in sets if known.startswith(f"{name}/")]

@@ -107,19 +107,21 @@ def tokenized(
         raise UsageError(f"--data.length {config.length}: wanted at least 1 token, as in --data.length 128")
     tokenizer = load_tokenizer(config.tokenizer)
     where = f"text{f' ({origin})' if origin else ''} of '{name}'"
+    splits = {config.train_split: train, config.test_split: test}  # if both are one, its texts are tokenized once
     if task == "language_modeling":
-        blocks = [
-            _blocks(split, tokenizer, config.length, f"split '{split_name}' of '{name}'", where)
-            for split, split_name in ((train, config.train_split), (test, config.test_split))
-        ]
-        return Source(name, {"tokens": Tokens(config.length + 1, tokenizer.vocabulary, origin=origin)}, *blocks)
+        blocks = {
+            split_name: _blocks(split, tokenizer, config.length, f"split '{split_name}' of '{name}'", where)
+            for split_name, split in splits.items()
+        }
+        tokens = Tokens(config.length + 1, tokenizer.vocabulary, origin=origin)
+        return Source(name, {"tokens": tokens}, blocks[config.train_split], blocks[config.test_split])
     fields: dict[str, Field] = {
         "tokens": Tokens(config.length, tokenizer.vocabulary, origin=origin),
         "length": Length(config.length),
         "label": label(),
     }
-    padded = [_padded(split, tokenizer, config.length, where) for split in (train, test)]
-    return Source(name, fields, *padded)
+    padded = {split_name: _padded(split, tokenizer, config.length, where) for split_name, split in splits.items()}
+    return Source(name, fields, padded[config.train_split], padded[config.test_split])
 
 
 def _padded(examples: Examples, tokenizer: Tokenizer, length: int, where: str) -> TokenizedExamples:

@@ -13,6 +13,10 @@ DENSE = 40
 """The number of modules above which rows are set in a smaller size."""
 
 
+_APART = 0.18
+"""The distance of infinite errors from the highest finite one, as a share of the range of the finite ones."""
+
+
 def name_of(path: str) -> str:
     """Returns a path as HTML that may break after each slash."""
     return html.escape(path or "(no module)").replace("/", "/<wbr>")
@@ -34,11 +38,16 @@ def percent_of(value: float, low: float, high: float) -> str:
 
 
 def errors(d: Facts) -> str:
-    """Plots the relative error of each module, with and without earlier errors, forward and backward."""
+    """Plots the relative error of each module, with and without earlier errors, forward and backward.
+
+    Infinite errors have a line of their own above the others, so that none is taken for the error at the top.
+    """
     paths, rows = by_path(d)
     values = [e for row in d.table for e in (row.error, row.own_error) if e and math.isfinite(e)]
     low = max(math.floor(math.log10(min(values, default=1e-4))), -12)
     high = max(math.ceil(math.log10(max(values, default=1.0))), low + 1)
+    infinite = any(row.non_finite for row in rows.values())
+    top = high + _APART * (high - low) if infinite else high
     isolated = any(row.own_error is not None for row in d.table)
     half = [float_range(row.dtype).epsilon / 2 for row in d.table if row.dtype in HALF]
     panels = []
@@ -54,19 +63,20 @@ def errors(d: Facts) -> str:
         curves = [("carried", [(at[i], _log10(row.error, low)) for i, row in finite])]
         if isolated:
             curves.append(("own", [(at[i], _log10(row.own_error, low)) for i, row in found]))
-        lines = [_level(math.log10(max(half)), width, low, high)] if half else []
-        lines += [_line(kind, points, low, high) + _dots(kind, points, low, high) for kind, points in curves]
-        lines.append(_dots("lost", [(at[i], high) for i, row in found if row.non_finite], low, high))
+        lines = [_level(math.log10(max(half)), width, low, top)] if half and math.log10(max(half)) <= high else []
+        lines += [_line(kind, points, low, top) + _dots(kind, points, low, top) for kind, points in curves]
+        lines.append(_dots("lost", [(at[i], top) for i, row in found if row.non_finite], low, top))
         numbers = (1, width) if direction == "forward" else (width, 1)
         ends = [f'<b class="{side}" style="left:{x}%">module {n}</b>' for side, x, n in
                 zip(("first", "last"), (0, 100), numbers, strict=True)][: width]  # fmt: skip
         axis = f'<div class="axis">{"".join(ends)}</div>'
-        ticks = [(e, f"10<sup>{e}</sup>") for e in _steps(low, high)]
+        ticks: list[tuple[float, str]] = [(e, f"10<sup>{e}</sup>") for e in _steps(low, high)]
+        ticks += [(top, "inf")] if infinite else []
         title = "Forward, in program order" if direction == "forward" else "Backward, from the loss to the input"
-        panels.append(f"<div><h3>{title}</h3>{_plot(ticks, low, high, width, ''.join(lines), axis)}</div>")
+        panels.append(f"<div><h3>{title}</h3>{_plot(ticks, low, top, width, ''.join(lines), axis)}</div>")
     own = '<span class="own"><i></i>its own error, with float32 inputs</span>' if isolated else ""
     note = "" if isolated else " The own error of each module was not measured."
-    lost = '<span class="lost"><i></i>some results are inf or nan</span>' if any(r.non_finite for r in d.table) else ""
+    lost = '<span class="lost"><i></i>inf: some results are inf or nan</span>' if infinite else ""
     return (
         '<section><h2>Error by depth</h2><p class="soft">Relative error of a module\'s results (Euclidean norm); '
         f"modules are numbered as above. Exact results lie on the bottom line.{note}</p>"
@@ -93,7 +103,7 @@ def scales_of(scales: Sequence[ScaleStep]) -> str:
     lines = _line("carried", points, low, high) + _dots("lost", skipped, low, high)
     ends = f'<b class="first" style="left:0">step {first:,}</b>'
     ends += f'<b class="last" style="left:100%">step {last:,}</b>' if last > first else ""
-    ticks = [(e, f"2<sup>{e}</sup>") for e in _steps(low, high)]
+    ticks: list[tuple[float, str]] = [(e, f"2<sup>{e}</sup>") for e in _steps(low, high)]
     plot = _plot(ticks, low, high, width, lines, f'<div class="axis">{ends}</div>')
     return (
         '<section><h2>Loss scale over the run</h2><div class="legend"><span class="carried"><i class="line"></i>loss '
@@ -102,7 +112,7 @@ def scales_of(scales: Sequence[ScaleStep]) -> str:
     )
 
 
-def _plot(ticks: list[tuple[int, str]], low: float, high: float, width: float, lines: str, axis: str) -> str:
+def _plot(ticks: list[tuple[float, str]], low: float, high: float, width: float, lines: str, axis: str) -> str:
     """Draws curves with an axis at the left and one below; the curves stretch with the page, the text does not."""
     labels = "".join(f'<span style="bottom:{percent_of(y, low, high)}%">{text}</span>' for y, text in ticks)
     grid = "".join(f'<path class="grid" d="M0 {high - y:g}h{width:g}"/>' for y, _ in ticks)

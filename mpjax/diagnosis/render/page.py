@@ -132,6 +132,7 @@ def _table(d: Facts) -> str:
     opened = " open" if len(d.table) <= 2 * DENSE else ""
     return (
         f"<section><details{opened}><summary>All {len(d.table)} rows, worst first</summary>"
+        '<p class="soft">Shares are of all half-precision results of a module in one direction together.</p>'
         f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></details></section>"
     )
 

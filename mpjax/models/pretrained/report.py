@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpjax import notebook
+
 
 _LISTED = 4  # names
 
@@ -90,15 +92,23 @@ class PretrainedReport:
             + (f"; left at initial values: {_listed(self.skipped)}" if self.skipped else "")
         )
 
+    def _notes(self) -> list[str]:
+        ignored = [f"keys of the file that were not read: {_listed(self.ignored)}"] if self.ignored else []
+        return [self.totals, *ignored]
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.table(_HEADS, map(_cells, self.rows)), notebook.paragraphs(self._notes()))
+
+    _repr_pretty_ = notebook.as_text
+
     def __str__(self) -> str:
-        header = ("path", "key", "shape", "before", "after", "overflow", "flushed", "error")
-        cells = [header, *(_cells(row) for row in self.rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+        cells = [_HEADS, *(_cells(row) for row in self.rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADS))]
         table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-        lines = [table[0], "  ".join("-" * width for width in widths), *table[1:], "", self.totals]
-        if self.ignored:
-            lines.append(f"keys of the file that were not read: {_listed(self.ignored)}")
-        return "\n".join(lines)
+        return "\n".join([table[0], "  ".join("-" * width for width in widths), *table[1:], "", *self._notes()])
+
+
+_HEADS = ("path", "key", "shape", "before", "after", "overflow", "flushed", "error")
 
 
 def _listed(names: tuple[str, ...]) -> str:

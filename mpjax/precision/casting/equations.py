@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import jax
 
+from mpjax.notebook import file_or_cell
+
 
 # Called as functions, because their parameters include the combining function as a jaxpr of the traced dtype.
 _SCATTERS = {
@@ -65,6 +67,8 @@ def source_lines(eqn) -> list[SourceLine]:
 def source_of(eqns: Iterable) -> str:
     """Returns the user's line (`file:line`) of an equation; if there is none, the nearest line of a library.
 
+    In a notebook it is the line of a cell, `Cell In[3]:7`.
+
     Args:
       eqns: the equation and the equations that contain it, innermost first.
     """
@@ -73,7 +77,7 @@ def source_of(eqns: Iterable) -> str:
         for lines in map(source_lines, eqns):
             outside = first_outside(lines, libraries)
             if outside < len(lines):
-                return f"{lines[outside].file}:{lines[outside].line}"
+                return f"{file_or_cell(lines[outside].file)}:{lines[outside].line}"
     return NO_SOURCE
 
 

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from mpjax.errors import LoggerWarning, UsageError
 
 
@@ -16,6 +18,10 @@ class Logger(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a step."""
+        ...
+
+    def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+        """Logs pictures of a step, uint8 [H, W, 3]."""
         ...
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
@@ -27,7 +33,7 @@ class Logger(Protocol):
         ...
 
 
-FILES = ("config.toml", "environment.json", "summary.json", "curves.png", "diagnosis_*")
+FILES = ("config.toml", "environment.json", "receipt.json", "summary.json", "curves.png", "diagnosis_*")
 """The files of a run's folder that loggers store at its end."""
 
 PATIENCE = 60.0
@@ -58,6 +64,11 @@ class InBackground:
         """Logs the metrics of one report."""
         self._tell()
         self._work.put(lambda logger: logger.log(step, dict(metrics)))
+
+    def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+        """Logs pictures of an evaluation."""
+        self._tell()
+        self._work.put(lambda logger: logger.images(step, dict(images)))
 
     def layers(self, step: int, layers: Sequence) -> None:
         """Leaves out the statistics of layers: TensorBoard has them."""

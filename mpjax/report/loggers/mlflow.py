@@ -8,6 +8,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mpjax.config import to_toml
 from mpjax.config.save import flat
 from mpjax.extend import RunInfo
@@ -44,6 +46,11 @@ class MlflowLogger:
         """Logs the metrics of a step."""
         for name, value in metrics.items():
             self._client.log_metric(self._id, name, value if math.isfinite(value) else math.nan, step=step)
+
+    def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+        """Logs pictures of a step."""
+        for name, pixels in images.items():
+            self._client.log_image(self._id, pixels, key=name, step=step)
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
         """Stores files as artifacts of the run."""

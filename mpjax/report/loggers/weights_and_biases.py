@@ -5,6 +5,8 @@ import pathlib
 import tomllib
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from mpjax.config import to_toml
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
@@ -37,6 +39,10 @@ class WandbLogger:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a step."""
         self._run.log(dict(metrics), step=step)
+
+    def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+        """Logs pictures of a step."""
+        self._run.log({name: self._wandb.Image(pixels) for name, pixels in images.items()}, step=step)
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
         """Stores files as an artifact of the run."""

@@ -1,11 +1,13 @@
 import io
+import re
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from mpjax.config.schema import Data
 from mpjax.data.images.decoding import FileBytes
-from mpjax.data.images.masks import class_numbers
+from mpjax.data.images.masks import class_numbers, unknown_classes
 from mpjax.errors import UsageError
 
 
@@ -48,3 +50,20 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
     (tmp_path / "m.png").write_text("no")
     with pytest.raises(UsageError, match="m.png: cannot be decoded"):
         class_numbers(FileBytes.read(str(tmp_path / "m.png")))
+
+
+@pytest.mark.parametrize(
+    ("values", "says", "repair"),
+    [
+        ([0, 255], "in 2 of 2 masks of 'cells' are 0, 255; write --data.mask_values 0 255,", {"mask_values": (0, 255)}),
+        ([0, 1, 2, 7], "are 0, 1, 2; write --data.num_classes 3$", {"num_classes": 3}),
+        ([5], "are 5; write --data.num_classes N$", {}),
+        (range(0, 256, 3), "are 0, 3, .* and 78 more; write --data.num_classes N .*JPEG .*: store them as PNG", {}),
+    ],
+)
+def test_who_does_not_say_how_many_classes_masks_have_is_told_their_values(values, says, repair):
+    masks = [{"mask": np.asarray(values, np.uint8)[None, :, None]}] * 2
+    error = unknown_classes(masks, Data(ignore_index=(7,)), "cells", "")
+    assert isinstance(error, UsageError)
+    assert re.search(says, str(error))
+    assert error.repair == {f"data.{name}": value for name, value in repair.items()}

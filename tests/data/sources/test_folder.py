@@ -65,8 +65,9 @@ def test_sizes_of_a_sample_say_whether_they_vary(pets):
 
 
 def test_a_folder_without_splits_is_one_that_parts_are_taken_of(pets):
-    with pytest.raises(UsageError, match=r"Unknown split 'test'.*it has train \(8 examples\).*'train\[90%:\]'"):
+    with pytest.raises(UsageError, match=r"has only the split train \(8 examples\), not 'test'; .*") as refused:
         opened(pets / "train")
+    assert str(refused.value).endswith("write --data.train_split 'train[:90%]' --data.test_split 'train[90%:]'")
     source = opened(pets / "train", train_split="train[:75%]", test_split="train[75%:]")
     assert (len(source.train), len(source.test)) == (6, 2)
 
@@ -186,7 +187,16 @@ def test_no_masks(pets):
 
 
 def test_how_many_classes_masks_have_must_be_said(scans):
-    refused("does not say how many classes its mask has.*--data.num_classes N", scans, "segmentation")
+    refused("in 5 of 5 masks of 'folder:.*' are 0, 1, 2; write --data.num_classes 3$", scans, "segmentation")
+
+
+def test_masks_may_have_an_ending_besides_the_name_of_their_image(scans):
+    for mask in scans.glob("*/masks/*.png"):
+        mask.rename(mask.with_stem(f"{mask.stem}_mask"))
+    source = opened(scans, "segmentation", num_classes=3)
+    assert sorted(int(example["mask"][0, 0, 0]) for example in source.train) == [0, 0, 1, 1, 2]
+    (scans / "train/masks/2_mask.png").rename(scans / "train/masks/2_seg.png")
+    refused("image without mask", scans, "segmentation", num_classes=3)
 
 
 def test_it_has_no_text(pets):

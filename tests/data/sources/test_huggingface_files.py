@@ -1,11 +1,12 @@
 import json
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
 from mpjax.data.sources.huggingface_files import load_splits
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 datasets = pytest.importorskip("datasets", reason="pip install -e '.[hf]'")
@@ -136,21 +137,47 @@ def test_without_the_package():
     assert "write: pip install 'mpjax[hf]'" in printed
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("a fine film,1\na dull one,0\n", "'1' is a number"),
-        ("0.5,0.1,2\n0.3,0.2,1\n", "'0.5' is a number"),
-        ("a fine film,good\na dull one,bad\nbright,good\nwarm,good\n", "'good' is also a value in its column"),
-    ],
-)
-def test_a_csv_whose_first_line_is_an_example_is_refused(tmp_path, text, reason):
-    (tmp_path / "all.csv").write_text(text)
-    with pytest.raises(UsageError, match=f"names of its columns, .*which looks like an example: {reason}; add a line"):
-        load_splits(str(tmp_path / "all.csv"))
+@pytest.mark.parametrize("name", ["all.tsv", "all.csv", "tsv:all.txt", "folder"])
+def test_columns_without_names_get_those_of_the_header(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    lines = [("neg", "NA"), ("pos", "b"), ("neg", "c")]
+    separator = "," if name.endswith("csv") else "\t"
+    pathlib.Path("folder").mkdir()
+    file = {"tsv:all.txt": "all.txt", "folder": "folder/train.tsv"}.get(name, name)
+    pathlib.Path(file).write_text("".join(f"{label}{separator}{text}\n" for label, text in lines))
+    split = load_splits(name, ("label", "text"))["train"]
+    assert split.column_names == ["label", "text"]
+    assert [(row["label"], row["text"]) for row in split] == lines
 
 
-@pytest.mark.parametrize("text", ["0,1,2\n5,6,7\n", "text,label\ntext,1\nother,0\n"])
-def test_names_that_look_a_little_like_values_are_names(tmp_path, text):
-    (tmp_path / "all.csv").write_text(text)
-    assert ",".join(load_splits(str(tmp_path / "all.csv"))["train"].column_names) == text.splitlines()[0]
+def test_a_missing_number_of_a_file_without_names_stays_missing(tmp_path):
+    (tmp_path / "all.csv").write_text("1,NA\n,b\n0,c\n")
+    assert load_splits(str(tmp_path / "all.csv"), ("label", "text"))["train"].to_list() == [
+        {"label": 1.0, "text": "NA"},
+        {"label": None, "text": "b"},
+        {"label": 0.0, "text": "c"},
+    ]
+
+
+@pytest.mark.parametrize("name", ["all.json", "owner/name", "json:all.csv", "photos"])
+def test_a_header_is_for_tables(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("photos").mkdir()
+    pathlib.Path("all.json").write_text(json.dumps(ROWS))
+    pathlib.Path("all.csv").write_text("a,b\n")
+    with pytest.raises(UsageError, match=f"label text is for csv and tsv files, which 'hf:{name}' is not"):
+        load_splits(name, ("label", "text"))
+
+
+@pytest.mark.parametrize("quotes", [1, 2])
+def test_quotes_of_a_tsv_join_no_lines(tmp_path, quotes):
+    texts = ['"dull', "fine", '"weak' if quotes == 2 else "weak", "good"]
+    (tmp_path / "all.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{at}\n" for at, text in enumerate(texts)))
+    with pytest.warns(DataWarning, match="quotes of the tsv file are read as characters"):
+        split = load_splits(str(tmp_path / "all.tsv"))["train"]
+    assert split["text"][:] == texts
+
+
+def test_pairs_of_quotes_in_a_tsv_are_quotes(tmp_path):
+    (tmp_path / "all.tsv").write_text('text\tlabel\n"a\tb"\t1\n"c\nd"\t0\n')
+    assert load_splits(str(tmp_path / "all.tsv"))["train"]["text"][:] == ["a\tb", "c\nd"]

@@ -90,6 +90,11 @@ def test_images_of_several_sizes_vary():
     assert opened((rows, rows)).fields["image"] == Image((None, None, 3))
 
 
+def test_few_images_of_several_sizes_vary_too():
+    rows = [{"image": np.zeros((size, 4, 3), np.uint8), "label": 0} for size in (4, 5)]
+    assert opened((rows, rows)).fields["image"] == Image((None, None, 3))
+
+
 def test_channels_first_are_not_taken_for_rows():
     rows = {"image": np.zeros((6, 3, 8, 8), np.float32), "label": LABELS}
     with pytest.raises(

@@ -52,6 +52,18 @@ def test_parts_of_splits(tiny_sets):
     assert source.test[0]["image"][0, 0, 0] == 7
 
 
+@pytest.mark.parametrize(("made", "wanted"), [("mine.csv", "hf"), ("mine/cat/", "folder"), ("mine/a.csv", "hf")])
+def test_the_name_of_a_file_or_folder_lacks_its_kind(tiny_sets, tmp_path, monkeypatch, made, wanted):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / made
+    path.mkdir(parents=True) if made.endswith("/") else path.parent.mkdir(exist_ok=True)
+    if not made.endswith("/"):
+        path.write_text("")
+    name = made.split("/")[0]
+    with pytest.raises(UsageError, match=f"there is a (file|folder) {name}; write --data.name {wanted}:{name}$"):
+        open_prepared(Data(name=name), tiny_sets)
+
+
 @pytest.mark.parametrize(("split", "says"), [("validation", "Unknown split"), ("train[:", "Unrecognized split format")])
 def test_a_split_it_does_not_have(tiny_sets, split, says):
     with pytest.raises(UsageError, match=rf"(?s){says}.*it has train \(10 examples\), test \(3 examples\)"):

@@ -45,6 +45,14 @@ def test_texts_are_padded_at_their_end():
     assert {value.dtype for value in examples[0].values()} == {np.dtype(np.int32)}
 
 
+@pytest.mark.parametrize("task", ["text_classification", "language_modeling"])
+def test_texts_of_a_split_that_is_both_are_tokenized_once(task):
+    source = source_of("abcdef", task=task, train_split="train", test_split="train")
+    assert source.train is source.test
+    other = source_of("abcdef", task=task)
+    assert other.train is not other.test
+
+
 def test_str_and_utf8_are_the_same():
     assert source_of("é").train[0]["tokens"].tolist() == source_of("é".encode()).train[0]["tokens"].tolist()
 

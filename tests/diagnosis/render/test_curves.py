@@ -34,6 +34,19 @@ def test_errors_run_from_the_input_forward_and_from_the_loss_backward(row_of, fa
     assert re.findall(r"module (\d)", text) == ["1", "2", "2", "1"]
 
 
+def test_an_infinite_error_has_a_line_of_its_own_above_all_others(row_of, facts_of):
+    rows = row_of("a", error=1e-4), row_of("b", error=1e-2), row_of("c", error=1e-2, non_finite=0.5)
+    text = errors(facts_of(*rows))
+    # Finite errors reach from 1e-4 to 1e-2, two powers of ten; inf is 0.36 above.
+    assert drawn(text, "curve carried") == ["M0.5 2.36L1.5 0.36"]
+    assert drawn(text, "dots lost") == ["M2.5 0h0"]
+    assert '<span style="bottom:100%">inf</span>' in text
+    assert "inf: some results are inf or nan" in text
+    finite = errors(facts_of(*rows[:2]))
+    assert drawn(finite, "curve carried") == ["M0.5 2L1.5 0"]
+    assert "inf" not in finite
+
+
 def test_a_direction_without_results_has_no_picture(row_of, facts_of):
     text = errors(facts_of(row_of("a", error=1e-2)))
     assert len(drawn(text, "curve carried")) == 1

@@ -99,6 +99,10 @@ def test_verdict_place_evidence_losses_and_lines_to_paste_are_on_it():
     assert "Not verified" in said(diagnosis(verified=False))
 
 
+def test_the_table_says_what_its_shares_are_of():
+    assert "Shares are of all half-precision results of a module in one direction together." in said(diagnosis())
+
+
 @pytest.mark.parametrize("count", [1, 5, 200])
 def test_nothing_is_loaded_and_each_module_has_two_strips(count):
     text = diagnosis(count).to_html()

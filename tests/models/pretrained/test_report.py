@@ -33,6 +33,14 @@ def test_it_prints_as_a_table_with_its_totals_and_what_was_left_out():
     ]
 
 
+def test_a_notebook_shows_the_same_rows_and_lines():
+    html = REPORT._repr_html_()
+    assert html.count("<tr>") == 1 + len(REPORT)
+    assert ">(initial values)<" in html
+    assert f"<p>{REPORT.totals}</p>" in html
+    assert "<p>keys of the file that were not read: bn1.num_batches_tracked</p>" in html
+
+
 def test_it_iterates_over_its_rows_and_adds_them_up():
     assert [row.path for row in REPORT] == ["stem/conv/kernel", "stem/norm/mean", "head/kernel"]
     assert (len(REPORT), REPORT.overflow, REPORT.flushed, REPORT.error) == (3, 1, 20, 0.000244)

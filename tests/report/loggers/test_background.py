@@ -20,6 +20,9 @@ class Recorder:
             raise ConnectionError("no server\nat all")
         self.heard.append((step, metrics))
 
+    def images(self, step, images):
+        self.heard.append((step, images))
+
     def files(self, paths):
         self.heard.append(sorted(path.name for path in paths))
 
@@ -34,10 +37,12 @@ def test_everything_arrives_in_order_and_the_files_last(tmp_path):
     writer = InBackground("name", lambda: logger, tmp_path)
     writer.write(1, {"train/loss": 2.0})
     writer.write(2, {"test/loss": 1.0})
+    writer.images(2, {"masks/0": "picture"})
     writer.close()
     writer.close()
     files = ["config.toml", "diagnosis_7.html", "summary.json"]
-    assert logger.heard == [(1, {"train/loss": 2.0}), (2, {"test/loss": 1.0}), files, "closed"]
+    metrics = [(1, {"train/loss": 2.0}), (2, {"test/loss": 1.0})]
+    assert logger.heard == [*metrics, (2, {"masks/0": "picture"}), files, "closed"]
 
 
 def test_a_failure_is_a_warning_once_and_the_rest_is_left_out(tmp_path):

@@ -1,5 +1,8 @@
 """MLflow, with its package installed, in its store of files."""
 
+import re
+
+import numpy as np
 import pytest
 
 from mpjax.commands.own_parts import open_writers
@@ -35,6 +38,17 @@ def test_metrics_settings_and_files_are_stored_and_a_resumed_run_goes_on(run):
     assert found.data.params["precision.policy"] == "mixed_float16"
     assert found.info.status == "FINISHED"
     assert [file.path for file in client.list_artifacts(number)] == ["config.toml"]
+
+
+def test_pictures_are_stored_with_their_step(run):
+    import mlflow
+
+    (writer,) = open_writers(["mlflow"], run)
+    writer.images(7, {"masks/3": np.zeros((2, 3, 3), np.uint8)})
+    writer.close()
+    number = (run.folder / "mlflow_id").read_text()
+    paths = [file.path for file in mlflow.MlflowClient().list_artifacts(number, "images")]
+    assert any(re.search(r"masks.3.step.7.*\.png", path) for path in paths), paths
 
 
 def test_a_server_that_is_down_stops_no_run(run, monkeypatch):

@@ -1,5 +1,6 @@
 """Weights & Biases, with its package installed, offline."""
 
+import numpy as np
 import pytest
 
 from mpjax.commands.own_parts import open_writers
@@ -37,6 +38,17 @@ def test_a_run_offline_is_stored_and_goes_on_under_its_id(run, monkeypatch):
     content = b"".join(file.read_bytes() for file in stored)
     assert b"train/loss" in content
     assert b"config.toml" in content
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
+def test_pictures_are_stored(run, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (writer,) = open_writers(["wandb"], run)
+    writer.write(7, {"test/loss": 1.0})
+    writer.images(7, {"masks/3": np.zeros((2, 3, 3), np.uint8)})
+    writer.close()
+    (picture,) = run.folder.glob("wandb/offline-run-*/files/media/images/masks/*.png")
+    assert picture.name.startswith("3_7_")
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")

@@ -1,0 +1,103 @@
+"""Diagnoses an evaluation: the test loss may be NaN although every training step is healthy.
+
+In training, batch norm normalises with the statistics of the batch. In evaluation it uses running statistics, which
+follow the parameters late, so values may be far larger.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS
+from mpjax.commands.parts import Parts
+from mpjax.diagnosis.diagnosis import Diagnosis
+from mpjax.diagnosis.progress import SILENT, Progress
+from mpjax.diagnosis.training import diagnose_evaluation, mean_loss
+from mpjax.precision.policy import Policy, get_policy
+from mpjax.training import TrainState, evaluate, make_eval_step
+from mpjax.training.setup import Task
+
+
+def diagnosed_evaluation(
+    parts: Parts,
+    policy: Policy,
+    state: TrainState,
+    *,
+    tolerance: float = 0.05,
+    search: bool = True,
+    progress: Progress = SILENT,
+) -> Diagnosis:
+    """Diagnoses the first batch of the test set whose loss is not finite, or the first of all.
+
+    The verdict is "not_precision" if the test loss of the same parameters is not finite in float32 either.
+
+    Args:
+      parts: the parts of the run.
+      policy: the policy in question.
+      state: the evaluated state, unpacked.
+      tolerance: the largest relative error of the batch's loss.
+      search: whether to search for modules to keep in float32.
+      progress: receives the progress of the diagnosis.
+    """
+    state = jax.device_get(parts.block_by_block(state))  # on one device, whatever the mesh
+    task, full = parts.task_under(policy), parts.task_under(get_policy("float32"))
+    eval_step = _eval_step(task)
+    sums = (eval_step(state.params, state.stats, batch) for batch in parts.tests)
+    bad = next((index for index, found in enumerate(sums) if not _is_finite(found)), None)
+    batch = jax.device_put(next(itertools.islice(parts.tests, bad or 0, None)))
+    found = diagnose_evaluation(
+        parts.task_under, policy, state, batch, tolerance=tolerance, search=search, progress=progress
+    )
+    loss = evaluate(_eval_step(full), state.params, state.stats, parts.tests, full.objective.conclude)["loss"]
+    evidence = (
+        f"Examined: the evaluation of batch {(bad or 0) + 1} of {len(parts.tests)} of the test set. {found.evidence} "
+        f"With these parameters, the loss of the whole test set is {loss:.3g} in float32."
+    )
+    lagging = _advice_on_statistics(task, state, batch) if bad is not None else ()
+    if math.isfinite(loss):
+        return dataclasses.replace(found, evidence=evidence, advice=(*found.advice, *lagging))
+    return dataclasses.replace(
+        found,
+        verdict="not_precision",
+        evidence=evidence,
+        rules={},
+        verified=False,
+        float32_flops=0.0,
+        advice=lagging or (NO_DTYPE_REPAIRS,),
+    )
+
+
+def _advice_on_statistics(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[str, ...]:
+    """Returns advice if the loss is finite with the statistics of the batch in place of the running ones."""
+    if not state.stats:
+        return ()
+
+    @jax.jit
+    @task.cast
+    def loss_in_training(params, stats, batch):
+        model = task.structure.assemble(params, stats, jax.random.key(0))
+        model.train()
+        return mean_loss(task.objective, model, batch)
+
+    loss = float(loss_in_training(state.params, state.stats, batch))
+    if not math.isfinite(loss):
+        return ()
+    return (
+        f"With its own statistics in place of the running ones, as in training, the loss of this batch is {loss:.3g}: "
+        "the parameters change faster than the running statistics of batch norm follow. Lower the learning rate, at "
+        "least towards the end (--optimizer.schedule cosine), or train for more steps.",
+    )
+
+
+def _eval_step(task: Task) -> Callable:
+    return make_eval_step(task.structure, task.objective.measure, cast=task.cast)
+
+
+def _is_finite(sums: Mapping[str, jax.Array]) -> bool:
+    """Returns False if the loss of a batch is not finite, or any sum if an objective makes its loss of other sums."""
+    decisive = [sums["loss"]] if "loss" in sums else list(sums.values())
+    return all(np.isfinite(total).all() for total in jax.device_get(decisive))

@@ -1,0 +1,36 @@
+"""What a diagnosis says to a user and leaves in the folder of a run, and the command that makes it again."""
+
+import pathlib
+
+from mpjax.config.program import command_line
+from mpjax.diagnosis.diagnosis import Diagnosis
+from mpjax.report import read_metrics
+
+
+NO_DTYPE_REPAIRS = "Look at the learning rate, the data and the parameters: no choice of dtypes repairs this."
+
+
+def write(found: Diagnosis, folder: pathlib.Path, name: str) -> pathlib.Path:
+    """Writes `diagnosis_<name>.json` and the page beside it; returns the path of the page."""
+    found.to_json(folder / f"diagnosis_{name}.json")
+    metrics = folder / "metrics.jsonl"
+    records = read_metrics(metrics) if metrics.exists() else []
+    scales = [(r["step"], r["train/loss_scale"], r["train/skipped"]) for r in records if "train/loss_scale" in r]
+    page = folder / f"diagnosis_{name}.html"
+    found.to_html(page, scales=scales)
+    return page
+
+
+def command_for(folder: pathlib.Path, number: int, *flags: str) -> str:
+    """Returns the command that diagnoses a step of a run, or with `--evaluation` the state after it."""
+    return command_line("diagnose", "--run", str(folder), "--step", str(number), *flags)
+
+
+def first_bad_layer(found: Diagnosis) -> str:
+    """Returns one line. If the fault begins between modules, it names the first module after it."""
+    if found.direction is None:
+        return ""
+    rows = [row for row in found.table if row.direction == found.direction and row.path]
+    after = [row.path for row in rows if row.non_finite or row.overflow]
+    path = found.path or next(iter(after), "none by name")
+    return f"first bad layer: {path} ({found.direction})\n"

@@ -1,0 +1,111 @@
+"""Fits a run into memory: settings with `auto` in; settings with a batch size and a number of micro-batches out."""
+
+import dataclasses
+import functools
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from mpjax import data
+from mpjax.commands.plan import planned_step
+from mpjax.commands.task import set_up_jax
+from mpjax.config import Config
+from mpjax.config.choices import AUTO
+from mpjax.config.folders import data_folder
+from mpjax.errors import UsageError
+from mpjax.plan.here import batch_that_fits, memory_here, memory_limit, micro_batches_that_fit, needed
+from mpjax.plan.table import size
+from mpjax.training.layout import Layout
+from mpjax.training.mesh import make_mesh
+from mpjax.training.precision_plan import plan_precision
+
+
+def fitted(
+    config: Config, gather: Callable[[Any], list] = lambda value: [value], say: Callable[[str], object] = print
+) -> tuple[Config, str]:
+    """Returns the config with numbers in place of `auto`, and a message for the user.
+
+    The step of the run is compiled for the devices that are here, in a few sizes. Afterwards the setting is a number,
+    so that a stored run repeats.
+
+    Args:
+      config: the settings of the run.
+      gather: returns the values of all processes, which have to agree.
+      say: receives a line about each size that is tried, because a large model takes minutes to compile.
+
+    Raises:
+      UsageError: both settings are `auto`, the run is resumed, nothing fits, or the settings are invalid.
+    """
+    batch, accumulate = config.data.batch_size, config.training.accumulate
+    if batch == accumulate == AUTO:
+        raise UsageError(
+            "--data.batch_size auto with --training.accumulate auto: write a number for one of them; a batch size is "
+            "a matter of learning, and micro-batches make it fit"
+        )
+    if config.resume:
+        flag = "--data.batch_size auto" if batch == AUTO else "--training.accumulate auto"
+        raise UsageError(f"{flag} with --resume: the run has its number already; leave it out")
+    plan = plan_precision(config.precision)
+    set_up_jax(config, plan)
+    mesh = make_mesh(**config.mesh.sizes)
+    devices = mesh.size // mesh.shape["tensor"]
+    here = socket.gethostname()
+    limit = min(gather(memory_limit(jax.local_devices(), processes=gather(here).count(here))))
+    smallest = with_sizes(
+        config,
+        batch=devices * accumulate if batch == AUTO else batch,
+        accumulate=1 if accumulate == AUTO else accumulate,
+    )
+    Layout(mesh).batch(size=smallest.data.batch_size, accumulate=smallest.training.accumulate)  # raises if it does not
+    source = data.open_source(smallest.data, data_folder(config), config.task)
+    fields = data.batch_fields(source, smallest.data)
+    if config.training.steps_per_call > 1:
+        limit -= config.data.on_device_mb * 2**20  # the data set may be on the device, too
+
+    @functools.cache
+    def bytes_of(batch: int, accumulate: int) -> int:
+        sized = with_sizes(config, batch=batch, accumulate=accumulate)
+        taken = needed(memory_here(planned_step(sized, fields), mesh))
+        parts = f" in {accumulate} micro-batches" if accumulate > 1 else ""
+        say(f"a batch of {batch}{parts} takes {size(taken)} of {size(limit)}")
+        return taken
+
+    if batch == AUTO:
+        step = devices * accumulate
+        # The size of a generated set, which is made in memory, follows from the batch size.
+        most = _GENERATED if config.data.name.startswith("synthetic:") else data.epoch_size(source)
+        if step > most:
+            raise UsageError(
+                f"--data.batch_size auto: the smallest batch of this mesh and --training.accumulate {accumulate} has "
+                f"{step} examples, an epoch has {most:,}; write a smaller --training.accumulate"
+            )
+        batch = batch_that_fits(most, limit, lambda count: bytes_of(count, accumulate), step=step)
+        found, flag, tried = batch, f"--data.batch_size {batch}", f"--data.batch_size auto: a batch of {step}"
+    else:
+        accumulate = micro_batches_that_fit(batch, limit, lambda count: bytes_of(batch, count), devices=devices)
+        found, flag = accumulate, f"--training.accumulate {accumulate}"
+        tried = f"--training.accumulate auto: a batch of {batch} in any number of micro-batches"
+    if not found:
+        raise UsageError(
+            f"{tried} does not fit into the {size(limit)} that a run may take of each device; choose a smaller model "
+            "or shorter examples"
+        )
+    taken = size(bytes_of(batch, accumulate))
+    kind = jax.devices()[0].device_kind
+    message = f"{flag} was found: the step takes {taken} of the {size(limit)} that it may on each {kind}"
+    return with_sizes(config, batch=batch, accumulate=accumulate), message
+
+
+_GENERATED = 4096
+"""The largest batch of generated images that is tried."""
+
+
+def with_sizes(config: Config, *, batch: int, accumulate: int) -> Config:
+    """Returns the config with this batch size and this number of micro-batches."""
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, batch_size=batch),
+        training=dataclasses.replace(config.training, accumulate=accumulate),
+    )

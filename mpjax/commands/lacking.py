@@ -1,0 +1,101 @@
+"""Looks for what else a command lacks when a setting is missing, so that one error names all flags to write."""
+
+import contextlib
+import dataclasses
+import shlex
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mpjax import data
+from mpjax.commands.task import make_task
+from mpjax.config import Config
+from mpjax.config.folders import data_folder
+from mpjax.errors import UsageError
+from mpjax.training.precision_plan import plan_precision
+
+
+_MOST = 8  # errors in a row: two repairs might contradict each other
+_THEN = "then: "
+
+
+@contextlib.contextmanager
+def named_together(config: Config) -> Iterator[None]:
+    """Adds to an error that has a `repair` those that would follow after it, and all flags to write.
+
+    Raises:
+      UsageError: as the code inside raises, with these lines added.
+    """
+    try:
+        yield
+    except UsageError as error:
+        if not error.repair:
+            raise
+        said, settings = _followed(error, config)
+        if len(said) == 1:
+            raise
+        raise UsageError("\n".join([*said, *_to_write(settings)]), repair=settings) from error
+
+
+def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:
+    if left_out := [f"--{name}" for name, value in settings.items() if value == ()]:
+        yield f"leave out {' and '.join(left_out)}"
+    if written := flags(settings):
+        yield f"write all of these: {written}"
+
+
+def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, Any]]:
+    """Returns the message of an error and of those after it, and all settings that they name.
+
+    If a message comes again, its repair repairs nothing, or another undoes it: then there are no settings to name.
+    """
+    said, settings = [str(error)], dict(error.repair)
+    while error.repair and len(said) < _MOST:
+        config = with_settings(config, error.repair)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                _attempt(config)
+            break
+        except UsageError as other:
+            error = other
+            if str(error) in (said[0], *(text.removeprefix(_THEN) for text in said[1:])):
+                return said, {}
+            said.append(f"{_THEN}{error}")
+            settings.update(error.repair)
+    return said, settings
+
+
+def _attempt(config: Config) -> None:
+    """Opens the data and fits the model to it, without reading all examples or creating an array."""
+    source = data.open_source(config.data, data_folder(config), config.task)
+    fields = data.batch_fields(source, config.data)
+    data.require_batch(source, config.data)
+    make_task(config, plan_precision(config.precision), fields)
+
+
+def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Returns `config` with other values of some settings, named as in `data.image_size`."""
+    for name, value in settings.items():
+        own, _, inner = name.partition(".")
+        changed = with_settings(getattr(config, own), {inner: value}) if inner else value
+        config = dataclasses.replace(config, **{own: changed})
+    return config
+
+
+def flags(settings: Mapping[str, Any]) -> str:
+    """Returns settings as flags for a shell, but for those that are to be left out, which are empty.
+
+    >>> flags({"data.test_split": "train[90%:]", "data.mask_values": (0, 255)})
+    "--data.test_split 'train[90%:]' --data.mask_values 0 255"
+    """
+    words = []
+    for name, value in settings.items():
+        if value != ():
+            words += [f"--{name}", *map(str, _words(value))]
+    return shlex.join(words)
+
+
+def _words(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Mapping):
+        return tuple(word for pair in value.items() for word in pair)
+    return value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,44 @@
+"""Pictures of a segmentation for writers: test images, their masks, and what the model predicts."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from mpjax.commands.parts import Parts
+from mpjax.config import Config
+from mpjax.data.read import read_batch, reader
+from mpjax.report.mask_pictures import side_by_side
+from mpjax.training import TrainState
+from mpjax.training.mesh import place
+from mpjax.training.predict_step import make_predict_step, outputs_for
+
+
+Pictures = dict[str, np.ndarray]
+"""Pictures, uint8 [H, W, 3], by name: `masks/37` is of example 37 of the test split."""
+
+
+def pictures_of(config: Config, parts: Parts) -> Callable[[TrainState], Pictures] | None:
+    """Returns a function from an unpacked state to `config.report.images` pictures; None if the run has none.
+
+    Only a segmentation with the task's own objective has some: of another objective's model it is not known what it
+    predicts. The examples are spread evenly over the test split, and are the same in every call. Of several processes,
+    each has to call the function.
+    """
+    count = min(config.report.images, len(parts.source.test))
+    if config.task != "segmentation" or config.training.objective or not count:
+        return None
+    examples = np.arange(count) * len(parts.source.test) // count
+    batch = read_batch(parts.source.test, examples, reader(parts.source, config.data, training=False))
+    outputs_of = outputs_for("segmentation", parts.task.objective.prepare, parts.plan.module_policy, top=1)
+    step = make_predict_step(parts.task.structure, outputs_of, cast=parts.task.cast, layout=parts.layout)
+    # Each process reads all of these few examples, and gets all of their masks.
+    everywhere = parts.layout.replicated
+    predict = jax.jit(lambda params, stats, placed: step(params, stats, placed)["mask"], out_shardings=everywhere)
+
+    def pictures(state: TrainState) -> Pictures:
+        masks = np.asarray(predict(state.params, state.stats, place(batch, everywhere)))
+        parts_of_each = zip(examples.tolist(), batch["image"], batch["mask"], masks, strict=True)
+        return {f"masks/{example}": side_by_side(*parts) for example, *parts in parts_of_each}
+
+    return pictures

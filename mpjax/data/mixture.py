@@ -1,0 +1,198 @@
+"""Mixes several data sets into one to train on: checks that they agree, and reads their examples by one numbering."""
+
+import contextlib
+import dataclasses
+import itertools
+import re
+import shlex
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.examples import Portion, Source
+from mpjax.data.fields import Field, Image, Label, Mask
+from mpjax.data.read import Arrays, Split, SplitOfOne, batch_fields, reader, stacked
+from mpjax.errors import DataWarning, UsageError
+
+
+@contextlib.contextmanager
+def named(name: str, config: Data) -> Iterator[None]:
+    """Names a set of a mixture in an error that the code inside raises when it opens the set.
+
+    The settings of `config` but for the names are for all sets, and `config.name` is opened first. What would repair
+    one of `config.mix` alone is therefore no repair, unless it is another name.
+
+    Raises:
+      UsageError: as the code inside raises, with the name of the set.
+    """
+    try:
+        yield
+    except UsageError as error:
+        text, repair = str(error), error.repair
+        if name in config.mix:
+            text = f"'{name}' of --data.mix: {_of_mix(text, name, config, repair)}"
+            if repair.keys() - {"data.name"}:
+                text += f"; settings of --data are for all sets, and '{config.name}' can be opened with those given: "
+                text += _instead(repair)
+            repair = {"data.mix": _other_name(name, repair["data.name"], config)} if "data.name" in repair else {}
+        else:
+            text = text if f"'{name}'" in text else f"'{name}' of --data.name: {text}"
+            if repair.get("data.header"):
+                text += "; it is for all sets of --data.mix: if others have a line of names, " + _instead(repair)
+        raise UsageError(text, repair=repair) from error
+
+
+def _of_mix(text: str, name: str, config: Data, repair: Mapping[str, Any]) -> str:
+    """Returns the message with `--data.mix` where it proposes another `--data.name`, which would be the first set."""
+
+    def renamed(found: re.Match) -> str:
+        shares = _other_name(name, found[1], config)
+        return shlex.join(["--data.mix", *(word for other, share in shares.items() for word in (other, str(share)))])
+
+    wanted = re.escape(repair["data.name"]) if "data.name" in repair else r"[^\s,;]+"
+    return re.sub(f"--data\\.name ({wanted})", renamed, text)
+
+
+def _other_name(name: str, other: str, config: Data) -> dict[str, float]:
+    return {other if known == name else known: share for known, share in config.mix.items()}
+
+
+def _instead(repair: Mapping[str, Any]) -> str:
+    own = "or open it by a function of your own (docs/data.md: several sets in one run)"
+    if "data.header" not in repair:
+        return f"change its files, {own}"
+    change = "give this file a line of names" if repair["data.header"] else "drop the first line of this file"
+    return f"{change} instead, {own}"
+
+
+def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
+    """Returns `first` with `others` mixed into its training examples.
+
+    Raises:
+      UsageError: a set has other fields, shapes, dtypes or classes than the first; the message names the field, and
+        what it is in both.
+    """
+    for other in others:
+        _require_agreement(first, other.source, config)
+    return dataclasses.replace(first, mix=tuple(others))
+
+
+def _require_agreement(first: Source, other: Source, config: Data) -> None:
+    wanted, found = batch_fields(first, config), batch_fields(other, config)
+    if wanted.keys() != found.keys():
+        raise UsageError(
+            f"'{other.name}' of --data.mix: its fields are {', '.join(found)}, those of '{first.name}' are "
+            f"{', '.join(wanted)}; wanted the same fields; rename or choose columns in a data set of your own"
+        )
+    for name, field in wanted.items():
+        theirs = found[name]
+        if isinstance(field, Label) and isinstance(theirs, Label):
+            _require_names(name, field, theirs, first, other)
+        if field != theirs:
+            raise _differs(name, str(theirs), str(field), first, other, _advice(name, field, theirs))
+        if isinstance(field, Label) and isinstance(theirs, Label) and bool(field.names) != bool(theirs.names):
+            called, plain = (first, other) if field.names else (other, first)
+            _tell_names(field.names or theirs.names, called.name, plain.name, other.name, config)
+    dtypes = [
+        {name: value.dtype for name, value in training_split(source, config).first.items()} for source in (first, other)
+    ]
+    for name, dtype in dtypes[0].items():
+        if dtype != dtypes[1][name]:
+            advice = (
+                "uint8 is scaled to [0, 1] on the device and float32 is not: let --data.preprocess return one dtype"
+            )
+            raise _differs(name, str(dtypes[1][name]), str(dtype), first, other, advice)
+
+
+def _require_names(name: str, wanted: Label, found: Label, first: Source, other: Source) -> None:
+    """Raises UsageError if both sets name their classes, and differently."""
+    if not (wanted.names and found.names) or wanted.names == found.names:
+        return
+    pairs = enumerate(itertools.zip_longest(found.names, wanted.names))
+    number, names = next((number, pair) for number, pair in pairs if len(set(pair)) > 1)
+    one, two = (f"without a class {number}" if called is None else f"'{called}' as class {number}" for called in names)
+    advice = "a number has to mean one class in all sets: give them the same class names, in the same order"
+    raise _differs(name, one, two, first, other, advice)
+
+
+def _tell_names(names: Sequence[str], called: str, plain: str, other: str, config: Data) -> None:
+    """Says what the class numbers of `plain`, a set without names, are taken for: those of the set `called`.
+
+    Raises:
+      UsageError: `--data.num_classes` is not given, by which the user says that they mean the same.
+    """
+    if list(names) == [str(number) for number in range(len(names))]:
+        return  # as of digits: the names are the numbers
+    shown = ", ".join(f"{number} = {name}" for number, name in enumerate(names[:8]))
+    besides = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    taken = f"class numbers of '{plain}', which have no names, are taken for those of '{called}': {shown}"
+    if config.num_classes:
+        warnings.warn(f"--data.mix: {taken}{besides}", DataWarning, stacklevel=2)
+        return
+    raise UsageError(
+        f"'{other}' of --data.mix: {taken}{besides}; if they mean that, write --data.num_classes {len(names)}; if "
+        f"not, give '{plain}' the same class names, or let --data.preprocess number the classes of all sets"
+    )
+
+
+def _differs(name: str, found: str, wanted: str, first: Source, other: Source, advice: str) -> UsageError:
+    return UsageError(
+        f"'{other.name}' of --data.mix: its {name} is {found}, that of '{first.name}' is {wanted}; {advice}"
+    )
+
+
+def _advice(name: str, wanted: Field, found: Field) -> str:
+    if isinstance(wanted, Image) and isinstance(found, Image) and wanted.shape[2] == found.shape[2]:
+        size = max(filter(None, wanted.shape[:2]), default=224)
+        return f"write --data.image_size {size} to resize the images of all sets"
+    if isinstance(wanted, Label | Mask) and isinstance(found, Label | Mask):
+        largest = max(wanted.num_classes, found.num_classes)
+        return (
+            f"if their class numbers mean the same, write --data.num_classes {largest} for all sets; if not, let "
+            "--data.preprocess return class numbers that do"
+        )
+    return f"wanted the same {name} in all sets; let --data.preprocess return it"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MixedSplit:
+    """The `Split` of several data sets, whose examples are numbered one set after the other."""
+
+    splits: Sequence[SplitOfOne]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.splits))
+
+    @property
+    def first(self) -> Arrays:
+        """Returns the first example, as a batch of one."""
+        return self.splits[0].first
+
+    def batch(self, indices: Sequence[int] | np.ndarray, seeds: np.ndarray | None = None) -> Arrays:
+        """Reads examples as one batch, each from its set; a message about one names its set and its number there."""
+        ends = np.cumsum([len(split) for split in self.splits])
+        numbers = np.asarray(indices)
+        owners = np.searchsorted(ends, numbers, side="right")
+        rows: list[Arrays] = [{}] * len(numbers)
+        for owner, split in enumerate(self.splits):
+            places = np.flatnonzero(owners == owner)
+            if not places.size:
+                continue
+            own = numbers[places] - (ends[owner] - len(split))
+            arrays = split.batch(own, None if seeds is None else seeds[places])
+            for row, place in enumerate(places.tolist()):
+                rows[place] = {name: values[row] for name, values in arrays.items()}
+        return {name: stacked([row[name] for row in rows]) for name in self.first}
+
+
+def training_split(source: Source, config: Data) -> Split:
+    """Returns the examples to train on, of a set or a mixture; each set is read as it would be alone.
+
+    Raises:
+      UsageError: as `reader`.
+    """
+    splits = [SplitOfOne(part.train, reader(part, config, training=True)) for part in source.trained_on]
+    return MixedSplit(splits) if source.mix else splits[0]

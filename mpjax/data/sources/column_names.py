@@ -1,0 +1,143 @@
+"""Checks the names of the columns of csv and tsv files: those in the first line, or those that the user gives."""
+
+import collections
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from mpjax.errors import DataWarning, UsageError
+
+
+_LOOKED_AT = 10_000
+"""The number of lines that are searched for values."""
+
+
+def require_names(split: Any, header: Sequence[str]) -> None:
+    """Checks `header`, the names that the user gives, or else the names in the first line.
+
+    Args:
+      split: a `datasets.Dataset` of a csv file.
+      header: a name for each column of a file without a line of names; empty: the first line has them.
+
+    Raises:
+      UsageError: `header` has another number of names than there are columns, or the first line has names already; or,
+        without it, the first line looks like an example.
+    """
+    names = split.column_names
+    if header:
+        first = ["" if value is None else str(value) for value in split[0].values()]
+        if len(header) != len(names):
+            raise UsageError(
+                f"--data.header {' '.join(header)} has {len(header)} names, but the file has {len(names)} columns, in "
+                f"the first line {_shown(first)}; wanted a name for each"
+            )
+        if [name.strip().lower() for name in first] == [name.lower() for name in header]:
+            raise UsageError(
+                f"--data.header {' '.join(header)}: the first line of the file has these names already; leave it out",
+                repair={"data.header": ()},
+            )
+        _require_example(split, first, header)
+    elif reason := _like_an_example(split):
+        guess = _guessed(split)
+        raise UsageError(
+            f"the first line of a csv or tsv file gives the names of its columns, but it is {_shown(names)}, which "
+            f"looks like an example: {reason}; for a file without a line of names write a name for each column, as in "
+            f"--data.header {' '.join(guess)}",
+            repair={"data.header": guess},
+        )
+
+
+def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) -> None:
+    """Checks that the first line of a file is an example, as `header` says, and gives no names.
+
+    Raises:
+      UsageError: it has several of the given names, or a word in a column of numbers.
+    """
+    said = f"--data.header {' '.join(header)}: the first line of the file is {_shown(first)}"
+    given = {name.lower() for name in header}
+    if sum(value.strip().lower() in given for value in first) > 1:
+        raise UsageError(
+            f"{said}, which are names of columns already; leave it out and choose the columns by these names, with "
+            "--data.columns where they are not the usual ones",
+            repair={"data.header": ()},
+        )
+    lines = list(
+        zip(*(split.data.column(name).slice(0, _LOOKED_AT).to_pylist() for name in split.column_names), strict=True)
+    )
+    # Several files in one split may each begin with the same names.
+    examples = [line for line in lines if line != lines[0]]
+    columns = [[str(line[at]) for line in examples if line[at] is not None] for at in range(len(first))]
+    if not _like_names(first, columns):
+        return
+    for value, column in zip(first, columns, strict=True):
+        numbers = [_is_number(other) for other in column]
+        if value and len(numbers) > 1 and all(numbers):
+            raise UsageError(
+                f"{said}: '{value}' is not a number, and all others of its column are, so that it looks like a line of "
+                "names; leave it out and choose the columns by these names, with --data.columns where they are not the "
+                "usual ones; if the line is an example, repair or drop it",
+                repair={"data.header": ()},
+            )
+    for value, column in zip(first, columns, strict=True):
+        if value and _of_few_values(column):
+            text = f"'{value}' is nowhere else in its column, whose other values come several times each"
+            advice = "if the line gives names, leave --data.header out"
+            warnings.warn(f"{said}, which is read as an example, but {text}; {advice}", DataWarning, stacklevel=2)
+            return
+
+
+def _like_names(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
+    """Returns True if no value of the first line is a number, or occurs again in its column; one may be empty."""
+    words = [value for value in first if value]
+    return len(words) >= max(1, len(first) - 1) and all(
+        any(map(str.isalpha, value)) and not _is_number(value) and value not in column
+        for value, column in zip(first, columns, strict=True)
+        if value
+    )
+
+
+def _of_few_values(column: Sequence[str]) -> bool:
+    """Returns True for a column of classes: 10 values or more, each of which comes twice or more."""
+    counts = collections.Counter(column)
+    return 10 <= len(column) >= 5 * len(counts) and min(counts.values()) > 1
+
+
+def _like_an_example(split: Any) -> str:
+    """Returns why the names are no names, or an empty string."""
+    names = split.column_names
+    numbers = [name for name in names if _is_number(name)]
+    if numbers and {*names} not in ({*map(str, range(len(names)))}, {*map(str, range(1, len(names) + 1))}):
+        return f"{numbers[0]!r} is a number"
+    held = (name for name in names if split.data.column(name).slice(0, _LOOKED_AT).to_pylist().count(name) > 1)
+    name = next(held, None)
+    return "" if name is None else f"{name!r} is also a value in its column"
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(names: Sequence[str]) -> str:
+    cut = [name if len(name) <= 40 else f"{name[:40]}..." for name in names]
+    return ",".join(cut[:8]) + (f" and {len(cut) - 8} more" if len(cut) > 8 else "")
+
+
+def _guessed(split: Any) -> tuple[str, ...]:
+    """Returns a name for each column: `text` for the longest texts, `label` for the fewest values."""
+    columns = {name: split.data.column(name).slice(0, 1000).to_pylist() for name in split.column_names}
+    lengths = {name: sum(len(value) for value in values if isinstance(value, str)) for name, values in columns.items()}
+    longest = max(columns, key=lambda name: lengths[name])
+    others = {
+        name: values
+        for name, values in columns.items()
+        if not (name == longest and lengths[name]) and not any(isinstance(value, float) for value in values)
+    }
+    label = min(others, key=lambda name: len({*others[name]}), default=None)
+    meant = {longest: "text"} if lengths[longest] else {}
+    if label is not None:
+        meant[label] = "label"
+    return tuple(meant.get(name, f"column{at}") for at, name in enumerate(columns, 1))

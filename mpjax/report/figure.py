@@ -1,0 +1,124 @@
+"""What all plots share: an empty figure, the colours, the style of a panel, and how a figure becomes a file."""
+
+import io
+import math
+import os
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from mpjax.config.schema import Report
+from mpjax.report.files import write_atomically
+
+
+BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#4D4D4D"
+"""Okabe and Ito's palette, which colour-blind readers can tell apart, and the grey of text."""
+
+
+def new_figure(width: float, height: float, title: str = "", note: str = "") -> Any:
+    """Returns an empty matplotlib figure of this size in inches, whose layout leaves room for all texts.
+
+    Args:
+      width: the width.
+      height: the height.
+      title: what is shown, above the panels; a long title gets several lines.
+      note: how to read the figure, in small print below the panels.
+    """
+    from matplotlib.figure import Figure  # not pyplot, which opens windows and shares state with the user's figures
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08)
+    figure = Figure(figsize=(width, height), dpi=150, layout=layout, facecolor="white")
+    if title:
+        lines = textwrap.fill(title, round(9 * width))
+        figure.suptitle(lines, fontsize=13, fontweight="bold", color="#222222")
+    if note:
+        figure.supxlabel(note, fontsize=8, color=GREY)
+    return figure
+
+
+def dress(panel, *, grid: Literal["x", "y"] = "y") -> None:
+    """Sets the style of a panel: a light grid behind the data, and no box."""
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color("#999999")
+    panel.grid(axis=grid, color="#E6E6E6", linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.tick_params(colors=GREY, labelsize=9)
+
+
+def dress_steps(panel) -> None:
+    """Sets the style of a panel over the steps of a run: as `dress`, with integer ticks."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    dress(panel)
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def dress_share(panel) -> None:
+    """Sets the y axis of a panel of shares, such as an accuracy, to percent, and its limits to what shares can be."""
+    from matplotlib.ticker import PercentFormatter
+
+    panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+    low, high = panel.get_ylim()
+    low = max(low, -0.03)
+    panel.set_ylim(low, min(high, 1.0 + 0.04 * (1.0 - low)))
+
+
+def dress_scale(panel, scales: Iterable[float]) -> None:
+    """Sets the y axis of a panel of loss scales to powers of two, with space for marks at its lower edge."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    panel.set_yscale("log", base=2)
+    known = [scale for scale in scales if scale > 0]
+    low, high = (min(known), max(known)) if known else (1.0, 1.0)
+    room = max(1.15, 0.15 * math.log2(high / low))  # in powers of two
+    panel.set_ylim(low / 2**room, high * 2**room)
+    panel.yaxis.set_major_locator(LogLocator(base=2, numticks=6))
+    panel.yaxis.set_minor_locator(NullLocator())
+
+
+def legend_above(panel) -> None:
+    """Places the legend above the panel on the right, where it covers no data."""
+    handles, labels = panel.get_legend_handles_labels()
+    if handles:
+        panel.legend(
+            loc="lower right",
+            bbox_to_anchor=(1.0, 1.0),
+            ncols=len(labels),
+            frameon=False,
+            fontsize=9,
+            borderaxespad=0.2,
+        )
+
+
+def image_files(stem: Path, settings: Report) -> list[Path]:
+    """Returns the files of a plot, one of each format that the settings name; none without plots.
+
+    >>> image_files(Path("run/curves"), Report(plot_format=("png", "svg")))
+    [PosixPath('run/curves.png'), PosixPath('run/curves.svg')]
+    """
+    return [stem.with_name(f"{stem.name}.{kind}") for kind in settings.plot_format] if settings.plot else []
+
+
+_UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+# The salt fixes the names inside an SVG; 42 embeds TrueType fonts in a PDF, which journals ask for.
+_FIXED: dict[Any, Any] = {"svg.hashsalt": "mpjax", "pdf.fonttype": 42}
+
+
+def save_figure(figure, path: str | os.PathLike[str]) -> None:
+    """Writes a figure; the suffix of the path selects the format, PNG without one.
+
+    The same figure gives the same bytes: no date is stored.
+
+    Raises:
+      OSError: the file cannot be written; the message names the file.
+    """
+    from matplotlib import rc_context
+
+    kind = Path(path).suffix.lstrip(".").lower() or "png"
+    image = io.BytesIO()
+    with rc_context(_FIXED):
+        figure.savefig(image, format=kind, metadata=_UNDATED.get(kind))
+    write_atomically(Path(path), image.getvalue())

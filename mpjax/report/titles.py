@@ -1,0 +1,34 @@
+"""Names a run in the title of a figure by its model, data and policy, as its reader knows them."""
+
+import pathlib
+
+from mpjax.config import Config
+from mpjax.config.user_code import names_code
+
+
+def title_of(config: Config) -> str:
+    """Returns the title of a run's figures.
+
+    >>> title_of(Config())
+    'resnet18 on digits, mixed_float16'
+    """
+    rules = len(config.precision.rules)
+    more = f" with {rules} rule{'s' if rules > 1 else ''}" if rules else ""
+    return f"{subject_of(config)}, {config.precision.policy}{more}"
+
+
+def subject_of(config: Config) -> str:
+    """Returns the model and the data of a run, without the folders that they are in."""
+    return f"{short_name(config.model.name)} on {short_name(config.data.name)}"
+
+
+def short_name(spec: str) -> str:
+    """Returns the last part of the name of a model or of data, if it is a path.
+
+    >>> short_name("models/mine.py:Net"), short_name("folder:/data/flowers"), short_name("resnet18")
+    ('Net', 'flowers', 'resnet18')
+    """
+    kind, _, where = spec.partition(":")
+    if kind in ("folder", "hf"):
+        return pathlib.PurePath(where).name or spec
+    return spec.rpartition(":")[2].rpartition(".")[2] if names_code(spec) else spec

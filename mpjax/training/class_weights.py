@@ -1,0 +1,126 @@
+"""Losses in which classes count differently, and labels that count nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from mpjax.data.fields import IGNORED_LABEL
+from mpjax.errors import UsageError
+from mpjax.training.cross_entropy import widened
+from mpjax.training.labelled import Comparison, scores
+from mpjax.training.losses import correct, cross_entropy
+from mpjax.training.mean import Mean
+from mpjax.training.objective import Batch, Means, Metrics, Sums, means
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, Int
+
+
+def weighted_cross_entropy(
+    logits: Float[Array, "*S K"],
+    targets: Float[Array, "*S K"],
+    weights: Float[Array, " K"],
+    *,
+    label_smoothing: float = 0.0,
+) -> tuple[Float[Array, "*S"], Float[Array, "*S"]]:
+    """Computes the cross entropy of each example, in which each class has a weight.
+
+    The sum of the losses divided by the sum of the weights is `torch.nn.CrossEntropyLoss(weight, label_smoothing)` with
+    class numbers as targets. For a mixed target, which torch divides by the number of examples, an example has the
+    mean weight of the classes that are mixed in it.
+
+    Args:
+      logits: floating [..., num_classes].
+      targets: floating [..., num_classes]: 1 for the class, shares of mixed classes, or 0 for an ignored label.
+      weights: floating [num_classes], at least 0.
+      label_smoothing: share of the target spread evenly over all classes; there each class has its weight, too.
+
+    Returns:
+      The losses and the weights of the examples, before smoothing; both float32 (or wider) [...].
+    """
+    logits = widened(logits)
+    targets, weights = targets.astype(logits.dtype), jnp.broadcast_to(weights.astype(logits.dtype), logits.shape)
+    there = jnp.sum(targets, axis=-1, keepdims=True)  # less than 1 where an ignored label is mixed in
+    smooth = (1 - label_smoothing) * targets + label_smoothing / logits.shape[-1] * there
+    shares = smooth * weights
+    losses = -jnp.sum(jnp.where(shares != 0, shares * jax.nn.log_softmax(logits), 0), axis=-1)
+    return losses, jnp.sum(targets * weights, axis=-1)
+
+
+def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> Comparison:
+    """Returns the comparison of a training loss with a weight for each class.
+
+    Metrics and the loss of evaluation give all classes the same weight.
+
+    Args:
+      weights: the weight of each class; empty: 1 for all.
+      label_smoothing: the label smoothing of the training loss.
+      ignores: True if labels may be `IGNORED_LABEL`; such examples have no loss and no metrics.
+    """
+
+    def in_training(logits: jax.Array, batch: Batch) -> tuple[Mean, Means]:
+        labels, classes = batch["label"], logits.shape[-1]
+        target = batch["target"] if "target" in batch else jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+        each = jnp.asarray(weights or (1.0,) * classes, jnp.float32)
+        losses, counted = weighted_cross_entropy(logits, target, each, label_smoothing=label_smoothing)
+        known = (labels >= 0) & (labels < classes) | (ignores & (labels == IGNORED_LABEL))
+        losses = jnp.where(known, losses, jnp.nan)  # as without weights
+        accuracy = Mean(jnp.sum(correct(logits, labels)), jnp.sum(_counts(labels)))
+        return Mean(jnp.sum(losses), jnp.sum(counted)), {"accuracy": accuracy}
+
+    def in_evaluation(logits: jax.Array, batch: Batch) -> Metrics:
+        labels = batch["label"]
+        counts = _counts(labels)
+        values = {"loss": cross_entropy(logits, jnp.where(counts > 0, labels, 0)), **scores(logits, labels)}
+        return {name: jnp.where(counts > 0, value, 0) for name, value in values.items()} | {_COUNTED: counts}
+
+    def _counts(labels: jax.Array) -> jax.Array:
+        """Returns 1 for each example that counts, 0 for an ignored one, float32 [B]."""
+        return (labels != IGNORED_LABEL).astype(jnp.float32) if ignores else jnp.ones(labels.shape, jnp.float32)
+
+    return Comparison(in_training, in_evaluation, _conclude)
+
+
+_COUNTED = "counted"
+
+
+def _conclude(sums: Sums) -> dict[str, float]:
+    """Divides each sum by the number of examples that are not ignored.
+
+    Raises:
+      UsageError: all are ignored.
+    """
+    if not sums[_COUNTED]:
+        raise UsageError("label: every example of the set is ignored by --data.ignore_index; wanted some that are not")
+    return means({"count": sums[_COUNTED], **{n: x for n, x in sums.items() if n not in ("count", _COUNTED)}})
+
+
+def pixels_by_class(
+    weights: Sequence[float], logits: Float[Array, "B *S K"], labels: Int[Array, " B *S"], *, ignore: int
+) -> Float[Array, " B"]:
+    """Computes the cross entropy of each image: the weighted sum over its pixels divided by the sum of their weights.
+
+    It is `torch.nn.CrossEntropyLoss(weight, ignore_index)` of one image. So a weight is relative to the other classes
+    of the same image, and all images count alike.
+
+    Args:
+      weights: the weight of each class.
+      logits: floating [B, ..., num_classes].
+      labels: integer [B, ...], in [0, num_classes) or `ignore`.
+      ignore: the label of positions to leave out.
+
+    Returns:
+      float32 (or wider) [B]; 0 for an image whose pixels are ignored or have weight 0. NaN where a label is outside.
+    """
+    labels = labels.astype(jnp.int32)
+    targets = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
+    losses, counted = weighted_cross_entropy(logits, targets, jnp.asarray(weights, jnp.float32))
+    known = (labels >= 0) & (labels < logits.shape[-1]) | (labels == ignore)
+    places = tuple(range(1, labels.ndim))
+    total, weight = jnp.sum(jnp.where(known, losses, jnp.nan), axis=places), jnp.sum(counted, axis=places)
+    return total / jnp.where(weight > 0, weight, 1)

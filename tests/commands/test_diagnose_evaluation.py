@@ -1,0 +1,100 @@
+"""The diagnosis of an evaluation whose loss is not finite although the training steps are."""
+
+import dataclasses
+import shlex
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpjax.commands.diagnose import diagnose_run
+from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
+from mpjax.commands.parts import fresh_state, make_parts
+from mpjax.commands.train import run
+from mpjax.config import load_config
+from mpjax.config.commands import Diagnose
+from mpjax.diagnosis.training import mean_loss
+from mpjax.errors import Diverged, UsageError
+
+
+FLAGS = shlex.split("""
+--model.name mlp --model.width 8 --data.name digits --data.eval_batch_size 100 --steps 2 --report.no_plot
+--report.no_tensorboard
+""")
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "healthy"
+    run(load_config([*FLAGS, "--output_dir", str(folder)]))
+    return folder
+
+
+def diagnosed(folder, factor):
+    """Diagnoses the evaluation of the initial parameters, with the first layer's weights multiplied by a factor."""
+    config = load_config(["--config", str(folder / "config.toml")])
+    parts = make_parts(config)
+    state = fresh_state(config, parts)
+    params = {**state.params, "layers/0/kernel": state.params["layers/0/kernel"] * factor}
+    return diagnosed_evaluation(parts, parts.plan.policy, dataclasses.replace(state, params=params))
+
+
+def test_an_evaluation_that_overflows_in_half_precision_only_names_the_layer_and_its_repair(healthy):
+    found = diagnosed(healthy, 1e5)
+    assert (found.verdict, found.path, found.direction) == ("overflow", "layers/0", "forward")
+    assert (found.rules["layers/0"], found.verified) == ("float32", True)
+    assert found.evidence.endswith(" With these parameters, the loss of the whole test set is 5.82e+04 in float32.")
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_not_finite_in_float32_either_is_no_precision_problem(healthy):
+    found = diagnosed(healthy, 1e38)
+    assert (found.verdict, found.rules, found.verified) == ("not_precision", {}, False)
+    assert found.evidence.endswith(" With these parameters, the loss of the whole test set is inf in float32.")
+
+
+def test_the_evaluation_of_a_checkpoint_is_diagnosed_by_a_flag(healthy, capsys):
+    found: Any = diagnose_run(Diagnose(run=str(healthy), evaluation=True))
+    assert (found.verdict, {row.direction for row in found.table}) == ("healthy", {"forward"})
+    out = capsys.readouterr().out
+    assert out.startswith(f"evaluation after step 2 of {healthy}\nverdict: healthy\n")
+    assert "Examined: the evaluation of batch 1 of 4 of the test set." in out
+    assert (healthy / "diagnosis_evaluation_2.html").exists()
+
+
+def test_what_only_a_step_has_is_refused_for_an_evaluation(healthy):
+    with pytest.raises(UsageError, match="--search fastest is about a step"):
+        diagnose_run(Diagnose(run=str(healthy), evaluation=True, search="fastest"))
+    with pytest.raises(UsageError, match="--loss_scale is about a step"):
+        diagnose_run(Diagnose(run=str(healthy), evaluation=True, loss_scale=2.0))
+    with pytest.raises(UsageError, match="1"):
+        diagnose_run(Diagnose(run=str(healthy), evaluation=True, step=1))
+
+
+def test_a_user_objective_without_a_loss_among_its_sums_is_still_seen_not_finite():
+    own: Any = types.SimpleNamespace(measure=lambda model, batch: {"squares": batch["image"], "ones": jnp.ones(3)})
+    batch = {"image": jnp.array([1.0, jnp.inf, 2.0]), "weight": jnp.array([1.0, 0.0, 1.0])}
+    assert float(mean_loss(own, None, batch)) == 2.5  # (1 + 2 + 1 + 1) / 2, without the padding
+    assert not np.isfinite(mean_loss(own, None, {"image": batch["image"]}))
+
+
+LAGGING = shlex.split("""
+--data.name digits_canvas --task segmentation --model.name unet --model.width 4 --model.depth 2 --data.batch_size 8
+--optimizer.warmup 0 --optimizer.schedule constant --steps 6 --optimizer.learning_rate 12 --optimizer.clip_norm 0
+--report.no_plot --report.no_tensorboard
+""")
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_with_a_test_loss_of_nan_is_diagnosed_in_evaluation(tmp_path):
+    with pytest.raises(Diverged) as raised:
+        run(load_config([*LAGGING, "--output_dir", str(tmp_path / "run")]))
+    text = str(raised.value)
+    assert text.startswith("training diverged: the test loss is nan at the end\nfirst bad layer: ")
+    assert "verdict: overflow in " in text
+    assert "of the whole test set is " in text
+    assert "the parameters change faster than the running statistics of batch norm follow" in text
+    assert (tmp_path / "run" / "diagnosis_evaluation_6.json").exists()
+    assert text.endswith(" --step 6 --evaluation")

@@ -1,0 +1,48 @@
+"""The search for a learning rate on a real model."""
+
+import json
+import shlex
+
+import pytest
+
+from mpjax.commands.find_lr import find_rate
+from mpjax.config.rate_search import load_rate_search
+from mpjax.errors import UsageError
+
+
+FLAGS = "--model.name mlp --model.width 32 --model.depth 1 --data.name digits --optimizer.name adamw --highest 1"
+
+
+def search(flags, folder):
+    return find_rate(*load_rate_search([*shlex.split(f"{FLAGS} {flags}"), "--output_dir", str(folder)], prog="x"))
+
+
+def test_each_update_has_its_rate_and_the_files_say_what_was_found(tmp_path, capsys):
+    found = search("--precision.policy float32 --updates 60 --report.plot_format png svg", tmp_path / "a")
+    rates = [rate for rate, _ in found["points"]]
+    assert rates[:2] == pytest.approx([1e-6, 1e-6 * 1e6 ** (1 / 59)], rel=1e-5)
+    assert 0.01 < found["suggestion"] < 0.1
+    assert f"suggested: --optimizer.learning_rate {found['suggestion']:.2g}\n" in capsys.readouterr().out
+    assert json.loads((tmp_path / "a" / "find_lr.json").read_text()) == found
+    assert (tmp_path / "a" / "find_lr.png").read_bytes().startswith(b"\x89PNG")
+    assert "<!-- mlp on digits, float32 -->" in (tmp_path / "a" / "find_lr.svg").read_text()
+    with pytest.raises(UsageError, match="exists and holds no run to resume: write another --output_dir"):
+        search("", tmp_path / "a")
+
+
+def test_a_skipped_step_is_no_point_and_its_rate_comes_again(tmp_path):
+    too_high = "--precision.policy mixed_float16 --precision.initial_scale 1073741824 --precision.max_scale 1073741824"
+    found = search(f"{too_high} --updates 20 --highest 1e-3", tmp_path / "a")
+    assert found["skipped"] > 3
+    assert [rate for rate, _ in found["points"]] == pytest.approx(
+        [1e-6 * 1000 ** (i / 19) for i in range(20)], rel=1e-5
+    )
+
+
+def test_without_a_fall_there_is_no_suggestion(tmp_path, capsys):
+    found = search("--updates 20 --highest 1e-5 --report.no_plot --training.accumulate auto", tmp_path / "a")
+    assert found["suggestion"] is None
+    printed = capsys.readouterr().out
+    assert "no suggestion: check the data, or try another range of rates" in printed
+    assert "--training.accumulate 1 was found" in printed
+    assert not (tmp_path / "a" / "find_lr.png").exists()

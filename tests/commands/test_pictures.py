@@ -1,0 +1,113 @@
+"""Pictures of a segmentation, read back from the run's event file."""
+
+import io
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboardX.proto.event_pb2 import Event
+
+from mpjax.commands import pictures
+from mpjax.commands.predict import predict_run
+from mpjax.commands.task import open_task
+from mpjax.commands.train import run
+from mpjax.config import load_config
+from mpjax.config.load import from_toml
+from mpjax.config.prediction import Prediction
+from mpjax.data.images.decoding import decode
+from mpjax.report.mask_pictures import coloured
+
+
+UNET = """
+--task segmentation --data.name digits_canvas --model.name unet --model.width 2 --model.depth 1 --steps 2
+--data.crop_padding 0 --data.test_split test[:40] --data.eval_batch_size 40 --data.batch_size 8 --loop.eval_every 1
+--precision.policy float32 --report.no_plot
+"""
+
+
+def train(folder, flags):
+    run(load_config([*flags.split(), "--output_dir", str(folder)]))
+    return drawn(folder)
+
+
+def drawn(folder):
+    """Pictures by step and name."""
+    found = {}
+    for path in (folder / "tensorboard").glob("events*"):
+        data = path.read_bytes()
+        while data:
+            size = int.from_bytes(data[:8], "little")
+            event, data = Event.FromString(data[12 : 12 + size]), data[16 + size :]
+            for value in event.summary.value:
+                if value.HasField("image"):
+                    png = Image.open(io.BytesIO(value.image.encoded_image_string))
+                    assert (value.image.width, value.image.height, value.image.colorspace) == (*png.size, 3)
+                    found[event.step, value.tag] = np.asarray(png)
+    return found
+
+
+@pytest.fixture(scope="module")
+def segmented(tmp_path_factory):
+    """A run of a small U-Net, its pictures, and how often what it predicts was traced."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    traced = []
+    whole = pictures.outputs_for
+
+    def counted(*args, **kwargs):
+        outputs_of = whole(*args, **kwargs)
+        return lambda *given: (traced.append(1), outputs_of(*given))[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "outputs_for", counted)
+        found = train(folder, f"{UNET} --report.images 2")
+    return folder, found, len(traced)
+
+
+def test_each_evaluation_shows_the_same_examples_with_their_masks_and_one_program_predicts(segmented):
+    folder, found, traced = segmented
+    assert sorted(found) == [(1, "masks/0"), (1, "masks/20"), (2, "masks/0"), (2, "masks/20")]
+    assert traced == 1
+    _, source, _ = open_task(from_toml(folder / "config.toml"))
+    for (_, name), picture in found.items():
+        example = source.test[int(name.removeprefix("masks/"))]
+        image, mask = (decode(example[field], 1).reshape(32, 32) for field in ("image", "mask"))
+        assert picture.shape == (32, 3 * 32 + 4, 3)
+        assert set(np.unique(mask).tolist()) > {0}
+        np.testing.assert_array_equal(picture[:, :32], np.stack([image] * 3, axis=-1))
+        np.testing.assert_array_equal(picture[:, 34:66], coloured(mask))
+    assert (found[1, "masks/0"][:, 68:] != found[2, "masks/0"][:, 68:]).any()
+
+
+def test_the_predicted_mask_is_that_of_predict(segmented, tmp_path):
+    folder, found, _ = segmented
+    settings = {"run": str(folder), "split": "test[:40]", "checkpoint": "latest", "output": str(tmp_path)}
+    predict_run(Prediction(**settings))
+    for number in (0, 20):
+        mask = np.asarray(Image.open(tmp_path / f"test[:40][{number}].png"))
+        np.testing.assert_array_equal(found[2, f"masks/{number}"][:, 68:], coloured(mask))
+
+
+def test_the_number_is_a_setting_and_need_not_divide_among_devices(tmp_path):
+    found = train(tmp_path / "a", f"{UNET} --steps 1 --data.test_split test[:3] --report.images 50")
+    assert [name for _, name in found] == ["masks/0", "masks/1", "masks/2"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--report.images 0",
+        "--task classification --model.name mlp",
+        "--training.objective own.py:loss",  # of whose model it is not known what it predicts
+    ],
+)
+def test_runs_without_masks_draw_nothing(flags):
+    parts: Any = types.SimpleNamespace(source=types.SimpleNamespace(test=range(40)))
+    assert pictures.pictures_of(load_config([*UNET.split(), *flags.split()]), parts) is None
+
+
+def test_a_classification_writes_no_pictures_and_a_run_without_a_writer_for_them_draws_none(tmp_path, monkeypatch):
+    assert train(tmp_path / "digits", "--model.name mlp --model.width 8 --steps 1 --report.no_plot") == {}
+    monkeypatch.setattr(pictures, "make_predict_step", None)
+    run(load_config([*UNET.split(), "--steps", "1", "--report.no_tensorboard", "--output_dir", str(tmp_path / "none")]))

@@ -1,0 +1,31 @@
+"""The settings of the search for a learning rate."""
+
+import pytest
+
+from mpjax.config.rate_search import load_rate_search
+from mpjax.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--lowest 1 --highest 0.1", "wanted positive rates, the lowest first"),
+        ("--lowest 0", "wanted positive rates, the lowest first"),
+        ("--highest inf", "wanted positive rates, the lowest first"),
+        ("--lowest nan", "wanted positive rates, the lowest first"),
+        ("--updates 19", "--updates 19: wanted at least 20"),
+        ("--stop_above 1", "--stop_above 1: wanted a number above 1"),
+        ("--resume --output_dir x", "--resume: the search begins with fresh parameters"),
+        ("--seeds 1 2", "--seeds: the search trains one model"),
+        ("--seeds 5", "--seeds: the search trains one model"),
+        ("--distributed.coordinator a:1", "--distributed: the search needs one process"),
+    ],
+)
+def test_settings_that_make_no_sense_are_errors(flags, said):
+    with pytest.raises(UsageError, match=said):
+        load_rate_search(flags.split(), prog="find_lr.py")
+
+
+def test_flags_of_the_search_and_of_the_run_stand_side_by_side():
+    settings, config = load_rate_search(["--lowest", "1e-5", "--model.name", "mlp"], prog="find_lr.py")
+    assert (settings.lowest, settings.highest, settings.updates, config.model.name) == (1e-5, 10.0, 100, "mlp")

@@ -1,0 +1,55 @@
+"""What all plots share."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpjax.config.schema import Report
+from mpjax.report.figure import dress, dress_steps, image_files, new_figure, save_figure
+
+
+def test_a_file_without_an_ending_is_png_and_none_is_left_half_written(tmp_path):
+    figure = new_figure(2, 1, "a title")
+    save_figure(figure, tmp_path / "plot")
+    assert (tmp_path / "plot").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="Format 'nope' is not supported"):
+        save_figure(figure, tmp_path / "plot.nope")
+    assert [file.name for file in tmp_path.iterdir()] == ["plot"]
+
+
+def test_steps_have_integer_ticks_and_rates_need_not():
+    of_steps, of_rates = new_figure(4, 4).subplots(2, 1)
+    for panel, style in ((of_steps, dress_steps), (of_rates, dress)):
+        panel.plot([0, 1], [0, 1])
+        style(panel)
+    assert all(tick == np.round(tick) for tick in of_steps.get_xticks())
+    assert any(tick != np.round(tick) for tick in of_rates.get_xticks())
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_the_same_figure_has_the_same_bytes_whenever_it_is_written(kind, tmp_path):
+    program = (
+        "from mpjax.report.figure import new_figure, save_figure; figure = new_figure(2, 1, 'title', 'note'); "
+        f"figure.subplots().plot([1, 2], label='a'); save_figure(figure, {str(tmp_path)!r} + '/%s.{kind}')"
+    )
+    for name, hashes, date in (("a", "1", "0"), ("b", "2", "999999999")):
+        # The seed changes the order of sets, and the date is what matplotlib would store.
+        environment = {**os.environ, "PYTHONHASHSEED": hashes, "SOURCE_DATE_EPOCH": date}
+        subprocess.run([sys.executable, "-c", program % name], check=True, env=environment)
+    assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
+
+
+def test_a_title_that_is_too_wide_gets_several_lines():
+    assert new_figure(4, 2, "a title of words " * 4).get_suptitle().count("\n") == 1
+    assert new_figure(8, 2, "resnet18 on digits, mixed_float16").get_suptitle() == "resnet18 on digits, mixed_float16"
+
+
+def test_a_plot_has_a_file_of_each_format_and_none_without_plots():
+    stem = pathlib.Path("runs/v1.5/curves")
+    files = image_files(stem, Report(plot_format=("pdf", "svg")))
+    assert files == [pathlib.Path("runs/v1.5/curves.pdf"), pathlib.Path("runs/v1.5/curves.svg")]
+    assert image_files(stem, Report(plot=False)) == []
