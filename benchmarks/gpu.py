@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py                    every network, nine minutes at most; results in benchmarks/results
     python benchmarks/gpu.py --only vit_b16 gpt2 --output FILE
-    python benchmarks/gpu.py --table FILE ...   the README's table of results
+    python benchmarks/gpu.py --table FILE ...   the table of results for docs/measured.md
     python benchmarks/gpu.py --smoke            everything at tiny sizes, on whatever device there is
 
 ResNet-50 and ResNet-18, a GPT-2 small, ViT-B/16 and a U-Net are trained on random inputs that stay on the device, in

@@ -33,6 +33,7 @@ import mpjax
 from mpjax import models
 from mpjax.config.schema import Model
 from mpjax.data import labelled_images
+from mpjax.data.order import Shuffled
 from mpjax.data.stream import BatchesInMemory
 from mpjax.training import create_state, take_apart
 from mpjax.training.feed import Resident
@@ -149,7 +150,7 @@ def in_calls(step: Callable, state, batches: list) -> tuple[Callable, mpjax.Trai
     """`step` in calls of `PER_CALL` on rows of one table; its steps learn from what `batches` hold."""
     table = jax.tree.map(lambda *parts: np.concatenate(parts), *jax.device_get(batches))
     size = len(batches[0]["label"])
-    resident = BatchesInMemory(table, size, seed=0)
+    resident = BatchesInMemory(table, Shuffled(size * len(batches), size, seed=0))
     feed = Resident.of(resident, Layout(make_mesh()).batch(size=size))
     call = make_train_call(step, feed.batch)
     feds = feed.calls(0, [PER_CALL] * len(batches))

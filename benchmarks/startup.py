@@ -45,7 +45,7 @@ ANSWERS = {
     "mpjax": ["-c", "import sys; from mpjax.cli import main; sys.exit(main())"],
     **{
         f"{name} --help": [str(ROOT / "scripts" / f"{name}.py"), "--help"]
-        for name in ("train", "evaluate", "predict", "diagnose", "plan", "compare", "export", "train_ray")
+        for name in ("train", "evaluate", "predict", "diagnose", "plan", "find_lr", "compare", "export", "train_ray")
     },
 }
 

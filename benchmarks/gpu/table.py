@@ -1,4 +1,4 @@
-"""The README's table of a file of results."""
+"""The table of a file of results, for docs/measured.md."""
 
 from collections.abc import Mapping
 from typing import Any

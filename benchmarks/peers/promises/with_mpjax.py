@@ -3,6 +3,7 @@
 import contextlib
 import io
 import tempfile
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +67,7 @@ class Loop:
             good_steps=int(scaling.good_steps),
             loss=float(metrics["loss"]),
             loss_dtype=str(metrics["loss"].dtype),
-            programs=self.train_step._cache_size(),
+            programs=cast(Any, self.train_step)._cache_size(),
         )
 
 
