@@ -21,6 +21,7 @@ from mpjax.models.stacked_arrays import names_apart
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
+from mpjax.precision.float8.recipes import capability_of, require_units
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy
 from mpjax.training import make_train_step
 from mpjax.training.freezing import freeze_statistics, frozen_paths, trained_only
@@ -37,11 +38,18 @@ from mpjax.training.tensor import tensor_axes
 
 
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
-    """Keeps compiled programs in the cache folder, and enables x64 for a float64 policy; call it before any array."""
+    """Keeps compiled programs in the cache folder, and enables x64 for a float64 policy; call it before any array.
+
+    Raises:
+      UsageError: the GPU has no units for the policy's float8 products.
+    """
     jax.config.update("jax_compilation_cache_dir", str(cache_folder(config) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if plan.float64:
         jax.config.update("jax_enable_x64", True)
+    if plan.policy.recipes:
+        device = jax.local_devices()[0]
+        require_units(plan.policy.recipes, capability_of(device), device.device_kind)
 
 
 def open_task(config: Config) -> tuple[PrecisionPlan, data.Source, Task]:

@@ -12,8 +12,8 @@ class Precision:
     """Precision policy and loss scaling."""
 
     policy: str = "mixed_float16"
-    """Preset (float32, mixed_bfloat16, mixed_float16, bfloat16, float16, O0-O3, float64), an alias of
-    one, or a policy such as `params=float32,compute=float16,output=float32`."""
+    """Preset (float32, mixed_bfloat16, mixed_float16, mixed_float8, mixed_mxfp8, bfloat16, float16, O0-O3, float64), an
+    alias of one, or a policy such as `params=float32,compute=float16,output=float32`."""
     mode: Literal["auto", "module", "autocast"] = "auto"
     """Where casts happen: at module boundaries (module), or at each operation as in torch.amp (autocast); auto:
     autocast for O1, else module."""

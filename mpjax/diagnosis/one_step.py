@@ -109,7 +109,7 @@ def diagnose_function(
 
 def _with_half(spec: "str | Policy") -> Policy:
     policy = get_policy(spec)
-    rules = (r.compute_dtype if isinstance(r, Policy) else r for r in policy.rules.values())
+    rules = map(policy.computes, policy.rules.values())
     if not set(HALF) & {policy.compute_dtype, policy.param_dtype, *rules}:
         raise UsageError(f"policy {policy} has no half precision: wanted one such as mixed_float16")
     return policy

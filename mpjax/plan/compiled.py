@@ -16,6 +16,7 @@ from mpjax.plan.memory import Memory, memory_of
 from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
 from mpjax.precision.casting.flops import flops_of
+from mpjax.precision.float8.recipes import require_units
 from mpjax.training.layout import TENSOR
 
 
@@ -51,9 +52,11 @@ def start(
       attention: "auto" (the choice of a run on that GPU), "xla" or "cudnn".
 
     Raises:
-      UsageError: the CUDA plugin is missing, XLA does not support the GPU, or the batch does not divide evenly. The
+      UsageError: the CUDA plugin is missing, XLA does not support the GPU, the GPU has no units for the policy's float8
+        products, or the batch does not divide evenly. The
         future raises it if XLA cannot compile the step for the GPU.
     """
+    require_units(step.plan.policy.recipes, GPUS[name].capability, f"--gpu {name}: {GPUS[name].name}")
     mesh = mesh_of(name, devices, **step.sizes)
     with step.wide(), traced_for(GPUS[name], mesh.devices.flat[0], attention):
         train_step, given = step.on(mesh)

@@ -148,8 +148,7 @@ def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, para
         pattern = winner(policy.rules, scope_lineage(path.rpartition("/")[0]))
         if pattern is None:
             return policy.param_dtype
-        rule = policy.rules[pattern]
-        return rule.param_dtype if isinstance(rule, Policy) else widest(policy.param_dtype, rule)
+        return policy.stores(policy.rules[pattern])
 
     own = f"args/{params}"
     return {name: wanted(name.removeprefix(f"{own}/")) for name in inputs if f"{name}/".startswith(f"{own}/")}
@@ -177,8 +176,7 @@ def compute_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> Callabl
         if policy is None or rules is None:
             return None
         pattern = winner(rules, tuple((name, types.get(name, none)) for name, none in scope_lineage(path)))
-        rule = policy.compute_dtype if pattern is None else rules[pattern]
-        return rule.compute_dtype if isinstance(rule, Policy) else rule
+        return policy.computes(None if pattern is None else rules[pattern])
 
     return of
 

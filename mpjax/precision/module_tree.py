@@ -1,6 +1,7 @@
 """Names the modules of a Flax NNX model: the classes and parents that rules match, second names, and variables."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mpjax.precision.rules import Lineage
@@ -10,9 +11,14 @@ if TYPE_CHECKING:
     from flax import nnx
 
 
-def lineages_of(modules: dict) -> list[Lineage]:
-    """Returns each module with its parents, root first; the modules are given by path."""
-    return [_lineage(path, modules) for path in sorted(modules)]
+def lineages_of(modules: dict, tags: Mapping[str, frozenset[str]] = MappingProxyType({})) -> list[Lineage]:
+    """Returns each module with its parents, root first.
+
+    Args:
+      modules: the modules by path.
+      tags: names by path that stand among those of a module's classes.
+    """
+    return [_lineage(path, modules, tags) for path in sorted(modules)]
 
 
 def second_names(modules: dict) -> dict[str, str]:
@@ -49,11 +55,15 @@ def variables_by_module(model, modules: dict) -> "dict[str, list[nnx.Variable]]"
     return found
 
 
-def _lineage(path: str, modules: dict) -> Lineage:
+def _lineage(path: str, modules: dict, tags: Mapping[str, frozenset[str]]) -> Lineage:
     """Returns the module at `path` and its parents, root first."""
     parts = path.split("/") if path else []
     ancestors = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
-    return tuple((name, frozenset(class_names(modules[name]))) for name in ancestors if name in modules)
+    return tuple(
+        (name, frozenset(class_names(modules[name])) | tags.get(name, frozenset()))
+        for name in ancestors
+        if name in modules
+    )
 
 
 def class_names(module: "nnx.Module") -> Iterator[str]:

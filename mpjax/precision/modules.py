@@ -12,11 +12,13 @@ from mpjax import notebook
 from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import modules_of, unwrap, wrap
-from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, as_dtype, is_floating, require_x64, widest
+from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, require_x64, widest
+from mpjax.precision.float8.layers import is_quantised, nothing_quantised, set_products, tags_of, why_wide
+from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 from mpjax.precision.policy import Policy, get_policy
-from mpjax.precision.rules import NORM, Rules, by_path, decide, is_norm
+from mpjax.precision.rules import NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm
 
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ class Row(NamedTuple):
       path: attribute names and indices joined by `/`; empty for the model itself.
       type: the name of its class.
       param_dtype: the dtype of its own parameters; None if it has none.
-      compute_dtype: the dtype that it computes in; None if it has no `dtype` to set, so that its own code decides.
+      compute_dtype: the dtype that it computes in, that of its weight's product if this is in float8; None if it has no
+        `dtype` to set, so that its own code decides.
       rule: the pattern that decided; "policy" if no rule did.
     """
 
@@ -45,7 +48,8 @@ class PolicyReport(tuple[Row, ...]):
     """The rows of `apply_policy`; prints as a table with the notes below it.
 
     Attributes:
-      notes: a line for each `dtype` or `param_dtype` attribute left as it is, because it is not a floating dtype.
+      notes: a line for each `dtype` or `param_dtype` attribute left as it is, because it is not a floating dtype, and
+        for each layer that cannot multiply in float8.
     """
 
     notes: tuple[str, ...]
@@ -98,7 +102,8 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
       `rule`), one for each submodule that has parameters or a `dtype`.
 
     Raises:
-      UsageError: a rule matches nothing, a dtype is float64 without 64-bit JAX, or `model` is not an NNX module.
+      UsageError: a rule matches nothing, a dtype is float64 without 64-bit JAX, no layer multiplies in float8 under a
+        policy whose products are in float8, or `model` is not an NNX module.
     """
     from flax import nnx
 
@@ -109,16 +114,25 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
     modules = modules_of(model)
     rules = rules_for_modules(policy)
-    decided = decide(rules, lineages_of(modules), second_names(modules))
+    tags = tags_of(modules)
+    decided = decide(rules, lineages_of(modules, tags), second_names(modules))
 
     variables = variables_by_module(model, modules)
     rows, notes = [], []
     for path, module in modules.items():
         rule = decided[path]
         notes += _not_understood(path, module)
-        row = _apply(path, module, variables[path], policy, rule, rules[rule] if rule else None)
+        value = rules[rule] if rule else None
+        row = _apply(path, module, variables[path], policy, rule, value)
+        recipe = policy.multiplies(value)
+        if set_products(module, recipe):
+            row = row._replace(compute_dtype=recipe.forward if recipe else None)
+        elif reason := why_wide(module, recipe or (policy.products if rule == SMALL_PRODUCT else None)):
+            notes.append(f"{path or 'the model'} multiplies in {row.compute_dtype}, not in float8: {reason}")
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
+    if policy.products is not None and not any(map(is_quantised, modules.values())):
+        raise UsageError(nothing_quantised(policy.products, decided, tags))
     return PolicyReport(rows, notes)
 
 
@@ -149,21 +163,20 @@ def storage_policy(policy: Policy) -> Policy:
     """
     compute = widest(policy.compute_dtype, FLOAT32)
 
-    def stored(value: Policy | np.dtype) -> Policy:
-        param = value.param_dtype if isinstance(value, Policy) else widest(policy.param_dtype, value)
-        return Policy(param, compute, compute)
-
-    rules = {pattern: stored(value) for pattern, value in policy.rules.items()}
-    return dataclasses.replace(policy, compute_dtype=compute, rules=rules)
+    rules = {pattern: Policy(policy.stores(value), compute, compute) for pattern, value in policy.rules.items()}
+    return dataclasses.replace(policy, compute_dtype=compute, rules=rules, products=None)
 
 
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     """Returns the policy for `autocast` of a model with named scopes: `policy`, with module paths in place of types."""
-    return dataclasses.replace(policy, rules=by_path(policy.rules, lineages_of(modules_of(model))))
+    modules = modules_of(model)
+    return dataclasses.replace(policy, rules=by_path(policy.rules, lineages_of(modules, tags_of(modules))))
 
 
-def _dtypes(value: "Policy | np.dtype") -> Iterator[np.dtype]:
+def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:
     """Yields every dtype that a policy or a rule's value can set on a module."""
+    if isinstance(value, Recipe):
+        return
     if not isinstance(value, Policy):
         yield value
         return
@@ -177,7 +190,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
     if isinstance(value, Policy):
         param_dtype, compute_dtype, output_dtype = value.param_dtype, value.compute_dtype, value.output_dtype
     elif value is not None:
-        param_dtype, compute_dtype = widest(policy.param_dtype, value), as_dtype(value)
+        param_dtype, compute_dtype = policy.stores(value), policy.computes(value)
         output_dtype = policy.compute_dtype if rule is not None and rule.lower() == NORM else None
     else:
         param_dtype, compute_dtype, output_dtype = policy.param_dtype, policy.compute_dtype, None

@@ -11,8 +11,9 @@ from jax.typing import DTypeLike
 
 from mpjax import notebook
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import FLOAT32, as_dtype, widest
-from mpjax.precision.rules import NORM, Rules
+from mpjax.precision.dtypes import BFLOAT16, FLOAT32, as_dtype, widest
+from mpjax.precision.float8.recipes import FLOAT8, MXFP8, ROWWISE, Recipe, as_recipe, find_recipe
+from mpjax.precision.rules import FIRST_OR_LAST, NORM, SMALL_PRODUCT, Rules
 
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ _KEYS = {
     **dict.fromkeys(("c", "compute"), "compute_dtype"),
     **dict.fromkeys(("o", "output"), "output_dtype"),
     **dict.fromkeys(("r", "reduce"), "reduce_dtype"),
+    "products": "products",
 }
 
 
@@ -40,12 +42,15 @@ class Policy:
       compute_dtype: the dtype of convolutions and matrix products; by default `param_dtype`.
       output_dtype: the dtype of the model's outputs (logits); by default `compute_dtype`.
       reduce_dtype: the dtype in which gradients are summed across devices; by default `param_dtype`, at least float32.
-      rules: an ordered mapping from module pattern (see `Rules`) to a dtype or a policy. A dtype sets the compute dtype
-        of the matched modules, and stores their parameters in it or wider. A policy sets their parameter, compute and
-        output dtypes.
+      rules: an ordered mapping from module pattern (see `Rules`) to a dtype, a policy or a recipe. A dtype sets the
+        compute dtype of the matched modules, and stores their parameters in it or wider. A policy sets their parameter,
+        compute and output dtypes. A recipe makes the matched linear layers multiply in float8.
+      products: the recipe by which linear layers multiply in float8, or its name ("float8", "float8_rowwise", "mxfp8");
+        None if they multiply in `compute_dtype`.
 
     Raises:
-      UsageError: a dtype is unknown, a pattern is invalid, or a rule's policy has rules itself.
+      UsageError: a dtype or a recipe is unknown, a pattern is invalid, a rule's policy has rules itself, or products
+        are in float8 and `compute_dtype` is not bfloat16 or float32.
     """
 
     param_dtype: Any = FLOAT32
@@ -53,6 +58,7 @@ class Policy:
     output_dtype: Any = None
     reduce_dtype: Any = None
     rules: Any = ()
+    products: Any = None
 
     def __post_init__(self):
         def settle(field: str, default: DTypeLike) -> np.dtype:
@@ -67,6 +73,34 @@ class Policy:
         settle("reduce_dtype", widest(param, FLOAT32))
         rules = Rules(self.rules)
         object.__setattr__(self, "rules", Rules([(pattern, _rule_value(value)) for pattern, value in rules.items()]))
+        object.__setattr__(self, "products", None if self.products is None else as_recipe(self.products))
+        recipes = [self.products, *(value for value in self.rules.values() if isinstance(value, Recipe))]
+        if any(recipes) and compute not in (BFLOAT16, FLOAT32):
+            # An unscaled product reaches 448 * 448 * K, which float16 does not hold.
+            raise UsageError(f"products in float8 need compute=bfloat16 or float32, got compute={compute}")
+
+    def computes(self, value: "np.dtype | Policy | Recipe | None") -> np.dtype:
+        """Returns the compute dtype of modules decided by a rule's value; None stands for no rule."""
+        if isinstance(value, Policy):
+            return value.compute_dtype
+        return self.compute_dtype if value is None or isinstance(value, Recipe) else value
+
+    def stores(self, value: "np.dtype | Policy | Recipe | None") -> np.dtype:
+        """Returns the dtype that parameters of such modules are stored in."""
+        if isinstance(value, Policy):
+            return value.param_dtype
+        return widest(self.param_dtype, value) if isinstance(value, np.dtype) else self.param_dtype
+
+    def multiplies(self, value: "np.dtype | Policy | Recipe | None") -> Recipe | None:
+        """Returns the recipe of such linear layers; None if they multiply in the compute dtype."""
+        if isinstance(value, Policy) or value is None:
+            return (value or self).products
+        return value if isinstance(value, Recipe) else None
+
+    @property
+    def recipes(self) -> frozenset[Recipe]:
+        """Returns the recipes that the policy or one of its rules asks for."""
+        return frozenset(filter(None, (self.products, *map(self.multiplies, self.rules.values()))))
 
     @property
     def jmp(self) -> jmp.Policy:
@@ -90,11 +124,14 @@ class Policy:
         parts = [f"params={self.param_dtype},compute={self.compute_dtype},output={self.output_dtype}"]
         if self.reduce_dtype != widest(self.param_dtype, FLOAT32):
             parts[0] += f",reduce={self.reduce_dtype}"
+        if self.products is not None:
+            parts[0] += f",products={self.products}"
         parts += [f"{pattern}={value}" for pattern, value in self.rules.items()]
         return ";".join(parts)
 
     def _repr_html_(self) -> str:
         fields = ("param_dtype", "compute_dtype", "output_dtype", "reduce_dtype")
+        fields += ("products",) if self.products is not None else ()
         rows = [(field, str(getattr(self, field))) for field in fields]
         rules = [(pattern, str(value)) for pattern, value in self.rules.items()]
         return notebook.block(
@@ -105,8 +142,10 @@ class Policy:
         )
 
 
-def _rule_value(value) -> np.dtype | Policy:
-    """Converts a rule's value to a dtype or a policy; a name that could be either (`"float32"`) is a dtype."""
+def _rule_value(value) -> np.dtype | Policy | Recipe:
+    """Converts a rule's value to a dtype, a policy or a recipe; a name that could be two (`"float32"`) is a dtype."""
+    if (recipe := find_recipe(value)) is not None:
+        return recipe
     if isinstance(value, jmp.Policy):
         value = from_jmp(value)
     elif isinstance(value, str) and "=" in value:
@@ -153,18 +192,18 @@ def parse_rules(parts: list[str]) -> Rules:
 
 
 def _parse_dtypes(text: str) -> Policy:
-    fields: dict[str, np.dtype] = {}
+    fields: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         field = _KEYS.get(key.strip().lower())
         if field is None or not equals or not value.strip():
             raise UsageError(
-                f"bad part '{part.strip()}' in policy '{text}': wanted params=, compute=, output= or reduce= "
-                "and a dtype, as in 'params=float32,compute=float16,output=float32'"
+                f"bad part '{part.strip()}' in policy '{text}': wanted params=, compute=, output= or reduce= and a "
+                "dtype, as in 'params=float32,compute=float16,output=float32', or products= and a recipe"
             )
         if field in fields:
             raise UsageError(f"contradictory policy '{text}': {field} is given twice; keep one")
-        fields[field] = as_dtype(value)
+        fields[field] = as_recipe(value) if field == "products" else as_dtype(value)
     return Policy(**fields)
 
 
@@ -189,6 +228,12 @@ class Preset:
     aliases: tuple[str, ...] = ()
 
 
+def _with_products(recipe: Recipe) -> Policy:
+    """Returns mixed_bfloat16 with products in float8, but for those at a model's ends and small ones."""
+    wide = {FIRST_OR_LAST: BFLOAT16, SMALL_PRODUCT: BFLOAT16}
+    return Policy("float32", "bfloat16", "float32", rules=wide, products=recipe)
+
+
 PRESETS = (
     Preset("float32", Policy("float32"), aliases=("fp32", "f32", "full", "32-true", "32", "O0")),
     Preset("mixed_bfloat16", Policy("float32", "bfloat16", "float32"), aliases=("bf16-mixed", "bf16")),
@@ -209,6 +254,9 @@ PRESETS = (
     ),
     Preset("O3", Policy("float16", "float16", "float16", rules={NORM: "float16"}), loss_scale="static"),
     Preset("float64", Policy("float64"), aliases=("64-true", "64", "f64", "fp64")),
+    Preset("mixed_float8", _with_products(FLOAT8), aliases=("fp8-mixed", "fp8", "float8", "float8-mixed")),
+    Preset("mixed_float8_rowwise", _with_products(ROWWISE), aliases=("float8_rowwise",)),
+    Preset("mixed_mxfp8", _with_products(MXFP8), aliases=("mxfp8-mixed", "mxfp8")),
 )
 
 

@@ -11,10 +11,23 @@ from types import MappingProxyType
 from typing import Any
 
 from mpjax.errors import UsageError
+from mpjax.precision.float8.recipes import Recipe
 
 
 NORM = "type:norm"
-"""The pattern of every normalisation layer. Only this rule may match nothing, as not every model has such a layer."""
+"""The pattern of every normalisation layer."""
+
+LINEAR = "linear_layer"
+"""The tag of layers that can multiply in float8; a module's tags stand among the names of its classes."""
+
+FIRST_OR_LAST = "type:first_or_last"
+"""The pattern of layers at the ends of a model; `mpjax.precision.float8.layers` says which they are."""
+
+SMALL_PRODUCT = "type:small_product"
+"""The pattern of linear layers with few inputs or outputs, or uneven numbers of them."""
+
+DEFAULTS = frozenset({NORM, FIRST_OR_LAST, SMALL_PRODUCT})
+"""The patterns of rules that presets have. Only they may match nothing, as not every model has such layers."""
 
 NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm", "WeightNorm", "SpectralNorm"})
 
@@ -98,7 +111,12 @@ def _matcher(pattern: str) -> Callable[[str], Any]:
 
 def winner(rules: Rules, lineage: Lineage) -> str | None:
     """Returns the pattern that decides the module at the end of `lineage`; None if no rule does."""
-    return next((pattern for pattern in rules if covers(pattern, lineage)), None)
+    return next((p for p, value in rules.items() if _is_for(value, lineage[-1][1]) and covers(p, lineage)), None)
+
+
+def _is_for(value: Any, types: frozenset[str]) -> bool:
+    """Returns True if a rule's value is for a module of these types: a recipe is for linear layers alone."""
+    return not isinstance(value, Recipe) or not types or LINEAR in types
 
 
 def scope_lineage(scope: str) -> Lineage:
@@ -150,7 +168,7 @@ def decide(
     lineages = tuple(lineages)
     decided = {lineage[-1][0]: winner(rules, lineage) for lineage in lineages}
     deciding = set(decided.values())
-    idle = [p for p in rules if p not in deciding and p.lower() != NORM]
+    idle = [p for p in rules if p not in deciding and p.lower() not in DEFAULTS]
     if idle:
         reasons = [_why_idle(pattern, rules, lineages, second_names) for pattern in idle[:_MOST_SHOWN]]
         more = [f"and {len(idle) - _MOST_SHOWN} more rules"] if idle[_MOST_SHOWN:] else []
@@ -160,8 +178,11 @@ def decide(
 
 def _why_idle(pattern: str, rules: Rules, lineages: tuple[Lineage, ...], second_names: Mapping[str, str]) -> str:
     matched = [lineage for lineage in lineages if covers(pattern, lineage)]
+    meant = [lineage for lineage in matched if _is_for(rules[pattern], lineage[-1][1])]
+    if matched and not meant:
+        return f"rule '{pattern}' decides nothing: {rules[pattern]} is for linear layers, and it matches none"
     if matched:
-        first = winner(rules, matched[0])
+        first = winner(rules, meant[0])
         return f"rule '{pattern}' decides nothing: rules before it ('{first}') decide all its modules; put it first"
     for second, first in second_names.items():
         if covers(pattern, scope_lineage(second)):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from mpjax.config import schema
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT16, FLOAT64, HALF, slow_half_reason
+from mpjax.precision.float8.recipes import emulated_reason
 from mpjax.precision.modules import storage_policy
 from mpjax.precision.policy import Policy, Preset, find_preset, get_policy
 from mpjax.precision.rules import NORM
@@ -97,6 +98,7 @@ def advice(plan: PrecisionPlan, device, *, tuned: bool = False) -> list[str]:
             f"{policy.param_dtype} parameters without master weights: updates below a parameter's rounding are lost; "
             "--precision.master_weights on keeps them"
         )
+    notes += [reason for recipe in policy.recipes if (reason := emulated_reason(recipe, device.platform))]
     if reason := slow_half_reason(policy.compute_dtype, device):
         offer = "; --precision.tune finds layers that are faster in it"
         notes.append(reason if tuned or device.platform != "cpu" else reason + offer)
@@ -141,7 +143,7 @@ def _usual_scaling(policy: Policy) -> str:
 
 
 def _rule_dtypes(policy: Policy):
-    return [value.compute_dtype if isinstance(value, Policy) else value for value in policy.rules.values()]
+    return [policy.computes(value) for value in policy.rules.values()]
 
 
 def _loss_scale(config: schema.Precision, preset: Preset, policy: Policy) -> str | float:

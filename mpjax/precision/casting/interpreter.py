@@ -14,6 +14,8 @@ from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, values_of
 from mpjax.precision.casting.walk import evaluated
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
+from mpjax.precision.float8.operations import multiplies_a_weight, quantised_product
+from mpjax.precision.float8.recipes import Recipe
 
 
 FULL_PRECISION = "mpjax_full_precision"
@@ -22,17 +24,23 @@ FULL_PRECISION = "mpjax_full_precision"
 HANDLERS = {**control_flow.HANDLERS, **derivatives.HANDLERS}
 
 
+def _in_compute_dtype(scope: str) -> None:
+    """Returns no recipe: products in all scopes are in the compute dtype."""
+
+
 class Interpreter(NamedTuple):
     """Runs a jaxpr with casts.
 
     Attributes:
       dtype_of: a function from named scope to the dtype of the low list. Where it is float32, all lists use float32.
       operations: the lists of operations.
+      recipe_of: a function from named scope to the recipe of products with a weight there; None for `dtype_of`.
       scope: the named scopes around the jaxpr.
     """
 
     dtype_of: Callable[[str], np.dtype]
     operations: Operations
+    recipe_of: Callable[[str], Recipe | None] = _in_compute_dtype
     scope: str = ""
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
@@ -46,7 +54,7 @@ class Interpreter(NamedTuple):
                     return HANDLERS[eqn.primitive.name](self._replace(scope=scope).run, eqn, inputs, debug_info)
                 if self._keeps_its_dtypes(eqn, inputs, narrowed):
                     return _as_traced(eqn, inputs, debug_info)
-                return self._apply(eqn, inputs, self.dtype_of(scope), once)
+                return self._apply(eqn, inputs, self.dtype_of(scope), self.recipe_of(scope), once)
 
         return evaluated(jaxpr, inputs, lambda atom, array: _constant(array), apply, self.scope)
 
@@ -65,7 +73,9 @@ class Interpreter(NamedTuple):
             return eqn.primitive.name in ("reduce_sum", "reduce_prod") or eqn.invars[0] in narrowed
         return _all_own(inputs)
 
-    def _apply(self, eqn, inputs: list[Value], compute_dtype: np.dtype, once: "_CastOnce") -> list[Value]:
+    def _apply(
+        self, eqn, inputs: list[Value], compute_dtype: np.dtype, recipe: Recipe | None, once: "_CastOnce"
+    ) -> list[Value]:
         name = eqn.primitive.name
         rule = self.operations.rule(name)
         if name == "convert_element_type":
@@ -82,7 +92,11 @@ class Interpreter(NamedTuple):
             full = rule == "full" or compute_dtype == FLOAT32 or square or (name == "sub" and peak)
             dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
         arrays = [once.cast(value.array, dtype) for value in inputs]
-        outputs = bind(eqn.primitive, arrays, _product(eqn, dtype) if rule == "low" else eqn.params)
+        params = _product(eqn, dtype) if rule == "low" else eqn.params
+        if rule == "low" and recipe is not None and multiplies_a_weight(recipe, name, arrays, params):
+            outputs = [quantised_product(recipe, *arrays, params)]
+        else:
+            outputs = bind(eqn.primitive, arrays, params)
         number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
         return [Value(array, number, peak, _all_own(inputs)) for array in outputs]

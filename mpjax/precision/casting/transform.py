@@ -7,9 +7,9 @@ dtype of its inputs.
 
 import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
-import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.casting.equinox_paths import equinox_scopes
@@ -20,7 +20,7 @@ from mpjax.precision.casting.values import arrays_of, cast_like, split_arrays, v
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
 from mpjax.precision.policy import Policy, get_policy
-from mpjax.precision.rules import NORM, Rules, decide, scope_lineage, winner
+from mpjax.precision.rules import DEFAULTS, NORM, Rules, decide, scope_lineage, winner
 
 
 def autocast(
@@ -59,16 +59,18 @@ def autocast(
     """
     policy = get_policy(policy)
     rules = _rules_for_scopes(policy)
-    if not {policy.compute_dtype, *rules.values()} & set(HALF):
+    if not {policy.compute_dtype, *map(policy.computes, rules.values())} & set(HALF) and not policy.recipes:
         return fn
 
     @functools.cache
-    def dtype_of(scope: str) -> np.dtype:
+    def rule_of(scope: str) -> Any:
         pattern = winner(rules, scope_lineage(scope))
-        return rules[pattern] if pattern else policy.compute_dtype
+        return rules[pattern] if pattern else None
 
     known = frozenset(scopes)
-    interpreter = Interpreter(dtype_of if rules else lambda scope: policy.compute_dtype, operations)
+    interpreter = Interpreter(
+        lambda scope: policy.computes(rule_of(scope)), operations, lambda scope: policy.multiplies(rule_of(scope))
+    )
 
     @functools.wraps(fn, updated=())
     def autocast_fn(*args, **kwargs):
@@ -103,12 +105,12 @@ def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list
 
 
 def _rules_for_scopes(policy: Policy) -> Rules:
-    """Returns the compute dtype of each rule. Raises UsageError for a rule that a scope cannot have."""
-    dtypes = {}
+    """Returns the rules that a scope can have. Raises UsageError for one that it cannot."""
+    kept = {}
     for pattern, value in policy.rules.items():
-        dtype = value.compute_dtype if isinstance(value, Policy) else value
-        if pattern.lower() == NORM and dtype == FLOAT32:
-            continue  # the lists already do this
+        dtype = policy.computes(value)
+        if pattern.lower() in DEFAULTS - {NORM} or (pattern.lower() == NORM and dtype == FLOAT32):
+            continue  # what these are for, autocast sees at each operation
         if pattern.startswith("type:"):
             raise UsageError(
                 f"rule '{pattern}': autocast sees named scopes, which have no type; write a path, or use "
@@ -116,8 +118,8 @@ def _rules_for_scopes(policy: Policy) -> Rules:
             )
         if dtype == FLOAT64:
             raise UsageError(f"rule '{pattern}': autocast computes in float16, bfloat16 or float32, not in float64")
-        dtypes[pattern] = dtype
-    return Rules(dtypes)
+        kept[pattern] = value
+    return Rules(kept)
 
 
 def full_precision(fn: Callable) -> Callable:

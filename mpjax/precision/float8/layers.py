@@ -1,0 +1,140 @@
+"""Which layers of a Flax NNX model multiply in float8, and the tags by which rules find those that better do not."""
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+from mpjax.precision.float8.products import Float8Dot
+from mpjax.precision.float8.recipes import Recipe
+from mpjax.precision.rules import FIRST_OR_LAST, LINEAR, SMALL_PRODUCT
+
+
+SMALLEST_SIDE = 64
+"""The smallest number of inputs and outputs of a layer that gains from float8; below, quantising costs more."""
+
+_MULTIPLE = 16
+
+
+def is_linear(module: Any) -> bool:
+    """Returns True for a Flax layer that multiplies by a weight and leaves to Flax how.
+
+    A layer with a `dot_general` or a `precision` of the user's, or with a weight for each example, is left alone.
+    """
+    from flax import nnx
+
+    if not isinstance(module, nnx.Linear | nnx.LinearGeneral) or module.precision is not None:
+        return False
+    if getattr(module, "dot_general_cls", None) is not None or getattr(module, "batch_axis", None):
+        return False
+    return module.dot_general in (None, jax.lax.dot_general) or is_quantised(module)
+
+
+def sides(module: Any) -> tuple[int, int]:
+    """Returns the numbers of inputs and outputs of a linear layer."""
+    inputs, outputs = (
+        math.prod(size) if isinstance(size, Iterable) else size for size in (module.in_features, module.out_features)
+    )
+    return inputs, outputs
+
+
+def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Returns the tags of layers, by module path: names that rules can match as `type:` beside those of classes.
+
+    `linear_layer` is for layers that can multiply in float8. `first_or_last` is for layers, embeddings too, that no
+    list holds, as a head, and for the first and last layer of a list of layers. `small_product` is for linear layers
+    with a side below 64, or that is no multiple of 16.
+
+    Args:
+      modules: the modules of a model by path.
+    """
+    from flax import nnx
+
+    tags: dict[str, frozenset[str]] = {}
+    for path, module in modules.items():
+        linear = is_linear(module)
+        if not (linear or isinstance(module, nnx.Embed)):
+            continue
+        found = {LINEAR} if linear else set()
+        if _is_first_or_last(path, modules):
+            found.add(FIRST_OR_LAST.removeprefix("type:"))
+        if linear and any(side < SMALLEST_SIDE or side % _MULTIPLE for side in sides(module)):
+            found.add(SMALL_PRODUCT.removeprefix("type:"))
+        tags[path] = frozenset(found)
+    return tags
+
+
+def _is_first_or_last(path: str, modules: Mapping[str, Any]) -> bool:
+    parts = path.split("/")
+    if not any(part.isdecimal() for part in parts):
+        return True
+    outer = "/".join(parts[:-1])
+    if not parts[-1].isdecimal() or any(part.isdecimal() for part in parts[:-1]):
+        return False
+    beside = [other.rpartition("/") for other, module in modules.items() if _has_weight(module)]
+    numbers = [int(name) for holder, _, name in beside if holder == outer and name.isdecimal()]
+    return int(parts[-1]) in (min(numbers), max(numbers))
+
+
+def _has_weight(module: Any) -> bool:
+    from flax import nnx
+
+    return isinstance(module, nnx.Linear | nnx.LinearGeneral | nnx.Conv | nnx.ConvTranspose | nnx.Einsum | nnx.Embed)
+
+
+def is_quantised(module: Any) -> bool:
+    """Returns True if `set_products` made a module multiply in float8."""
+    return isinstance(getattr(module, "dot_general", None), Float8Dot)
+
+
+def set_products(module: Any, recipe: Recipe | None) -> bool:
+    """Makes a linear layer multiply by a recipe, or as Flax does without one; other modules stay as they are.
+
+    Returns:
+      True if it multiplies by the recipe.
+    """
+    if recipe is not None and is_linear(module) and why_wide(module, recipe) is None:
+        module.dot_general = Float8Dot(recipe)
+        return True
+    if is_quantised(module):
+        module.dot_general = inspect.signature(_flax_class(module).__init__).parameters["dot_general"].default
+    return False
+
+
+def _flax_class(module: Any) -> type:
+    from flax import nnx
+
+    return nnx.Linear if isinstance(module, nnx.Linear) else nnx.LinearGeneral
+
+
+def why_wide(module: Any, recipe: Recipe | None) -> str | None:
+    """Explains why a linear layer cannot multiply by a recipe; returns None if it can, or is no linear layer."""
+    if recipe is None or not is_linear(module):
+        return None
+    inputs, outputs = sides(module)
+    uneven = [str(side) for side in dict.fromkeys((inputs, outputs)) if side % recipe.multiple]
+    if not uneven:
+        return None
+    which = f"{uneven[0]} is no multiple" if len(uneven) == 1 else f"{' and '.join(uneven)} are no multiples"
+    return f"its weight is {inputs} x {outputs}, and {which} of {recipe.multiple}, which {recipe} needs"
+
+
+def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: Mapping[str, frozenset[str]]) -> str:
+    """Explains why no layer of a model multiplies by a recipe.
+
+    Args:
+      recipe: the recipe.
+      decided: the pattern that decides each module, by path.
+      tags: the tags of layers, by path.
+    """
+    linear = [path or "the model itself" for path, found in tags.items() if LINEAR in found]
+    if not linear:
+        return f"products={recipe}: the model has no linear layer, and nothing else multiplies in float8"
+    rules = sorted({decided[path] or "their sides" for path, found in tags.items() if LINEAR in found})
+    return (
+        f"products={recipe}: no layer multiplies in float8: {', '.join(rules)} decided all {len(linear)} linear layers "
+        f"({', '.join(linear[:3])}{', ...' if linear[3:] else ''}). Write a rule for those that are to, as in "
+        f"rules={{'type:Linear': '{recipe}'}}"
+    )

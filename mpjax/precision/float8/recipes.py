@@ -1,0 +1,124 @@
+"""Recipes: how the operands of a float8 product are scaled, as values with names.
+
+Formats: e4m3 (largest number 448) for activations and weights, e5m2 (57344) for incoming gradients, as in Micikevicius
+et al., "FP8 Formats for Deep Learning", 2022 (arXiv:2209.05433). Blocks: Open Compute Project, "Microscaling Formats
+(MX) Specification", version 1.0, 2023.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.errors import UsageError
+
+
+E4M3 = np.dtype(jnp.float8_e4m3fn)
+E5M2 = np.dtype(jnp.float8_e5m2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the operands of a product are quantised.
+
+    Attributes:
+      name: the name in a policy's text.
+      scaling: what shares a scale. "tensor": a whole operand. "row": each row of an operand that is not added up.
+        "block": each 32 numbers that are added up.
+      forward: the dtype of activations and weights.
+      gradient: the dtype of incoming gradients.
+      multiple: what the sides of a weight must be a multiple of.
+      capability: the lowest compute capability of a GPU with units for it.
+      aliases: other names, of torchao and TransformerEngine.
+    """
+
+    name: str
+    scaling: Literal["tensor", "row", "block"]
+    forward: np.dtype = E4M3
+    gradient: np.dtype = E5M2
+    multiple: int = 16
+    capability: tuple[int, int] = (8, 9)
+    aliases: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FLOAT8 = Recipe("float8", "tensor", aliases=("fp8", "tensorwise", "Float8CurrentScaling"))
+ROWWISE = Recipe("float8_rowwise", "row", aliases=("rowwise",))
+MXFP8 = Recipe(
+    "mxfp8", "block", gradient=E4M3, multiple=32, capability=(10, 0), aliases=("MXFP8BlockScaling", "float8_block")
+)
+
+RECIPES = (FLOAT8, ROWWISE, MXFP8)
+
+
+def _normalised(name: str) -> str:
+    return "".join(name.lower().replace("_", "").replace("-", "").split())
+
+
+_BY_NAME = {_normalised(name): recipe for recipe in RECIPES for name in (recipe.name, *recipe.aliases)}
+
+
+def find_recipe(spec: object) -> Recipe | None:
+    """Returns the recipe that `spec` is or names, or None if it names none."""
+    return spec if isinstance(spec, Recipe) else _BY_NAME.get(_normalised(spec)) if isinstance(spec, str) else None
+
+
+def as_recipe(spec: object) -> Recipe:
+    """Returns the recipe that `spec` is or names.
+
+    >>> as_recipe("tensorwise").name
+    'float8'
+
+    Raises:
+      UsageError: there is no such recipe; the message lists them and suggests the nearest.
+    """
+    if (recipe := find_recipe(spec)) is not None:
+        return recipe
+    near = difflib.get_close_matches(_normalised(str(spec)), _BY_NAME, n=1)
+    hint = f"; did you mean '{_BY_NAME[near[0]].name}'?" if near else ""
+    raise UsageError(f"unknown recipe of products {spec!r}: wanted one of {', '.join(map(str, RECIPES))}{hint}")
+
+
+def require_units(recipes: Iterable[Recipe], capability: tuple[int, int] | None, name: str) -> None:
+    """Raises UsageError if a GPU has no units for the products of one of the recipes.
+
+    Args:
+      recipes: the recipes.
+      capability: the GPU's compute capability; None for other devices, of which nothing is known.
+      name: the name of the GPU.
+
+    Source: CUDA C++ Programming Guide, tensor cores by compute capability (e4m3 and e5m2 from 8.9, blocks from 10.0).
+    """
+    for recipe in recipes:
+        if capability is not None and capability < recipe.capability:
+            has, needs = (".".join(map(str, each)) for each in (capability, recipe.capability))
+            instead = "mixed_float8" if capability >= FLOAT8.capability else "mixed_bfloat16"
+            raise UsageError(
+                f"{name} (compute capability {has}) has no units for {recipe}, which needs {needs}: "
+                f"write --precision.policy {instead}"
+            )
+
+
+def emulated_reason(recipe: Recipe, platform: str) -> str | None:
+    """Says that a platform of JAX emulates a recipe's products; returns None if it has units for them."""
+    if platform != "cpu":
+        return None
+    return (
+        f"a CPU emulates {recipe}: it rounds the operands of products to float8 and multiplies them in float32; "
+        "results are right, but no faster than with --precision.policy float32"
+    )
+
+
+def capability_of(device: jax.Device) -> tuple[int, int] | None:
+    """Returns the compute capability of an NVIDIA GPU; None for other devices."""
+    try:
+        major, _, minor = str(device.compute_capability).partition(".")
+        return int(major), int(minor or 0)
+    except (AttributeError, ValueError):  # on AMD it is a name, "gfx942"
+        return None

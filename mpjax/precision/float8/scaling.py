@@ -1,0 +1,89 @@
+"""Quantisation to float8 by scales that are powers of two, so that scaling itself rounds nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.precision.dtypes import FLOAT32
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float
+
+
+BLOCK = 32
+"""Numbers that share a scale in the MX formats."""
+
+_EXPONENT = np.uint32(0x7F800000)
+_SMALLEST = 2.0**-100
+"""The smallest maximum that is scaled up to the whole range: its scale, and that scale's inverse, are normal."""
+
+
+class Quantised(NamedTuple):
+    """An array in float8.
+
+    Attributes:
+      values: the numbers, in float8.
+      inverse: float32, what `values` are multiplied by to give the array: a power of two, for each number that shares
+        the scale.
+    """
+
+    values: jax.Array
+    inverse: jax.Array
+
+
+def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]:
+    """Returns the largest power of two that scales values of up to `largest` into the range of a float8 dtype.
+
+    It is 1 where `largest` is inf or NaN, so that these stay what they are.
+
+    Args:
+      largest: the largest absolute value.
+      dtype: the float8 dtype.
+
+    Returns:
+      float32.
+    """
+    ratio = jnp.float32(float(jnp.finfo(dtype).max)) / jnp.maximum(largest.astype(FLOAT32), _SMALLEST)
+    bits = jax.lax.bitcast_convert_type(ratio, jnp.uint32) & _EXPONENT
+    scale = jax.lax.bitcast_convert_type(bits, FLOAT32)
+    return jnp.where(jnp.isfinite(largest), scale, jnp.float32(1))
+
+
+def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) -> Quantised:
+    """Quantises an array by its present largest absolute value.
+
+    No finite value overflows. inf and NaN stay NaN, or inf where the dtype has it. Values below the dtype's smallest
+    number over the scale underflow to zero.
+
+    Args:
+      x: bfloat16 or float32.
+      dtype: the float8 dtype.
+      axis: the axis of numbers that share a scale, whose length is 1 in `inverse`; None if all share one.
+    """
+    largest = jnp.max(jnp.abs(x), axis=axis, keepdims=axis is not None)
+    scale = scale_of(largest, dtype)
+    return Quantised((x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
+
+
+def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> Quantised:
+    """Quantises a matrix with a scale for each 32 numbers of a row; zeros fill the last block.
+
+    Args:
+      x: bfloat16 or float32.
+      dtype: the float8 dtype.
+
+    Returns:
+      `values` [M, K'] and `inverse` [M, K' / 32], where K' is K rounded up to a multiple of 32.
+
+    Source: Open Compute Project, "Microscaling Formats (MX) Specification", version 1.0, 2023. Scales are rounded up,
+    as cuDNN has them, so that no value overflows.
+    """
+    padded = jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK)))
+    blocks = padded.reshape(x.shape[0], -1, BLOCK)
+    found = quantise(blocks, dtype, 2)
+    return Quantised(found.values.reshape(padded.shape), found.inverse[..., 0])

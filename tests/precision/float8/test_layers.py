@@ -1,0 +1,108 @@
+"""Which layers multiply in float8 under a policy, and what is said of those that do not."""
+
+import functools
+
+import jax
+import pytest
+from flax import nnx
+
+import mpjax
+from mpjax.errors import UsageError
+from mpjax.precision.float8.layers import is_quantised
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.LayerNorm(64, rngs=rngs)
+        self.up = nnx.Linear(64, 128, rngs=rngs)
+        self.down = nnx.Linear(128, 64, rngs=rngs)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.stem = nnx.Linear(64, 64, rngs=rngs)
+        self.blocks = nnx.List([Block(rngs), Block(rngs)])
+        self.narrow = nnx.List([nnx.List([nnx.Linear(64, 32, rngs=rngs), nnx.Linear(96, 72, rngs=rngs)])])
+        self.head = nnx.Linear(64, 128, rngs=rngs)
+
+
+def net():
+    return nnx.eval_shape(lambda: Net(nnx.Rngs(0)))
+
+
+def dtypes(report):
+    return {row.path: (str(row.compute_dtype), row.rule) for row in report}
+
+
+def test_layers_at_the_ends_norms_and_small_products_stay_wide_by_rules_that_the_report_names():
+    found = dtypes(mpjax.apply_policy(net(), "mixed_float8"))
+    assert found == {
+        "stem": ("bfloat16", "type:first_or_last"),
+        "head": ("bfloat16", "type:first_or_last"),
+        **{f"blocks/{i}/norm": ("float32", "type:norm") for i in (0, 1)},
+        **{f"blocks/{i}/{name}": ("float8_e4m3fn", "policy") for i in (0, 1) for name in ("up", "down")},
+        "narrow/0/0": ("bfloat16", "type:small_product"),
+        "narrow/0/1": ("bfloat16", "type:small_product"),
+    }
+
+
+def test_a_weight_with_a_side_that_does_not_divide_is_told():
+    notes = mpjax.apply_policy(net(), "mixed_float8").notes
+    assert notes == (
+        "narrow/0/1 multiplies in bfloat16, not in float8: its weight is 96 x 72, and 72 is no multiple of 16, which "
+        "float8 needs",
+    )
+
+
+def test_the_first_and_last_of_a_list_of_layers_stay_wide():
+    layers = nnx.eval_shape(lambda: nnx.Sequential(*[nnx.Linear(64, 64, rngs=nnx.Rngs(0)) for _ in range(4)]))
+    found = dtypes(mpjax.apply_policy(layers, "mixed_float8"))
+    assert [found[f"layers/{i}"][0] for i in range(4)] == ["bfloat16", "float8_e4m3fn", "float8_e4m3fn", "bfloat16"]
+
+
+def test_rules_take_layers_out_and_in():
+    rules = {"blocks/0": "bfloat16", "head": "float8_rowwise", "type:norm": "float32"}
+    model = net()
+    found = dtypes(mpjax.apply_policy(model, mpjax.Policy("float32", "bfloat16", rules=rules)))
+    assert found["blocks/0/up"] == ("bfloat16", "blocks/0")
+    assert found["blocks/1/up"] == ("bfloat16", "policy")
+    assert found["head"] == ("float8_e4m3fn", "head")
+    assert str(model.head.dot_general.recipe) == "float8_rowwise"
+
+
+def test_a_recipe_is_a_rule_for_linear_layers_alone():
+    found = dtypes(mpjax.apply_policy(net(), mpjax.Policy("float32", "bfloat16", rules={"blocks/*": "float8"})))
+    assert found["blocks/0/norm"] == ("float32", "type:norm")
+    assert found["blocks/0/up"] == ("float8_e4m3fn", "blocks/*")
+
+
+def test_a_recipe_for_no_linear_layer_is_an_error():
+    with pytest.raises(UsageError, match="rule 'blocks/0/norm' decides nothing: float8 is for linear layers"):
+        mpjax.apply_policy(net(), mpjax.Policy("float32", "bfloat16", rules={"blocks/0/norm": "float8"}))
+
+
+def test_a_later_policy_takes_all_layers_out():
+    model = net()
+    mpjax.apply_policy(model, "mixed_float8")
+    assert is_quantised(model.blocks[0].up)
+    mpjax.apply_policy(model, "mixed_bfloat16")
+    assert model.blocks[0].up.dot_general is jax.lax.dot_general
+
+
+def test_a_layer_with_the_users_own_product_is_left_alone():
+    model = net()
+    own = model.blocks[0].up.dot_general = functools.partial(jax.lax.dot_general)
+    mpjax.apply_policy(model, "mixed_float8")
+    assert model.blocks[0].up.dot_general is own
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)), "type:first_or_last decided all 1 linear layers"),
+        (lambda: nnx.Conv(64, 64, (3, 3), rngs=nnx.Rngs(0)), "the model has no linear layer"),
+    ],
+)
+def test_a_model_without_a_product_in_float8_is_an_error(model, says):
+    with pytest.raises(UsageError, match=says):
+        mpjax.apply_policy(nnx.eval_shape(model), "mixed_float8")

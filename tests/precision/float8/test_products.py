@@ -1,0 +1,94 @@
+"""Products in float8: their accuracy, their dtypes, and those of their derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpjax.precision.casting.walk import equations
+from mpjax.precision.float8.products import Float8Dot
+from mpjax.precision.float8.recipes import FLOAT8, MXFP8, RECIPES, ROWWISE
+
+
+LAST_BY_FIRST = (((2,), (0,)), ((), ()))
+
+
+def operands(dtype=jnp.bfloat16):
+    keys = jax.random.split(jax.random.key(0), 2)
+    x, w = jax.random.normal(keys[0], (2, 17, 64)), jax.random.normal(keys[1], (64, 4, 16))
+    return x.astype(dtype), w.astype(dtype)
+
+
+def decibels(exact, found):
+    exact, found = np.asarray(exact, np.float64), np.asarray(found, np.float64)
+    return 10 * np.log10(np.sum(exact**2) / np.sum((exact - found) ** 2))
+
+
+def loss_of(dot):
+    def loss(x, w):
+        return jnp.sum(jnp.sin(dot(x, w, LAST_BY_FIRST).astype(jnp.float32) / 8))
+
+    return loss
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_output_and_both_gradients_are_within_20_decibels(recipe):  # as torchao's tests have it
+    x, w = operands()
+    wide = x.astype(jnp.float32), w.astype(jnp.float32)
+    assert decibels(jax.lax.dot_general(*wide, LAST_BY_FIRST), Float8Dot(recipe)(x, w, LAST_BY_FIRST)) > 28
+    exact = jax.grad(loss_of(jax.lax.dot_general), (0, 1))(*wide)
+    found = jax.grad(loss_of(Float8Dot(recipe)), (0, 1))(x, w)
+    for one, other in zip(exact, found, strict=True):
+        assert decibels(one, other) > 20
+
+
+@pytest.mark.parametrize(("recipe", "gradient"), [(FLOAT8, "float8_e5m2"), (ROWWISE, "float8_e5m2")], ids=str)
+def test_the_three_products_have_float8_operands(recipe, gradient):
+    jaxpr = jax.make_jaxpr(jax.grad(loss_of(Float8Dot(recipe)), (0, 1)))(*operands())
+    dots = [eqn for _, eqn in equations(jaxpr) if eqn.primitive.name == "dot_general"]
+    found = [{str(var.aval.dtype) for var in eqn.invars} for eqn in dots]
+    assert found == [{"float8_e4m3fn"}, *[{"float8_e4m3fn", gradient}] * 2]
+    assert [str(eqn.outvars[0].aval.dtype) for eqn in dots] == ["bfloat16"] * 3
+    # Hopper's fast sums are for the forward pass alone.
+    assert [eqn.params["precision"] is None for eqn in dots] == [True, False, False]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_results_and_gradients_have_the_dtypes_of_their_operands(recipe, dtype):
+    x, w = operands(dtype)
+    y, gradients = jax.eval_shape(
+        lambda x, w: (Float8Dot(recipe)(x, w, LAST_BY_FIRST), jax.grad(loss_of(Float8Dot(recipe)), (0, 1))(x, w)), x, w
+    )
+    assert (y.shape, y.dtype) == ((2, 17, 4, 16), dtype)
+    assert [(g.shape, g.dtype) for g in gradients] == [(x.shape, dtype), (w.shape, dtype)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_value_that_is_not_finite_spoils_its_row_and_no_other(recipe, bad):
+    x, w = operands()
+    y = np.asarray(Float8Dot(recipe)(x.at[0, 3, 5].set(bad), w, LAST_BY_FIRST), np.float32)
+    assert not np.isfinite(y[0, 3]).any()
+    if recipe is not FLOAT8:  # which has one scale for all
+        assert np.isfinite(np.delete(y[0], 3, axis=0)).all()
+
+
+def test_an_outlier_row_costs_other_rows_their_small_values_by_tensor_and_not_by_row():
+    x = jnp.ones((2, 64), jnp.bfloat16).at[0].set(2.0**30)
+    w = jnp.eye(64, dtype=jnp.bfloat16)
+    numbers = (((1,), (0,)), ((), ()))
+    np.testing.assert_array_equal(np.asarray(Float8Dot(FLOAT8)(x, w, numbers), np.float32)[1], 0)
+    np.testing.assert_array_equal(np.asarray(Float8Dot(ROWWISE)(x, w, numbers), np.float32)[1], 1)
+
+
+def test_blocks_keep_what_is_small_beside_a_block_of_outliers():
+    x = jnp.ones((1, 64), jnp.bfloat16).at[0, :32].set(2.0**30)
+    y = Float8Dot(MXFP8)(x, jnp.eye(64, dtype=jnp.bfloat16), (((1,), (0,)), ((), ())))
+    np.testing.assert_array_equal(np.asarray(y, np.float32)[0, 32:], 1)
+
+
+def test_a_product_with_batch_axes_is_left_alone():
+    x = jnp.ones((2, 64, 64), jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(lambda x: Float8Dot(FLOAT8)(x, x, (((2,), (1,)), ((0,), (0,)))))(x)
+    assert [eqn.primitive.name for _, eqn in equations(jaxpr)] == ["dot_general"]
