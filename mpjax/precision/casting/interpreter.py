@@ -94,7 +94,7 @@ class Interpreter(NamedTuple):
         arrays = [once.cast(value.array, dtype) for value in inputs]
         params = _product(eqn, dtype) if rule == "low" else eqn.params
         if rule == "low" and recipe is not None and multiplies_a_weight(recipe, name, arrays, params):
-            outputs = [quantised_product(recipe, *arrays, params)]
+            outputs = [quantised_product(recipe, arrays, params)]
         else:
             outputs = bind(eqn.primitive, arrays, params)
         number = computed(eqn, [value.number for value in inputs])

@@ -12,7 +12,7 @@ from mpjax.precision.float8.recipes import Recipe
 
 
 def multiplies_a_weight(
-    recipe: Recipe, primitive: str, operands: Sequence[jax.Array], params: Mapping[str, Any]
+    recipe: Recipe, primitive: str, operands: Sequence[Any], params: Mapping[str, Any]
 ) -> bool:
     """Returns True for a product as of a linear layer: without batch axes, and large and even enough.
 
@@ -38,8 +38,8 @@ def multiplies_a_weight(
     return all(side >= SMALLEST_SIDE and side % recipe.multiple == 0 for side in (inputs, outputs))
 
 
-def quantised_product(recipe: Recipe, x: jax.Array, w: jax.Array, params: Mapping[str, Any]) -> jax.Array:
+def quantised_product(recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any]) -> jax.Array:
     """Applies a product of a traced program by a recipe."""
-    return Float8Dot(recipe)(
-        x, w, params["dimension_numbers"], preferred_element_type=params.get("preferred_element_type")
-    )
+    x, w = operands
+    dtype = params.get("preferred_element_type")
+    return Float8Dot(recipe)(x, w, params["dimension_numbers"], preferred_element_type=dtype)

@@ -176,7 +176,7 @@ def _of_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
         return jax.nn.scaled_matmul(a.values[None], b.values[None], *scales, preferred_element_type=dtype)[0]
 
     def emulated(a: Quantised, b: Quantised) -> jax.Array:
-        wide = (each.values.astype(FLOAT32) * jnp.repeat(each.inverse, BLOCK, 1) for each in (a, b))
-        return lax.dot_general(*wide, (((1,), (1,)), ((), ())), preferred_element_type=FLOAT32).astype(dtype)
+        x, w = (each.values.astype(FLOAT32) * jnp.repeat(each.inverse, BLOCK, 1) for each in (a, b))
+        return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=FLOAT32).astype(dtype)
 
     return lax.platform_dependent(a, b, cuda=by_blocks, default=emulated)

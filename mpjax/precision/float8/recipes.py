@@ -8,9 +8,8 @@ et al., "FP8 Formats for Deep Learning", 2022 (arXiv:2209.05433). Blocks: Open C
 import dataclasses
 import difflib
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -115,8 +114,8 @@ def emulated_reason(recipe: Recipe, platform: str) -> str | None:
     )
 
 
-def capability_of(device: jax.Device) -> tuple[int, int] | None:
-    """Returns the compute capability of an NVIDIA GPU; None for other devices."""
+def capability_of(device: Any) -> tuple[int, int] | None:
+    """Returns the compute capability of a `jax.Device` that is an NVIDIA GPU; None for others."""
     try:
         major, _, minor = str(device.compute_capability).partition(".")
         return int(major), int(minor or 0)
