@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.models.stacked_arrays import in_form_of
 from mpjax.precision.dtypes import is_floating, path_name, widest
+from mpjax.precision.float8.history import is_history
 
 
 SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skips", "opt_state/finite")
@@ -84,7 +85,7 @@ def _find(name: str, leaf, saved: Mapping[str, Any]) -> Any:
 
 
 def _is_of_model(name: str) -> bool:
-    return name.startswith(("params/", "stats/"))
+    return name.startswith(("params/", "stats/")) and not is_history(name)
 
 
 def _refuse_other_model(wanted: dict, saved: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from mpjax import notebook
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import BFLOAT16, FLOAT32, as_dtype, widest
-from mpjax.precision.float8.recipes import FLOAT8, MXFP8, ROWWISE, Recipe, as_recipe, find_recipe
+from mpjax.precision.float8.recipes import DELAYED, FLOAT8, MXFP8, ROWWISE, Recipe, as_recipe, find_recipe
 from mpjax.precision.rules import FIRST_OR_LAST, NORM, SMALL_PRODUCT, Rules
 
 
@@ -256,6 +256,7 @@ PRESETS = (
     Preset("float64", Policy("float64"), aliases=("64-true", "64", "f64", "fp64")),
     Preset("mixed_float8", _with_products(FLOAT8), aliases=("fp8-mixed", "fp8", "float8", "float8-mixed")),
     Preset("mixed_float8_rowwise", _with_products(ROWWISE), aliases=("float8_rowwise",)),
+    Preset("mixed_float8_delayed", _with_products(DELAYED), aliases=("float8_delayed",)),
     Preset("mixed_mxfp8", _with_products(MXFP8), aliases=("mxfp8-mixed", "mxfp8")),
 )
 

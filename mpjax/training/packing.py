@@ -17,6 +17,7 @@ from flax import nnx
 
 from mpjax.models.stacked_arrays import stack_of
 from mpjax.precision.dtypes import is_floating
+from mpjax.precision.float8.history import is_history
 from mpjax.training.state import Arrays, Structure
 
 
@@ -150,6 +151,8 @@ def _kind(arrays: Mapping[str, Any], stacks: Iterable[str] = ()) -> Kind:
 
 
 def _is_packed(name: str, shape: tuple[int, ...], stacks: Iterable[str]) -> bool:
+    if is_history(name):
+        return False  # differentiated by itself
     if len(shape) < 2:
         return math.prod(shape) <= MOST
     # A kernel would be copied out for its product. Of a stack, optimizers take a matrix for the vectors of its blocks.

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.precision.dtypes import is_floating
+from mpjax.precision.float8.history import is_history
 from mpjax.precision.gradient_norm import added_together
 from mpjax.precision.reduction import sum_in_buckets
 from mpjax.precision.scaled_loss import scaled_value_and_grad
@@ -177,12 +178,14 @@ class ManyShares:
     def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
         """Returns the mean statistics, and gradients added in the layout's `reduce_dtype`.
 
-        Statistics that are not floating, such as counters, are the largest of all devices'.
+        Statistics that are not floating, such as counters, and histories of float8 scales are the largest of all
+        devices'.
         """
         layout = self.layout
 
-        def agree(x):
-            return jax.lax.pmean(x, BATCH_AXES) if is_floating(x) else jax.lax.pmax(x, BATCH_AXES)
+        def agree(name, x):
+            mean = is_floating(x) and not is_history(name)
+            return jax.lax.pmean(x, BATCH_AXES) if mean else jax.lax.pmax(x, BATCH_AXES)
 
         def add_up(stats, part):
             stats, part = _first(stats), _first(part)
@@ -190,7 +193,8 @@ class ManyShares:
             for axes in {self._unsummed(name): None for name in part.grads}:
                 own = {name: g for name, g in part.grads.items() if self._unsummed(name) == axes}
                 grads |= sum_in_buckets(own, layout.reduce_dtype, axes)
-            return jax.tree.map(agree, stats), Part(grads, jax.lax.psum(part.means, BATCH_AXES))
+            stats = {name: agree(name, x) for name, x in stats.items()}
+            return stats, Part(grads, jax.lax.psum(part.means, BATCH_AXES))
 
         given = PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)
         found = PartitionSpec(), self._part_specs(part.grads, lead=False)

@@ -11,6 +11,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+from mpjax.precision.float8.history import is_history, with_gradient
 from mpjax.precision.gradient_norm import global_norm
 from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import unscaled
@@ -110,7 +111,9 @@ def make_train_step(
 
     @cast
     def loss_of(params, stats, key, batch):
-        model = structure.assemble(params, stats, key)
+        # What stands beside the parameters under the name of a statistic is zero, and there for its derivative.
+        params, zeros = _apart(params, stats)
+        model = structure.assemble(params, stats | {name: stats[name] + zero for name, zero in zeros.items()}, key)
         model.train()
         shares.adapt(model)
         loss, metrics = loss_fn(model, batch, key)
@@ -124,7 +127,9 @@ def make_train_step(
 
     @functools.partial(shares.on_each, frozen=frozen)
     def run(scaling, params, stats, key, batch):
-        (_, (stats, means)), grads = differentiate(scaling, params, stats, key, batch)
+        zeros = {name: jnp.zeros_like(value) for name, value in stats.items() if is_history(name)}
+        (_, (stats, means)), grads = differentiate(scaling, params | zeros, stats, key, batch)
+        stats |= {name: with_gradient(stats[name], grads.pop(name)) for name in zeros}
         if accumulate > 1:
             grads = _weighted(grads, shares.add(means["loss"].weight))
         return stats, Part(grads, means)
@@ -188,6 +193,14 @@ def make_train_step(
         return shares.settle(new_state), pack(metrics)
 
     return train_step
+
+
+def _apart(arrays: Arrays, names: Collection[str]) -> tuple[Arrays, Arrays]:
+    """Returns the arrays without those of the given names, and these."""
+    return (
+        {name: array for name, array in arrays.items() if name not in names},
+        {name: array for name, array in arrays.items() if name in names},
+    )
 
 
 def _weighted(grads: Arrays, weight: jax.Array) -> Arrays:

@@ -55,9 +55,15 @@ def autocast(
       A function with the same signature. It raises UsageError if a rule matches no scope.
 
     Raises:
-      UsageError: a rule is for a type, which scopes do not have, or for float64.
+      UsageError: a rule is for a type, which scopes do not have, or for float64; or products are to be scaled by a
+        history, which layers keep.
     """
     policy = get_policy(policy)
+    if kept := [str(recipe) for recipe in policy.recipes if recipe.history]:
+        raise UsageError(
+            f"autocast has no layers to keep the history of {kept[0]} in: write products=float8, or use apply_policy "
+            "(--precision.mode module)"
+        )
     rules = _rules_for_scopes(policy)
     if not {policy.compute_dtype, *map(policy.computes, rules.values())} & set(HALF) and not policy.recipes:
         return fn

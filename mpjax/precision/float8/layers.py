@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from mpjax.precision.float8.history import keep_history
 from mpjax.precision.float8.products import Float8Dot
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.rules import FIRST_OR_LAST, LINEAR, SMALL_PRODUCT
@@ -68,14 +69,19 @@ def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 
 def _is_first_or_last(path: str, modules: Mapping[str, Any]) -> bool:
     parts = path.split("/")
-    if not any(part.isdecimal() for part in parts):
+    if not any(map(_is_item, parts)):
         return True
     outer = "/".join(parts[:-1])
-    if not parts[-1].isdecimal() or any(part.isdecimal() for part in parts[:-1]):
+    if not parts[-1].isdecimal() or any(map(_is_item, parts[:-1])):
         return False
     beside = [other.rpartition("/") for other, module in modules.items() if _has_weight(module)]
     numbers = [int(name) for holder, _, name in beside if holder == outer and name.isdecimal()]
     return int(parts[-1]) in (min(numbers), max(numbers))
+
+
+def _is_item(part: str) -> bool:
+    """Returns True for the name of an item of a list, and for that of a block of which a stack has several."""
+    return part.isdecimal() or part == "all"
 
 
 def _has_weight(module: Any) -> bool:
@@ -97,8 +103,10 @@ def set_products(module: Any, recipe: Recipe | None) -> bool:
     """
     if recipe is not None and is_linear(module) and why_wide(module, recipe) is None:
         module.dot_general = Float8Dot(recipe)
+        keep_history(module, recipe if recipe.history else None)
         return True
     if is_quantised(module):
+        keep_history(module, None)
         module.dot_general = inspect.signature(_flax_class(module).__init__).parameters["dot_general"].default
     return False
 

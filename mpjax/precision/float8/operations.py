@@ -11,9 +11,7 @@ from mpjax.precision.float8.products import Float8Dot
 from mpjax.precision.float8.recipes import Recipe
 
 
-def multiplies_a_weight(
-    recipe: Recipe, primitive: str, operands: Sequence[Any], params: Mapping[str, Any]
-) -> bool:
+def multiplies_a_weight(recipe: Recipe, primitive: str, operands: Sequence[Any], params: Mapping[str, Any]) -> bool:
     """Returns True for a product as of a linear layer: without batch axes, and large and even enough.
 
     Attention scores have batch axes. A product with a `precision` of the user's is left alone. The sides are those of

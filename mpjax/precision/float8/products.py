@@ -51,14 +51,11 @@ class Float8Dot:
 
         A product with batch axes, or of operands that are not floating, is that of `jax.lax.dot_general`.
         """
-        (of_lhs, of_rhs), batch = dimension_numbers
-        if any(batch) or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (lhs, rhs)):
+        if any(dimension_numbers[1]) or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (lhs, rhs)):
             return lax.dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
-        kept_lhs, kept_rhs = _others(lhs.ndim, of_lhs), _others(rhs.ndim, of_rhs)
-        x, w = _matrix(lhs, kept_lhs, of_lhs), _matrix(rhs, of_rhs, kept_rhs)
-        result = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
-        shape = [lhs.shape[axis] for axis in kept_lhs] + [rhs.shape[axis] for axis in kept_rhs]
-        return product(x, w, self.recipe, result).reshape(shape)
+        x, w, shape = as_matrices(lhs, rhs, dimension_numbers)
+        dtype = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
+        return product(x, w, self.recipe, dtype).reshape(shape)
 
 
 def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtype: np.dtype) -> Float[Array, "M N"]:
@@ -70,8 +67,16 @@ def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtyp
       recipe: the recipe.
       dtype: the dtype of the result; sums are in float32.
     """
-    multiply = {"tensor": _by_tensor, "row": _by_row, "block": _by_block}[recipe.scaling]
-    return multiply(recipe, dtype, x, w)
+    # A delayed recipe without a history has the present to go by.
+    return (_by_block if recipe.scaling == "block" else _by_scale)(recipe, dtype, x, w)
+
+
+def as_matrices(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> tuple[jax.Array, jax.Array, list[int]]:
+    """Returns the operands of a product without batch axes as [M, K] and [K, N], and the shape of its result."""
+    (of_lhs, of_rhs), _ = dimension_numbers
+    kept_lhs, kept_rhs = _others(lhs.ndim, of_lhs), _others(rhs.ndim, of_rhs)
+    shape = [lhs.shape[axis] for axis in kept_lhs] + [rhs.shape[axis] for axis in kept_rhs]
+    return _matrix(lhs, kept_lhs, of_lhs), _matrix(rhs, of_rhs, kept_rhs), shape
 
 
 def _others(rank: int, axes: Sequence[int]) -> tuple[int, ...]:
@@ -84,7 +89,7 @@ def _matrix(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Ar
     return jnp.transpose(x, (*rows, *columns)).reshape(tuple(sizes))
 
 
-def _multiplied(a: Quantised, b: Quantised, axes: tuple[int, int], dtype: np.dtype, *, exact: bool) -> jax.Array:
+def multiplied(a: Quantised, b: Quantised, axes: tuple[int, int], dtype: np.dtype, *, exact: bool) -> jax.Array:
     """Multiplies two matrices that are added up over one axis each.
 
     Args:
@@ -105,47 +110,32 @@ def _multiplied(a: Quantised, b: Quantised, axes: tuple[int, int], dtype: np.dty
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _by_tensor(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
-    return _by_tensor_forward(recipe, dtype, x, w)[0]
+def _by_scale(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
+    """Multiplies [M, K] by [K, N] with a scale for each operand, or for each of its rows that is not added up."""
+    return _by_scale_forward(recipe, dtype, x, w)[0]
 
 
-def _by_tensor_forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array):
-    xq, wq = quantise(x, recipe.forward), quantise(w, recipe.forward)
-    # The backward pass keeps a byte for each number. The dtypes of the operands come from empty arrays.
-    kept = xq, wq, jnp.zeros((0,), x.dtype), jnp.zeros((0,), w.dtype)
-    return _multiplied(xq, wq, (1, 0), dtype, exact=False), kept
+def _by_scale_forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array):
+    y = multiplied(_scaled(recipe, x, 1), _scaled(recipe, w, 0), (1, 0), dtype, exact=False)
+    # XLA quantises equal arrays once. Float8 arrays must not be kept: `jax.checkpoint` rounds what it keeps to as many
+    # bits of exponent and mantissa, which makes NaN of 256 and more: e4m3fn has these numbers, IEEE's form has not.
+    return y, (x, w)
 
 
-def _by_tensor_backward(recipe: Recipe, dtype: np.dtype, kept: Any, g: jax.Array):
-    del dtype
-    xq, wq, of_x, of_w = kept
-    gq = quantise(g, recipe.gradient)
-    dx = _multiplied(gq, wq, (1, 1), of_x.dtype, exact=True)
-    return dx, _multiplied(xq, gq, (0, 0), of_w.dtype, exact=True)
-
-
-_by_tensor.defvjp(_by_tensor_forward, _by_tensor_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _by_row(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
-    return _by_row_forward(recipe, dtype, x, w)[0]
-
-
-def _by_row_forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array):
-    y = _multiplied(quantise(x, recipe.forward, 1), quantise(w, recipe.forward, 0), (1, 0), dtype, exact=False)
-    return y, (x, w)  # each product adds up over another axis, so that each has scales of its own
-
-
-def _by_row_backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array], g: jax.Array):
+def _by_scale_backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array], g: jax.Array):
     del dtype
     x, w = kept
-    dx = _multiplied(quantise(g, recipe.gradient, 1), quantise(w, recipe.forward, 1), (1, 1), x.dtype, exact=True)
-    dw = _multiplied(quantise(x, recipe.forward, 0), quantise(g, recipe.gradient, 0), (0, 0), w.dtype, exact=True)
+    dx = multiplied(_scaled(recipe, g, 1, gradient=True), _scaled(recipe, w, 1), (1, 1), x.dtype, exact=True)
+    dw = multiplied(_scaled(recipe, x, 0), _scaled(recipe, g, 0, gradient=True), (0, 0), w.dtype, exact=True)
     return dx, dw
 
 
-_by_row.defvjp(_by_row_forward, _by_row_backward)
+_by_scale.defvjp(_by_scale_forward, _by_scale_backward)
+
+
+def _scaled(recipe: Recipe, x: jax.Array, axis: int, *, gradient: bool = False) -> Quantised:
+    """Quantises a matrix that is added up along an axis."""
+    return quantise(x, recipe.gradient if gradient else recipe.forward, axis if recipe.scaling == "row" else None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -26,21 +26,23 @@ class Recipe:
 
     Attributes:
       name: the name in a policy's text.
-      scaling: what shares a scale. "tensor": a whole operand. "row": each row of an operand that is not added up.
-        "block": each 32 numbers that are added up.
+      scaling: what shares a scale. "tensor": a whole operand. "delayed": likewise, by the largest values of the steps
+        before. "row": each row of an operand that is not added up. "block": each 32 numbers that are added up.
       forward: the dtype of activations and weights.
       gradient: the dtype of incoming gradients.
       multiple: what the sides of a weight must be a multiple of.
       capability: the lowest compute capability of a GPU with units for it.
+      history: the number of steps before that a delayed scale looks at.
       aliases: other names, of torchao and TransformerEngine.
     """
 
     name: str
-    scaling: Literal["tensor", "row", "block"]
+    scaling: Literal["tensor", "delayed", "row", "block"]
     forward: np.dtype = E4M3
     gradient: np.dtype = E5M2
     multiple: int = 16
     capability: tuple[int, int] = (8, 9)
+    history: int = 0
     aliases: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -49,11 +51,12 @@ class Recipe:
 
 FLOAT8 = Recipe("float8", "tensor", aliases=("fp8", "tensorwise", "Float8CurrentScaling"))
 ROWWISE = Recipe("float8_rowwise", "row", aliases=("rowwise",))
+DELAYED = Recipe("float8_delayed", "delayed", history=16, aliases=("delayed", "DelayedScaling"))
 MXFP8 = Recipe(
     "mxfp8", "block", gradient=E4M3, multiple=32, capability=(10, 0), aliases=("MXFP8BlockScaling", "float8_block")
 )
 
-RECIPES = (FLOAT8, ROWWISE, MXFP8)
+RECIPES = (FLOAT8, ROWWISE, DELAYED, MXFP8)
 
 
 def _normalised(name: str) -> str:

@@ -54,6 +54,11 @@ def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]
     return jnp.where(jnp.isfinite(largest), scale, jnp.float32(1))
 
 
+def largest_of(x: Float[Array, "*S"], axis: int | None = None) -> Float[Array, "*T"]:
+    """Returns the largest absolute value as float32, of all or along an axis, which stays with length 1."""
+    return jnp.max(jnp.abs(x), axis=axis, keepdims=axis is not None).astype(FLOAT32)
+
+
 def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) -> Quantised:
     """Quantises an array by its present largest absolute value.
 
@@ -65,9 +70,19 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
       dtype: the float8 dtype.
       axis: the axis of numbers that share a scale, whose length is 1 in `inverse`; None if all share one.
     """
-    largest = jnp.max(jnp.abs(x), axis=axis, keepdims=axis is not None)
-    scale = scale_of(largest, dtype)
+    scale = scale_of(largest_of(x, axis), dtype)
     return Quantised((x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
+
+
+def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtype) -> Quantised:
+    """Quantises an array whose largest absolute value is expected to be `largest`; larger finite values saturate.
+
+    inf and NaN stay NaN, or inf where the dtype has it.
+    """
+    scale, limit = scale_of(largest, dtype), float(jnp.finfo(dtype).max)
+    scaled = x * scale.astype(x.dtype)
+    clipped = jnp.where(jnp.isfinite(x), jnp.clip(scaled, -limit, limit), scaled)
+    return Quantised(clipped.astype(dtype), 1 / scale)
 
 
 def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> Quantised:
