@@ -256,7 +256,7 @@ PRESETS = (
     Preset("float64", Policy("float64"), aliases=("64-true", "64", "f64", "fp64")),
     Preset("mixed_float8", _with_products(FLOAT8), aliases=("fp8-mixed", "fp8", "float8", "float8-mixed")),
     Preset("mixed_float8_rowwise", _with_products(ROWWISE), aliases=("float8_rowwise",)),
-    Preset("mixed_float8_delayed", _with_products(DELAYED), aliases=("float8_delayed",)),
+    Preset("mixed_float8_delayed", _with_products(DELAYED), aliases=("float8_delayed", "transformer-engine")),
     Preset("mixed_mxfp8", _with_products(MXFP8), aliases=("mxfp8-mixed", "mxfp8")),
 )
 

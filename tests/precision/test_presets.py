@@ -17,6 +17,11 @@ MIXED_FLOAT16 = Policy("float32", "float16", "float32")
 MIXED_BFLOAT16 = Policy("float32", "bfloat16", "float32")
 
 
+def float8(recipe):
+    wide = {"type:first_or_last": "bfloat16", "type:small_product": "bfloat16"}
+    return Policy("float32", "bfloat16", "float32", rules=wide, products=recipe)
+
+
 @pytest.mark.parametrize(
     ("policy", "spellings"),
     [
@@ -27,6 +32,10 @@ MIXED_BFLOAT16 = Policy("float32", "bfloat16", "float32")
         (Policy("float16", "float16", "float32"), ("float16", "16-true")),
         (Policy("float16", "float16", "float16", rules={"type:norm": "float16"}), ("O3",)),
         (Policy("float64", "float64", "float64"), ("float64", "64-true", 64)),
+        (float8("float8"), ("mixed_float8", "fp8-mixed", "FP8", "float8")),
+        (float8("float8_rowwise"), ("mixed_float8_rowwise", "float8_rowwise")),
+        (float8("float8_delayed"), ("mixed_float8_delayed", "transformer-engine")),
+        (float8("mxfp8"), ("mixed_mxfp8", "mxfp8-mixed")),
     ],
 )
 def test_every_name_and_alias_gives_its_policy(policy, spellings):
@@ -46,6 +55,7 @@ def test_every_name_and_alias_gives_its_policy(policy, spellings):
         ("O3", "static", False, "module"),
         ("float64", "none", False, "module"),
         ("mixed_float16; stem=float32", "dynamic", False, "module"),
+        ("fp8-mixed", "none", False, "module"),
     ],
 )
 def test_what_a_preset_switches_on(name, loss_scale, master_weights, mode):
