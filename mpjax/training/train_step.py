@@ -111,9 +111,8 @@ def make_train_step(
 
     @cast
     def loss_of(params, stats, key, batch):
-        # What stands beside the parameters under the name of a statistic is zero, and there for its derivative.
-        params, zeros = _apart(params, stats)
-        model = structure.assemble(params, stats | {name: stats[name] + zero for name, zero in zeros.items()}, key)
+        histories = {name: stats[name] + params[_BESIDE + name] for name in filter(is_history, stats)}
+        model = structure.assemble(_parameters(params), stats | histories, key)
         model.train()
         shares.adapt(model)
         loss, metrics = loss_fn(model, batch, key)
@@ -127,9 +126,11 @@ def make_train_step(
 
     @functools.partial(shares.on_each, frozen=frozen)
     def run(scaling, params, stats, key, batch):
-        zeros = {name: jnp.zeros_like(value) for name, value in stats.items() if is_history(name)}
+        histories = list(filter(is_history, stats))
+        zeros = {_BESIDE + name: jnp.zeros_like(stats[name]) for name in histories}
         (_, (stats, means)), grads = differentiate(scaling, params | zeros, stats, key, batch)
-        stats |= {name: with_gradient(stats[name], grads.pop(name)) for name in zeros}
+        stats |= {name: with_gradient(stats[name], grads[_BESIDE + name]) for name in histories}
+        grads = _parameters(grads)
         if accumulate > 1:
             grads = _weighted(grads, shares.add(means["loss"].weight))
         return stats, Part(grads, means)
@@ -195,12 +196,13 @@ def make_train_step(
     return train_step
 
 
-def _apart(arrays: Arrays, names: Collection[str]) -> tuple[Arrays, Arrays]:
-    """Returns the arrays without those of the given names, and these."""
-    return (
-        {name: array for name, array in arrays.items() if name not in names},
-        {name: array for name, array in arrays.items() if name in names},
-    )
+_BESIDE = "(zero beside) "
+"""Before the name of a history: zeros that are added to it, so that its derivative is had with the gradients."""
+
+
+def _parameters(arrays: Arrays) -> Arrays:
+    """Returns the arrays of parameters alone."""
+    return {name: array for name, array in arrays.items() if not name.startswith(_BESIDE)}
 
 
 def _weighted(grads: Arrays, weight: jax.Array) -> Arrays:
