@@ -6,6 +6,8 @@ means differ by no more than seeds do.
 
     python benchmarks/models_precision.py --output benchmarks/results/models_precision_cpu.json
     python benchmarks/models_precision.py --tasks resnet18 --policies float32 float16
+    python benchmarks/models_precision.py --tasks vit bert gpt2 --policies mixed_bfloat16 mixed_float8 \
+        --output benchmarks/results/models_float8_cpu.json
 
 Finished runs in the output file are kept, so that it can be stopped and started again.
 """
@@ -27,6 +29,7 @@ from machine import describe
 import mpjax
 from mpjax.config import load_config
 from mpjax.config.choices import TASKS
+from mpjax.report import read_metrics
 
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -54,9 +57,15 @@ def train(flags: str, policy: str, seed: int) -> dict:
         config = load_config([*flags.split(), *own, "--report.no_plot", "--report.no_tensorboard"])
         with contextlib.redirect_stdout(io.StringIO()):
             summary = mpjax.run(config)
+        curve = {
+            each["step"]: each["train/loss"]
+            for each in read_metrics(f"{folder}/run/metrics.jsonl")
+            if "train/loss" in each
+        }
     metric = TASKS[config.task].score
     kept = ("test/loss", "steps", "skipped", "parameters", "seconds")
-    return {"metric": metric, "score": summary[f"test/{metric}"], **{name: summary[name] for name in kept}}
+    found = {"metric": metric, "score": summary[f"test/{metric}"], **{name: summary[name] for name in kept}}
+    return found | {"train/loss": curve}
 
 
 def table(results: dict) -> str:
