@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.compile_ahead import compiled
+from mpjax.diagnosis.formats import FLOAT8, NARROW, round_to_float8
 from mpjax.precision.casting.equations import bind
 from mpjax.precision.casting.jaxprs import as_function
 from mpjax.precision.casting.operations import OPERATIONS
 from mpjax.precision.casting.primitives import ELEMENTWISE, plain
-from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, HALF, is_floating
+from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_floating
 
 
 def in_numpy(*arrays: np.ndarray, primitive, params: tuple) -> list[np.ndarray] | None:
@@ -74,16 +75,19 @@ IN_NUMPY: Mapping[str, Callable] = {
 
 
 def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.Array:
-    """Rounds float32 `values` to the nearest number of a half dtype, ties to even; the result stays float32.
+    """Rounds float32 `values` to the nearest number of a half or float8 dtype, ties to even; the result stays float32.
 
-    As in IEEE 754, overflow gives inf, and small values become subnormal or zero. XLA may remove a cast to float16 and
-    back. It may not remove `lax.reduce_precision`, but that flushes subnormals to zero.
+    As in IEEE 754, overflow gives inf (in e4m3fn, which has none, NaN), and small values become subnormal or zero. XLA
+    may remove a cast to float16 and back. It may not remove `lax.reduce_precision`, but that flushes subnormals to
+    zero.
 
     Args:
       values: float32 array of any shape.
-      dtype: the half dtype; with any other the values are returned unchanged.
+      dtype: the dtype; with float32 or float64 the values are returned unchanged.
       ranged: False rounds the significand only and keeps float32's exponent range.
     """
+    if dtype in FLOAT8:
+        return round_to_float8(values, dtype=dtype, ranged=ranged)
     if dtype == BFLOAT16:
         return _with_bits(values, mantissa_bits=7)
     if dtype != FLOAT16:
@@ -114,7 +118,12 @@ def _round_to_float16(values: jax.Array) -> jax.Array:
 
 
 def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Casts float32 `values`, already rounded to a half dtype, to that dtype: the same numbers in half the memory."""
+    """Casts float32 `values`, already rounded to a half dtype, to that dtype: the same numbers in half the memory.
+
+    Those rounded to float8 stay float32.
+    """
+    if dtype in FLOAT8:
+        return values
     return _to_bfloat16(values) if dtype == BFLOAT16 else _to_float16(values)
 
 
@@ -135,14 +144,14 @@ _BITS = frozenset({"nextafter", "bitcast_convert_type"})
 
 
 def is_half(aval) -> bool:
-    """Returns True if an abstract value has a half-precision dtype."""
-    return is_floating(aval) and aval.dtype in HALF
+    """Returns True if an abstract value has a half-precision or float8 dtype."""
+    return is_floating(aval) and aval.dtype in NARROW
 
 
 def casts_down(eqn) -> bool:
-    """Returns True if an equation casts operands of any dtype to half precision: a matrix product, or a cast."""
+    """Returns True if an equation casts operands of any dtype to half precision or float8: a product, or a cast."""
     name = eqn.primitive.name
-    to_half = name == "convert_element_type" and eqn.params["new_dtype"] in HALF
+    to_half = name == "convert_element_type" and eqn.params["new_dtype"] in NARROW
     return to_half or OPERATIONS.rule(name) == "low"
 
 
@@ -162,8 +171,8 @@ def room_for(values: list):
 
 
 def widened(value):
-    """Casts a half-precision array to float32; returns any other value unchanged."""
-    return converted(value, dtype=FLOAT32) if getattr(value, "dtype", None) in HALF else value
+    """Casts a half-precision or float8 array to float32; returns any other value unchanged."""
+    return converted(value, dtype=FLOAT32) if getattr(value, "dtype", None) in NARROW else value
 
 
 def _converted_numpy(value: np.ndarray, *, dtype: np.dtype) -> np.ndarray | None:
@@ -203,10 +212,10 @@ def results_of(
             return [widened(x) for x in as_function(eqn, debug_info)(*map(jnp.asarray, given))]
         return [widened(x) for x in _bound(*given, primitive=eqn.primitive, params=tuple(eqn.params.items()))]
     if eqn.primitive.name == "convert_element_type":
-        new = FLOAT32 if eqn.params["new_dtype"] in HALF else eqn.params["new_dtype"]
+        new = FLOAT32 if eqn.params["new_dtype"] in NARROW else eqn.params["new_dtype"]
         return [values[0] if values[0].dtype == new else converted(values[0], dtype=new)]
     params = {
-        name: FLOAT32 if name in ("preferred_element_type", "dtype") and value in HALF else value
+        name: FLOAT32 if name in ("preferred_element_type", "dtype") and value in NARROW else value
         for name, value in eqn.params.items()
     }
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):

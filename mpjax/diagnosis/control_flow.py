@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.measurements import Marks, joined, none_like
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.readings import Site
 from mpjax.precision.casting.jaxprs import scan_counts
-from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
+from mpjax.precision.dtypes import FLOAT32, is_floating
 
 
 class Runner(Protocol):
@@ -180,7 +181,7 @@ def _arrays(pairs: Sequence[Pair]) -> list[tuple]:
 
 def _array(value) -> jax.Array:
     value = jnp.asarray(value)  # a loop's carry needs arrays with a dtype
-    return value.astype(FLOAT32) if value.dtype in HALF else value
+    return value.astype(FLOAT32) if value.dtype in NARROW else value
 
 
 def _held(emulator: Runner, pairs: list[Pair], eqn) -> list[Pair]:

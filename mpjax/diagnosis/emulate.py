@@ -26,16 +26,19 @@ from mpjax.diagnosis.arithmetic import (
 )
 from mpjax.diagnosis.compile_ahead import give_back
 from mpjax.diagnosis.control_flow import HANDLERS
+from mpjax.diagnosis.float8 import saturated, with_own_scales
+from mpjax.diagnosis.formats import FLOAT8, NARROW
 from mpjax.diagnosis.layers import LayerRecorder
 from mpjax.diagnosis.measurements import Marks
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
-from mpjax.diagnosis.readings import Recorder, Site
-from mpjax.precision.casting.equations import NO_SOURCE, source_of
+from mpjax.diagnosis.readings import Recorder
+from mpjax.diagnosis.sites import parameter_site, site_of
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
 from mpjax.precision.casting.primitives import CALLS, PRODUCTS, SUMS
 from mpjax.precision.casting.walk import called, evaluated
-from mpjax.precision.dtypes import BFLOAT16, HALF, is_floating
+from mpjax.precision.dtypes import BFLOAT16, is_floating
+from mpjax.precision.float8.scaling import SATURATE
 
 
 def everywhere(path: str) -> bool:
@@ -105,7 +108,7 @@ class Emulator:
         pair = self.constant(var, value, owner)
         if self.recorder is None or not is_floating(var.aval):
             return pair
-        if var.aval.dtype in HALF:
+        if var.aval.dtype in NARROW:
             site = parameter_site(owner, "forward", var.aval)
             wide = widened(pair.wide)
             return pair._replace(marks=self.recorder.observe(site, wide, wide, widened(pair.low), []))
@@ -129,7 +132,7 @@ class Emulator:
         """
         if not any(id(atom) in self.exact for atom in atoms):
             return pairs
-        rounds = self._rounds_in(place, eqn, pairs)
+        rounds = self.rounds_in(place, eqn, pairs)
         return [
             self._exact(atom, pair, place, rounds, eqn) if id(atom) in self.exact else pair
             for atom, pair in zip(atoms, pairs, strict=True)
@@ -176,6 +179,8 @@ class Emulator:
             here = place._replace(path=path, backward=backward)
             pairs[:] = self.with_exact(pairs, eqn.invars, here, eqn)
             name, within = eqn.primitive.name, here._replace(callers=(eqn, *place.callers))
+            if name in CALLS and str(eqn.params.get("name")).startswith(SATURATE):
+                return [self.held(saturated(self, eqn, pairs[0], here), eqn.outvars[0].aval)]
             if name in CALLS:
                 return self.run_body(called(eqn), pairs, within)
             if name in HANDLERS:
@@ -191,8 +196,8 @@ class Emulator:
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
         """Returns the results of an operation; empties `pairs`, the list of its operands."""
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
-        rounds = self._rounds_in(place, eqn, pairs)
-        lows = [self._taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]
+        rounds = self.rounds_in(place, eqn, pairs)
+        lows = [self.taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]
         wides = [pair.wide for pair in pairs] if self.reference else lows
         given_marks = [pair.marks for pair in pairs]
         pairs.clear()
@@ -200,8 +205,11 @@ class Emulator:
         wide = results_of(eqn, wides, debug_info, true_half=opaque)
         same = all(low is w for low, w in zip(lows, wides, strict=True))
         exact = wide if same else results_of(eqn, lows, debug_info, true_half=opaque)
+        wide = with_own_scales(eqn, wide, exact) if self.reference else wide
         ranged = self.ranged or any(var.aval.dtype == BFLOAT16 for var in eqn.outvars)  # bfloat16 has float32's range
         native = SUMS | PRODUCTS if ranged else SUMS
+        if any(getattr(atom.aval, "dtype", None) in FLOAT8 for atom in eqn.invars):
+            native = frozenset()  # devices add products of float8 in float32
         if some_half and rounds and eqn.primitive.name in native:
             room = 1.0 if ranged else room_for(lows)
             given = lows if ranged else [x * room if is_floating(x) else x for x in lows]
@@ -218,14 +226,14 @@ class Emulator:
             outputs.append(self.held(Pair(w, y, place.path, some_half and not rounds, marks), var.aval))
         return outputs
 
-    def _rounds_in(self, place: Place, eqn, pairs: list[Pair]) -> bool:
+    def rounds_in(self, place: Place, eqn, pairs: list[Pair]) -> bool:
         """Returns True if the results of an equation are rounded; `eqn` is None at the end of a body.
 
         A free operand is float32 and promotes the result to float32, unless the equation casts to half precision.
         """
         return self.rounds(place.path) and (eqn is None or casts_down(eqn) or not any(pair.free for pair in pairs))
 
-    def _taken(self, pair: Pair, aval, path: str, rounds: bool):
+    def taken(self, pair: Pair, aval, path: str, rounds: bool):
         """Returns an operand as an equation in `path` gets it; if isolated, without the errors of other modules."""
         elsewhere = self.isolated and pair.path != path
         value = widened(pair.wide if elsewhere and is_floating(aval) else pair.low)
@@ -236,18 +244,6 @@ class Emulator:
 
 
 _GIVE_BACK_EVERY = 16
-
-
-def site_of(eqn, var, place: Place) -> Site:
-    """Returns the site of a result of an equation."""
-    direction = "backward" if place.backward else "forward"
-    source = source_of((eqn, *place.callers))
-    return Site(place.path, direction, eqn.primitive.name, np.dtype(var.aval.dtype), tuple(var.aval.shape), source)
-
-
-def parameter_site(path: str, direction: str, values) -> Site:
-    """Returns the site of a parameter, its gradient or its update, with the shape and dtype of `values`."""
-    return Site(path, direction, "parameter", np.dtype(values.dtype), tuple(values.shape), NO_SOURCE)
 
 
 def _count(jaxpr) -> int:

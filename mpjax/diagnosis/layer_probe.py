@@ -21,15 +21,17 @@ from mpjax.diagnosis.arithmetic import (
     round_to,
     widened,
 )
-from mpjax.diagnosis.emulate import Emulator, parameter_site, site_of
+from mpjax.diagnosis.emulate import Emulator
+from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.layers import LayerRecorder, Layers
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
+from mpjax.diagnosis.sites import parameter_site, site_of
 from mpjax.precision.casting.jaxprs import as_function, scope_of
 from mpjax.precision.casting.primitives import PRODUCTS, SUMS
 from mpjax.precision.casting.values import cast_like
 from mpjax.precision.casting.walk import bodies, holds_bodies
-from mpjax.precision.dtypes import HALF, is_floating
+from mpjax.precision.dtypes import is_floating
 from mpjax.precision.policy import Policy, get_policy
 
 
@@ -51,7 +53,7 @@ class Native(Emulator):
     def entered(self, var, value, owner: str) -> Pair:
         """Returns the pair of an input, cast to the dtype of the variable, and records the rounding of the cast."""
         pair = self.constant(var, value, owner)
-        if self.recorder is not None and is_floating(var.aval) and var.aval.dtype in HALF:
+        if self.recorder is not None and is_floating(var.aval) and var.aval.dtype in NARROW:
             site = parameter_site(owner, "forward", var.aval)
             self.recorder.observe(site, value, value, pair.low, [])
         return pair

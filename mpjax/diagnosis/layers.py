@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.diagnosis.formats import NARROW, range_of
 from mpjax.diagnosis.readings import EXPONENTS, Marks, Measured, Site
-from mpjax.precision.dtypes import FLOAT32, HALF, float_range
+from mpjax.precision.dtypes import FLOAT32
 
 
 class Layer(NamedTuple):
@@ -102,7 +103,7 @@ class LayerRecorder:
 
     def observe(self, site: Site, wide, exact, low, marks: Sequence[Marks]) -> Marks:
         """Records the statistics of a result: `exact` before rounding, `low` after."""
-        rounded = site.dtype in HALF
+        rounded = site.dtype in NARROW
         self.add(site, low, underflow=(low == 0) & (exact != 0) if rounded else None, exact=exact if rounded else None)
         return Marks()
 
@@ -123,7 +124,7 @@ class LayerRecorder:
             ~finite,
             none if exact is None else ~finite & jnp.isfinite(exact),
             none if underflow is None else underflow,
-            (size > 0) & (size < float_range(site.dtype).smallest_normal),
+            (size > 0) & (size < range_of(site.dtype).smallest_normal),
         )
         self.sites.append(site)
         self._found.append(_summed(size, flags))

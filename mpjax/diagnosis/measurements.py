@@ -38,7 +38,7 @@ Measured = dict[str, Any]
 LARGEST = frozenset({"largest", "flushed"})
 """The fields that are combined by their maximum; all other fields are summed."""
 
-SQUARES = frozenset({"lost", "exact", "error", "reference"})
+SQUARES = frozenset({"lost", "exact", "noise", "error", "reference"})
 """The fields that are sums of squares.
 
 On the device each is a scale and the sum of squares relative to that scale, because float32 cannot represent the sum.
@@ -98,6 +98,7 @@ def _sums(xp, wide, exact, low, smallest_normal, rounds) -> Measured:
     squared = {
         "lost": xp.where(underflow, exact, 0.0),
         "exact": xp.where(xp.isfinite(exact), exact, 0.0),
+        "noise": xp.where(finite & xp.isfinite(exact), low - exact, 0.0),
         "error": xp.where(both, low - wide, 0.0),
         "reference": xp.where(both, wide, 0.0),
     }

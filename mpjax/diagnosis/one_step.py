@@ -208,13 +208,13 @@ def _advice(
         )
     elif finding.better_scale is not None and rules:
         yield (
-            f"Keep in float32: {_lines(rules)} ({share:.1%} of the FLOPs). Set the loss scale to "
+            f"{_kept(rules)}: {_lines(rules)} ({share:.1%} of the FLOPs). Set the loss scale to "
             f"{finding.better_scale:g} (both verified together by running), {_OR_DYNAMIC}"
         )
     elif finding.better_scale is not None:
         yield f"Set the loss scale to {finding.better_scale:g} (verified by running), {_OR_DYNAMIC}"
     elif rules:
-        yield f"Keep in float32: {_lines(rules)} ({share:.1%} of the FLOPs, verified by running)."
+        yield f"{_kept(rules)}: {_lines(rules)} ({share:.1%} of the FLOPs, verified by running)."
     elif outside:
         place = f"at {finding.site.source}" if finding.site else "such as the loss"
         yield (
@@ -226,6 +226,10 @@ def _advice(
 
 
 _OR_DYNAMIC = "or use mpjax.dynamic_loss_scaling(optimizer) (--precision.loss_scale dynamic), which finds a scale."
+
+
+def _kept(rules: Mapping[str, str]) -> str:
+    return "Keep in float32" if "float32" in rules.values() else "Keep out of float8"
 
 
 def _lines(rules: Mapping[str, str]) -> str:

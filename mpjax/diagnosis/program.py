@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from mpjax.diagnosis.compile_ahead import brought_here
 from mpjax.diagnosis.constants import Constants, constants_of
+from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.calls import name_scopes
@@ -15,7 +16,7 @@ from mpjax.precision.casting import autocast
 from mpjax.precision.casting.flops import product_flops
 from mpjax.precision.casting.values import is_array, split_arrays
 from mpjax.precision.casting.walk import equations
-from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, path_name, widest
+from mpjax.precision.dtypes import FLOAT32, is_floating, path_name, widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.rules import without_class
@@ -127,7 +128,7 @@ def program_of(
     names = [name for name, _ in named]
     owners = tuple(name.rpartition("/")[0] for name in names)
     originals = arrays[: len(named)] if before is None else split_arrays(before)[0]
-    inputs = [own if array.dtype in HALF else array for own, array in zip(originals, arrays, strict=False)]
+    inputs = [own if array.dtype in NARROW else array for own, array in zip(originals, arrays, strict=False)]
     paths = dict.fromkeys(path for path, _ in equations(jaxpr))
     ruled = {without_class(path) for path in paths} if ruled is None else set(ruled)
     # A module that only contains other modules has no equation of its own, so its path is added here.

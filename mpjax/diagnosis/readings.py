@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from mpjax.diagnosis.formats import NARROW, range_of
 from mpjax.diagnosis.measurements import EXPONENTS as EXPONENTS
 from mpjax.diagnosis.measurements import LARGEST, SQUARES, Marks, Measured, histogram, measure, onward
-from mpjax.precision.dtypes import HALF, float_range
 
 
 class Site(NamedTuple):
@@ -45,6 +45,7 @@ class Reading(NamedTuple):
       subnormal: number of subnormal values, which have fewer bits.
       lost: sum of squares of the values that rounding turned into zero.
       exact: sum of squares before rounding.
+      noise: sum of squares of what rounding changed.
       error: sum of squares of the difference from the reference.
       reference: sum of squares in the reference.
       histogram: [88] counts by exponent of a sample of at most 4,096 values of the reference.
@@ -65,6 +66,7 @@ class Reading(NamedTuple):
     subnormal: float
     lost: float
     exact: float
+    noise: float
     error: float
     reference: float
     histogram: np.ndarray
@@ -118,8 +120,8 @@ class Recorder:
           low: the result after rounding, in the dtype of `wide` and `exact`.
           marks: the marks of the operands.
         """
-        smallest_normal = float_range(site.dtype).smallest_normal
-        measured = measure(wide, exact, low, low.dtype.type(smallest_normal), np.bool_(site.dtype in HALF))
+        smallest_normal = range_of(site.dtype).smallest_normal
+        measured = measure(wide, exact, low, low.dtype.type(smallest_normal), np.bool_(site.dtype in NARROW))
         measured["histogram"] = histogram(measured.pop("sample"))
         non_finite = measured.pop("all_non_finite"), measured["reference_non_finite"]
         number = np.int32(self.start + len(self.sites))

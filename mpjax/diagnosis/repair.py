@@ -39,21 +39,26 @@ def smallest_rules(fault: Fault) -> dict[str, str]:
     """Returns a smallest set of rules that repairs the step when it is traced with them; empty if none does."""
     make, policy, program, trace, scale, reference = fault
 
-    def rules_for(modules: Sequence[str]) -> dict[str, str]:
+    def rules_for(modules: Sequence[str], dtype: str = "float32") -> dict[str, str]:
         # A module's rule covers its submodules, and a rule that decides nothing is an error.
         inner = {m for m in modules for other in modules if m != other and is_in(m, other)}
-        return {pattern_of(module): "float32" for module in modules if module not in inner}
+        return {pattern_of(module): dtype for module in modules if module not in inner}
 
-    def under_rules(modules: Sequence[str]) -> bool:
+    def under_rules(modules: Sequence[str], dtype: str = "float32") -> bool:
         try:
-            ruled = make(with_rules(policy, rules_for(modules)))._replace(progress=program.progress.verifying())
+            rules = with_rules(policy, rules_for(modules, dtype))
+            ruled = make(rules)._replace(progress=program.progress.verifying())
         except (TypeError, jax.dtypes.TypePromotionError):
             return False  # a loop, a branch or, with strict promotion, an operation does not accept mixed dtypes
         except UsageError:
             return False  # a wildcard rule of the policy has nothing left to decide
         return is_repaired(reference, ruled, scale)
 
-    return rules_for(smallest_repair(program, trace, scale, reference, under_rules) or ())
+    found = smallest_repair(program, trace, scale, reference, under_rules) or ()
+    compute = str(policy.compute_dtype)
+    if found and policy.recipes and compute != "float32" and under_rules(found, compute):
+        return rules_for(found, compute)  # out of float8 is enough
+    return rules_for(found)
 
 
 def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> tuple[Finding, dict[str, str]]:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable
 
 from mpjax.diagnosis.emulate import Emulator, everywhere
+from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.health import Reference, all_finite, is_repaired, outputs_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import Reading, Site
 from mpjax.diagnosis.trace import Trace, run
-from mpjax.precision.dtypes import HALF
 
 
 _ROOM = 2.0**-4
@@ -75,4 +75,4 @@ def scale_beside_rules(reference: Reference, program: Program, trace: Trace, sca
 
 
 def _is_over(site: Site, reading: Reading) -> bool:
-    return site.dtype in HALF and (reading.overflow > 0 or reading.begins > 0)
+    return site.dtype in NARROW and (reading.overflow > 0 or reading.begins > 0)

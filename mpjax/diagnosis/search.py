@@ -4,10 +4,10 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.health import Reference, is_repaired
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.trace import Trace
-from mpjax.precision.dtypes import HALF
 from mpjax.precision.policy import Policy
 
 
@@ -75,7 +75,7 @@ def smallest_repair(
     def emulated(kept: Sequence[str]) -> bool:
         return is_repaired(reference, program, scale, lambda path: not any(is_in(path, k) for k in kept))
 
-    rounding = {site.path for site in trace.sites if site.dtype in HALF}
+    rounding = {site.path for site in trace.sites if site.dtype in NARROW}
     suspects = _ranked(trace, [path for path in program.modules if path and any(is_in(p, path) for p in rounding)])
     # A module whose own operations overflow or underflow must not be replaced by its submodules.
     readings = zip(trace.sites, trace.readings, strict=True)

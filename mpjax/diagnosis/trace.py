@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from mpjax.diagnosis.emulate import Emulator, everywhere
+from mpjax.diagnosis.formats import FLOAT8, NARROW
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Recorder, Site, together
 
@@ -52,6 +53,8 @@ class Row(NamedTuple):
       own_error: the relative error with float32 inputs; None if it was not measured.
       histogram: the counts by exponent of a sample of the results in float32.
       non_finite: the share of values that are inf or nan, but not in float32, including those of earlier modules.
+      sqnr: the signal to quantisation noise of what is rounded to float8, in decibels, where it is least: ten times the
+        decimal logarithm of the sum of squares over that of what rounding changed; None if nothing is.
     """
 
     path: str
@@ -66,6 +69,7 @@ class Row(NamedTuple):
     own_error: float | None
     histogram: tuple[int, ...]
     non_finite: float = 0.0
+    sqnr: float | None = None
 
     @property
     def exponents(self) -> tuple[int, int] | None:
@@ -96,8 +100,9 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[Row, ...]:
     for key, found in grouped.items():
         every = together(reading for _, reading in found)
         narrowest = min((site.dtype for site, _ in found), key=lambda dtype: dtype.itemsize)
-        half = [r for site, r in found if site.dtype.itemsize == 2]
+        half = [r for site, r in found if site.dtype in NARROW]
         rounded = together(half) if half else None
+        float8 = [decibels(r) for site, r in found if site.dtype in FLOAT8 and r.exact]
         rows.append(
             Row(
                 *key,
@@ -111,9 +116,15 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[Row, ...]:
                 own_error=own.get(key),
                 histogram=tuple(int(count) for count in every.histogram),
                 non_finite=_share(every, "non_finite"),
+                sqnr=min(float8, default=None),
             )
         )
     return tuple(rows)
+
+
+def decibels(reading: Reading) -> float:
+    """Returns the signal to quantisation noise of a reading, at most 200 dB, which stands for no noise."""
+    return min(200.0, 10 * math.log10(reading.exact / reading.noise)) if reading.noise else 200.0
 
 
 def _share(reading: Reading | None, name: str) -> float:

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from mpjax.diagnosis.formats import range_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Site, ratio
 from mpjax.diagnosis.trace import Row, Trace
 from mpjax.diagnosis.verdict import Finding
 from mpjax.errors import UsageError
 from mpjax.precision.casting.equations import NO_SOURCE
-from mpjax.precision.dtypes import FLOAT32, HALF, float_range, is_floating
+from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
 from mpjax.precision.master import MasterWeightsState
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
@@ -148,7 +149,7 @@ def _one(name: str, param, low, after, full, wide, full_after) -> Update:
         mean=float(size.sum() / max(size.size, 1)),
         overflow=broken,
         underflow=_share(stalled),
-        subnormal=_share((size > 0) & (size < float_range(param.dtype).smallest_normal)),
+        subnormal=_share((size > 0) & (size < range_of(param.dtype).smallest_normal)),
         error=ratio(float(np.sum(np.square(error[finite]))), float(np.sum(np.square(exact)))),
         own_error=None,
         histogram=tuple(np.bincount(exponents - EXPONENTS.start, minlength=len(EXPONENTS)).tolist()),

@@ -157,6 +157,11 @@ def _vanished(site: Site, reading: Reading) -> str:
 
 
 def _passed(site: Site, reading: Reading) -> str:
+    if site.operation == "saturation":
+        return (
+            f"{reading.overflow:.0f} of {reading.size:.0f} values of {_named(site)} are beyond the largest of the "
+            f"history that scales them, and saturate in {site.dtype}"
+        )
     return (
         f"{reading.non_finite:.0f} of {reading.size:.0f} values of {_named(site)} overflow in "
         f"{site.dtype}{_size_before(reading)}"
@@ -175,13 +180,27 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
     worst = int(np.argmax(lost))
     flushed = flushed_share(trace.wide[1 + worst], trace.low[1 + worst])
     index = next((i for i, reading in enumerate(trace.readings) if reading.lost_share > tolerance), None)
-    site = None if index is None else trace.sites[index]
+    site = _flushing(program.gradients[worst], trace) if index is None else trace.sites[index]
     where = "" if site is None else f", first in {_named(site)}"
     evidence = (
         f"{flushed:.1%} of the gradient values of {program.gradients[worst]} underflow to zero in half "
         f"precision{where}. In float32 they are not zero. The loss scale is {scale:g}."
     )
     return Finding("underflow", site, evidence, healthy_scale(reference, program, scale, 2.0**4))
+
+
+def _flushing(gradient: str, trace: Trace) -> Site | None:
+    """Returns the site of a gradient's module where most values underflow, for outliers that have most of the norm.
+
+    Beside an outlier, which sets the scale, values in float8 underflow whose norm is small and whose gradient is not.
+    """
+    module = gradient.rpartition("/")[0]
+    seen = [
+        (reading.underflow / reading.size, site)
+        for site, reading in zip(trace.sites, trace.readings, strict=True)
+        if reading.underflow and site.path == module
+    ]
+    return max(seen, key=lambda each: each[0])[1] if seen else None
 
 
 def _rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:

@@ -2,7 +2,7 @@
 
 from mpjax import notebook
 from mpjax.diagnosis.facts import Facts
-from mpjax.diagnosis.render.text import COLUMNS, row_texts
+from mpjax.diagnosis.render.text import columns_of, row_texts
 
 
 _ROWS = 20
@@ -10,7 +10,7 @@ _ROWS = 20
 
 def cell_of(found: Facts) -> str:
     """Returns verdict, place, evidence, advice, text to paste and the worst rows as HTML."""
-    shown = found.worst[:_ROWS]
+    shown, columns = found.worst[:_ROWS], columns_of(found)
     left_out = len(found.table) - len(shown)
     place = [f"at {found.source}"] if found.source else []
     pasted = "\n\n".join(filter(None, [found.toml, found.repaired_policy]))
@@ -18,7 +18,7 @@ def cell_of(found: Facts) -> str:
         notebook.heading(found.headline),
         notebook.paragraphs([*place, found.evidence, *found.advice]),
         notebook.verbatim(pasted) if pasted else "",
-        notebook.table(COLUMNS, map(row_texts, shown)) if shown else "",
+        notebook.table(columns, [row_texts(row, columns) for row in shown]) if shown else "",
         notebook.paragraphs(
             [f"{left_out} rows with less harm are left out; to_html(file) has all."] if left_out else []
         ),

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from mpjax.diagnosis.facts import Facts, ScaleStep
+from mpjax.diagnosis.formats import NARROW, range_of
 from mpjax.diagnosis.trace import Row
-from mpjax.precision.dtypes import HALF, float_range
 
 
 DENSE = 40
@@ -49,7 +49,7 @@ def errors(d: Facts) -> str:
     infinite = any(row.non_finite for row in rows.values())
     top = high + _APART * (high - low) if infinite else high
     isolated = any(row.own_error is not None for row in d.table)
-    half = [float_range(row.dtype).epsilon / 2 for row in d.table if row.dtype in HALF]
+    half = [range_of(row.dtype).epsilon / 2 for row in d.table if row.dtype in NARROW]
     panels = []
     for direction in ("forward", "backward"):
         found = [(i, rows[path, direction]) for i, path in enumerate(paths) if (path, direction) in rows]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from mpjax.diagnosis.facts import Facts, ScaleStep
 from mpjax.diagnosis.render.curves import DENSE, by_path, errors, name_of, scales_of
 from mpjax.diagnosis.render.ranges import range_strips
-from mpjax.diagnosis.render.text import COLUMNS, percent, row_texts
+from mpjax.diagnosis.render.text import columns_of, percent, row_texts
 from mpjax.diagnosis.trace import Row
 
 
@@ -127,8 +127,9 @@ def _flushed(d: Facts) -> str:
 def _table(d: Facts) -> str:
     if not d.table:
         return ""
-    heads = "".join(f'<th scope="col"><button>{name}</button></th>' for name in COLUMNS)
-    rows = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in d.worst)
+    columns = columns_of(d)
+    heads = "".join(f'<th scope="col"><button>{name}</button></th>' for name in columns)
+    rows = "".join(f"<tr>{''.join(_cells(row, columns))}</tr>" for row in d.worst)
     opened = " open" if len(d.table) <= 2 * DENSE else ""
     return (
         f"<section><details{opened}><summary>All {len(d.table)} rows, worst first</summary>"
@@ -137,14 +138,15 @@ def _table(d: Facts) -> str:
     )
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: Row, columns: tuple[str, ...]) -> Iterator[str]:
     own = -1.0 if row.own_error is None else row.own_error
     highest = -999 if row.exponents is None else row.exponents[1]
     error = "Infinity" if row.non_finite else row.error
     values = [
-        row.path, row.direction, row.dtype.name, highest, row.overflow, row.underflow, row.subnormal, error, own
-    ]  # fmt: skip
-    for name, text, value in zip(COLUMNS, row_texts(row), values, strict=True):
+        *(row.path, row.direction, row.dtype.name, highest, row.overflow, row.underflow, row.subnormal, error, own),
+        999 if row.sqnr is None else row.sqnr,
+    ]
+    for name, text, value in zip(columns, row_texts(row, columns), values, strict=False):
         hurt = ' class="hurt"' if name in ("overflow %", "underflow %") and value else ""
         shown = html.escape(text.replace("..", " to ") if name == "log2 range" else text)
         yield f'<td{hurt} data-name="{name}" data-value="{html.escape(str(value))}">{shown}</td>'

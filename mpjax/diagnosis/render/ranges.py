@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from mpjax.diagnosis.facts import Facts
+from mpjax.diagnosis.formats import NARROW, range_of
 from mpjax.diagnosis.readings import EXPONENTS
 from mpjax.diagnosis.render.curves import DENSE, by_path, name_of, percent_of
 from mpjax.diagnosis.render.text import COLUMNS, row_texts
 from mpjax.diagnosis.trace import Row
-from mpjax.precision.dtypes import HALF, float_range
 
 
 def range_strips(d: Facts) -> str:
     """Plots a strip for each module and direction, which shows how many values have each exponent."""
     paths, rows = by_path(d)
     low, high = _window(d.table)
-    half = Counter(row.dtype for row in d.table if row.dtype in HALF).most_common(1)
+    half = Counter(row.dtype for row in d.table if row.dtype in NARROW).most_common(1)
     limits = _limits(half[0][0]) if half else None
     updates = {(row.path, row.direction): row for row in d.table if row.direction == "update"}
 
@@ -63,7 +63,7 @@ def _window(table: Iterable[Row]) -> tuple[int, int]:
 @functools.cache
 def _limits(dtype: np.dtype) -> tuple[int, int, int]:
     """Returns the exponents of the smallest subnormal, the smallest normal and the first power of two that is inf."""
-    band = float_range(dtype)
+    band = range_of(dtype)
     return (
         round(math.log2(band.smallest_subnormal)),
         round(math.log2(band.smallest_normal)),
@@ -96,7 +96,7 @@ def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
 
 
 def _strip(row: Row, low: int, high: int) -> str:
-    is_half = row.dtype in HALF
+    is_half = row.dtype in NARROW
     zero, subnormal, overflow = _limits(row.dtype)
     counts = {e: count for e, count in zip(EXPONENTS, row.histogram, strict=True) if count and low <= e < high}
     most = max(counts.values(), default=1)

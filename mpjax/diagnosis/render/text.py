@@ -15,7 +15,10 @@ COLUMNS = (
     "error",
     "own error",
 )
-"""The columns of `row_texts`."""
+"""The columns of every table."""
+
+FLOAT8_COLUMN = "SQNR dB"
+"""One more, where something is rounded to float8."""
 
 # For rich: on a terminal of 80 columns these leave 14 for the path.
 _HEADS = (
@@ -28,6 +31,7 @@ _HEADS = (
     "sub-\nnormal %",
     "error",
     "own\nerror",
+    "SQNR\ndB",
 )
 
 _SHORT, _LONG = 5, 20  # rows of the table in plain text, in rich
@@ -36,7 +40,7 @@ _SHORT, _LONG = 5, 20  # rows of the table in plain text, in rich
 def text_of(found: Facts) -> str:
     """Returns the verdict, place, evidence, advice and worst rows as plain text."""
     lines = [found.headline, *([f"at {found.source}"] if found.source else []), found.evidence, *found.advice]
-    worst = [COLUMNS, *map(row_texts, found.worst[:_SHORT])]
+    worst = [columns_of(found), *(row_texts(row, columns_of(found)) for row in found.worst[:_SHORT])]
     widths = [max(map(len, column)) for column in zip(*worst, strict=True)]
     for cells in worst if found.table else []:
         words = [f"{c:<{w}}" if i < 3 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
@@ -60,17 +64,18 @@ def rich_of(found: Facts):
     shown = found.worst[:_LONG]
     note = f"the worst {len(shown)} of {len(found.table)} rows" if len(found.table) > _LONG else None
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", caption=note)
-    for number, name in enumerate(_HEADS):
+    columns = columns_of(found)
+    for number, name in enumerate(_HEADS[: len(columns)]):
         justify = "left" if number < 3 else "right"
         table.add_column(name, justify=justify, vertical="bottom", overflow="fold", no_wrap=number > 0)
     for row in shown:
-        table.add_row(*map(Text, row_texts(row)))
+        table.add_row(*map(Text, row_texts(row, columns)))
     return Group(*parts, table)
 
 
-def row_texts(row: Row) -> tuple[str, ...]:
+def row_texts(row: Row, columns: tuple[str, ...] = COLUMNS) -> tuple[str, ...]:
     """Formats a row of the table; the error is "inf" if some results are inf or nan."""
-    return (
+    texts = (
         row.path or "(no module)",
         row.direction,
         row.dtype.name,
@@ -78,7 +83,14 @@ def row_texts(row: Row) -> tuple[str, ...]:
         *map(percent, (row.overflow, row.underflow, row.subnormal)),
         "inf" if row.non_finite else error_text(row.error),
         "-" if row.own_error is None else error_text(row.own_error),
+        "-" if row.sqnr is None else f"{row.sqnr:.1f}",
     )
+    return texts[: len(columns)]
+
+
+def columns_of(found: Facts) -> tuple[str, ...]:
+    """Returns the columns of a table; that of float8 only if something is rounded to it."""
+    return (*COLUMNS, FLOAT8_COLUMN) if any(row.sqnr is not None for row in found.table) else COLUMNS
 
 
 def percent(share: float) -> str:

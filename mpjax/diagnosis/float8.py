@@ -1,0 +1,63 @@
+"""What a program with products in float8 does besides rounding: it limits values, and makes scales of their bits."""
+
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+
+from mpjax.diagnosis.formats import range_of
+from mpjax.diagnosis.pairs import Pair, Place
+from mpjax.diagnosis.sites import site_of
+from mpjax.precision.float8.scaling import SATURATE
+
+
+_INFINITE = np.uint32(0x7F800000)
+
+
+class Runner(Protocol):
+    """What is asked of an emulator."""
+
+    @property
+    def ranged(self) -> bool:
+        """Returns True if values overflow."""
+        ...
+
+    @property
+    def recorder(self) -> Any:
+        """Returns what takes readings, or None."""
+        ...
+
+    def rounds_in(self, place: Place, eqn: Any, pairs: list[Pair]) -> bool:
+        """Returns True if the results of an equation are rounded."""
+        ...
+
+    def taken(self, pair: Pair, aval: Any, path: str, rounds: bool) -> Any:
+        """Returns an operand as an equation gets it."""
+        ...
+
+
+def saturated(runner: Runner, eqn: Any, pair: Pair, place: Place) -> Pair:
+    """Returns values limited to a float8 dtype, which the reference's are not; what is lost is read as overflow."""
+    dtype = np.dtype(eqn.params["name"].removeprefix(SATURATE))
+    limit, rounds = np.float32(range_of(dtype).largest), runner.rounds_in(place, eqn, [pair])
+    value = runner.taken(pair, eqn.invars[0].aval, place.path, rounds)
+    beyond = jnp.isfinite(value) & (jnp.abs(value) > limit) & (rounds and runner.ranged)
+    marks = pair.marks
+    if runner.recorder is not None:
+        site = site_of(eqn, eqn.outvars[0], place)._replace(operation="saturation", dtype=dtype)
+        shown = jnp.where(beyond, jnp.float32(jnp.inf), value)
+        marks = runner.recorder.observe(site, pair.wide, value, shown, [marks])
+    limited = jnp.where(beyond, jnp.copysign(limit, value), value)
+    return pair._replace(low=limited, path=place.path, marks=marks)
+
+
+def with_own_scales(eqn: Any, wide: list, low: list) -> list:
+    """Returns the reference's results `wide` of an equation; of an operation on bits, those of the program, `low`.
+
+    Scales of float8 are made by such operations. What they are makes no difference without rounding, as the results are
+    divided by them; but values scaled by others could not be compared.
+    """
+    if eqn.primitive.name != "bitcast_convert_type" or low[0].dtype != np.uint32:
+        return wide
+    usable = (low[0] > 0) & (low[0] < _INFINITE)  # not where the program's own maximum overflowed
+    return [jnp.where(usable, low[0], wide[0])]
