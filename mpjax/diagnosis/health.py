@@ -54,6 +54,13 @@ _ADDS = frozenset(
 """Primitives that pass on the terms of a sum. The minus sign of `neg` is dropped with the next absolute value."""
 
 
+_LOST = 0.5
+"""The relative error from which a gradient is lost. Healthy ones in float8 have a tenth to a fifth."""
+
+_SMALL = 1e-3
+"""The share of the largest gradient's norm below which another one is not looked at."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Reference:
     """The float32 step that a half-precision step is compared with.
@@ -62,11 +69,14 @@ class Reference:
       program: the half-precision program with float32 constants; the float32 program if the two compute differently.
       outputs: the loss and the gradients in float32, at a loss scale of 1.
       tolerance: as in `mpjax.diagnose`.
+      without_float8: if products are in float8, computes the outputs, at a loss scale of 1, of the step with products
+        in the compute dtype; else None.
     """
 
     program: Program
     outputs: Sequence[np.ndarray]
     tolerance: float
+    without_float8: Callable[[], Sequence] | None = None
 
     def has_loss(self, low: Sequence, scale: float) -> bool:
         """Returns True if a finite step's loss is accurate, or its error is harmless according to the gradients.
@@ -76,7 +86,46 @@ class Reference:
           scale: the loss scale of the step.
         """
         error = loss_error(self.outputs[0], low[0] / scale)
-        return error <= self.tolerance or (self.loss_is_small(low, scale) and self.has_gradients(low, scale))
+        if error > self.tolerance:
+            return self.loss_is_small(low, scale) and self.has_gradients(low, scale)
+        return max(self.lost_gradients(low, scale), default=0.0) <= _LOST
+
+    def lost_gradients(self, low: Sequence, scale: float) -> list[float]:
+        """Returns the relative error of each gradient, in the Euclidean norm, if products are in float8.
+
+        Beside an outlier, what is lost is the gradient of one layer; the loss may not show it. Gradients that are small
+        beside the others, that float32 does not determine, or that are lost without float8 too, have an error of zero.
+        """
+        if self.without_float8 is None:
+            return []
+        errors = self._gradient_errors([np.asarray(x) / scale for x in low[1:]])
+        if max(errors, default=0.0) <= _LOST:
+            return errors
+        others = zip(errors, self._nudged[1:], self.outputs[1:], self._wider_errors, strict=True)
+        return [
+            0.0 if error > _LOST and (wider > _LOST or distance([w], [nudged]) > self.tolerance) else error
+            for error, nudged, w, wider in others
+        ]
+
+    @functools.cached_property
+    def _wider_errors(self) -> list[float]:
+        assert self.without_float8 is not None
+        return self._gradient_errors(self.without_float8()[1:])
+
+    def _gradient_errors(self, gradients: Sequence) -> list[float]:
+        norms = [float(np.linalg.norm(np.asarray(each, np.float64))) for each in self.outputs[1:]]
+        return [
+            0.0 if norm <= _SMALL * max(norms) else distance([wide], [gradient])
+            for norm, wide, gradient in zip(norms, self.outputs[1:], gradients, strict=True)
+        ]
+
+    def fault(self, low: Sequence, scale: float) -> float:
+        """Returns how far a step is from the reference, at most `tolerance` if it is healthy: the error of its loss.
+
+        The error of a gradient counts for as much of the tolerance as it is of the largest that is accepted.
+        """
+        lost = max(self.lost_gradients(low, scale), default=0.0) / _LOST * self.tolerance
+        return max(loss_error(self.outputs[0], low[0] / scale), lost)
 
     def loss_is_small(self, low: Sequence, scale: float) -> bool:
         """Returns True if the terms of the loss cancel, or float32 does not determine it either."""

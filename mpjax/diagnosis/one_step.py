@@ -1,5 +1,6 @@
 """Diagnoses one training step: compares it under a policy with float32, and searches for a repair."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,7 +9,7 @@ import numpy as np
 import optax
 
 from mpjax.diagnosis.diagnosis import Diagnosis
-from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, all_finite, flushed_share, outputs_of
+from mpjax.diagnosis.health import ROUNDING, WITHOUT_ROUNDING, Reference, all_finite, flushed_share, outputs_of
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
 from mpjax.diagnosis.render.text import percent
@@ -19,6 +20,7 @@ from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
 from mpjax.diagnosis.verdict import Finding, find
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import HALF
+from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy, get_policy
 from mpjax.precision.rules import without_class
@@ -133,7 +135,9 @@ def diagnose_program(
     trace = run(program, scale)
     if known is not program:
         trace = trace._replace(wide=outputs_of(WITHOUT_ROUNDING, known, scale))
-    reference = Reference(known, [np.asarray(x) / scale for x in trace.wide], tolerance)
+    outputs = [np.asarray(x) / scale for x in trace.wide]
+    wider = functools.partial(_without_float8, make, policy, scale) if policy.recipes else None
+    reference = Reference(known, outputs, tolerance, wider)
     finding = find(program, trace, scale, reference)
     updates = updates_of(program, trace, scale, optimizer) if optimizer and all_finite(trace.wide + trace.low) else []
     if finding.verdict == "healthy":
@@ -166,6 +170,13 @@ def diagnose_program(
         loss=(float(trace.low[0]) / scale, float(trace.wide[0]) / scale),
         flushed=_flushed(program, trace),
     )
+
+
+def _without_float8(make: Callable[[Policy], Program], policy: Policy, scale: float) -> list[np.ndarray]:
+    """Returns the unscaled outputs of a step with products in the policy's compute dtype."""
+    kept = {pattern: value for pattern, value in policy.rules.items() if not isinstance(value, Recipe)}
+    program = make(dataclasses.replace(policy, products=None, rules=kept))
+    return [x / scale for x in outputs_of(ROUNDING, program, scale)]
 
 
 def _module(path: str) -> str:

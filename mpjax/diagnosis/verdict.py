@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.emulate import Emulator
+from mpjax.diagnosis.formats import FLOAT8
 from mpjax.diagnosis.health import Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
@@ -141,14 +142,23 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
         return None
     forward = [seen for seen in zip(trace.sites, trace.readings, strict=True) if seen[0].direction == "forward"]
     over = next((seen for seen in forward if seen[1].begins and seen[1].overflow), None)
-    under = next((seen for seen in forward if seen[1].underflow and seen[1].lost_share > reference.tolerance), None)
+    under = next((seen for seen in forward if _loses(*seen, reference.tolerance)), None)
     seen = over or under
     if seen is None or not reference.has_loss(outputs_of(_UNRANGED, program, scale), scale):
         return None
     what = _passed(*seen) if over else _vanished(*seen)
     off = f"its loss has a relative error of {loss_error(trace.wide[0], trace.low[0]):.2g}"
+    if lost := reference.lost_gradients(trace.low, scale):
+        off += f", and a gradient one of {max(lost):.2g}"
     verdict = "overflow" if over else "underflow"
     return Finding(verdict, seen[0], f"{what}. The step is still finite, but {off}.")
+
+
+def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
+    """Returns True if too much underflows: of the norm; in float8, where an outlier may have it all, of the values."""
+    return reading.lost_share > tolerance or (
+        site.dtype in FLOAT8 and site.operation != "saturation" and reading.underflow > tolerance * reading.size
+    )
 
 
 def _vanished(site: Site, reading: Reading) -> str:
@@ -190,7 +200,7 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
 
 
 def _flushing(gradient: str, trace: Trace) -> Site | None:
-    """Returns the site of a gradient's module where most values underflow, for outliers that have most of the norm.
+    """Returns the site where most values underflow, of a gradient's module or in float8.
 
     Beside an outlier, which sets the scale, values in float8 underflow whose norm is small and whose gradient is not.
     """
@@ -198,14 +208,14 @@ def _flushing(gradient: str, trace: Trace) -> Site | None:
     seen = [
         (reading.underflow / reading.size, site)
         for site, reading in zip(trace.sites, trace.readings, strict=True)
-        if reading.underflow and site.path == module
+        if reading.underflow and (site.path == module or site.dtype in FLOAT8)
     ]
     return max(seen, key=lambda each: each[0])[1] if seen else None
 
 
 def _rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
     error, tolerance = loss_error(trace.wide[0], trace.low[0]), reference.tolerance
-    if error <= tolerance:
+    if error <= tolerance and reference.has_loss(trace.low, scale):
         evidence = f"The step is finite, its loss has a relative error of {error:.2g}, and {_NO_UNDERFLOW}."
         return Finding("healthy", None, evidence)
     if reference.has_loss(trace.low, scale):
@@ -236,19 +246,22 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
 
     def without(path: str) -> float:
         kept = Emulator(rounds=lambda other: other != path, reference=False)
-        return loss_error(trace.wide[0], outputs_of(kept, program, scale)[0])
+        return reference.fault(outputs_of(kept, program, scale), scale)
 
     # A result near zero has a large relative error, so the loss need not depend on the module with the largest error.
     worst = {alone.sites[i].path: i for i in reversed(ranked)}
     paths = sorted(worst, key=lambda path: alone.readings[worst[path]].relative_error, reverse=True)[:_SUSPECTS]
     left, path = _first_below(tolerance, ((without(path), path) for path in paths))
     site, own = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
+    gradients = reference.lost_gradients(trace.low, scale)
+    name = program.gradients[int(np.argmax(gradients))] if gradients else ""
+    lost = f"The gradient of {name} has one of {max(gradients):.2g}. " if gradients else ""
     return Finding(
         "rounding",
         site,
-        f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. Most of the "
-        f"error comes from {_named(site)}: with float32 inputs, its result has a relative error of {own:.2g}. Without "
-        f"rounding in its module, the loss has a relative error of {left:.2g}.",
+        f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. {lost}Most of "
+        f"the error comes from {_named(site)}: with float32 inputs, its result has a relative error of {own:.2g}. "
+        f"Without rounding in its module, the loss has a relative error of {left:.2g}.",
     )
 
 

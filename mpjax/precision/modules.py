@@ -18,7 +18,7 @@ from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 from mpjax.precision.policy import Policy, get_policy
-from mpjax.precision.rules import NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm
+from mpjax.precision.rules import DEFAULTS, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm
 
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
             notes.append(f"{path or 'the model'} multiplies in {row.compute_dtype}, not in float8: {reason}")
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
-    if policy.products is not None and not any(map(is_quantised, modules.values())):
+    asked = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}  # else the user took them out
+    if policy.products is not None and asked and not any(map(is_quantised, modules.values())):
         raise UsageError(nothing_quantised(policy.products, decided, tags))
     return PolicyReport(rows, notes)
 

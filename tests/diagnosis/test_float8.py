@@ -54,14 +54,14 @@ def test_a_healthy_step_is_healthy_and_has_its_noise_in_decibels(policy):
     assert "SQNR dB" in str(found)
 
 
-def test_an_outlier_weight_that_rounds_the_others_away_is_taken_out_of_float8():
+def test_an_outlier_weight_beside_which_others_underflow_is_taken_out_of_float8():
     model = Net(nnx.Rngs(0))
     kernel = model.blocks[1]["layer"].kernel
     kernel[...] = (kernel[...] * 1e-2).at[0, 0].set(3e4)
     found = diagnose(
         model, loss_of(lambda layer, x, number: 30 * layer(x.at[:, 0].set(0)) if number == 1 else layer(x))
     )
-    assert (found.verdict, found.path, found.rules) == ("rounding", "blocks/1/layer", {"blocks/1/layer": "bfloat16"})
+    assert (found.verdict, found.path, found.rules) == ("underflow", "blocks/1/layer", {"blocks/1/layer": "bfloat16"})
     assert found.verified
     assert any(line.startswith('Keep out of float8: "blocks/1/layer" = "bfloat16"') for line in found.advice)
 

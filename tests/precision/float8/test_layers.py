@@ -96,6 +96,12 @@ def test_a_layer_with_the_users_own_product_is_left_alone():
     assert model.blocks[0].up.dot_general is own
 
 
+def test_rules_that_take_all_layers_out_are_no_error():
+    model = net()
+    mpjax.apply_policy(model, "mixed_float8;*=float32")
+    assert not is_quantised(model.blocks[0].up)
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
