@@ -21,6 +21,7 @@ from mpjax.data.orientation import orientations_of
 from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates
+from mpjax.plan.float8 import comparisons
 from mpjax.plan.measure import Measured, is_here, measure_step
 from mpjax.plan.plot import plot_plans
 from mpjax.plan.scaling import scaling_table, scaling_title
@@ -185,6 +186,10 @@ def _print(settings: Plan, plans: list[Estimate]) -> None:
         say(title(own))
         console.print(plan_table(own))
         say("")
+        for line in comparisons(own):
+            say(line)
+        if any(plan.float8 for plan in own):
+            say("")
         if own[-1].costliest:
             say(f"the kernels that move the most, with {own[-1].title}")
             console.print(costliest_table(own[-1]))

@@ -30,7 +30,8 @@ class Gpu:
       shared: bytes of shared memory per multiprocessor.
       shared_per_block: maximum bytes of shared memory per block.
       flops: peak operations/s of matrix products and convolutions, by dtype of the operands. "tensorfloat32" is float32
-        with inputs rounded to 10 bits of mantissa, XLA's default for float32 on GPUs that support it.
+        with inputs rounded to 10 bits of mantissa, XLA's default for float32 on GPUs that support it. "float8" is all
+        formats of it.
       link: bandwidth from one GPU to the others of its host, bytes/s in one direction.
       network: a GPU's part of the bandwidth from its host to others, bytes/s in one direction. None if NVIDIA's
         own hosts have no such GPUs.
@@ -57,7 +58,7 @@ class Gpu:
 
     def rate(self, dtype: str) -> float:
         """Returns the peak operations/s for operands of a dtype, or the float32 rate if the GPU has no units for it."""
-        return self.flops.get(dtype, self.flops["float32"])
+        return self.flops.get("float8" if dtype.startswith("float8") else dtype, self.flops["float32"])
 
 
 HOST = 8
@@ -118,7 +119,7 @@ GPUS: Mapping[GpuName, Gpu] = {
         l2=48 * _KIB**2,
         shared=100 * _KIB,
         shared_per_block=99 * _KIB,
-        flops=_flops(float64=0.47, float32=30.3, tensorfloat32=60, bfloat16=121, float16=121),
+        flops=_flops(float64=0.47, float32=30.3, tensorfloat32=60, bfloat16=121, float16=121, float8=242.5),
         link=32e9,
         network=None,
         source="NVIDIA L4 data sheet, 2023, where tensor core rates are given with sparsity: half of them",
@@ -135,7 +136,7 @@ GPUS: Mapping[GpuName, Gpu] = {
         l2=50 * _KIB**2,
         shared=228 * _KIB,
         shared_per_block=227 * _KIB,
-        flops=_flops(float64=67, float32=67, tensorfloat32=494.5, bfloat16=989.5, float16=989.5),
+        flops=_flops(float64=67, float32=67, tensorfloat32=494.5, bfloat16=989.5, float16=989.5, float8=1979),
         link=450e9,
         network=50e9,
         source="NVIDIA H100 data sheet (SXM5), where tensor core rates are given with sparsity: half of them",
@@ -152,7 +153,7 @@ GPUS: Mapping[GpuName, Gpu] = {
         l2=50 * _KIB**2,
         shared=228 * _KIB,
         shared_per_block=227 * _KIB,
-        flops=_flops(float64=67, float32=67, tensorfloat32=494.5, bfloat16=989.5, float16=989.5),
+        flops=_flops(float64=67, float32=67, tensorfloat32=494.5, bfloat16=989.5, float16=989.5, float8=1979),
         link=450e9,
         network=50e9,
         source="NVIDIA H200 data sheet (SXM), where tensor core rates are given with sparsity: half of them",
@@ -169,7 +170,7 @@ GPUS: Mapping[GpuName, Gpu] = {
         l2=126 * _KIB**2,
         shared=228 * _KIB,
         shared_per_block=227 * _KIB,
-        flops=_flops(float64=37, float32=75, tensorfloat32=1125, bfloat16=2250, float16=2250),
+        flops=_flops(float64=37, float32=75, tensorfloat32=1125, bfloat16=2250, float16=2250, float8=4500),
         link=900e9,
         network=50e9,
         source="NVIDIA DGX B200 and HGX B200 data sheets, an eighth of the system's, half where with sparsity",

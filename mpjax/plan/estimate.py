@@ -13,6 +13,7 @@ from mpjax.plan.compiled import Compiled, start, with_sources
 from mpjax.plan.costs import Cost, costliest
 from mpjax.plan.devices import GPUS
 from mpjax.plan.events import events_of
+from mpjax.plan.float8 import Layer, layers_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
@@ -49,6 +50,7 @@ class Estimate:
       communication: the bytes that devices exchange, and the time with it.
       costliest: the kinds of kernels that move the most bytes.
       receipt: the dtypes that the step runs in; None if not requested.
+      float8: what float8 saves and costs in each kind of layer; empty without products in float8.
       fit: the largest batch; None if not requested, or if memory does not grow with the batch.
       measured: the step timed on the GPU itself; None if the step was not timed.
     """
@@ -68,6 +70,7 @@ class Estimate:
     xla: str = ""
     costliest: Sequence[Cost] = ()
     receipt: Receipt | None = None
+    float8: Sequence[Layer] = ()
     fit: Fit | None = None
     measured: Measured | None = None
 
@@ -160,6 +163,7 @@ def estimates(
                 ),
                 xla=steps[number].xla,
                 costliest=costliest(text, hlo, most),
+                float8=layers_of(program.jaxpr, hlo, GPUS[gpu]) if steps[number].plan.policy.recipes else (),
                 receipt=_receipt(program, text, steps[number], gpu) if receipts else None,
             )
 

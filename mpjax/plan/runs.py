@@ -18,6 +18,7 @@ _LIBRARIES = {
     "__cublas$lt$matmul$mx": ("cuBLASLt MX", "product"),
     "__cublas$lt": ("cuBLASLt", "product"),
     "__cublas$gemm": ("cuBLAS", "product"),
+    "__cudnn$blockScaledDot": ("cuDNN block-scaled", "product"),
     "__cudnn$conv": ("cuDNN", "convolution"),
     "__cudnn$fmha": ("cuDNN", "attention"),
     "__onednn$matmul": ("oneDNN", "product"),

@@ -12,13 +12,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpjax.precision.casting.walk import bodies
+from mpjax.precision.casting.walk import Body, bodies
 from mpjax.precision.dtypes import is_floating
 
 
 TENSORFLOAT32 = "tensorfloat32"
 _PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 """Matrix products of [T, H] by [H, S] in cuDNN's attention. The backward pass recomputes one (arXiv:2205.14135)."""
+_BLOCKS = "float8_blocks_multiplied_out"
+"""The call in which a platform without units for blocks in float8 multiplies them: others do it in float8."""
 _COUNTED = {"dot_general", "conv_general_dilated", *_PRODUCTS}
 
 
@@ -40,8 +42,14 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
         times = math.prod(eqn.params["length"] for eqn in body.callers if eqn.primitive.name == "scan")
         for eqn in body.eqns:
             if (operations := product_flops(eqn)) and is_floating(eqn.invars[0].aval):
-                total[_dtype(eqn)] += times * operations
+                total[dtype_in(eqn, body)] += times * operations
     return dict(total)
+
+
+def dtype_in(eqn: Any, body: Body) -> str:
+    """Returns the dtype whose rate a product in a body is computed at."""
+    blocks = any(_BLOCKS in str(caller.params.get("name")) for caller in body.callers)
+    return "float8_e4m3fn" if blocks else _dtype(eqn)
 
 
 def product_flops(eqn) -> int:

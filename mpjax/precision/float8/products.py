@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.float8.scaling import BLOCK, Quantised, quantise, quantise_blocks
 
@@ -165,8 +164,8 @@ def _of_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
         scales = (each.inverse.astype(jnp.float8_e8m0fnu)[None] for each in (a, b))
         return jax.nn.scaled_matmul(a.values[None], b.values[None], *scales, preferred_element_type=dtype)[0]
 
-    def emulated(a: Quantised, b: Quantised) -> jax.Array:
-        x, w = (each.values.astype(FLOAT32) * jnp.repeat(each.inverse, BLOCK, 1) for each in (a, b))
-        return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=FLOAT32).astype(dtype)
+    def float8_blocks_multiplied_out(a: Quantised, b: Quantised) -> jax.Array:
+        x, w = (each.values.astype(dtype) * jnp.repeat(each.inverse.astype(dtype), BLOCK, 1) for each in (a, b))
+        return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
-    return lax.platform_dependent(a, b, cuda=by_blocks, default=emulated)
+    return lax.platform_dependent(a, b, cuda=by_blocks, default=jax.jit(float8_blocks_multiplied_out))

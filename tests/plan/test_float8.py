@@ -1,0 +1,130 @@
+"""Products in float8 in programs for GPUs: all that the rules leave in it, and where they pay."""
+
+import concurrent.futures
+import dataclasses
+import functools
+
+import pytest
+
+from mpjax.commands.plan import fields_of, planned_step
+from mpjax.config import load_config
+from mpjax.errors import UsageError
+from mpjax.plan.compiled import start
+from mpjax.plan.devices import GPUS
+from mpjax.plan.float8 import Layer, comparisons, layers_of
+from mpjax.plan.hlo import parse
+from mpjax.plan.receipt_of_program import receipt_of
+from mpjax.plan.roofline import Roofline
+from mpjax.plan.target import target_of_gpu
+
+
+# GPT-2 small and ViT-B/16, two blocks of each.
+STEPS = {
+    "gpt2": "--task language_modeling --data.name docstrings --data.length 256 --data.batch_size 4 --model.name gpt2",
+    "vit": "--data.name synthetic:64x64x3:10 --data.crop_padding 0 --data.batch_size 32 --model.name vit_b16",
+}
+LIBRARIES = {"mixed_mxfp8": {"cuDNN block-scaled"}}
+GRADIENTS = {"mixed_mxfp8": "float8_e4m3fn"}
+
+
+@functools.cache
+def step(name, policy):
+    config = load_config(f"{STEPS[name]} --model.depth 2 --precision.policy {policy}".split())
+    return planned_step(config, fields_of(config))
+
+
+@functools.cache
+def program(name, policy, gpu):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return start(pool, step(name, policy), gpu).result()
+
+
+@functools.cache
+def receipt(name, policy, gpu):
+    compiled, planned = program(name, policy, gpu), step(name, policy)
+    modules = {"": planned.task.abstract}
+    return receipt_of(
+        compiled.executable, compiled.jaxpr, target_of_gpu(GPUS[gpu]), planned.plan.policy, modules=modules
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "gpu"),
+    [
+        ("gpt2", "mixed_float8", "h200"),
+        ("gpt2", "mixed_float8", "b200"),
+        ("vit", "mixed_float8", "h200"),
+        ("vit", "mixed_float8", "b200"),
+        ("gpt2", "mixed_float8_rowwise", "h200"),
+        ("gpt2", "mixed_float8_delayed", "h200"),
+        ("gpt2", "mixed_mxfp8", "b200"),
+        ("vit", "mixed_mxfp8", "b200"),
+    ],
+)
+def test_every_product_that_the_rules_leave_in_float8_is_in_float8_forward_and_both_gradients(
+    plugin, name, policy, gpu
+):
+    found = receipt(name, policy, gpu)
+    found.require()
+    products = [row for row in found if row.operands.startswith("float8")]
+    counts = {way: sum(row.count for row in products if row.direction == way) for way in ("forward", "backward")}
+    assert counts == {"forward": 12, "backward": 24}  # of six layers in each of two blocks
+    assert {row.by for row in products} <= LIBRARIES.get(policy, {"Triton", "cuBLASLt float8"})
+    gradients = GRADIENTS.get(policy, "float8_e4m3fn x float8_e5m2")
+    assert {row.operands for row in products if row.direction == "backward"} == {gradients}
+    assert {row.accumulation for row in products} == {"float32"}
+    assert all("/attention/" in row.path or "/mlp/" in row.path for row in products)
+    others = [row for row in found if row.kind in ("product", "convolution", "attention") and row not in products]
+    assert {row.operands for row in others} == {"bfloat16"}  # the head, the patches, and attention
+
+
+@pytest.mark.parametrize(
+    ("policy", "gpu", "instead"),
+    [
+        ("mixed_float8", "a100", "mixed_bfloat16"),
+        ("mixed_mxfp8", "a100", "mixed_bfloat16"),
+        ("mixed_mxfp8", "h200", "mixed_float8"),
+    ],
+)
+def test_a_gpu_without_units_is_refused(policy, gpu, instead):
+    says = rf"--gpu {gpu}: NVIDIA .* has no units for .*: write --precision.policy {instead}$"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match=says):
+        start(pool, step("vit", policy), gpu)
+
+
+def test_what_float8_saves_and_costs_is_told_layer_by_layer(plugin):
+    compiled = program("vit", "mixed_float8", "h200")
+    layers = {
+        each.module: each for each in layers_of(compiled.jaxpr, parse(compiled.executable.as_text()), GPUS["h200"])
+    }
+    names = ("attention/query", "attention/key", "attention/value", "attention/out", "mlp/up", "mlp/down")
+    assert set(layers) == {f"blocks/*/{name}" for name in names}
+    up, out = layers["blocks/*/mlp/up"], layers["blocks/*/attention/out"]
+    assert up.saved == pytest.approx(4 * out.saved)  # which has a quarter of its weights
+    # Two blocks, three products of 512 x 768 x 3072, at 989.5 and 1979 TFLOP/s, of which products reach 790 of 990.
+    assert up.saved == pytest.approx(2 * 3 * 2 * 512 * 768 * 3072 * (1 / 989.5e12 - 1 / 1979e12) * 990 / 790)
+    assert all(each.spent > 0 and each.kernels >= 2 for each in layers.values())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [(0.001, "wins: its step is expected to take 0.86"), (0.003, "loses")],
+    ids=["wins", "loses"],
+)
+def test_a_plan_says_what_float8_is_to_the_same_without(plan_of, seconds, verdict):
+    other = dataclasses.replace(plan_of("mixed_bfloat16"), roofline=Roofline(compute=0.002, traffic=0.004))
+    layers = (Layer("blocks/*/up", 3e-4, 1e-4, 18), Layer("blocks/*/out", 1e-4, 2e-4, 18))
+    plan = dataclasses.replace(other, policy="mixed_float8", roofline=Roofline(seconds, 0.004), float8=layers)
+    first, second, *rest = comparisons([other, plan])
+    assert first.startswith(f"mixed_float8 {verdict}")
+    assert "launches +0.00 ms. Temporary memory +0.00 GB." in first
+    assert second == (
+        'float8 may not pay in 1 of 2 kinds of layers; without it there: --precision.rules "blocks/*/out" bfloat16'
+    )
+    assert rest == [
+        '  "blocks/*/out": products save 100 us, 18 kernels of conversion take at most 200 us',
+    ]
+
+
+def test_plans_without_float8_are_not_compared(plan_of):
+    assert comparisons([plan_of("mixed_bfloat16"), plan_of("float32")]) == []
