@@ -21,7 +21,7 @@ from mpjax.data.orientation import orientations_of
 from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates
-from mpjax.plan.float8 import comparisons
+from mpjax.plan.float8_report import comparisons
 from mpjax.plan.measure import Measured, is_here, measure_step
 from mpjax.plan.plot import plot_plans
 from mpjax.plan.scaling import scaling_table, scaling_title

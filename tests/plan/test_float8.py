@@ -1,7 +1,6 @@
 """Products in float8 in programs for GPUs: all that the rules leave in it, and where they pay."""
 
 import concurrent.futures
-import dataclasses
 import functools
 
 import pytest
@@ -11,10 +10,9 @@ from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.plan.compiled import start
 from mpjax.plan.devices import GPUS
-from mpjax.plan.float8 import Layer, comparisons, layers_of
+from mpjax.plan.float8 import layers_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.receipt_of_program import receipt_of
-from mpjax.plan.roofline import Roofline
 from mpjax.plan.target import target_of_gpu
 
 
@@ -104,27 +102,3 @@ def test_what_float8_saves_and_costs_is_told_layer_by_layer(plugin):
     # Two blocks, three products of 512 x 768 x 3072, at 989.5 and 1979 TFLOP/s, of which products reach 790 of 990.
     assert up.saved == pytest.approx(2 * 3 * 2 * 512 * 768 * 3072 * (1 / 989.5e12 - 1 / 1979e12) * 990 / 790)
     assert all(each.spent > 0 and each.kernels >= 2 for each in layers.values())
-
-
-@pytest.mark.parametrize(
-    ("seconds", "verdict"),
-    [(0.001, "wins: its step is expected to take 0.86"), (0.003, "loses")],
-    ids=["wins", "loses"],
-)
-def test_a_plan_says_what_float8_is_to_the_same_without(plan_of, seconds, verdict):
-    other = dataclasses.replace(plan_of("mixed_bfloat16"), roofline=Roofline(compute=0.002, traffic=0.004))
-    layers = (Layer("blocks/*/up", 3e-4, 1e-4, 18), Layer("blocks/*/out", 1e-4, 2e-4, 18))
-    plan = dataclasses.replace(other, policy="mixed_float8", roofline=Roofline(seconds, 0.004), float8=layers)
-    first, second, *rest = comparisons([other, plan])
-    assert first.startswith(f"mixed_float8 {verdict}")
-    assert "launches +0.00 ms. Temporary memory +0.00 GB." in first
-    assert second == (
-        'float8 may not pay in 1 of 2 kinds of layers; without it there: --precision.rules "blocks/*/out" bfloat16'
-    )
-    assert rest == [
-        '  "blocks/*/out": products save 100 us, 18 kernels of conversion take at most 200 us',
-    ]
-
-
-def test_plans_without_float8_are_not_compared(plan_of):
-    assert comparisons([plan_of("mixed_bfloat16"), plan_of("float32")]) == []
