@@ -47,7 +47,7 @@ def layers_of(jaxpr: Any, program: Program, gpu: Gpu) -> list[Layer]:
       program: the compiled step.
       gpu: the GPU that it is compiled for.
     """
-    saved: collections.Counter = collections.Counter()
+    saved: dict[str, float] = collections.defaultdict(float)
     for body in bodies(jaxpr):
         times = math.prod(eqn.params["length"] for eqn in body.callers if eqn.primitive.name == "scan")
         for eqn in body.eqns:
@@ -56,7 +56,7 @@ def layers_of(jaxpr: Any, program: Program, gpu: Gpu) -> list[Layer]:
                 if dtype.startswith("float8"):
                     less = operations * (1 / gpu.rate("bfloat16") - 1 / gpu.rate(dtype))
                     saved[_pattern(scope_of(eqn, body.scope))] += times * less / PRODUCTS
-    spent: collections.Counter = collections.Counter()
+    spent: dict[str, float] = collections.defaultdict(float)
     kernels: collections.Counter = collections.Counter()
     for launch, times in counted(order_of(program)):
         module = _pattern(module_of(launch.instruction).path)

@@ -75,7 +75,8 @@ class KeepsHistory:
             x, w, shape = as_matrices(lhs, rhs, dimension_numbers)
             dtype = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
             seen.extend(jax.lax.stop_gradient(largest_of(each)) for each in (x, w))
-            return _by_history(self.recipe, dtype, x, w, variable[...]).reshape(shape)
+            product: Any = _by_history(self.recipe, dtype, x, w, variable[...])
+            return product.reshape(shape)
 
         result = call(changed(module, dot_general=dot), *args, **kwargs)
         if not module.use_running_average:
