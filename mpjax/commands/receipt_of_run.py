@@ -69,5 +69,5 @@ def _read(parts: Parts, jaxpr: Any, executable: jax.stages.Compiled) -> Receipt:
         target_of(executable),
         parts.plan.policy,
         modules={"": parts.task.abstract},
-        updates="float32" if parts.plan.master_weights else "",
+        updates=parts.plan.least_update,
     )

@@ -21,8 +21,10 @@ class Precision:
     """Exceptions: module pattern to dtype or policy, the first match wins: `--precision.rules "stem/*" float32`."""
     loss_scale: str = "auto"
     """`dynamic`, `none`, a number (static scale), or `auto` (chosen by the policy)."""
-    master_weights: Literal["auto", "on", "off"] = "auto"
-    """Float32 copies of half-precision parameters in the optimizer; auto: chosen by the policy."""
+    master_weights: Literal["auto", "on", "off", "stochastic", "kahan"] = "auto"
+    """Float32 copies of half-precision parameters in the optimizer; auto: chosen by the policy. Without copies:
+    `stochastic` rounds updates to the parameters' dtype at random, right in the mean; `kahan` keeps what rounding
+    leaves over in a second number of that dtype; `off` rounds to nearest, so that small updates are lost."""
     stochastic_rounding: bool = False
     """Round master weights to half-precision parameters stochastically (unbiased) instead of to nearest."""
     initial_scale: float = 2.0**15
@@ -89,8 +91,9 @@ class Optimizer:
     decoupled for filters, added for everything else; others: as they define it."""
     clip_norm: float = 0.0
     """Clip the unscaled gradient to this global norm; 0: no clipping."""
-    moments: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the optimizer moments. bfloat16: half the memory, rounded stochastically (unbiased). Not float16:
+    moments: Literal["float32", "bfloat16", "float8"] = "float32"
+    """Dtype of the optimizer moments. bfloat16: half the memory, rounded stochastically (unbiased). float8: first
+    moments in float8, in groups of 128 with a scale each, and second ones in bfloat16, both rounded so. Not float16:
     squares of gradients below 2e-4 underflow in it."""
     rates: FloatByName = dataclasses.field(default_factory=dict)
     """Factors on the learning rate, by pattern of paths; the first match wins: `--optimizer.rates "head/*" 10`."""

@@ -217,7 +217,7 @@ def _receipt(program: Compiled, text: str, step: Step, gpu: GpuName) -> Receipt:
         step.plan.policy,
         text=text,
         modules={"": step.task.abstract},
-        updates="float32" if step.plan.master_weights else "",
+        updates=step.plan.least_update,
     )
 
 

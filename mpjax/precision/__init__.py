@@ -5,6 +5,8 @@ from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_preci
 from mpjax.precision.dtype_audit import audit
 from mpjax.precision.dtype_audit_report import Audit
 from mpjax.precision.dtypes import check_dtypes
+from mpjax.precision.float8_moments import float8_moments
+from mpjax.precision.half_weights import compensated_weights, stochastic_weights
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.modules import PolicyReport, apply_policy
@@ -26,7 +28,9 @@ __all__ = [
     "audit",
     "autocast",
     "check_dtypes",
+    "compensated_weights",
     "dynamic_loss_scaling",
+    "float8_moments",
     "full_precision",
     "get_policy",
     "half_moments",
@@ -38,5 +42,6 @@ __all__ = [
     "scale_loss",
     "scaled_value_and_grad",
     "static_loss_scaling",
+    "stochastic_weights",
     "where_finite",
 ]

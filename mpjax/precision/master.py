@@ -73,7 +73,7 @@ def master_weights(
         else:
             rounded = _rounded_by_chance(params, full, moved, jax.random.fold_in(jax.random.key(seed), state.roundings))
             roundings = state.roundings + 1
-        followed = jax.tree.map(_step_to, params, rounded, updates)
+        followed = jax.tree.map(step_to, params, rounded, updates)
         return followed, MasterWeightsState(masters, inner_state, roundings)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -100,6 +100,6 @@ def _rounded_by_chance(params, before, after, key: jax.Array):
     return jax.tree.map(one, params, before, after, keys)
 
 
-def _step_to(param: jax.Array, target: jax.Array, update: jax.Array) -> jax.Array:
+def step_to(param: jax.Array, target: jax.Array, update: jax.Array) -> jax.Array:
     """Returns the update that turns `param` into `target`; `update` itself if `param` is not half precision."""
     return target.astype(FLOAT32) - param.astype(FLOAT32) if param.dtype in HALF else update

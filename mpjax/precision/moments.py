@@ -6,6 +6,7 @@ stochastically (Gupta et al., "Deep Learning with Limited Numerical Precision", 
 Float16 is unsuitable, because the squares of gradients below 2e-4 underflow in it.
 """
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,10 @@ from mpjax.precision.stochastic_rounding import stochastic_bfloat16
 
 MOMENTS = ("mu", "nu", "nu_max", "trace")
 """The fields in which optax's optimizers keep moments: Adam and its successors, RMSProp, momentum."""
+
+
+SECOND = ("nu", "nu_max")
+"""Those of them that are means of squares."""
 
 
 class HalfMomentsState(NamedTuple):
@@ -71,15 +76,16 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _is_moment(path: tuple) -> bool:
-    return any(isinstance(key, jax.tree_util.GetAttrKey) and key.name in MOMENTS for key in path)
+def is_moment(path: tuple, names: Collection[str] = MOMENTS) -> bool:
+    """Returns True for the path of a moment in an optimizer's state."""
+    return any(isinstance(key, jax.tree_util.GetAttrKey) and key.name in names for key in path)
 
 
 def _map_moments(change, state):
     """Returns the state with `change(moment, its index among the leaves)` in place of each moment."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     changed = [
-        change(leaf, number) if _is_moment(path) and leaf.dtype in (FLOAT32, BFLOAT16, FLOAT16) else leaf
+        change(leaf, number) if is_moment(path) and leaf.dtype in (FLOAT32, BFLOAT16, FLOAT16) else leaf
         for number, (path, leaf) in enumerate(leaves)
     ]
     return jax.tree.unflatten(treedef, changed)

@@ -13,6 +13,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.gradient_norm import all_finite
+from mpjax.precision.half_weights import CompensatedWeightsState
 from mpjax.precision.master import MasterWeightsState
 
 
@@ -217,15 +218,15 @@ def _finite_on_all(tree, axis_name) -> jax.Array:
 def _init_in_float32(inner: optax.GradientTransformation, params):
     """Initialises the inner state; leaves that follow the parameters' dtype (moments) become at least float32.
 
-    The gradients will be float32 too. The state of `master_weights` is left alone: it is float32 already, and its
-    structure differs for float32 parameters.
+    The gradients will be float32 too. The states of `master_weights` and `compensated_weights` are left alone: what
+    is to be float32 in them is already, and their structure differs for float32 parameters.
     """
 
     def widen(leaf, like):
         return leaf.astype(like.dtype) if is_floating(leaf) else leaf
 
     def is_master(node) -> bool:
-        return isinstance(node, MasterWeightsState)
+        return isinstance(node, MasterWeightsState | CompensatedWeightsState)
 
     state = inner.init(params)
     widened = jax.tree.map(

@@ -47,12 +47,12 @@ def stochastic_bfloat16(values: Float[Array, "*S"], seed: UInt[Array, ""]) -> Fl
       seed: uint32, which the random numbers depend on.
     """
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-    carried = bits + (_scrambled(values.shape, seed) & jnp.uint32(0xFFFF))
+    carried = bits + (scrambled(values.shape, seed) & jnp.uint32(0xFFFF))
     rounded = jax.lax.bitcast_convert_type((carried >> jnp.uint32(16)).astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isfinite(values), rounded, values.astype(jnp.bfloat16))
 
 
-def _scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
+def scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     """Returns a random uint32 for each element, a hash of the seed plus the element's flat index.
 
     The multiplications and shifts are those of Wellons, "Prospecting for Hash Functions", 2018 (nullprogram.com).

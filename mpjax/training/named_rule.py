@@ -162,10 +162,10 @@ class NamedRule:
             raise UsageError(f"{self.name} cannot be used: its updates have other shapes or dtypes than the parameters")
         if _described(after) != _described(state):
             raise UsageError(f"{self.name} cannot be used: an update changes the shapes or dtypes of its state")
-        if config.moments == "bfloat16" and not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
+        if config.moments != "float32" and not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
             raise UsageError(
-                f"--optimizer.moments bfloat16: the state of {self.name} has no field {', '.join(MOMENTS)}, in which "
-                "optax keeps moments; write --optimizer.moments float32"
+                f"--optimizer.moments {config.moments}: the state of {self.name} has no field {', '.join(MOMENTS)}, in "
+                "which optax keeps moments; write --optimizer.moments float32"
             )
 
 

@@ -12,7 +12,9 @@ from mpjax.config import schema
 from mpjax.errors import UsageError
 from mpjax.models.stacked_arrays import Stacks, stack_of
 from mpjax.precision.dtypes import path_name
+from mpjax.precision.float8_moments import float8_moments
 from mpjax.precision.gradient_norm import clip_by_global_norm
+from mpjax.precision.half_weights import compensated_weights, stochastic_weights
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
 from mpjax.precision.moments import half_moments
@@ -72,7 +74,7 @@ def update_rule(
         rule = named.build(config, learning_rate, _kernels(stacks), params=params, steps=steps, warmup=warmup)
     parts = [clip, rule, scale_by_path(factors, stacks)] if factors else [clip, rule]
     rule = optax.chain(*parts)
-    return half_moments(rule) if config.moments == "bfloat16" else rule
+    return {"float32": lambda rule: rule, "bfloat16": half_moments, "float8": float8_moments}[config.moments](rule)
 
 
 def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
@@ -83,15 +85,24 @@ def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
 
 def treats_numbers_one_by_one(config: schema.Optimizer) -> bool:
     """Returns True if an update of several vectors is that of all of them as one array."""
-    return config.name in ELEMENTWISE and not config.rates and config.layer_decay == 1
+    return config.name in ELEMENTWISE and not config.rates and config.layer_decay == 1 and config.moments != "float8"
 
 
 def with_precision(
-    inner: optax.GradientTransformation, config: schema.Precision, *, loss_scale: str | float, masters: bool
+    inner: optax.GradientTransformation, config: schema.Precision, *, loss_scale: str | float, weights: str
 ) -> optax.GradientTransformation:
-    """Wraps `inner` in master weights if `masters`, then in loss scaling: "none", "dynamic", or a static scale."""
-    if masters:
+    """Wraps `inner` for half-precision parameters, then in loss scaling.
+
+    Args:
+      inner: the update rule.
+      config: the `precision` section.
+      loss_scale: "none", "dynamic", or a static scale.
+      weights: as in `PrecisionPlan`.
+    """
+    if weights == "copies":
         inner = master_weights(inner, stochastic_rounding=config.stochastic_rounding)
+    elif weights != "none":
+        inner = {"stochastic": stochastic_weights, "kahan": compensated_weights}[weights](inner)
     if loss_scale == "none":
         return no_loss_scaling(inner)
     if isinstance(loss_scale, float):

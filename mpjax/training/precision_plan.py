@@ -12,6 +12,10 @@ from mpjax.precision.policy import Policy, Preset, find_preset, get_policy
 from mpjax.precision.rules import NORM
 
 
+WITHOUT_COPIES = ("stochastic", "kahan")
+"""Settings of `master_weights` that keep small updates without float32 copies."""
+
+
 class PrecisionPlan(NamedTuple):
     """The precision of a run.
 
@@ -19,13 +23,24 @@ class PrecisionPlan(NamedTuple):
       policy: the dtypes and rules.
       mode: "module" (dtypes set on the model's modules) or "autocast" (casts placed per operation).
       loss_scale: "none", "dynamic", or a static scale.
-      master_weights: True if the optimizer keeps float32 copies of half-precision parameters.
+      weights: how half-precision parameters take updates smaller than their rounding: by float32 "copies", by
+        "stochastic" rounding, by a compensation ("kahan"), or not at all ("none").
     """
 
     policy: Policy
     mode: str
     loss_scale: str | float
-    master_weights: bool
+    weights: str
+
+    @property
+    def master_weights(self) -> bool:
+        """Returns True if the optimizer keeps float32 copies of half-precision parameters."""
+        return self.weights == "copies"
+
+    @property
+    def least_update(self) -> str:
+        """Returns the dtype that parameters are updated in, at least; empty if it is their own."""
+        return "" if self.weights == "none" else "float32"
 
     @property
     def module_policy(self) -> Policy:
@@ -49,10 +64,11 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
     policy = dataclasses.replace(policy, rules=rules)
     preset = find_preset(config.policy) or Preset("", policy)
     halves = policy.param_dtype in HALF
-    if config.master_weights == "on" and not halves:
+    if config.master_weights in ("on", *WITHOUT_COPIES) and not halves:
         raise UsageError(
-            f"--precision.master_weights on contradicts --precision.policy {config.policy}: its parameters are "
-            f"{policy.param_dtype} already; write float16 or bfloat16 as the policy, or leave master_weights at auto"
+            f"--precision.master_weights {config.master_weights} contradicts --precision.policy {config.policy}: its "
+            f"parameters are {policy.param_dtype} already; write float16 or bfloat16 as the policy, or leave "
+            "master_weights at auto"
         )
     masters = config.master_weights == "on" or (config.master_weights == "auto" and preset.master_weights)
     if config.loss_scale.strip().lower() not in ("auto", "dynamic") and (unused := _dynamic_settings(config)):
@@ -70,7 +86,8 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
             "--precision.stochastic_rounding rounds parameters from their float32 master weights, and this run has "
             "none: write float16 or bfloat16 as the policy, and master_weights auto or on"
         )
-    return PrecisionPlan(policy, _mode(config, preset, policy), _loss_scale(config, preset, policy), masters)
+    kept = config.master_weights if config.master_weights in WITHOUT_COPIES else "copies" if masters else "none"
+    return PrecisionPlan(policy, _mode(config, preset, policy), _loss_scale(config, preset, policy), kept)
 
 
 def advice(plan: PrecisionPlan, device, *, tuned: bool = False) -> list[str]:
@@ -93,10 +110,10 @@ def advice(plan: PrecisionPlan, device, *, tuned: bool = False) -> list[str]:
         notes.append(
             "float16 without loss scaling: gradients below 6e-8 become zero; --precision.loss_scale dynamic keeps them"
         )
-    if policy.param_dtype in HALF and not plan.master_weights:
+    if policy.param_dtype in HALF and plan.weights == "none":
         notes.append(
             f"{policy.param_dtype} parameters without master weights: updates below a parameter's rounding are lost; "
-            "--precision.master_weights on keeps them"
+            "--precision.master_weights on keeps them, and so do stochastic and kahan, with less memory"
         )
     notes += [reason for recipe in policy.recipes if (reason := emulated_reason(recipe, device.platform))]
     if reason := slow_half_reason(policy.compute_dtype, device):

@@ -30,7 +30,7 @@ def state_of(policy, value=0.0, *, inner=None, ema=False, **precision):
     """A state whose parameters, moments, statistics and counters all tell `value`."""
     config = Precision(policy=policy, **precision)
     plan = plan_precision(config)
-    tx = with_precision(inner or optax.adam(0.1), config, loss_scale=plan.loss_scale, masters=plan.master_weights)
+    tx = with_precision(inner or optax.adam(0.1), config, loss_scale=plan.loss_scale, weights=plan.weights)
     fine = {"head/kernel": jnp.full((2, 3), value, jnp.float32), "head/bias": jnp.full(3, -value, jnp.float32)}
     params = jax.tree.map(lambda p: p.astype(plan.policy.param_dtype), fine)
     opt_state = tx.init(params)

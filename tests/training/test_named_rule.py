@@ -76,7 +76,7 @@ def test_every_optimizer_of_optax_skips_an_overflow_resumes_and_is_optaxs(name):
         with pytest.raises(UsageError, match="wants|cannot be used"):
             built(name)
         return
-    tx = with_precision(built(name), Precision(initial_scale=256), loss_scale="dynamic", masters=False)
+    tx = with_precision(built(name), Precision(initial_scale=256), loss_scale="dynamic", weights="none")
 
     @jax.jit
     def apply(state, grads, loss):

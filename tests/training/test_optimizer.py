@@ -94,7 +94,7 @@ def test_decay_comes_after_clipping():
 @pytest.mark.parametrize("scale", ["none", "dynamic", 1024.0])
 def test_clipping_gives_the_same_update_whatever_the_loss_scale(scale):
     config = Optimizer(name="sgd", momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=0.13)
-    tx = with_precision(update_rule(config, lambda count: 0.1), Precision(), loss_scale=scale, masters=False)
+    tx = with_precision(update_rule(config, lambda count: 0.1), Precision(), loss_scale=scale, weights="none")
     state = tx.init(PARAMS)
     factor = loss_scale_state(state).scale
     assert float(factor) == {"none": 1, "dynamic": 32768}.get(scale, 1024)
@@ -104,7 +104,7 @@ def test_clipping_gives_the_same_update_whatever_the_loss_scale(scale):
 
 def test_the_settings_of_the_dynamic_scale_arrive():
     config = Precision(initial_scale=64, growth_interval=2, min_scale=32, max_scale=128, hysteresis=2)
-    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="dynamic", masters=False)
+    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="dynamic", weights="none")
     bad = {name: g * jnp.inf for name, g in GRADS.items()}
     state, scales = tx.init(PARAMS), []
     for grads in (GRADS,) * 6 + (bad,) * 6:
@@ -115,7 +115,9 @@ def test_the_settings_of_the_dynamic_scale_arrive():
 
 
 def test_masters_are_inside_the_loss_scaling():
-    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), Precision(), loss_scale="dynamic", masters=True)
+    tx = with_precision(
+        update_rule(Optimizer(), lambda count: 0.1), Precision(), loss_scale="dynamic", weights="copies"
+    )
     state = tx.init({name: value.astype(jnp.float16) for name, value in PARAMS.items()})
     assert isinstance(state, LossScaleState)
     assert isinstance(state.inner_state, MasterWeightsState)
@@ -124,12 +126,12 @@ def test_masters_are_inside_the_loss_scaling():
 
 def test_a_static_scale_that_is_no_power_of_two_is_refused():
     with pytest.raises(UsageError, match="a power of two"):
-        with_precision(update_rule(Optimizer(), lambda count: 0.1), Precision(), loss_scale=3.0, masters=False)
+        with_precision(update_rule(Optimizer(), lambda count: 0.1), Precision(), loss_scale=3.0, weights="none")
 
 
 def test_the_tolerance_of_the_dynamic_scale_arrives():
     config = Precision(initial_scale=64, tolerance=0.5)
-    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="dynamic", masters=False)
+    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="dynamic", weights="none")
     bad = {name: g * jnp.inf for name, g in GRADS.items()}
     state, scales = tx.init(PARAMS), []
     for grads in (GRADS, GRADS, bad, bad):
@@ -141,7 +143,7 @@ def test_the_tolerance_of_the_dynamic_scale_arrives():
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_rounding_by_chance_arrives(stochastic):
     config = Precision(stochastic_rounding=stochastic)
-    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="none", masters=True)
+    tx = with_precision(update_rule(Optimizer(), lambda count: 0.1), config, loss_scale="none", weights="copies")
     state = tx.init({name: value.astype(jnp.bfloat16) for name, value in PARAMS.items()})
     assert (state.inner_state.roundings is not None) == stochastic
 
@@ -149,7 +151,7 @@ def test_rounding_by_chance_arrives(stochastic):
 @pytest.mark.parametrize(("name", "moments"), [("sgd", 2), ("adamw", 4), ("lamb", 4)])
 def test_bfloat16_moments_are_inside_the_loss_scaling_and_the_masters(name, moments):
     config = Optimizer(name=name, moments="bfloat16", clip_norm=1.0)
-    tx = with_precision(update_rule(config, lambda count: 0.1), Precision(), loss_scale="dynamic", masters=True)
+    tx = with_precision(update_rule(config, lambda count: 0.1), Precision(), loss_scale="dynamic", weights="copies")
     state = tx.init({name: value.astype(jnp.float16) for name, value in PARAMS.items()})
     assert isinstance(state.inner_state, MasterWeightsState)
     assert isinstance(state.inner_state.inner_state, HalfMomentsState)

@@ -1,0 +1,168 @@
+"""First moments in float8 and second ones in bfloat16, as an optax wrapper: three bytes for each parameter, of eight.
+
+Groups of 128 numbers share a scale and an exponent that spreads their range over that of e4m3: Xi et al., "COAT:
+Compressing Optimizer states and Activation for Memory-Efficient FP8 Training", 2024 (arXiv:2410.19313), section 4.1.
+Unlike in COAT, numbers are rounded stochastically, right in the mean: with b2 = 0.999 a second moment changes by a
+thousandth of itself, far less than half a step of float8. And second moments are not in float8: the squares of a group
+may differ by more than its range, and Adam would divide by the root of what underflowed.
+
+Shapes: N numbers of an array, G groups.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import FLOAT32
+from mpjax.precision.float8.recipes import E4M3
+from mpjax.precision.moments import MOMENTS, SECOND, is_moment
+from mpjax.precision.stochastic_rounding import scrambled, stochastic_bfloat16
+
+
+if TYPE_CHECKING:  # shapes are for readers and type checkers
+    from jaxtyping import Array, Float, UInt
+
+
+GROUP = 128
+"""Numbers that share a scale, as in COAT."""
+
+SMALLEST = 4096
+"""Numbers of the smallest array that is stored in float8, as in bitsandbytes' 8-bit optimizers; others stay float32."""
+
+_LARGEST, _LOWEST = 448.0, 2.0**-9
+_RANGE = math.log(_LARGEST / _LOWEST)
+
+
+class Grouped(NamedTuple):
+    """A moment in float8.
+
+    Attributes:
+      values: float8_e4m3fn [G, 128], the last group filled up with zeros.
+      scale: float32 [G], the largest absolute value of each group.
+      power: float32 [G], the exponent that values were raised to, at least 1.
+    """
+
+    values: jax.Array
+    scale: jax.Array
+    power: jax.Array
+
+
+class Float8MomentsState(NamedTuple):
+    """The state of `float8_moments`.
+
+    Attributes:
+      inner_state: the wrapped optimizer's state, with a `Grouped` in place of each large first moment, and the second
+        moments in bfloat16.
+      draws: int32, updates so far, which seed the random numbers of the rounding.
+    """
+
+    inner_state: Any
+    draws: jax.Array
+
+
+def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
+    """Stores first moments in float8 and second moments in bfloat16 after each update; `inner` sees float32.
+
+    First moments of fewer than 4,096 numbers stay float32. Put it inside the loss scaling: a skipped step keeps every
+    bit.
+
+    Args:
+      inner: the optimizer (chain).
+      seed: the seed of the random numbers, which differ from moment to moment and from update to update.
+
+    Raises:
+      UsageError: `inner` keeps no moments.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def stored(state, seeds: jax.Array):
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
+        kept = [_stored(path, leaf, seeds[number]) for number, (path, leaf) in enumerate(leaves)]
+        return jax.tree.unflatten(treedef, kept)
+
+    def init(params) -> Float8MomentsState:
+        state = inner.init(params)
+        if not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
+            raise UsageError(
+                f"float8_moments: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave float8_moments out"
+            )
+        return Float8MomentsState(
+            stored(state, _seeds(seed, jnp.zeros((), jnp.int32), state)), jnp.zeros((), jnp.int32)
+        )
+
+    def update(updates, state, params=None, **extra):
+        if params is None:
+            raise UsageError("float8_moments needs the parameters: tx.update(grads, opt_state, params)")
+        like = jax.eval_shape(inner.init, params)
+        wide = jax.tree.map(
+            lambda shape, leaf: ungrouped(leaf, shape.shape) if isinstance(leaf, Grouped) else leaf.astype(shape.dtype),
+            like,
+            state.inner_state,
+        )
+        updates, new = inner.update(updates, wide, params, **extra)
+        return updates, Float8MomentsState(stored(new, _seeds(seed, state.draws + 1, new)), state.draws + 1)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _seeds(seed: int, draws: jax.Array, state) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(seed), draws)
+    return jax.random.bits(key, (max(len(jax.tree.leaves(state)), 1),), jnp.uint32)
+
+
+def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
+    """Returns a leaf of an optimizer's state as it is stored."""
+    if not is_moment(path) or leaf.dtype != FLOAT32:
+        return leaf
+    if is_moment(path, SECOND):
+        return stochastic_bfloat16(leaf, seed)
+    return grouped(leaf, seed) if math.prod(leaf.shape) >= SMALLEST else leaf
+
+
+def grouped(x: Float[Array, "*S"], seed: UInt[Array, ""]) -> Grouped:
+    """Rounds an array to float8 at random, so that its mean is exact.
+
+    A number below the smallest of its group's range, 2^-18 of the largest or less, becomes zero or that smallest.
+
+    Args:
+      x: float32.
+      seed: uint32, which the random numbers depend on.
+    """
+    flat = x.reshape(-1)
+    groups = jnp.pad(flat, (0, -flat.size % GROUP)).reshape(-1, GROUP)
+    size = jnp.abs(groups)
+    largest = jnp.max(size, axis=1, keepdims=True)
+    smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), axis=1, keepdims=True)
+    usable = (largest > 0) & jnp.isfinite(largest)
+    spread = jnp.log(jnp.where(usable, largest, 1.0)) - jnp.log(jnp.where(usable, smallest, 1.0))
+    power = jnp.clip(_RANGE / jnp.maximum(spread, 1e-3), 1.0, 16.0)
+    scale = jnp.where(usable, largest, 1.0)
+    spread_out = _LARGEST * (size / scale) ** power
+    below, above = _neighbours(spread_out)
+    back = [(each / _LARGEST) ** (1 / power) for each in (below, above)]
+    share = (size / scale - back[0]) / jnp.maximum(back[1] - back[0], jnp.finfo(jnp.float32).tiny)
+    drawn = (scrambled(groups.shape, seed) >> jnp.uint32(8)).astype(FLOAT32) * jnp.float32(2.0**-24)
+    chosen = jnp.where(drawn < share, above, below) * jnp.sign(groups)
+    values = jnp.where(jnp.isfinite(groups), chosen, groups).astype(E4M3)  # what is not finite becomes NaN
+    return Grouped(values, scale[:, 0], power[:, 0])
+
+
+def ungrouped(stored: Grouped, shape: tuple[int, ...]) -> Float[Array, "*S"]:
+    """Returns the float32 array of a shape that was stored."""
+    values = stored.values.astype(FLOAT32)
+    size = (jnp.abs(values) / _LARGEST) ** (1 / stored.power[:, None]) * stored.scale[:, None]
+    return (jnp.sign(values) * size).reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def _neighbours(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the numbers of e4m3 at and above non-negative numbers of at most 448."""
+    _, exponent = jnp.frexp(x)
+    step = jnp.exp2(jnp.maximum(exponent - 1, -6).astype(FLOAT32) - 3)
+    below = jnp.minimum(jnp.floor(x / step) * step, _LARGEST)
+    return below, jnp.minimum(below + step, _LARGEST)

@@ -1,0 +1,160 @@
+"""Half-precision parameters without float32 copies, as optax wrappers: rounded stochastically, or with a compensation.
+
+Both keep an update that is smaller than the distance between two numbers of the parameters' dtype: the first in the
+mean (Gupta et al., 2015, arXiv:1502.02551, section 3), the second in a second number of the same dtype, to which the
+rounding error goes (Kahan, 1965; Yu et al., "Collage: Light-Weight Low-Precision Strategy for LLM Training", 2024,
+arXiv:2405.03637, "Collage-light").
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF
+from mpjax.precision.master import step_to
+from mpjax.precision.stochastic_rounding import stochastic_bfloat16, stochastic_round
+
+
+class StochasticWeightsState(NamedTuple):
+    """The state of `stochastic_weights`.
+
+    Attributes:
+      roundings: int32, updates so far, which seed the random numbers of the rounding.
+      inner_state: the wrapped optimizer's state, for float32 parameters.
+    """
+
+    roundings: jax.Array
+    inner_state: Any
+
+
+class CompensatedWeightsState(NamedTuple):
+    """The state of `compensated_weights`.
+
+    Attributes:
+      compensation: for each half-precision parameter what rounding has left over, in the parameter's dtype; None in
+        place of the others.
+      inner_state: the wrapped optimizer's state, for float32 parameters.
+    """
+
+    compensation: Any
+    inner_state: Any
+
+
+def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer so that half-precision parameters take its float32 updates by stochastic rounding.
+
+    No float32 copy is kept: a parameter plus its update is rounded at random to one of the two neighbours in its dtype,
+    more often to the nearer one, so that its mean is exact. A parameter without an update keeps every bit. Put it
+    inside the loss scaling: `no_loss_scaling(stochastic_weights(optax.adamw(1e-3)))`.
+
+    >>> import jax.numpy as jnp, mpjax, optax
+    >>> params, tx = jnp.ones(10_000, jnp.bfloat16), mpjax.precision.stochastic_weights(optax.sgd(2**-10))
+    >>> updates, _ = tx.update(jnp.ones_like(params), tx.init(params), params)
+    >>> round(float(jnp.mean(optax.apply_updates(params, updates).astype(jnp.float32))), 3)
+    0.999
+
+    Args:
+      inner: the optimizer (chain), which sees float32 parameters and gradients.
+      seed: the seed of the random numbers, which differ from parameter to parameter and from update to update.
+
+    Raises:
+      UsageError: `update` was called without parameters.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params) -> StochasticWeightsState:
+        return StochasticWeightsState(jnp.zeros((), jnp.int32), inner.init(_wide(params)))
+
+    def update(updates, state, params=None, **extra):
+        full, updates, inner_state = _updated(inner, updates, state.inner_state, params, _wide(params), extra)
+        moved = optax.apply_updates(full, updates)
+        key = jax.random.fold_in(jax.random.key(seed), state.roundings)
+        keys = _one_each(params, jax.random.split(key, max(len(jax.tree.leaves(params)), 1)))
+        rounded = jax.tree.map(_rounded, params, full, moved, keys)
+        followed = jax.tree.map(step_to, params, rounded, updates)
+        return followed, StochasticWeightsState(state.roundings + 1, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer so that half-precision parameters carry their rounding error along, in their own dtype.
+
+    The optimizer sees the sum of a parameter and its compensation in float32: 16 bits of mantissa for bfloat16, at half
+    the memory of float32 copies. Put it inside the loss scaling.
+
+    >>> import jax.numpy as jnp, mpjax, optax
+    >>> params, tx = jnp.bfloat16(1), mpjax.precision.compensated_weights(optax.sgd(2**-10))
+    >>> updates, state = tx.update(jnp.bfloat16(1), tx.init(params), params)
+    >>> float(optax.apply_updates(params, updates)), float(state.compensation)
+    (1.0, -0.0009765625)
+
+    Args:
+      inner: the optimizer (chain), which sees float32 parameters and gradients.
+
+    Raises:
+      UsageError: `update` was called without parameters.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params) -> CompensatedWeightsState:
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p) if p.dtype in HALF else None, params)
+        return CompensatedWeightsState(zeros, inner.init(_wide(params)))
+
+    def update(updates, state, params=None, **extra):
+        whole = None if params is None else jax.tree.map(_sum, params, state.compensation, is_leaf=_is_none)
+        full, updates, inner_state = _updated(inner, updates, state.inner_state, params, whole, extra)
+        moved = optax.apply_updates(full, updates)
+        rounded = jax.tree.map(lambda p, new: new.astype(p.dtype), params, moved)
+        rest = jax.tree.map(_left_over, params, rounded, moved)
+        followed = jax.tree.map(step_to, params, rounded, updates)
+        return followed, CompensatedWeightsState(rest, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _updated(inner, updates, inner_state, params, full, extra):
+    """Returns the float32 parameters, the inner optimizer's updates of them, and its new state."""
+    if params is None:
+        raise UsageError("half-precision weights need the parameters: tx.update(grads, opt_state, params)")
+    updates = jax.tree.map(lambda g: g.astype(FLOAT32) if g.dtype in HALF else g, updates)
+    updates, inner_state = inner.update(updates, inner_state, full, **extra)
+    return full, updates, inner_state
+
+
+def _wide(params):
+    return jax.tree.map(lambda p: p.astype(FLOAT32) if p.dtype in HALF else p, params)
+
+
+def _is_none(node) -> bool:
+    return node is None
+
+
+def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
+    return param if rest is None else param.astype(FLOAT32) + rest.astype(FLOAT32)
+
+
+def _left_over(param: jax.Array, rounded: jax.Array, moved: jax.Array) -> jax.Array | None:
+    if param.dtype not in HALF:
+        return None
+    # Without the barrier XLA may remove the cast to half precision and back, and nothing would be left over.
+    return (moved - jax.lax.optimization_barrier(rounded).astype(FLOAT32)).astype(param.dtype)
+
+
+def _one_each(params, keys: jax.Array):
+    leaves, treedef = jax.tree.flatten(params)
+    return jax.tree.unflatten(treedef, [keys[number] for number in range(len(leaves))])
+
+
+def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, key: jax.Array) -> jax.Array:
+    """Rounds a float32 parameter stochastically to its stored dtype; one that did not change keeps every bit."""
+    if param.dtype not in HALF:
+        return after
+    if param.dtype == BFLOAT16:  # fuses with the update
+        found = stochastic_bfloat16(after, jax.random.bits(key, (), jnp.uint32))
+    else:
+        found = stochastic_round(after, param.dtype, key)
+    return jnp.where(after == before, param, found)
