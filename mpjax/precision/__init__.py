@@ -5,7 +5,7 @@ from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_preci
 from mpjax.precision.dtype_audit import audit
 from mpjax.precision.dtype_audit_report import Audit
 from mpjax.precision.dtypes import check_dtypes
-from mpjax.precision.float8_moments import float8_moments
+from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.half_weights import compensated_weights, stochastic_weights
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights

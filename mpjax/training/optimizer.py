@@ -12,7 +12,7 @@ from mpjax.config import schema
 from mpjax.errors import UsageError
 from mpjax.models.stacked_arrays import Stacks, stack_of
 from mpjax.precision.dtypes import path_name
-from mpjax.precision.float8_moments import float8_moments
+from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.gradient_norm import clip_by_global_norm
 from mpjax.precision.half_weights import compensated_weights, stochastic_weights
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling

@@ -8,7 +8,7 @@ import pytest
 
 from mpjax.errors import UsageError
 from mpjax.precision import dynamic_loss_scaling, float8_moments
-from mpjax.precision.float8_moments import Grouped, grouped, ungrouped
+from mpjax.precision.float8.moments import Grouped, grouped, ungrouped
 
 
 @pytest.fixture(autouse=True)
