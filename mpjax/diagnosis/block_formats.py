@@ -1,0 +1,111 @@
+"""Formats whose numbers share a scale in blocks, MX and NVFP4, for what-if questions: values rounded to them.
+
+They are computed by NumPy, on values that are known, so that no compiler has a part in their bits.
+"""
+
+import dataclasses
+import math
+
+import ml_dtypes
+import numpy as np
+
+from mpjax.precision.float8.recipes import E4M3
+from mpjax.precision.float8.scaling import BLOCK
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """A format of blocks along the last axis.
+
+    Attributes:
+      name: the name in a table.
+      size: the numbers that share a scale.
+      payload: the dtype of the numbers, divided by their scales.
+      scale: the dtype of the scales.
+      whole: True if the array has a float32 scale of its own too, with which the blocks' scales use their whole range.
+    """
+
+    name: str
+    size: int
+    payload: np.dtype
+    scale: np.dtype
+    whole: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+MXFP8 = Blocks("mxfp8", BLOCK, E4M3, np.dtype(ml_dtypes.float8_e8m0fnu))
+"""Blocks of 32 in e4m3, with a power of two for each (Open Compute Project, "Microscaling Formats (MX) Specification",
+version 1.0, 2023). The power is rounded up, as cuDNN has it, so that no value saturates."""
+
+NVFP4 = Blocks("nvfp4", 16, np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.float8_e4m3fn), whole=True)
+"""Blocks of 16 in e2m1, with a scale in e4m3 for each and one in float32 for all (NVIDIA, "Pretraining Large Language
+Models with NVFP4", 2025, arXiv:2509.25149)."""
+
+
+def round_in_blocks(values: np.ndarray, format: Blocks) -> np.ndarray:
+    """Rounds float32 values to the nearest numbers of a block format, ties to even; the result stays float32.
+
+    A block with inf or NaN is NaN in all its values. A value beyond the largest, which a rounded scale may make,
+    saturates. A block whose scale underflows to zero is zero. Where the nearest number is beyond float32, it is inf.
+
+    Args:
+      values: float32 [..., K]; the last block may be shorter.
+      format: the format.
+    """
+    values = np.asarray(values, np.float32)
+    if not values.size:
+        return values
+    missing = -values.shape[-1] % format.size
+    padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
+    blocks = padded.reshape(*padded.shape[:-1], -1, format.size)
+    with np.errstate(all="ignore"):  # inf and NaN are looked at
+        rounded = _rounded(blocks, format)
+    return rounded.reshape(padded.shape)[..., : values.shape[-1]]
+
+
+def sqnr_in_blocks(values: np.ndarray, format: Blocks) -> float:
+    """Returns the signal to quantisation noise of values in a block format, in decibels, at most 200.
+
+    It is ten times the decimal logarithm of the sum of squares over that of what rounding changes; NaN if a value is
+    not finite.
+
+    Args:
+      values: float32 [..., K].
+      format: the format.
+    """
+    if not np.isfinite(values).all():
+        return math.nan
+    exact = np.asarray(values, np.float64)
+    noise = float(np.sum(np.square(exact - round_in_blocks(values, format))))
+    return min(200.0, 10 * math.log10(float(np.sum(np.square(exact))) / noise)) if noise else 200.0
+
+
+def _rounded(blocks: np.ndarray, format: Blocks) -> np.ndarray:
+    top = np.float64(float(ml_dtypes.finfo(format.payload).max))
+    exact = blocks.astype(np.float64)  # which holds quotients by powers of two exactly
+    largest = np.max(np.abs(exact), axis=-1, keepdims=True)
+    factor = _for_all(largest, top, format) if format.whole else np.float64(1)
+    scale = _powers(largest / top) if not format.whole else (largest / top * factor).astype(format.scale)
+    scale = scale.astype(np.float64)
+    shares = np.where((scale == 0) | ~np.isfinite(largest), 0, exact / scale * factor)
+    # e2m1 saturates in a cast; in e4m3, scales that are rounded up leave nothing to saturate.
+    result = shares.astype(format.payload).astype(np.float64) * scale / factor
+    return np.where(np.isfinite(largest), result, np.nan).astype(np.float32)
+
+
+def _for_all(largest: np.ndarray, top: np.float64, format: Blocks) -> np.float64:
+    """Returns the inverse of the scale of a whole array, by which its largest block has the largest scale."""
+    whole = np.max(largest, where=np.isfinite(largest), initial=0.0)
+    if not whole:
+        return np.float64(1)
+    inverse = min(float(ml_dtypes.finfo(format.scale).max) * top / whole, float(np.finfo(np.float32).max))
+    return np.float64(np.float32(inverse))
+
+
+def _powers(ratio: np.ndarray) -> np.ndarray:
+    """Returns the smallest powers of two that are no less than ratios, within the range of e8m0."""
+    mantissa, exponent = np.frexp(ratio)
+    power = np.where(mantissa == 0.5, exponent - 1, exponent)
+    return np.ldexp(1.0, np.clip(np.where(ratio > 0, power, -127), -127, 127))
