@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpjax import notebook, strict_json
+from mpjax.diagnosis.float8_layers import Float8Layers, float8_layers
 from mpjax.diagnosis.health import (
     ROUNDING,
     WITHOUT_ROUNDING,
@@ -66,11 +67,13 @@ class Fastest:
       tried: all policies that were tried, in order.
       tolerance: the largest accepted relative error of the loss, and the largest accepted share of a gradient's norm
         that underflows to zero.
+      float8: the layers that can multiply in float8. Whether that is faster depends on the GPU, so it is beside `best`.
     """
 
     best: Candidate | None
     tried: tuple[Candidate, ...]
     tolerance: float
+    float8: Float8Layers | None = None
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
         """Returns all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
@@ -78,6 +81,7 @@ class Fastest:
             "best": self.best and self.best._asdict(),
             "tried": [candidate._asdict() for candidate in self.tried],
             "tolerance": self.tolerance,
+            "float8": self.float8 and {**vars(self.float8), "layers": [each._asdict() for each in self.float8.layers]},
         }
         text = strict_json.encode(fields, indent=2)
         if file is not None:
@@ -97,7 +101,7 @@ class Fastest:
             scale = f", loss scale {candidate.loss_scale:g}" if candidate.loss_scale != 1 else ""
             answer = "yes" if candidate.within else "no "
             lines.append(f"  {answer} {candidate.preset:<14}  {errors}{kept}{scale}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([str(self.float8)] if self.float8 else [])])
 
 
 def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) -> Fastest:
@@ -105,7 +109,7 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
 
     The search tries bfloat16 and float16, first as the parameter dtype too (with float32 master weights), then as the
     compute dtype alone. If no policy is within the tolerance, it tries the compute dtypes again with the smallest set
-    of modules in float32.
+    of modules in float32. Beside that, it searches for the layers that can multiply in float8.
 
     Args:
       model: an NNX module, in training or evaluation mode. It is not modified.
@@ -167,7 +171,8 @@ def fastest_program(
                 tried.append(_tried(make, name, policies[name], rules, reference))
     # Fewest FLOPs in float32 wins. On a tie min returns the first in order.
     within = [candidate for candidate in tried if candidate.within and candidate.float32_flops < 1]
-    return Fastest(min(within, key=lambda candidate: candidate.float32_flops, default=None), tuple(tried), tolerance)
+    best = min(within, key=lambda candidate: candidate.float32_flops, default=None)
+    return Fastest(best, tuple(tried), tolerance, float8_layers(make, reference))
 
 
 def _tried(

@@ -136,7 +136,7 @@ def diagnose_program(
     if known is not program:
         trace = trace._replace(wide=outputs_of(WITHOUT_ROUNDING, known, scale))
     outputs = [np.asarray(x) / scale for x in trace.wide]
-    wider = functools.partial(_without_float8, make, policy, scale) if policy.recipes else None
+    wider = functools.partial(without_float8, make, policy, scale) if policy.recipes else None
     reference = Reference(known, outputs, tolerance, wider)
     finding = find(program, trace, scale, reference)
     updates = updates_of(program, trace, scale, optimizer) if optimizer and all_finite(trace.wide + trace.low) else []
@@ -172,7 +172,7 @@ def diagnose_program(
     )
 
 
-def _without_float8(make: Callable[[Policy], Program], policy: Policy, scale: float) -> list[np.ndarray]:
+def without_float8(make: Callable[[Policy], Program], policy: Policy, scale: float) -> list[np.ndarray]:
     """Returns the unscaled outputs of a step with products in the policy's compute dtype."""
     kept = {pattern: value for pattern, value in policy.rules.items() if not isinstance(value, Recipe)}
     program = make(dataclasses.replace(policy, products=None, rules=kept))

@@ -85,7 +85,7 @@ def smallest_repair(
     found = None
     for repairs in map(_remembering, (emulated, under_rules)):
         # If the emulator's set repairs the traced step too, that search starts from it.
-        start = found if found and repairs(found) else _first_enough(suspects, repairs)
+        start = found if found and repairs(found) else first_enough(suspects, repairs)
         found = _inside(minimal(start, repairs), suspects, to_blame, repairs) if start else None
     if found is None:
         return ("",) if under_rules([""]) else None
@@ -133,7 +133,7 @@ def _remembering(repairs: Repairs) -> Repairs:
     return remembered
 
 
-def _first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
+def first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
     """Returns the shortest prefix of a ranked list that repairs, of lengths that double; None if none does."""
     count = 1
     while count < len(suspects):

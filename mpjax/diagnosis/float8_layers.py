@@ -1,0 +1,164 @@
+"""Searches for the layers of a step that can multiply in float8 within a tolerance of float32."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mpjax.diagnosis.block_formats import MXFP8, NVFP4
+from mpjax.diagnosis.formats import FLOAT8
+from mpjax.diagnosis.health import ROUNDING, Reference, is_repaired, loss_error, outputs_of
+from mpjax.diagnosis.one_step import without_float8
+from mpjax.diagnosis.program import Program
+from mpjax.diagnosis.render.text import percent
+from mpjax.diagnosis.search import first_enough, flags_of, minimal, pattern_of, with_rules
+from mpjax.diagnosis.trace import Trace, decibels, run
+from mpjax.diagnosis.what_if import noise_in_blocks
+from mpjax.errors import UsageError
+from mpjax.precision.policy import Policy, get_policy
+
+
+PRESET = "mixed_float8"
+
+
+class Layer(NamedTuple):
+    """A layer that the preset has in float8.
+
+    Attributes:
+      path: the module path.
+      float8: True if it stays in float8.
+      sqnr: the signal to quantisation noise of the operand with most noise, forward or backward, in decibels.
+      underflow: the share of values that underflow to zero, of the operand with most of them. Beside an outlier, which
+        has most of the signal, decibels do not show it.
+      sqnr_mxfp8: what it would be in MX blocks; None if it was not looked at, as in a loop.
+      sqnr_nvfp4: what it would be in NVFP4 blocks; likewise.
+    """
+
+    path: str
+    float8: bool
+    sqnr: float
+    underflow: float
+    sqnr_mxfp8: float | None
+    sqnr_nvfp4: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Float8Layers:
+    """Which layers can multiply in float8.
+
+    Attributes:
+      layers: the layers that the preset has in float8: those that underflow first, then those with most noise.
+      rules: the rules to add to the preset, from module path to the compute dtype, for those that cannot.
+      within: whether the step with these rules is within the tolerance; with no layer left, it is not.
+      float8_flops: the share of the FLOPs of matrix products and convolutions in layers that stay in float8.
+      loss_error: the relative error of the loss, with these rules.
+      gradient_error: the relative error of all gradients together, in the Euclidean norm.
+      reason: why no layer is in float8, if none is.
+    """
+
+    layers: tuple[Layer, ...] = ()
+    rules: dict[str, str] = dataclasses.field(default_factory=dict)
+    within: bool = False
+    float8_flops: float = 0.0
+    loss_error: float = 0.0
+    gradient_error: float = 0.0
+    reason: str = ""
+
+    @property
+    def flags(self) -> str:
+        """Returns the policy as flags of train.py."""
+        return f"--precision.policy {PRESET} {flags_of(self.rules)}".rstrip()
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return f"float8: no layer. {self.reason}"
+        kept = sum(layer.float8 for layer in self.layers)
+        lines = [f"float8: {kept} of {len(self.layers)} layers" + (f": {self.flags}" if self.within else "")]
+        if self.within:
+            errors = f"loss error {self.loss_error:.2g}, gradient error {self.gradient_error:.2g}"
+            lines.append(f"  {errors}, {self.float8_flops:.1%} of the FLOPs in float8; plan.py says if it is faster")
+        else:
+            lines.append(f"  {self.reason}")
+        width = max(len("layer"), *(len(layer.path) for layer in self.layers))
+        lines.append(f"  SQNR dB  {'layer':<{width}}  float8  {MXFP8}  {NVFP4}  underflow %")
+        for layer in self.layers:
+            noise = map(_decibels, (layer.sqnr, layer.sqnr_mxfp8, layer.sqnr_nvfp4))
+            cells = "  ".join(f"{text:>{space}}" for text, space in zip(noise, (6, 5, 5), strict=True))
+            answer = "yes" if layer.float8 else "no "
+            lines.append(f"  {answer}      {layer.path:<{width}}  {cells}  {percent(layer.underflow):>11}")
+        return "\n".join(lines)
+
+
+def _decibels(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Float8Layers:
+    """Searches for the layers that can multiply in float8, under `mixed_float8` and its rules.
+
+    If not all of them can, layers are taken out: first those of which more than the tolerance underflows, most first,
+    then those with most noise; as many as it takes, of numbers that double. Then those that need not be out are put
+    back in. Each set is tried on the step that is traced under its rules.
+
+    Args:
+      make: a function from policy to the step's program.
+      reference: the float32 step to compare with, and its tolerance.
+    """
+    policy = get_policy(PRESET)
+    try:
+        program = make(policy)
+    except UsageError as error:  # the model has no layer for it; the message says which rules decided
+        return Float8Layers(reason=str(error))
+    judge = dataclasses.replace(reference, without_float8=functools.partial(without_float8, make, policy, 1.0))
+    noise = _noise(run(program, 1.0))
+    if not noise:
+        return Float8Layers(reason="No product of the step is one of a linear layer with sides of at least 64.")
+    ranked, compute = (
+        sorted(noise, key=lambda path: _order(*noise[path], reference.tolerance)),
+        str(policy.compute_dtype),
+    )
+
+    def rules_for(out: Sequence[str]) -> dict[str, str]:
+        return {pattern_of(path): compute for path in out}
+
+    def repairs(out: Sequence[str]) -> bool:
+        return is_repaired(judge, make(with_rules(policy, rules_for(out))), 1.0)
+
+    out: Sequence[str] | None = []
+    if not is_repaired(judge, program, 1.0):
+        out = first_enough(ranked[:-1], repairs)  # without the last, no layer would be in float8
+        out = None if out is None else minimal(out, repairs)
+    blocks = noise_in_blocks(program)
+    layers = tuple(
+        Layer(
+            path, out is not None and path not in out, *noise[path], *map(blocks.get(path, {}).get, ("mxfp8", "nvfp4"))
+        )
+        for path in ranked
+    )
+    if out is None:
+        reason = f"With {ranked[-1]} alone in float8, the step is not within {reference.tolerance:g} either."
+        return Float8Layers(layers, rules_for(ranked), reason=reason)
+    final = make(with_rules(policy, rules_for(out)))
+    low, flops = outputs_of(ROUNDING, final, 1.0), final.flops()
+    return Float8Layers(
+        layers=layers,
+        rules=rules_for([path for path in ranked if path in out]),
+        within=True,
+        float8_flops=sum(flops.get(layer.path, 0) for layer in layers if layer.float8) / max(sum(flops.values()), 1),
+        loss_error=loss_error(reference.outputs[0], low[0]),
+        gradient_error=reference.gradient_error(low, 1.0),
+    )
+
+
+def _noise(trace: Trace) -> dict[str, tuple[float, float]]:
+    """Returns the least decibels and the largest share of underflow of what modules round to float8, by path."""
+    found: dict[str, tuple[float, float]] = {}
+    for site, reading in zip(trace.sites, trace.readings, strict=True):
+        if site.dtype in FLOAT8 and reading.exact:
+            sqnr, underflow = found.get(site.path, (200.0, 0.0))
+            found[site.path] = min(sqnr, decibels(reading)), max(underflow, reading.underflow / reading.size)
+    return found
+
+
+def _order(sqnr: float, underflow: float, tolerance: float) -> tuple[float, float]:
+    return -underflow if underflow > tolerance else 0.0, sqnr
