@@ -54,7 +54,7 @@ _ADDS = frozenset(
 """Primitives that pass on the terms of a sum. The minus sign of `neg` is dropped with the next absolute value."""
 
 
-_LOST = 0.5
+LOST = 0.5
 """The relative error from which a gradient is lost. Healthy ones in float8 have a tenth to a fifth."""
 
 _SMALL = 1e-3
@@ -88,7 +88,7 @@ class Reference:
         error = loss_error(self.outputs[0], low[0] / scale)
         if error > self.tolerance:
             return self.loss_is_small(low, scale) and self.has_gradients(low, scale)
-        return max(self.lost_gradients(low, scale), default=0.0) <= _LOST
+        return max(self.lost_gradients(low, scale), default=0.0) <= LOST
 
     def lost_gradients(self, low: Sequence, scale: float) -> list[float]:
         """Returns the relative error of each gradient, in the Euclidean norm, if products are in float8.
@@ -99,11 +99,11 @@ class Reference:
         if self.without_float8 is None:
             return []
         errors = self._gradient_errors([np.asarray(x) / scale for x in low[1:]])
-        if max(errors, default=0.0) <= _LOST:
+        if max(errors, default=0.0) <= LOST:
             return errors
         others = zip(errors, self._nudged[1:], self.outputs[1:], self._wider_errors, strict=True)
         return [
-            0.0 if error > _LOST and (wider > _LOST or distance([w], [nudged]) > self.tolerance) else error
+            0.0 if error > LOST and (wider > LOST or distance([w], [nudged]) > self.tolerance) else error
             for error, nudged, w, wider in others
         ]
 
@@ -124,7 +124,7 @@ class Reference:
 
         The error of a gradient counts for as much of the tolerance as it is of the largest that is accepted.
         """
-        lost = max(self.lost_gradients(low, scale), default=0.0) / _LOST * self.tolerance
+        lost = max(self.lost_gradients(low, scale), default=0.0) / LOST * self.tolerance
         return max(loss_error(self.outputs[0], low[0] / scale), lost)
 
     def loss_is_small(self, low: Sequence, scale: float) -> bool:

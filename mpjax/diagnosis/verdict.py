@@ -13,15 +13,16 @@
 The reference is the float32 program with float32 constants.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.diagnosis.culprit import at_fault, culprit
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.formats import FLOAT8
-from mpjax.diagnosis.health import Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
+from mpjax.diagnosis.health import LOST, Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
@@ -140,10 +141,12 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
     """Returns the overflow or underflow that makes the loss of a finite step wrong; None if range is not the cause."""
     if reference.has_loss(trace.low, scale):
         return None
-    forward = [seen for seen in zip(trace.sites, trace.readings, strict=True) if seen[0].direction == "forward"]
-    over = next((seen for seen in forward if seen[1].begins and seen[1].overflow), None)
-    under = next((seen for seen in forward if _loses(*seen, reference.tolerance)), None)
-    seen = over or under
+    lost = max(reference.lost_gradients(trace.low, scale), default=0.0) > LOST
+    read = zip(trace.sites, trace.readings, strict=True)
+    decisive = [seen for seen in read if lost or seen[0].direction == "forward"]
+    over = [seen for seen in decisive if seen[1].begins and seen[1].overflow]
+    under = [seen for seen in decisive if _loses(*seen, reference.tolerance)]
+    seen = at_fault(over or under, program, scale, reference)
     if seen is None or not reference.has_loss(outputs_of(_UNRANGED, program, scale), scale):
         return None
     what = _passed(*seen) if over else _vanished(*seen)
@@ -231,8 +234,11 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
         )
         return Finding("healthy", None, evidence)
     alone = run(program, scale, isolated=True)
-    forward = [i for i, site in enumerate(alone.sites) if site.direction == "forward"]
-    ranked = sorted(forward, key=lambda i: alone.readings[i].relative_error, reverse=True)
+    gradients = reference.lost_gradients(trace.low, scale)
+    lost = max(gradients, default=0.0) > LOST
+    # A layer whose results cancel afterwards may have accurate results; its own gradient is not.
+    decisive = [i for i, site in enumerate(alone.sites) if lost or site.direction == "forward"]
+    ranked = sorted(decisive, key=lambda i: alone.readings[i].relative_error, reverse=True)
     own = alone.readings[ranked[0]].relative_error
     # If the float32 program has other operations, a module's own error does not cover all that it does differently.
     # Different random numbers are not a fault.
@@ -244,43 +250,28 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
         )
         return Finding("healthy", None, evidence)
 
-    def without(path: str) -> float:
-        kept = Emulator(rounds=lambda other: other != path, reference=False)
-        return reference.fault(outputs_of(kept, program, scale), scale)
-
     # A result near zero has a large relative error, so the loss need not depend on the module with the largest error.
     worst = {alone.sites[i].path: i for i in reversed(ranked)}
-    paths = sorted(worst, key=lambda path: alone.readings[worst[path]].relative_error, reverse=True)[:_SUSPECTS]
-    left, path = _first_below(tolerance, ((without(path), path) for path in paths))
+    paths = sorted(worst, key=lambda path: alone.readings[worst[path]].relative_error, reverse=True)
+    left, path = culprit(paths, program, scale, reference)
     site, own = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
-    gradients = reference.lost_gradients(trace.low, scale)
-    name = program.gradients[int(np.argmax(gradients))] if gradients else ""
-    lost = f"The gradient of {name} has one of {max(gradients):.2g}. " if gradients else ""
-    return Finding(
-        "rounding",
-        site,
-        f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. {lost}Most of "
-        f"the error comes from {_named(site)}: with float32 inputs, its result has a relative error of {own:.2g}. "
-        f"Without rounding in its module, the loss has a relative error of {left:.2g}.",
+    evidence = f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. "
+    if gradients:
+        evidence += f"The gradient of {program.gradients[int(np.argmax(gradients))]} has one of {max(gradients):.2g}. "
+    evidence += (
+        f"Most of the error comes from {_named(site)}: with float32 inputs, its result has a relative error of "
+        f"{own:.2g}. Without rounding in its module, "
     )
-
-
-_SUSPECTS = 8
-"""The number of modules that run without rounding, one at a time, to find the source of the loss's error."""
+    if lost:
+        evidence += "both are" if left <= tolerance else "not both are"
+        evidence += f" within the tolerance: {tolerance:g} for the loss, and {LOST:g} for a gradient."
+    else:
+        evidence += f"the loss has a relative error of {left:.2g}."
+    return Finding("rounding", site, evidence)
 
 
 def _is_random(program: Program) -> bool:
     return any(eqn.primitive.name.startswith("random_") for _, eqn in equations(program.jaxpr))
-
-
-def _first_below(limit: float, pairs: Iterable[tuple[float, str]]) -> tuple[float, str]:
-    """Returns the first pair whose number is at most the limit, or else the smallest pair."""
-    seen: list[tuple[float, str]] = []
-    for pair in pairs:
-        seen.append(pair)
-        if pair[0] <= limit:
-            return pair
-    return min(seen)
 
 
 def _named(site: Site) -> str:

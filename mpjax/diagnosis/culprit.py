@@ -1,0 +1,58 @@
+"""Finds the module at fault among several that show the same, by running the step without rounding in each."""
+
+from collections.abc import Iterable, Sequence
+
+from mpjax.diagnosis.emulate import Emulator
+from mpjax.diagnosis.health import Reference, outputs_of
+from mpjax.diagnosis.program import Program
+from mpjax.diagnosis.readings import Reading, Site
+
+
+SUSPECTS = 8
+"""The number of modules that run without rounding, one at a time."""
+
+
+def at_fault(
+    seen: Sequence[tuple[Site, Reading]], program: Program, scale: float, reference: Reference
+) -> tuple[Site, Reading] | None:
+    """Returns the first reading of the module without whose rounding a step is healthy; if there is none, the first.
+
+    In half precision it is the first: what overflows later does so because of it. In float8, small values underflow in
+    healthy modules too.
+
+    Args:
+      seen: readings of what may be the fault, in program order.
+      program: the step.
+      scale: the loss scale.
+      reference: the float32 step to compare with.
+
+    Returns:
+      A site and its reading; None if there are no readings.
+    """
+    paths = list(dict.fromkeys(site.path for site, _ in seen))
+    if len(paths) > 1 and reference.without_float8 is not None:
+        left, path = culprit(paths, program, scale, reference)
+        if left <= reference.tolerance:
+            return next(each for each in seen if each[0].path == path)
+    return next(iter(seen), None)
+
+
+def culprit(paths: Iterable[str], program: Program, scale: float, reference: Reference) -> tuple[float, str]:
+    """Returns the first of at most eight modules without whose rounding a step is healthy, or else the best.
+
+    Args:
+      paths: module paths, those most likely at fault first; at least one.
+      program: the step.
+      scale: the loss scale.
+      reference: the float32 step to compare with.
+
+    Returns:
+      How far the step is then from the reference, as in `Reference.fault`, and the path.
+    """
+    tried: list[tuple[float, str]] = []
+    for path in list(paths)[:SUSPECTS]:
+        kept = Emulator(rounds=lambda other, path=path: other != path, reference=False)
+        tried.append((reference.fault(outputs_of(kept, program, scale), scale), path))
+        if tried[-1][0] <= reference.tolerance:
+            return tried[-1]
+    return min(tried)
