@@ -38,7 +38,7 @@ def test_the_shipped_files_are_these():
         f"{task}.toml"
         for task in [*tasks, "gpt2_small", "imagenet_xception", "oxford_pets_unet", "sst2_bert", "tiny_gpt2"]
     ]
-    policies = ["bfloat16", "float16", "float32", "mixed_bfloat16", "mixed_float16"]
+    policies = ["bfloat16", "float16", "float32", "mixed_bfloat16", "mixed_float16", "mixed_float8"]
     assert sorted(map(name_of, FILES)) == sorted(tasks + [f"precision/{policy}.toml" for policy in policies])
 
 
@@ -70,11 +70,11 @@ def train_two_steps(folder, *arguments):
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.parent.name == "precision"], ids=name_of)
 def test_a_precision_file_trains_two_steps(file, tmp_path):
-    flags = ["--model.name", "mlp", "--data.name", "synthetic:8x8x1:10"]
+    flags = ["--model.name", "mlp", "--model.width", "64", "--model.depth", "4", "--data.name", "synthetic:8x8x1:10"]
     files = ["--config", str(CONFIGS / "digits.toml"), "--config", str(file)]
     summary = train_two_steps(tmp_path / "run", *files, *flags)
-    compute = file.stem.removeprefix("mixed_")
-    assert f"compute={compute}," in summary["policy"]
+    dtype = file.stem.removeprefix("mixed_")
+    assert f"products={dtype}" in summary["policy"] or f"compute={dtype}," in summary["policy"]
 
 
 IMAGES = {

@@ -172,8 +172,8 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     """Divides the arrays of a run over a mesh.
 
     Raises:
-      UsageError: as `tensor_axes` and `require_alike`; or a stack of blocks, or moments in float8, would be divided over
-        `fsdp`.
+      UsageError: as `tensor_axes` and `require_alike`; or a stack of blocks, or moments in float8, would be divided
+        over `fsdp`.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")

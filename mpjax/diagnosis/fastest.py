@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mpjax import notebook, strict_json
-from mpjax.diagnosis.float8_layers import Float8Layers, float8_layers
+from mpjax.diagnosis.float8_search import Float8Layers, float8_layers
 from mpjax.diagnosis.health import (
     ROUNDING,
     WITHOUT_ROUNDING,

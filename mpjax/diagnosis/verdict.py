@@ -19,13 +19,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.diagnosis.culprit import at_fault, culprit
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.formats import FLOAT8
 from mpjax.diagnosis.health import LOST, Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
+from mpjax.diagnosis.suspects import at_fault, culprit
 from mpjax.diagnosis.trace import Trace, run
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import is_floating

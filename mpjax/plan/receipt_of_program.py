@@ -15,9 +15,9 @@ from mpjax.plan.receipt_report import Receipt
 from mpjax.plan.runs import Target, loops_of, runs_of
 from mpjax.plan.sums_and_updates import sums_of, updates_of
 from mpjax.plan.verdicts import rows_of_products, rows_of_sums, rows_of_updates
-from mpjax.precision.dtype_audit import compute_dtypes
 from mpjax.precision.dtypes import is_floating, path_name, widest
 from mpjax.precision.policy import Policy
+from mpjax.precision.product_dtypes import asked_dtypes
 
 
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
@@ -70,7 +70,7 @@ def receipt_of(
         lambda: loops_of(program),
         partitions=int(divided[1]) if divided else 1,
     )
-    arguments, wanted = executable.args_info[0], compute_dtypes(policy, modules)
+    arguments, wanted = executable.args_info[0], asked_dtypes(policy, modules)
     least = updates or (str(policy.param_dtype) if policy else "")
     parameters = parameters_of(arguments[params], executable.out_info, least) if params < len(arguments) else {}
     reduce_dtype = str(policy.reduce_dtype) if policy else None
@@ -84,9 +84,7 @@ def receipt_of(
     }
     dtypes = updates_of(program, [each.output for each in updated.values()])
     rows = [
-        *rows_of_products(
-            pairs, lambda path: None if policy is None else str(wanted(path)), target, traced=asked is not None
-        ),
+        *rows_of_products(pairs, wanted, target, traced=asked is not None),
         *rows_of_sums(asked.sums if asked else (), sums_of(program), least=reduce_dtype, parameters=dims),
         *rows_of_updates({path: (updated[path].asked, run) for path, run in zip(updated, dtypes, strict=True)}),
     ]

@@ -10,6 +10,7 @@ from mpjax.plan.pairing import NOWHERE, UNCLEAR, Pair
 from mpjax.plan.runs import Run, Target
 from mpjax.plan.sums_and_updates import Sum
 from mpjax.precision.casting.flops import TENSORFLOAT32
+from mpjax.precision.product_dtypes import AskedDtypes
 
 
 PRODUCTS = ("product", "convolution", "attention", "kernel")
@@ -19,8 +20,8 @@ NOT_TRACED = "no such product is in the traced function"
 NO_NAME = "XLA kept no name of it, so the module and its rule are not known"
 NOT_ASKED = "neither a traced function nor a policy says what was asked for"
 
-Wanted = Callable[[str], str | None]
-"""A function from module path to the dtype that a policy asks for in products there; None without a policy."""
+Wanted = Callable[[str], AskedDtypes | None]
+"""A function from module path to what a policy asks for in products there; None without a policy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +93,7 @@ def _row_of_pair(pair: Pair, wanted: Wanted, target: Target, gradients: bool, tr
     apart = gradients and asked is not None and not asked.differentiated
     free = apart or (asked is not None and asked.kept)
     own = asked.operands if asked else ()
-    by_trace = free or any(dtype.startswith("float8") for dtype in own)
-    ours = own if by_trace or policy is None else (policy,) * len(about.operands)
+    ours = own if free or policy is None else _asked_by_policy(policy, own or about.operands, module.backward)
     if run is None:
         verdict, reason, limit = MISSING if pair.note == NOWHERE else UNKNOWN, pair.note, False
     elif asked is None and (traced or not run.named):
@@ -120,6 +120,15 @@ def _row_of_pair(pair: Pair, wanted: Wanted, target: Target, gradients: bool, tr
         note=", ".join(filter(None, notes)),
         device_limit=limit,
     )
+
+
+def _asked_by_policy(policy: AskedDtypes, traced: Sequence[str], backward: bool) -> Sequence[str]:
+    """Returns the dtypes that a policy asks for in a product that was traced with operands of some dtypes."""
+    if any(dtype.startswith("float8") for dtype in traced):
+        return (str(policy.compute),) * len(traced) if policy.refused else traced
+    if policy.required and policy.recipe is not None:
+        return (str(policy.recipe.gradient if backward else policy.recipe.forward), str(policy.recipe.forward))
+    return (str(policy.compute),) * len(traced)
 
 
 def written(dtypes: Sequence[str]) -> str:

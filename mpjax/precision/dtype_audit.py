@@ -1,7 +1,7 @@
 """Which dtype every operation and every leaf of a function has, by module path, from one trace."""
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,18 +10,19 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.errors import UsageError
-from mpjax.precision.calls import modules_of
 from mpjax.precision.casting.equations import SourceLine, first_outside, source_lines, source_of
+from mpjax.precision.casting.flops import stands_in
 from mpjax.precision.casting.jaxprs import is_transposed, scope_of
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.values import has_jax_dtype
-from mpjax.precision.casting.walk import bodies, equations, holds_bodies
+from mpjax.precision.casting.walk import bodies, holds_bodies
 from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, WeakType
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
-from mpjax.precision.module_tree import class_names
-from mpjax.precision.modules import rules_for_modules, stored_dtypes
+from mpjax.precision.float8.recipes import E4M3, E5M2, E8M0
+from mpjax.precision.modules import stored_dtypes
 from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.product_dtypes import AskedDtypes, asked_dtypes
 from mpjax.precision.rules import scope_lineage, winner
 
 
@@ -67,7 +68,7 @@ def audit(
     asked = None if policy is None else get_policy(policy)
     rows = _operations(jaxpr, operations)
     leaves = _leaves(inputs, {} if asked is None else _stored(inputs, models, asked, params))
-    wanted = compute_dtypes(asked, models.modules)
+    wanted = asked_dtypes(asked, models.modules)
     return Audit(
         policy=None if asked is None else str(asked),
         operations=rows,
@@ -114,22 +115,27 @@ def _is_traced(leaf) -> bool:
 
 def _operations(jaxpr, operations: Operations) -> tuple[Operation, ...]:
     counts: collections.Counter = collections.Counter()
-    for path, eqn in equations(jaxpr):
-        if dtype := _dtype(eqn):
-            counts[path, eqn.primitive.name, dtype] += 1
+    for body in bodies(jaxpr):
+        for eqn in () if stands_in(body) else body.eqns:
+            if not holds_bodies(eqn) and (dtype := _dtype(eqn)):
+                counts[scope_of(eqn, body.scope), eqn.primitive.name, dtype] += 1
+    kinds = {_CAST: "cast", _BLOCK_PRODUCT: "low"}
     return tuple(
-        Operation(path, name, "cast" if name == _CAST else operations.rule(name), dtype, count)
+        Operation(path, name, kinds.get(name) or operations.rule(name), dtype, count)
         for (path, name, dtype), count in counts.items()
     )
 
 
 def _dtype(eqn) -> np.dtype | None:
-    """Returns the dtype that an equation computes in, or casts to; None if it has no floating inputs and outputs."""
+    """Returns the dtype that an equation computes in, or casts to; None if it has no floating inputs and outputs.
+
+    For a product in float8 it is the dtype of its gradient if one operand is an incoming gradient.
+    """
     if eqn.primitive.name == _CAST:
         return np.dtype(eqn.params["new_dtype"]) if is_floating(eqn.outvars[0].aval) else None
     for atoms in (eqn.invars, eqn.outvars):
-        if floating := [atom.aval.dtype for atom in atoms if is_floating(atom.aval)]:
-            return widest(*floating)
+        if floating := {atom.aval.dtype for atom in atoms if is_floating(atom.aval)} - {E8M0}:
+            return E5M2 if floating == {E4M3, E5M2} else widest(*floating)
     return None
 
 
@@ -159,42 +165,22 @@ def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
     return {f"{path_name(at)}/{name}".removeprefix("/"): dtype for name, dtype in stored_dtypes(module, policy).items()}
 
 
-def compute_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> Callable[[str], np.dtype | None]:
-    """Returns a function from module path to the policy's dtype for products there; None if no policy was given.
-
-    Args:
-      policy: the policy.
-      modules: the NNX modules whose classes the rules may name, by any key.
-    """
-    types = {
-        path: frozenset(class_names(module)) for one in modules.values() for path, module in modules_of(one).items()
-    }
-
-    rules = None if policy is None else rules_for_modules(policy)
-
-    def of(path: str) -> np.dtype | None:
-        if policy is None or rules is None:
-            return None
-        pattern = winner(rules, tuple((name, types.get(name, none)) for name, none in scope_lineage(path)))
-        return policy.computes(None if pattern is None else rules[pattern])
-
-    return of
-
-
-def _disobeying(rows: tuple[Operation, ...], compute_dtype: Callable) -> Iterator[Operation]:
+def _disobeying(rows: tuple[Operation, ...], wanted: Callable[[str], AskedDtypes | None]) -> Iterator[Operation]:
     for row in rows:
-        if row.kind == "low" and compute_dtype(row.path) not in (None, row.dtype):
+        asked = wanted(row.path) if row.kind == "low" else None
+        if asked is not None and row.dtype not in asked.accepted:
             yield row
 
 
-def _upcasts(jaxpr, operations: Operations, compute_dtype: Callable) -> Iterator[Upcast]:
+def _upcasts(jaxpr, operations: Operations, wanted: Callable[[str], AskedDtypes | None]) -> Iterator[Upcast]:
     for body in bodies(jaxpr):
         if any(is_transposed(caller) or _is_nowhere(caller) for caller in body.callers):
             continue
         casts = {eqn.outvars[0]: eqn for eqn in body.eqns if _is_silent_upcast(eqn)}
         for eqn in body.eqns:
             path, dtype = scope_of(eqn, body.scope), _dtype(eqn)
-            if dtype is None or dtype == compute_dtype(path):
+            asked = wanted(path)
+            if dtype is None or (asked is not None and dtype == asked.compute):
                 continue
             for value, where in _widened(eqn, casts, operations.rule(eqn.primitive.name) == "low"):
                 source = source_of((where, *body.callers))
@@ -227,6 +213,9 @@ def _name(eqn) -> str:
 
 
 _CAST = "convert_element_type"
+_BLOCK_PRODUCT = "scaled_matmul_wrapper"
+"""The primitive of `jax.nn.scaled_matmul`, which is on no list: autocast leaves its operands alone."""
+
 _CASTS = frozenset({"astype", "array", "asarray", "convert_element_type"})
 _AUTOCAST = "/mpjax/precision/casting/transform.py"
 

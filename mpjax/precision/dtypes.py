@@ -63,9 +63,20 @@ def is_floating(leaf) -> bool:
 
 
 def widest(*dtypes: DTypeLike) -> np.dtype:
-    """Returns the narrowest dtype that holds all of `dtypes`: float32 for float16 and bfloat16."""
+    """Returns the narrowest dtype that holds all of `dtypes`: float32 for float16 and bfloat16.
+
+    Several of eight bits or less, which JAX does not promote, count as bfloat16, which holds them all.
+    """
+    several = {np.dtype(dtype) for dtype in dtypes}
+    if len(several) > 1:
+        several = {BFLOAT16 if is_narrow(dtype) else dtype for dtype in several}
     with jax.numpy_dtype_promotion("standard"):  # also where the user made promotion strict
-        return np.dtype(functools.reduce(jnp.promote_types, dtypes))
+        return np.dtype(functools.reduce(jnp.promote_types, several))
+
+
+def is_narrow(dtype: np.dtype) -> bool:
+    """Returns True for a floating dtype of at most eight bits."""
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits <= 8
 
 
 def require_x64(*dtypes: DTypeLike) -> None:

@@ -69,7 +69,8 @@ def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) ->
         return StochasticWeightsState(jnp.zeros((), jnp.int32), inner.init(_wide(params)))
 
     def update(updates, state, params=None, **extra):
-        full, updates, inner_state = _updated(inner, updates, state.inner_state, params, _wide(params), extra)
+        full = _wide(_given(params))
+        updates, inner_state = inner.update(_wide(updates), state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
         key = jax.random.fold_in(jax.random.key(seed), state.roundings)
         keys = _one_each(params, jax.random.split(key, max(len(jax.tree.leaves(params)), 1)))
@@ -105,8 +106,8 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
         return CompensatedWeightsState(zeros, inner.init(_wide(params)))
 
     def update(updates, state, params=None, **extra):
-        whole = None if params is None else jax.tree.map(_sum, params, state.compensation, is_leaf=_is_none)
-        full, updates, inner_state = _updated(inner, updates, state.inner_state, params, whole, extra)
+        full = jax.tree.map(_sum, _given(params), state.compensation, is_leaf=_is_none)
+        updates, inner_state = inner.update(_wide(updates), state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
         rounded = jax.tree.map(lambda p, new: new.astype(p.dtype), params, moved)
         rest = jax.tree.map(_left_over, params, rounded, moved)
@@ -116,17 +117,14 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _updated(inner, updates, inner_state, params, full, extra):
-    """Returns the float32 parameters, the inner optimizer's updates of them, and its new state."""
+def _given(params: Any) -> Any:
     if params is None:
         raise UsageError("half-precision weights need the parameters: tx.update(grads, opt_state, params)")
-    updates = jax.tree.map(lambda g: g.astype(FLOAT32) if g.dtype in HALF else g, updates)
-    updates, inner_state = inner.update(updates, inner_state, full, **extra)
-    return full, updates, inner_state
+    return params
 
 
-def _wide(params):
-    return jax.tree.map(lambda p: p.astype(FLOAT32) if p.dtype in HALF else p, params)
+def _wide(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(FLOAT32) if x.dtype in HALF else x, tree)
 
 
 def _is_none(node) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mpjax.errors import UsageError
 from mpjax.models.airbench import Airbench
 from mpjax.models.bert import BERT
 from mpjax.models.convnext import ConvNeXt
@@ -85,6 +86,9 @@ ALL_PRESETS = ("resnet", "vit")
 """Models with the layers that a preset treats by rules of their own: norms with statistics and without."""
 
 
+FLOAT8_PRESETS = [preset for preset in PRESETS if preset.policy.products is not None]
+
+
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
@@ -96,6 +100,7 @@ ALL_PRESETS = ("resnet", "vit")
         )
         for name in MODELS
         for preset in PRESETS
+        if preset not in FLOAT8_PRESETS
     ],
 )
 def test_evaluation_and_gradient_are_clean(name, preset):
@@ -113,6 +118,47 @@ def test_evaluation_and_gradient_are_clean(name, preset):
         assert {row.dtype for row in report if row.kind == "low"} == {np.dtype(preset.policy.compute_dtype)}
         if preset.name != "O3":  # which has norms, and their statistics, in half
             assert [row for row in report if row.operation == "reduce_sum" and row.dtype in HALF] == []
+
+
+WIDE = {"width": 64, "depth": 1, "heads": 2}
+LARGE_ENOUGH = {
+    "mlp": Case(functools.partial(MLP, 64, width=64, depth=4, num_classes=3), (16, 8, 8, 1)),
+    "convnext": Case(functools.partial(ConvNeXt, (1, 1), width=64, patch=2, drop=0.1, **SETTINGS), (4, 8, 8, 1)),
+    "vit": Case(functools.partial(ViT, **PATCHES, **WIDE), (4, 8, 8, 1)),
+    "bert": Case(functools.partial(BERT, vocabulary=20, length=8, num_classes=3, **WIDE), (4, 8), "int32"),
+    "gpt2": Case(functools.partial(GPT2, vocabulary=20, length=8, **WIDE), (4, 8), "int32"),
+}
+"""Models with linear layers of a size that stays in float8."""
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        pytest.param(name, preset, id=f"{name}-{preset.name}", marks=[] if name == "vit" else [pytest.mark.slow])
+        for name in LARGE_ENOUGH
+        for preset in FLOAT8_PRESETS
+    ],
+)
+def test_products_in_float8_take_in_its_dtypes_and_the_rest_is_clean(name, preset):
+    model, call, x = called(LARGE_ENOUGH[name], preset.policy, preset.mode)
+
+    def gradient(model, x):
+        return nnx.grad(lambda model: jnp.mean(call(model, x)))(model)
+
+    backward = audit(gradient, model, x, policy=preset.policy)
+    model.eval()
+    evaluation = audit(call, model, x, policy=preset.policy)
+    for report in (evaluation, backward):
+        report.assert_clean()
+    low = {str(row.dtype) for row in backward if row.kind == "low"}
+    assert low >= {"bfloat16", "float8_e4m3fn"}
+    assert low <= {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+
+
+@pytest.mark.parametrize("preset", FLOAT8_PRESETS, ids=lambda preset: preset.name)
+def test_a_model_of_convolutions_is_not_said_to_be_in_float8(preset):
+    with pytest.raises(UsageError, match=r"no layer multiplies in float8: type:first_or_last decided all 1 linear"):
+        called(MODELS["resnet"], preset.policy, preset.mode)
 
 
 @pytest.mark.parametrize("groups", [2, 8], ids=["grouped", "depthwise"])

@@ -2,12 +2,16 @@
 
 import dataclasses
 
+import numpy as np
+
 from mpjax.plan.asked import Asked
 from mpjax.plan.pairing import CONSTANT, NOWHERE, UNCLEAR, Pair
 from mpjax.plan.runs import Run, Target
 from mpjax.plan.source import Module
 from mpjax.plan.sums_and_updates import Sum
 from mpjax.plan.verdicts import rows_of_products, rows_of_sums, rows_of_updates
+from mpjax.precision.float8.recipes import FLOAT8
+from mpjax.precision.product_dtypes import AskedDtypes
 
 
 GPU, CPU = Target("NVIDIA H200", "gpu", tensorfloat32=True), Target("this CPU", "cpu")
@@ -20,11 +24,13 @@ def of(
     asked: Asked | None = ASKED,
     run: Run | None = RUN,
     *,
-    policy: str | None = "float16",
+    policy: str | AskedDtypes | None = "float16",
     target=GPU,
     note="",
     traced=True,
 ):
+    if isinstance(policy, str):
+        policy = AskedDtypes(np.dtype(policy))
     (row,) = rows_of_products([Pair(asked, run, note)], lambda path: policy, target, traced=traced)
     return row
 
@@ -85,17 +91,46 @@ def test_sums_in_half_precision_and_a_result_rounded_too_early_are_narrower():
     assert row.verdict == "narrower"
 
 
+BF16, E4M3 = np.dtype("bfloat16"), "float8_e4m3fn"
+
+
+def test_a_layer_that_is_to_multiply_in_float8_and_does_not_is_wider():
+    row = of(asks("bfloat16"), runs("bfloat16"), policy=AskedDtypes(BF16, FLOAT8, required=True))
+    assert (row.asked, row.verdict) == (E4M3, "wider")
+    assert row.reason == "the function itself computes it in bfloat16"
+    backward = {"module": Module("up", True)}
+    row = of(asks("bfloat16", **backward), runs("bfloat16"), policy=AskedDtypes(BF16, FLOAT8, required=True))
+    assert (row.direction, row.asked, row.verdict) == ("backward", f"float8_e5m2 x {E4M3}", "wider")
+    assert of(asks(E4M3), runs(E4M3), policy=AskedDtypes(BF16, FLOAT8, required=True)).verdict == "as asked"
+
+
+def test_a_layer_that_is_not_to_multiply_in_float8_and_does_is_narrower():
+    row = of(asks(E4M3), runs(E4M3), policy=AskedDtypes(BF16, refused=True))
+    assert (row.asked, row.verdict) == ("bfloat16", "narrower")
+    assert row.reason == f"the function itself computes it in {E4M3}"
+
+
+def test_float8_of_the_users_own_and_products_that_a_recipe_leaves_alone_are_as_asked():
+    assert of(asks(E4M3), runs(E4M3), policy="bfloat16").verdict == "as asked"
+    assert of(asks("bfloat16"), runs("bfloat16"), policy=AskedDtypes(BF16, FLOAT8)).verdict == "as asked"
+
+
 def test_what_is_not_differentiated_is_free_of_the_policy_if_anything_is():
     optimizer = asks("float32", differentiated=False)
     exact = runs("float32")
-    both = rows_of_products([Pair(ASKED, RUN), Pair(optimizer, exact)], lambda path: "float16", GPU, traced=True)
+    both = rows_of_products(
+        [Pair(ASKED, RUN), Pair(optimizer, exact)], lambda path: AskedDtypes(np.dtype("float16")), GPU, traced=True
+    )
     assert [(row.direction, row.asked, row.verdict) for row in both] == [
         ("forward", "float16", "as asked"),
         ("other", "float32", "as asked"),
     ]
     assert of(optimizer, exact).verdict == "wider"
     rows = rows_of_products(
-        [Pair(ASKED, RUN), Pair(optimizer, runs("tensorfloat32"))], lambda path: "float16", GPU, traced=True
+        [Pair(ASKED, RUN), Pair(optimizer, runs("tensorfloat32"))],
+        lambda path: AskedDtypes(np.dtype("float16")),
+        GPU,
+        traced=True,
     )
     assert (rows[1].operands, rows[1].verdict) == ("tensorfloat32", "as asked")
     assert of(asks("float32", kept=True), exact).verdict == "as asked"

@@ -86,6 +86,24 @@ def test_the_widest_dtype_holds_them_all_also_under_strict_promotion(dtypes, nam
     assert widest(*map(as_dtype, dtypes)) == np.dtype(name)
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "name"),
+    [
+        (("float8_e4m3fn", "float8_e4m3fn"), "float8_e4m3fn"),
+        (("float8_e4m3fn", "float8_e5m2"), "bfloat16"),
+        (("float8_e8m0fnu", "float16"), "float32"),
+        (("float4_e2m1fn", "bfloat16"), "bfloat16"),
+        (("float8_e5m2", "float32"), "float32"),
+    ],
+)
+def test_dtypes_of_eight_bits_or_less_that_jax_does_not_promote_have_a_widest_too(dtypes, name):
+    found = widest(*dtypes)
+    assert found == jnp.dtype(name)
+    for dtype in map(jnp.dtype, dtypes):
+        every = np.arange(2 ** jnp.finfo(dtype).bits, dtype=np.uint8).view(dtype).astype(np.float32)
+        np.testing.assert_array_equal(every.astype(found).astype(np.float32), every)
+
+
 def test_float64_without_64_bit_jax_is_refused():
     require_x64("float32", "float16")
     with pytest.raises(UsageError, match="jax_enable_x64"):

@@ -48,8 +48,12 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
 
 def dtype_in(eqn: Any, body: Body) -> str:
     """Returns the dtype whose rate a product in a body is computed at."""
-    blocks = any(_BLOCKS in str(caller.params.get("name")) for caller in body.callers)
-    return "float8_e4m3fn" if blocks else _dtype(eqn)
+    return "float8_e4m3fn" if stands_in(body) else _dtype(eqn)
+
+
+def stands_in(body: Body) -> bool:
+    """Returns True for what a platform without units for blocks in float8 computes in place of a float8 product."""
+    return any(_BLOCKS in str(caller.params.get("name")) for caller in body.callers)
 
 
 def product_flops(eqn) -> int:

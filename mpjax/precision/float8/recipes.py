@@ -18,6 +18,8 @@ from mpjax.errors import UsageError
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
 E5M2 = np.dtype(jnp.float8_e5m2)
+E8M0 = np.dtype(jnp.float8_e8m0fnu)
+"""Powers of two, the scales of MX blocks."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from mpjax.diagnosis.fastest import Fastest
-from mpjax.diagnosis.float8_layers import Float8Layers, float8_layers
+from mpjax.diagnosis.float8_search import Float8Layers, float8_layers
 from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
 from mpjax.diagnosis.program import program_of_model
 from mpjax.precision.policy import get_policy

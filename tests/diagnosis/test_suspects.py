@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from mpjax.diagnosis.culprit import at_fault, culprit
 from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
 from mpjax.diagnosis.program import program_of_model
 from mpjax.diagnosis.readings import Site
+from mpjax.diagnosis.suspects import at_fault, culprit
 from mpjax.precision.policy import get_policy
 
 
