@@ -118,12 +118,14 @@ def test_the_fastest_policy_of_a_step(healthy, capsys):
     assert cli.diagnose(["--run", str(healthy), "--step", "8", "--search", "fastest"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[:2] == [f"step 8 of {healthy}", "fastest policy within 0.05: --precision.policy bfloat16"]
-    assert [line.split()[:2] for line in printed[2:]] == [
+    assert [line.split()[:2] for line in printed[2:6]] == [
         ["yes", "bfloat16"],
         ["yes", "float16"],
         ["yes", "mixed_bfloat16"],
         ["yes", "mixed_float16"],
     ]
+    assert printed[6].startswith("float8: no layer. ")
+    assert "fewer than 64" in printed[6]
 
 
 @pytest.mark.slow
