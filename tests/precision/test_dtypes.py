@@ -99,7 +99,7 @@ def test_the_widest_dtype_holds_them_all_also_under_strict_promotion(dtypes, nam
 def test_dtypes_of_eight_bits_or_less_that_jax_does_not_promote_have_a_widest_too(dtypes, name):
     found = widest(*dtypes)
     assert found == jnp.dtype(name)
-    for dtype in map(jnp.dtype, dtypes):
+    for dtype in (dtype for dtype in map(jnp.dtype, dtypes) if dtype.itemsize == 1):
         every = np.arange(2 ** jnp.finfo(dtype).bits, dtype=np.uint8).view(dtype).astype(np.float32)
         np.testing.assert_array_equal(every.astype(found).astype(np.float32), every)
 
