@@ -6,7 +6,7 @@ Unlike in COAT, numbers are rounded stochastically, right in the mean: with b2 =
 thousandth of itself, far less than half a step of float8. And second moments are not in float8: the squares of a group
 may differ by more than its range, and Adam would divide by the root of what underflowed.
 
-Shapes: N numbers of an array, G groups.
+Shapes: N numbers along the last axis of an array, G groups of them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 GROUP = 128
-"""Numbers that share a scale, as in COAT."""
+"""Numbers along the last axis that share a scale, as in COAT."""
 
 SMALLEST = 4096
 """Numbers of the smallest array that is stored in float8, as in bitsandbytes' 8-bit optimizers; others stay float32."""
+
+SHORTEST = 16
+"""The shortest last axis that is stored in float8: a group has 8 bytes of its own."""
 
 _LARGEST, _LOWEST = 448.0, 2.0**-9
 _RANGE = math.log(_LARGEST / _LOWEST)
 
 
 class Grouped(NamedTuple):
-    """A moment in float8.
+    """A moment in float8. It is divided over devices as its parameter is, because no group spans two rows.
 
     Attributes:
-      values: float8_e4m3fn [G, 128], the last group filled up with zeros.
-      scale: float32 [G], the largest absolute value of each group.
-      power: float32 [G], the exponent that values were raised to, at least 1.
+      values: float8_e4m3fn [..., N], of the moment's shape.
+      scale: float32 [..., G], the largest absolute value of each group.
+      power: float32 [..., G], the exponent that values were raised to, at least 1.
     """
 
     values: jax.Array
@@ -69,8 +72,8 @@ class Float8MomentsState(NamedTuple):
 def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """Stores first moments in float8 and second moments in bfloat16 after each update; `inner` sees float32.
 
-    First moments of fewer than 4,096 numbers stay float32. Put it inside the loss scaling: a skipped step keeps every
-    bit.
+    First moments of fewer than 4,096 numbers, or of fewer than 16 along the last axis, stay float32. Put it inside the
+    loss scaling: a skipped step keeps every bit.
 
     Args:
       inner: the optimizer (chain).
@@ -101,7 +104,7 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
             raise UsageError("float8_moments needs the parameters: tx.update(grads, opt_state, params)")
         like = jax.eval_shape(inner.init, params)
         wide = jax.tree.map(
-            lambda shape, leaf: ungrouped(leaf, shape.shape) if isinstance(leaf, Grouped) else leaf.astype(shape.dtype),
+            lambda like, leaf: ungrouped(leaf) if isinstance(leaf, Grouped) else leaf.astype(like.dtype),
             like,
             state.inner_state,
         )
@@ -122,10 +125,11 @@ def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
         return leaf
     if is_moment(path, SECOND):
         return stochastic_bfloat16(leaf, seed)
-    return grouped(leaf, seed) if math.prod(leaf.shape) >= SMALLEST else leaf
+    large = leaf.ndim > 0 and math.prod(leaf.shape) >= SMALLEST and leaf.shape[-1] >= SHORTEST
+    return grouped(leaf, seed) if large else leaf
 
 
-def grouped(x: Float[Array, "*S"], seed: UInt[Array, ""]) -> Grouped:
+def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     """Rounds an array to float8 at random, so that its mean is exact.
 
     A number below the smallest of its group's range, 2^-18 of the largest or less, becomes zero or that smallest.
@@ -134,11 +138,10 @@ def grouped(x: Float[Array, "*S"], seed: UInt[Array, ""]) -> Grouped:
       x: float32.
       seed: uint32, which the random numbers depend on.
     """
-    flat = x.reshape(-1)
-    groups = jnp.pad(flat, (0, -flat.size % GROUP)).reshape(-1, GROUP)
+    groups = _cut(x)
     size = jnp.abs(groups)
-    largest = jnp.max(size, axis=1, keepdims=True)
-    smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), axis=1, keepdims=True)
+    largest = jnp.max(size, axis=-1, keepdims=True)
+    smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), axis=-1, keepdims=True)
     usable = (largest > 0) & jnp.isfinite(largest)
     spread = jnp.log(jnp.where(usable, largest, 1.0)) - jnp.log(jnp.where(usable, smallest, 1.0))
     power = jnp.clip(_RANGE / jnp.maximum(spread, 1e-3), 1.0, 16.0)
@@ -150,14 +153,25 @@ def grouped(x: Float[Array, "*S"], seed: UInt[Array, ""]) -> Grouped:
     drawn = (scrambled(groups.shape, seed) >> jnp.uint32(8)).astype(FLOAT32) * jnp.float32(2.0**-24)
     chosen = jnp.where(drawn < share, above, below) * jnp.sign(groups)
     values = jnp.where(jnp.isfinite(groups), chosen, groups).astype(E4M3)  # what is not finite becomes NaN
-    return Grouped(values, scale[:, 0], power[:, 0])
+    return Grouped(_joined(values, x.shape), scale[..., 0], power[..., 0])
 
 
-def ungrouped(stored: Grouped, shape: tuple[int, ...]) -> Float[Array, "*S"]:
-    """Returns the float32 array of a shape that was stored."""
-    values = stored.values.astype(FLOAT32)
-    size = (jnp.abs(values) / _LARGEST) ** (1 / stored.power[:, None]) * stored.scale[:, None]
-    return (jnp.sign(values) * size).reshape(-1)[: math.prod(shape)].reshape(shape)
+def ungrouped(stored: Grouped) -> Float[Array, "*L N"]:
+    """Returns the float32 array that was stored."""
+    values = _cut(stored.values.astype(FLOAT32))
+    size = (jnp.abs(values) / _LARGEST) ** (1 / stored.power[..., None]) * stored.scale[..., None]
+    return _joined(jnp.sign(values) * size, stored.values.shape)
+
+
+def _cut(x: jax.Array) -> jax.Array:
+    """Returns the groups of an array [..., N] as [..., G, 128], the last filled up with zeros; [..., 1, N] up to 128."""
+    width = min(x.shape[-1], GROUP)
+    filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % width)])
+    return filled.reshape(*x.shape[:-1], -1, width)
+
+
+def _joined(groups: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return groups.reshape(*shape[:-1], -1)[..., : shape[-1]]
 
 
 def _neighbours(x: jax.Array) -> tuple[jax.Array, jax.Array]:
