@@ -172,8 +172,7 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     """Divides the arrays of a run over a mesh.
 
     Raises:
-      UsageError: as `tensor_axes` and `require_alike`; or a stack of blocks, or moments in float8, would be divided
-        over `fsdp`.
+      UsageError: as `tensor_axes` and `require_alike`; or a stack of blocks would be divided over `fsdp`.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
@@ -182,11 +181,6 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
     if mesh.shape[FSDP] == 1:
         return layout
-    if config.optimizer.moments == "float8":
-        raise UsageError(
-            f"--mesh.fsdp {mesh.shape[FSDP]} with --optimizer.moments float8: moments in groups of 128 numbers are not "
-            "divided as their parameter is; write --optimizer.moments bfloat16"
-        )
     if stacks_of(task.abstract):
         raise UsageError(
             f"--mesh.fsdp {mesh.shape[FSDP]} with --model.scan_blocks: parameters are gathered block by block, and a "

@@ -89,16 +89,26 @@ class Layout:
     def state(self, state: Any) -> Any:
         """Returns the sharding of each leaf of a training state: moments, masters and EMA as their parameter.
 
+        A float8 moment is divided so, too; its scales are, where the mesh divides their number.
+
         Args:
           state: a `TrainState` of arrays or of shapes.
         """
         shapes = {name: param.shape for name, param in state.params.items()}
 
         def sharding(path: tuple, leaf) -> NamedSharding:
-            name = str(getattr(path[-1], "key", "")) if path else ""
-            return NamedSharding(self.mesh, self.spec(name)) if shapes.get(name) == leaf.shape else self.replicated
+            *_, parent, last = (None, None, *path)
+            name = str(getattr(last, "key", getattr(parent, "key", "")))
+            of_moment = not hasattr(last, "key") and self._divides(self.spec(name), leaf.shape)
+            follows = of_moment or shapes.get(name) == leaf.shape
+            return NamedSharding(self.mesh, self.spec(name)) if follows else self.replicated
 
         return jax.tree_util.tree_map_with_path(sharding, state)
+
+    def _divides(self, spec: PartitionSpec, shape: tuple[int, ...]) -> bool:
+        """Returns True if the mesh divides an array of this shape as a spec says."""
+        parts = [self.mesh.shape[over] if over else 1 for over in spec]
+        return len(parts) == len(shape) and all(size % part == 0 for size, part in zip(shape, parts, strict=True))
 
 
 def over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:

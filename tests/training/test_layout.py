@@ -7,7 +7,13 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from mpjax.precision import dynamic_loss_scaling, master_weights
+from mpjax.precision import (
+    compensated_weights,
+    dynamic_loss_scaling,
+    float8_moments,
+    master_weights,
+    stochastic_weights,
+)
 from mpjax.training import create_state
 from mpjax.training.layout import Layout, divide
 from mpjax.training.mesh import make_mesh
@@ -68,6 +74,46 @@ def test_moments_masters_and_averages_are_divided_as_their_parameter_and_the_res
         ],
         (2, 2),
     )
+
+
+@pytest.mark.parametrize(("spec", "scales"), [(P("fsdp", None), (32, 2)), (P(None, "fsdp"), (64, 1))])
+def test_a_float8_moment_and_its_scales_are_divided_as_their_parameter(spec, scales):
+    params = {"large": jnp.ones((64, 256))}
+    layout = Layout(make_mesh(data=1, fsdp=2), divided={"large": spec})
+    state = create_state(params, {}, dynamic_loss_scaling(float8_moments(optax.adam(0.1))))
+    moment = jax.device_put(state, layout.state(state)).opt_state.inner_state.inner_state[0].mu["large"]
+    values = (scales[0], 256 // 2 * scales[1])
+    assert [x.addressable_shards[0].data.shape for x in moment] == [values, scales, scales]
+
+
+def test_scales_that_do_not_divide_are_on_every_device():
+    params = {"large": jnp.ones((64, 300))}
+    layout = Layout(make_mesh(data=1, fsdp=2), divided={"large": P(None, "fsdp")})
+    state = create_state(params, {}, dynamic_loss_scaling(float8_moments(optax.adam(0.1))))
+    shardings = layout.state(state).opt_state.inner_state.inner_state[0].mu["large"]
+    assert [each.spec for each in shardings] == [P(None, "fsdp"), P(), P()]
+
+
+@pytest.mark.parametrize("wrap", [stochastic_weights, compensated_weights])
+def test_an_update_of_divided_half_precision_state_is_that_of_one_device(wrap):
+    tx = dynamic_loss_scaling(wrap(float8_moments(optax.adamw(1e-2))))
+    draws = np.random.default_rng(0).normal(size=(2, 64, 256))
+    params, grads = ({"large": jnp.asarray(each, jnp.bfloat16)} for each in draws)
+
+    def two_updates(params, state):
+        for _ in range(2):
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    layout = Layout(make_mesh(data=1, fsdp=2), divided={"large": P(None, "fsdp")})
+    state = create_state(params, {}, tx)
+    divided = jax.device_put(state, layout.state(state))
+    with jax.numpy_dtype_promotion("standard"):
+        alone = jax.jit(two_updates)(state.params, state.opt_state)
+        apart = jax.jit(two_updates)(divided.params, divided.opt_state)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(apart), strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
 
 
 def test_a_layout_is_told_what_it_holds_by_name():
