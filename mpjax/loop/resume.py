@@ -12,21 +12,22 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from mpjax.errors import PrecisionWarning, UsageError
+from mpjax.loop.other_forms import MASTERS, PARAMS, with_moments, with_weights, without_field
 from mpjax.models.stacked_arrays import in_form_of
 from mpjax.precision.dtypes import is_floating, path_name, widest
 from mpjax.precision.float8.history import is_history
 
 
 SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skips", "opt_state/finite")
-_MASTERS = "opt_state/inner_state/masters/"
 
 
 def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     """Returns `state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
 
     Blocks that the checkpoint has one by one are stacked for a model with a stack, and the other way round.
-    Parameters of a wider dtype, or of the other half precision, are restored from the saved float32 master weights, if
-    there are any. Master weights and moving averages that the checkpoint lacks are restored from its parameters.
+    Parameters of a wider dtype, or of the other half precision, are restored from the saved float32 master weights, or
+    from the parameters with their compensations, if there are any. Master weights and moving averages that the
+    checkpoint lacks are restored from its parameters. Moments are converted to float8 and back.
 
     Args:
       state: a `TrainState` of the run to resume, of initial values or of shapes with shardings, which stay where the
@@ -46,12 +47,14 @@ def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_plain(path_name(path)) for path, _ in leaves]
     saved = in_form_of(saved, filter(_is_of_model, names))
-    _refuse_other_model(dict(zip(names, (leaf for _, leaf in leaves), strict=True)), saved)
+    wanted = dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+    _refuse_other_model(wanted, saved)
+    saved = with_moments(with_weights(saved, wanted), wanted)
 
     missing, lossy, restored = [], [], []
     for name, (_, leaf) in zip(names, leaves, strict=True):
         value = None if name in SCALER and not same_scaling else _find(name, leaf, saved)
-        if value is None and name.endswith(("/count", "/draws")):
+        if value is None and name.endswith(("/count", "/draws", "/roundings")):
             # A schedule or stochastic rounding that is new to this run continues at the run's step, not at 0.
             value = saved.get("step")
         if value is None:
@@ -75,17 +78,17 @@ def _plain(path: str) -> str:
 
 
 def _find(name: str, leaf, saved: Mapping[str, Any]) -> Any:
-    if name not in saved and name.startswith((_MASTERS, "ema/")):
-        name = "params/" + name.removeprefix(_MASTERS).removeprefix("ema/")
-    master = _MASTERS + name.removeprefix("params/")
-    if name.startswith("params/") and master in saved and widest(leaf.dtype, saved[name].dtype) != saved[name].dtype:
+    if name not in saved and name.startswith((MASTERS, "ema/")):
+        name = PARAMS + name.removeprefix(MASTERS).removeprefix("ema/")
+    master = MASTERS + name.removeprefix(PARAMS)
+    if name.startswith(PARAMS) and master in saved and widest(leaf.dtype, saved[name].dtype) != saved[name].dtype:
         name = master
     value = saved.get(name)
     return value if value is None or value.shape == leaf.shape else None
 
 
 def _is_of_model(name: str) -> bool:
-    return name.startswith(("params/", "stats/")) and not is_history(name)
+    return name.startswith((PARAMS, "stats/")) and not is_history(name)
 
 
 def _refuse_other_model(wanted: dict, saved: Mapping[str, Any]) -> None:
@@ -114,8 +117,8 @@ def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
     whole = _whole(state.step)
 
     def place(name: str, shape: tuple[int, ...]) -> Sharding:
-        words = _plain(name).split("/")
-        names = [_plain(name), *("params/" + "/".join(words[start:]) for start in range(1, len(words)))]
+        words = without_field(_plain(name)).split("/")
+        names = [_plain(name), *(PARAMS + "/".join(words[start:]) for start in range(1, len(words)))]
         found = (known[name] for name in names if name in known)
         return next((leaf.sharding for leaf in found if leaf.shape == shape), whole)
 

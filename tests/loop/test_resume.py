@@ -14,6 +14,8 @@ from mpjax.config.schema import Precision
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.resume import adopt, places_in
+from mpjax.precision import no_loss_scaling
+from mpjax.precision.float8.moments import float8_moments, grouped, ungrouped
 from mpjax.precision.moments import half_moments
 from mpjax.training import TrainState
 from mpjax.training.mesh import make_mesh
@@ -81,6 +83,61 @@ def test_the_same_policy_gives_every_bit(policy):
     for one, other in zip(jax.tree.leaves(written), jax.tree.leaves(state), strict=True):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
     assert float(state.opt_state.scale) == 4096
+
+
+# Weights with a compensation: the exact value is the sum, 1 + 1e-4 = 1.0001 to 16 bits.
+
+KAHAN = {"master_weights": "kahan"}
+
+
+def compensated(policy):
+    state = state_of(policy, FINE, **KAHAN)
+    half = state.params["head/kernel"].dtype
+    rest = {name: jnp.asarray(jnp.sign(p) * (FINE - 1), half) for name, p in state.params.items()}
+    inner_state = state.opt_state.inner_state._replace(compensation=rest)
+    return dataclasses.replace(state, opt_state=state.opt_state._replace(inner_state=inner_state))
+
+
+def adopted(into, saved):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return adopt(into, saved_of(saved), same_scaling=False)
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_compensated_weights_are_exact_as_wider_weights_and_as_masters(half):
+    exact = 1 + np.float32(jnp.asarray(FINE - 1, half))
+    wide = adopted(state_of("float32"), compensated(half))
+    assert (wide.params["head/kernel"] == exact).all()
+    assert (wide.params["head/bias"] == -exact).all()
+    copies = adopted(state_of(half), compensated(half))
+    assert (copies.opt_state.inner_state.masters["head/kernel"] == exact).all()
+    assert (copies.params["head/kernel"] == 1).all()
+
+
+@pytest.mark.parametrize("written", [*POLICIES, "kahan"])
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_what_rounding_leaves_over_of_any_checkpoint_becomes_the_compensation(written, half):
+    saved = compensated("float16") if written == "kahan" else state_of(written, FINE)
+    state = adopted(state_of(half, **KAHAN), saved)
+    assert (state.params["head/kernel"] == 1).all()
+    rest = state.opt_state.inner_state.compensation["head/kernel"]
+    assert str(rest.dtype) == half
+    np.testing.assert_allclose(np.asarray(rest, np.float32), 1e-4, rtol=0.004)
+
+
+def test_compensated_weights_come_back_every_bit():
+    written = compensated("bfloat16")
+    state = adopted(state_of("bfloat16", **KAHAN), written)
+    for name in ("params", "stats"):
+        assert all((getattr(state, name)[path] == x).all() for path, x in getattr(written, name).items())
+    rest = state.opt_state.inner_state.compensation["head/kernel"]
+    assert (rest == written.opt_state.inner_state.compensation["head/kernel"]).all()
+
+
+def test_stochastic_weights_go_on_with_other_random_numbers():
+    state = adopted(state_of("bfloat16", master_weights="stochastic"), state_of("float32", FINE))
+    assert int(state.opt_state.inner_state.roundings) == STEPS
 
 
 def test_another_kind_of_scaling_starts_afresh():
@@ -254,3 +311,62 @@ def test_bfloat16_moments_come_back_every_bit_and_their_draws_go_on():
     for one, other in zip(jax.tree.leaves(written), jax.tree.leaves(state), strict=True):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
     assert int(optax.tree.get(state.opt_state, "draws")) == 17
+
+
+def large(tx, value=None):
+    """A state of one parameter that is large enough for a float8 moment."""
+    params = {"head/kernel": jnp.ones((32, 256))}
+    tx = no_loss_scaling(tx)
+    opt_state = tx.init(params)
+    if value is not None:
+        opt_state = optax.tree.set(opt_state, mu={"head/kernel": value})
+    return TrainState(jnp.int32(STEPS if value is not None else 0), params, {}, opt_state, {})
+
+
+MOMENT = jnp.asarray(np.random.default_rng(0).normal(size=(32, 256)), jnp.float32)
+
+
+@pytest.mark.parametrize("plain", [optax.adam(0.1), half_moments(optax.adam(0.1))], ids=["float32", "bfloat16"])
+def test_float8_moments_are_plain_ones_for_another_run_and_the_other_way_round(plain):
+    eight = float8_moments(optax.adam(0.1))
+    stored = grouped(MOMENT, jnp.uint32(3))
+    found = optax.tree.get(adopted(large(plain), large(eight, stored)).opt_state, "mu")["head/kernel"]
+    np.testing.assert_allclose(np.asarray(found, np.float32), ungrouped(stored), rtol=0.01)
+    back = optax.tree.get(adopted(large(eight), large(plain, MOMENT)).opt_state, "mu")["head/kernel"]
+    assert str(back.values.dtype) == "float8_e4m3fn"
+    np.testing.assert_allclose(ungrouped(back), MOMENT, rtol=0.13, atol=0.02)
+
+
+def test_divided_moments_are_converted_on_their_devices():
+    mesh = make_mesh(fsdp=2, data=1)
+    cut = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    eight, plain = float8_moments(optax.adam(0.1)), half_moments(optax.adam(0.1))
+    for written, into in (
+        (large(eight, grouped(MOMENT, jnp.uint32(3))), large(plain)),
+        (large(plain, MOMENT), large(eight)),
+    ):
+        on_host = saved_of(written)
+        placed = {
+            name: jax.device_put(x, cut if x.ndim == 2 else NamedSharding(mesh, PartitionSpec()))
+            for name, x in on_host.items()
+        }
+        found = [adopt(into, saved, same_scaling=False).opt_state for saved in (on_host, placed)]
+        for one, other in zip(*map(jax.tree.leaves, found), strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_float8_moments_come_back_every_bit():
+    eight = float8_moments(optax.adam(0.1))
+    written = large(eight, grouped(MOMENT, jnp.uint32(3)))
+    for one, other in zip(jax.tree.leaves(written), jax.tree.leaves(adopted(large(eight), written)), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_a_float8_moment_that_a_state_lacks_belongs_where_its_parameter_is():
+    mesh = make_mesh(fsdp=2, data=1)
+    cut = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    kernel = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=cut)
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    place = places_in(TrainState(step, {"head/kernel": kernel}, {}, {}, {}))
+    assert place("opt_state/inner_state/0/mu/head/kernel/values", (4, 8)) == cut
+    assert place("opt_state/inner_state/0/mu/head/kernel/scale", (4, 1)).spec == PartitionSpec()

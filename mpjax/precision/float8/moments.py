@@ -164,7 +164,7 @@ def ungrouped(stored: Grouped) -> Float[Array, "*L N"]:
 
 
 def _cut(x: jax.Array) -> jax.Array:
-    """Returns the groups of an array [..., N] as [..., G, 128], the last filled up with zeros; [..., 1, N] up to 128."""
+    """Returns the groups of an array [..., N] as [..., G, 128], the last filled up; as [..., 1, N] up to 128."""
     width = min(x.shape[-1], GROUP)
     filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % width)])
     return filled.reshape(*x.shape[:-1], -1, width)
