@@ -14,6 +14,7 @@ from mpjax.plan.pairing import paired
 from mpjax.plan.receipt_report import Receipt
 from mpjax.plan.runs import Target, loops_of, runs_of
 from mpjax.plan.sums_and_updates import sums_of, updates_of
+from mpjax.plan.update_traffic import update_bytes
 from mpjax.plan.verdicts import rows_of_products, rows_of_sums, rows_of_updates
 from mpjax.precision.dtypes import is_floating, path_name, widest
 from mpjax.precision.policy import Policy
@@ -83,12 +84,18 @@ def receipt_of(
         if asked is None or not (asked.gradients[each.output] or (not path and not differentiated))
     }
     dtypes = updates_of(program, [each.output for each in updated.values()])
+    state = {number for given in arguments for _, number in _returned(given, executable.out_info).values()}
     rows = [
         *rows_of_products(pairs, wanted, target, traced=asked is not None),
         *rows_of_sums(asked.sums if asked else (), sums_of(program), least=reduce_dtype, parameters=dims),
         *rows_of_updates({path: (updated[path].asked, run) for path, run in zip(updated, dtypes, strict=True)}),
     ]
-    return Receipt(target.name, None if policy is None else str(policy), tuple(rows))
+    return Receipt(
+        target.name,
+        None if policy is None else str(policy),
+        tuple(rows),
+        update_bytes(program, sorted(state)) if any(dtypes) else 0,
+    )
 
 
 def target_of(executable: Any) -> Target:
@@ -112,19 +119,34 @@ def parameters_of(given: Any, result: Any, least: str = "") -> dict[str, Paramet
       result: all results, in the program's order.
       least: the dtype that updates are to be computed in, if that of the parameter is narrower.
     """
-    leaves = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(given)]
-    if any(path.startswith("params/") for path, _ in leaves):
-        leaves = [(path, leaf) for path, leaf in leaves if path.startswith("params/")]
-    outputs = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(result)]
+    found = _returned(given, result)
+    if any(path.startswith("params/") for path in _names(given)):
+        found = {path: each for path, each in found.items() if path.startswith("params/")}
+    return {
+        path.removeprefix("params/"): Parameter(
+            number, str(widest(leaf.dtype, least) if least else leaf.dtype), tuple(leaf.shape)
+        )
+        for path, (leaf, number) in found.items()
+    }
+
+
+def _names(tree: Any) -> dict[str, Any]:
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _returned(given: Any, result: Any) -> dict[str, tuple[Any, int]]:
+    """Returns the floating arrays of an argument that are returned in their shape and dtype: the number of the output.
+
+    An output has the path of the argument, or that path behind the number of the result.
+    """
+    outputs = list(_names(result).items())
     numbers = {path.partition("/")[2]: number for number, (path, _) in reversed(list(enumerate(outputs)))}
     numbers |= {path: number for number, (path, _) in enumerate(outputs)}
     found = {}
-    for path, leaf in leaves:
+    for path, leaf in _names(given).items():
         number = numbers.get(path)
-        if number is None or not is_floating(leaf):
-            continue
-        out = outputs[number][1]
-        if (out.shape, out.dtype) == (leaf.shape, leaf.dtype):
-            dtype = widest(leaf.dtype, least) if least else leaf.dtype
-            found[path.removeprefix("params/")] = Parameter(number, str(dtype), tuple(leaf.shape))
+        if number is not None and is_floating(leaf):
+            out = outputs[number][1]
+            if (out.shape, out.dtype) == (leaf.shape, leaf.dtype):
+                found[path] = leaf, number
     return found

@@ -27,11 +27,14 @@ class Receipt:
       device: the device that the program was compiled for.
       policy: the policy that it was compared with, as text; None without a policy.
       rows: what runs, by module, pass and kind.
+      update_bytes: the bytes that kernels move from the gradients to the new parameters and optimizer state; 0 if no
+        parameter is updated.
     """
 
     device: str
     policy: str | None
     rows: tuple[Row, ...]
+    update_bytes: int = 0
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -136,6 +139,8 @@ class Receipt:
         with console.capture() as captured:
             console.print(self)
         lines = [self._title(), *(line.rstrip() for line in captured.get().splitlines())]
+        if self.update_bytes:
+            lines.append(f"the update moves {self.update_bytes / 1e6:,.1f} MB")
         return "\n".join([*lines, *(["", *self.faults] if self.faults else [])])
 
 
