@@ -109,9 +109,11 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
         full = jax.tree.map(_sum, _given(params), state.compensation, is_leaf=_is_none)
         updates, inner_state = inner.update(_wide(updates), state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
-        rounded = jax.tree.map(lambda p, new: new.astype(p.dtype), params, moved)
-        rest = jax.tree.map(_left_over, params, rounded, moved)
-        followed = jax.tree.map(step_to, params, rounded, updates)
+        kept = jax.tree.map(_kept, params, moved)
+        rest = jax.tree.map(
+            lambda p, new, near: (new - near).astype(p.dtype) if p.dtype in HALF else None, params, moved, kept
+        )
+        followed = jax.tree.map(step_to, params, kept, updates)
         return followed, CompensatedWeightsState(rest, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -135,11 +137,14 @@ def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
     return param if rest is None else param.astype(FLOAT32) + rest.astype(FLOAT32)
 
 
-def _left_over(param: jax.Array, rounded: jax.Array, moved: jax.Array) -> jax.Array | None:
-    if param.dtype not in HALF:
-        return None
-    # Without the barrier XLA may remove the cast to half precision and back, and nothing would be left over.
-    return (moved - jax.lax.optimization_barrier(rounded).astype(FLOAT32)).astype(param.dtype)
+def _kept(param: jax.Array, moved: jax.Array) -> jax.Array:
+    """Returns the float32 value that a parameter's dtype keeps of `moved`; `moved` itself if that is float32.
+
+    XLA may remove a cast to half precision and back, and nothing would be left over.
+    """
+    if param.dtype == BFLOAT16:  # fuses with the update; float16 would lose its subnormal numbers
+        return jax.lax.reduce_precision(moved, exponent_bits=8, mantissa_bits=7)
+    return jax.lax.optimization_barrier(moved.astype(param.dtype)).astype(FLOAT32) if param.dtype in HALF else moved
 
 
 def _one_each(params, keys: jax.Array):
