@@ -8,8 +8,13 @@ means differ by no more than seeds do.
     python benchmarks/models_precision.py --tasks resnet18 --policies float32 float16
     python benchmarks/models_precision.py --tasks vit bert gpt2 --policies mixed_bfloat16 mixed_float8 \
         --output benchmarks/results/models_float8_cpu.json
+    python benchmarks/models_precision.py --tasks vit bert gpt2 --policies bfloat16 \
+        "bfloat16 --precision.master_weights stochastic" "bfloat16 --precision.master_weights kahan" \
+        "bfloat16 --precision.master_weights stochastic --optimizer.moments bfloat16" \
+        "bfloat16 --precision.master_weights stochastic --optimizer.moments float8" \
+        "bfloat16 --precision.master_weights off" --output benchmarks/results/models_half_state_cpu.json
 
-Finished runs in the output file are kept, so that it can be stopped and started again.
+A policy may be followed by further flags. Finished runs in the output file are kept, so that it can be stopped and started again.
 """
 
 import argparse
@@ -53,7 +58,7 @@ FLAGS = {
 
 def train(flags: str, policy: str, seed: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        own = ["--precision.policy", policy, "--seed", str(seed), "--output_dir", f"{folder}/run"]
+        own = ["--precision.policy", *policy.split(), "--seed", str(seed), "--output_dir", f"{folder}/run"]
         config = load_config([*flags.split(), *own, "--report.no_plot", "--report.no_tensorboard"])
         with contextlib.redirect_stdout(io.StringIO()):
             summary = mpjax.run(config)
