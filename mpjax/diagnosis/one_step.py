@@ -215,7 +215,8 @@ def _advice(
     if finding.site is not None and finding.site.direction == "update":
         yield (
             "Keep float32 master weights, with mpjax.master_weights(optimizer) or --precision.master_weights on, or "
-            "store the parameters in float32. Then the update is not lost (verified by running)."
+            "store the parameters in float32. Then the update is not lost (verified by running). With less memory, "
+            "--precision.master_weights stochastic or kahan keep it too."
         )
     elif finding.better_scale is not None and rules:
         yield (

@@ -2,7 +2,8 @@
 
 A parameter stored in half precision without a float32 copy does not change if the update is less than half the distance
 to the next representable number. Training then stalls (Micikevicius et al., "Mixed Precision Training", 2017,
-arXiv:1710.03740, section 3.1). With `master_weights` the float32 copy receives the update, so nothing is checked.
+arXiv:1710.03740, section 3.1). With `master_weights` the float32 copy receives the update, `stochastic_weights` keep it
+in the mean, and `compensated_weights` in a second number, so nothing is checked.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from mpjax.diagnosis.verdict import Finding
 from mpjax.errors import UsageError
 from mpjax.precision.casting.equations import NO_SOURCE
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
+from mpjax.precision.half_weights import CompensatedWeightsState, StochasticWeightsState
 from mpjax.precision.master import MasterWeightsState
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
@@ -71,9 +73,9 @@ def updates_of(program: Program, trace: Trace, scale: float, optimizer: Optimize
       program: the step.
       trace: the emulated run of the step, which has the gradients.
       scale: the loss scale of the step.
-      optimizer: the optimizer that receives the gradients; with master weights the result is empty.
+      optimizer: the optimizer that receives the gradients; if it keeps small updates, the result is empty.
     """
-    if _has_masters(optimizer.state):
+    if _keeps_small_updates(optimizer.state):
         return []
     full = optimizer._replace(params=_float32(optimizer.params), state=_float32(optimizer.state))
     trees = (*_moved(optimizer, trace.low, scale), *_moved(full, trace.wide, scale))
@@ -176,6 +178,7 @@ def _float32(tree):
     return jax.tree.map(lambda x: x.astype(FLOAT32) if is_floating(x) and x.dtype in HALF else x, tree)
 
 
-def _has_masters(state) -> bool:
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, MasterWeightsState))
-    return any(isinstance(node, MasterWeightsState) for node in nodes)
+def _keeps_small_updates(state) -> bool:
+    kinds = MasterWeightsState, StochasticWeightsState, CompensatedWeightsState
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
+    return any(isinstance(node, kinds) for node in nodes)

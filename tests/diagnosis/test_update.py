@@ -8,6 +8,7 @@ from flax import nnx
 
 import mpjax
 from mpjax import diagnose
+from mpjax.precision import compensated_weights, stochastic_weights
 
 
 @pytest.fixture
@@ -41,9 +42,16 @@ def test_updates_that_move_half_stored_parameters_are_healthy(mlp):
 
 
 @pytest.mark.parametrize(
-    "tx", [mpjax.master_weights(optax.sgd(1e-3)), mpjax.dynamic_loss_scaling(mpjax.master_weights(optax.sgd(1e-3)))]
+    "tx",
+    [
+        mpjax.master_weights(optax.sgd(1e-3)),
+        mpjax.dynamic_loss_scaling(mpjax.master_weights(optax.sgd(1e-3))),
+        stochastic_weights(optax.sgd(1e-3)),
+        mpjax.dynamic_loss_scaling(compensated_weights(optax.sgd(1e-3))),
+    ],
+    ids=["masters", "scaled masters", "stochastic", "scaled compensated"],
 )
-def test_under_master_weights_nothing_stalls(mlp, tx):
+def test_under_what_keeps_small_updates_nothing_stalls(mlp, tx):
     found = diagnose(*mlp, policy="bfloat16", tx=tx)
     assert found.verdict == "healthy"
     assert not [row for row in found.table if row.direction == "update"]
