@@ -15,7 +15,7 @@ import optax
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF
 from mpjax.precision.master import step_to
-from mpjax.precision.stochastic_rounding import stochastic_bfloat16, stochastic_round
+from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16, stochastic_round
 
 
 class StochasticWeightsState(NamedTuple):
@@ -72,9 +72,9 @@ def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) ->
         full = _wide(_given(params))
         updates, inner_state = inner.update(_wide(updates), state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
-        key = jax.random.fold_in(jax.random.key(seed), state.roundings)
-        keys = _one_each(params, jax.random.split(key, max(len(jax.tree.leaves(params)), 1)))
-        rounded = jax.tree.map(_rounded, params, full, moved, keys)
+        leaves, treedef = jax.tree.flatten(params)
+        seeds = treedef.unflatten(seed_of(seed, state.roundings, number) for number in range(len(leaves)))
+        rounded = jax.tree.map(_rounded, params, full, moved, seeds)
         followed = jax.tree.map(step_to, params, rounded, updates)
         return followed, StochasticWeightsState(state.roundings + 1, inner_state)
 
@@ -147,17 +147,12 @@ def _kept(param: jax.Array, moved: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(moved.astype(param.dtype)).astype(FLOAT32) if param.dtype in HALF else moved
 
 
-def _one_each(params, keys: jax.Array):
-    leaves, treedef = jax.tree.flatten(params)
-    return jax.tree.unflatten(treedef, [keys[number] for number in range(len(leaves))])
-
-
-def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, key: jax.Array) -> jax.Array:
+def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:
     """Rounds a float32 parameter stochastically to its stored dtype; one that did not change keeps every bit."""
     if param.dtype not in HALF:
         return after
     if param.dtype == BFLOAT16:  # fuses with the update
-        found = stochastic_bfloat16(after, jax.random.bits(key, (), jnp.uint32))
+        found = stochastic_bfloat16(after, seed)
     else:
-        found = stochastic_round(after, param.dtype, key)
+        found = stochastic_round(after, param.dtype, jax.random.key(seed))
     return jnp.where(after == before, param, found)

@@ -15,7 +15,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from mpjax.precision.stochastic_rounding import stochastic_bfloat16
+from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16
 
 
 MOMENTS = ("mu", "nu", "nu_max", "trace")
@@ -68,10 +68,11 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
     def update(updates, state, params=None, **extra):
         wide = _map_moments(lambda leaf, _: leaf.astype(FLOAT32), state.inner_state)
         updates, new = inner.update(updates, wide, params, **extra)
-        key = jax.random.fold_in(jax.random.key(seed), state.draws)
-        seeds = jax.random.bits(key, (len(jax.tree.leaves(new)),), jnp.uint32)
-        rounded = _map_moments(lambda leaf, number: stochastic_bfloat16(leaf.astype(FLOAT32), seeds[number]), new)
-        return updates, HalfMomentsState(rounded, state.draws + 1)
+
+        def rounded(leaf, number: int):
+            return stochastic_bfloat16(leaf.astype(FLOAT32), seed_of(seed, state.draws, number))
+
+        return updates, HalfMomentsState(_map_moments(rounded, new), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

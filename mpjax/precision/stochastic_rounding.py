@@ -64,3 +64,18 @@ def scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     number = (number ^ (number >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D)
     number = (number ^ (number >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
     return number ^ (number >> jnp.uint32(16))
+
+
+def seed_of(seed: int, draws: jax.Array, number: int) -> UInt[Array, ""]:
+    """Returns the seed of the random numbers for one of several arrays in one update: a hash of all three.
+
+    Seeds in one array would be an operand of all kernels of an update. XLA fuses such kernels until they are too large,
+    and then leaves values in memory between them.
+
+    Args:
+      seed: the seed of all updates.
+      draws: int32, the number of updates so far.
+      number: the number of the array.
+    """
+    update = scrambled((), jnp.uint32(seed % 2**32)) + draws.astype(jnp.uint32)
+    return scrambled((), scrambled((), update) + jnp.uint32(number))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.precision.stochastic_rounding import stochastic_round
+from mpjax.precision.stochastic_rounding import seed_of, stochastic_round
 
 
 HALVES = pytest.mark.parametrize("half", ["float16", "bfloat16"])
@@ -102,3 +102,11 @@ def test_outside_jit_it_is_the_same():
     values = jnp.linspace(-3.0, 3.0, 50, dtype=jnp.float32)
     outside = stochastic_round(values, "bfloat16", jax.random.key(0))
     assert np.asarray(outside).tobytes() == np.asarray(rounded(values, "bfloat16")).tobytes()
+
+
+def test_every_array_of_every_update_has_a_seed_of_its_own():
+    seeds = [seed_of(seed, jnp.int32(draws), number) for seed in (0, 1) for draws in range(20) for number in range(20)]
+    assert len({int(each) for each in seeds}) == 800
+    bits = np.unpackbits(np.asarray(seeds, np.uint32).view(np.uint8))
+    assert abs(bits.mean() - 0.5) < 0.02  # 25,600 bits: a standard error of 0.003
+    assert int(seed_of(2**32 + 1, jnp.int32(3), 4)) == int(seed_of(1, jnp.int32(3), 4))

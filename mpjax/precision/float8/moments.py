@@ -22,7 +22,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.float8.recipes import E4M3
 from mpjax.precision.moments import MOMENTS, SECOND, is_moment
-from mpjax.precision.stochastic_rounding import scrambled, stochastic_bfloat16
+from mpjax.precision.stochastic_rounding import scrambled, seed_of, stochastic_bfloat16
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -84,9 +84,9 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
     """
     inner = optax.with_extra_args_support(inner)
 
-    def stored(state, seeds: jax.Array):
+    def stored(state, draws: jax.Array):
         leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
-        kept = [_stored(path, leaf, seeds[number]) for number, (path, leaf) in enumerate(leaves)]
+        kept = [_stored(path, leaf, seed_of(seed, draws, number)) for number, (path, leaf) in enumerate(leaves)]
         return jax.tree.unflatten(treedef, kept)
 
     def init(params) -> Float8MomentsState:
@@ -95,9 +95,8 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
             raise UsageError(
                 f"float8_moments: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave float8_moments out"
             )
-        return Float8MomentsState(
-            stored(state, _seeds(seed, jnp.zeros((), jnp.int32), state)), jnp.zeros((), jnp.int32)
-        )
+        draws = jnp.zeros((), jnp.int32)
+        return Float8MomentsState(stored(state, draws), draws)
 
     def update(updates, state, params=None, **extra):
         if params is None:
@@ -109,14 +108,9 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
             state.inner_state,
         )
         updates, new = inner.update(updates, wide, params, **extra)
-        return updates, Float8MomentsState(stored(new, _seeds(seed, state.draws + 1, new)), state.draws + 1)
+        return updates, Float8MomentsState(stored(new, state.draws + 1), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _seeds(seed: int, draws: jax.Array, state) -> jax.Array:
-    key = jax.random.fold_in(jax.random.key(seed), draws)
-    return jax.random.bits(key, (max(len(jax.tree.leaves(state)), 1),), jnp.uint32)
 
 
 def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
