@@ -125,7 +125,7 @@ def test_the_fastest_policy_of_a_step(healthy, capsys):
         ["yes", "mixed_float16"],
     ]
     assert printed[6].startswith("float8: no layer. ")
-    assert "fewer than 64" in printed[6]
+    assert "type:first_or_last decided all 3 linear layers" in printed[6]
 
 
 @pytest.mark.slow
