@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -243,6 +244,27 @@ def test_a_run_on_one_device_packs_its_state_and_resumes_bit_identical(tmp_path,
     assert_same_arrays(stopped, whole, 20)
     assert metrics_of(stopped) == metrics_of(whole)
     assert "params/layers/0/bias" in read_checkpoint(whole / "checkpoints", "20")[1]
+
+
+@pytest.mark.parametrize("weights", ["stochastic", "kahan"])
+def test_a_run_without_float32_copies_or_moments_resumes_bit_identical_and_as_any_other(tmp_path, weights):
+    """Steps that overflow included. What it has kept is there for a run of other settings, too."""
+    half = ("--precision.policy", "float16", "--precision.master_weights", weights)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    summary = train(whole, *half, "--optimizer.moments", "float8", "--model.width", "64")
+    assert summary["skipped"] > 0
+    shutil.copytree(whole, stopped)
+    for position in (14, 20):
+        shutil.rmtree(stopped / "checkpoints" / str(position))
+    resume(stopped)
+    assert_same_arrays(stopped, whole, 20)
+    _, arrays, _ = read_checkpoint(whole / "checkpoints", "20")
+    moments = [name for name in arrays if name.endswith("mu/layers/0/kernel/values")]
+    assert [str(arrays[name].dtype) for name in moments] == ["float8_e4m3fn"]
+    assert not [name for name in arrays if "/masters/" in name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrecisionWarning)  # that something starts afresh
+        resume(stopped, "--precision.master_weights", "on", "--optimizer.moments", "float32", "--steps", "21")
 
 
 @pytest.mark.parametrize(

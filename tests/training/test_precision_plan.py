@@ -62,6 +62,16 @@ def test_autocast_has_the_scaling_of_its_dtypes():
     assert plan_precision(Precision(policy="mixed_bfloat16", mode="autocast")).loss_scale == "none"
 
 
+@pytest.mark.parametrize("weights", ["stochastic", "kahan"])
+def test_small_updates_are_kept_without_copies(weights):
+    plan = plan_precision(Precision(policy="bfloat16", master_weights=weights))
+    assert (plan.weights, plan.master_weights, plan.least_update) == (weights, False, "float32")
+    with pytest.raises(UsageError, match=f"master_weights {weights} contradicts .*policy mixed_bfloat16"):
+        plan_precision(Precision(policy="mixed_bfloat16", master_weights=weights))
+    with pytest.raises(UsageError, match="stochastic_rounding rounds parameters from their float32 master weights"):
+        plan_precision(Precision(policy="bfloat16", master_weights=weights, stochastic_rounding=True))
+
+
 @pytest.mark.parametrize("master_weights", ["auto", "on"])
 def test_stochastic_rounding_goes_with_master_weights(master_weights):
     assert plan_precision(
