@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -21,7 +21,8 @@ from mpjax.models.stacked_arrays import names_apart
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
-from mpjax.precision.float8.recipes import capability_of, require_units
+from mpjax.precision.float8.layers import recipe_of
+from mpjax.precision.float8.recipes import E4M3, FLOAT8, capability_of, require_units
 from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy
 from mpjax.training import make_train_step
 from mpjax.training.freezing import freeze_statistics, frozen_paths, trained_only
@@ -172,7 +173,8 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     """Divides the arrays of a run over a mesh.
 
     Raises:
-      UsageError: as `tensor_axes` and `require_alike`; or a stack of blocks would be divided over `fsdp`.
+      UsageError: as `tensor_axes` and `require_alike`; a stack of blocks would be divided over `fsdp`; or nothing can
+        be gathered in float8 and `mesh.float8_gather` asks for it.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
@@ -180,6 +182,8 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     divided = divide(params, mesh, tensor_axes(task.abstract, parts, config.mesh.rules) if parts > 1 else {})
     layout = Layout(mesh, divided=divided, reduce_dtype=plan.policy.reduce_dtype, batch_norm=config.training.batch_norm)
     if mesh.shape[FSDP] == 1:
+        if config.mesh.float8_gather:
+            raise UsageError("--mesh.float8_gather gathers over fsdp, and --mesh.fsdp is 1: leave it out")
         return layout
     if stacks_of(task.abstract):
         raise UsageError(
@@ -187,7 +191,25 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
             "stack has one array for all blocks; write --model.no_scan_blocks, or --mesh.fsdp 1"
         )
     travels, given = task.narrowed(params, stats, _prepared(task, fields))
+    if config.mesh.float8_gather:
+        travels |= dict.fromkeys(_quantised_weights(task, divided), E4M3)
     return dataclasses.replace(layout, travels=travels, given=given, blocks=tuple(blocks_of(task.abstract)))
+
+
+def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
+    """Returns the divided weights that their layers quantise to float8 by one scale.
+
+    Raises:
+      UsageError: there are none.
+    """
+    recipes = {f"{path}/kernel": recipe_of(module) for path, module in modules_of(task.abstract).items()}
+    found = [name for name in divided if recipes.get(name) == FLOAT8]
+    if not found:
+        raise UsageError(
+            "--mesh.float8_gather: no weight that is divided over fsdp is quantised by one scale; write "
+            "--precision.policy mixed_float8, or leave it out"
+        )
+    return found
 
 
 def _prepared(task: Task, fields: data.Fields) -> Any:

@@ -158,6 +158,9 @@ class Mesh:
     """Parts that the attention heads and the MLPs of Transformers are divided into; all see the same examples."""
     overlap: bool = True
     """On several GPUs, compile with XLA's options that let them compute while they communicate."""
+    float8_gather: bool = False
+    """Gather weights over fsdp in float8, half the bytes, where layers quantise them by one scale in any case: with the
+    recipe `float8` of a policy. Results keep every bit."""
     rules: WayByName = dataclasses.field(default_factory=dict)
     """Layers to divide over tensor: module pattern to columns (by outputs), rows (by inputs) or whole; the first match
     wins, before the rules for mpjax's own Transformers: `--mesh.rules "layers/*/up" columns "layers/*/down" rows`."""

@@ -11,7 +11,9 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.precision.calls import wrap, wrapper_of
-from mpjax.precision.dtypes import widest
+from mpjax.precision.dtypes import BFLOAT16, widest
+from mpjax.precision.float8.recipes import E4M3
+from mpjax.precision.float8.scaling import largest_of, scale_of
 from mpjax.precision.reduction import scatter_sum
 from mpjax.training.layout import FSDP, TENSOR, Layout, over
 from mpjax.training.remat import Rematerialised, blocks_of
@@ -130,6 +132,8 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
 
     @apart
     def gather_parts(part):
+        if travels == E4M3:
+            return _gather_in_float8(part, axis, (FSDP, *((TENSOR,) if TENSOR in over_tensor else ()))).astype(given)
         return jax.lax.all_gather(part.astype(travels), FSDP, axis=axis, tiled=True).astype(given)
 
     @apart
@@ -145,3 +149,19 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
 
     gather.defvjp(lambda part: (gather(part), None), backward)
     return gather(part)
+
+
+def _gather_in_float8(part: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
+    """Gathers a parameter in float8, quantised as a layer would quantise the whole; returns it as bfloat16.
+
+    To quantise the result again gives the same numbers: all scales are powers of two.
+
+    Args:
+      part: this device's part.
+      axis: the axis to gather along.
+      axes: the axes of the mesh that the parameter is divided over.
+    """
+    half = part.astype(BFLOAT16)
+    scale = scale_of(jax.lax.pmax(largest_of(half), axes), E4M3)
+    values = jax.lax.all_gather((half * scale.astype(BFLOAT16)).astype(E4M3), FSDP, axis=axis, tiled=True)
+    return values.astype(BFLOAT16) * (1 / scale).astype(BFLOAT16)

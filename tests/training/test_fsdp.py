@@ -119,6 +119,39 @@ def test_half_precision_travel_changes_no_bit(policy, remat):
     assert results[0] == results[1] == results[2]
 
 
+class Wide(nnx.Module):
+    """Four layers, of which mixed_float8 has the inner two in float8."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.blocks = nnx.List([nnx.Linear(64, 64, rngs=rngs) for _ in range(4)])
+        self.blocks[1].kernel[...] *= 1e3  # scales of layers differ
+
+    def __call__(self, tokens):
+        x = jnp.repeat(jnp.sin(tokens.astype(jnp.float32)), 32, axis=-1)
+        for block in self.blocks:
+            x = jnp.tanh(block(x))
+        return x
+
+
+@pytest.mark.parametrize("spec", [P(None, "fsdp"), P("fsdp", None)])
+def test_float8_travel_halves_the_bytes_and_changes_no_bit(spec):
+    kernels = [f"blocks/{i}/kernel" for i in range(4)]
+    inner = dict.fromkeys(kernels[1:3], jnp.dtype("float8_e4m3fn"))
+    half = dict.fromkeys(kernels, jnp.dtype("bfloat16"))
+    layouts = [
+        Layout(MESH, divided=dict.fromkeys(kernels, spec), blocks=BLOCKS, travels=half | more, given=half)
+        for more in ({}, inner)
+    ]
+    results = []
+    for layout in layouts:
+        step, state = step_of(layout, model=Wide, policy="mixed_float8")
+        state, metrics = step(state, TOKENS)
+        results.append([np.asarray(x).tobytes() for x in (metrics["loss"], *(state.params[name] for name in kernels))])
+    assert results[0] == results[1]
+    found = gathers(layouts[1], model=Wide, policy="mixed_float8")
+    assert found == {((64, 64), "float8_e4m3fn"): 4, ((64, 64), "bfloat16"): 2}
+
+
 def test_a_step_on_parts_is_that_on_one_device():
     states = []
     for layout in (None, layout_of()):

@@ -95,6 +95,11 @@ def is_quantised(module: Any) -> bool:
     return isinstance(getattr(module, "dot_general", None), Float8Dot)
 
 
+def recipe_of(module: Any) -> Recipe | None:
+    """Returns the recipe by which `set_products` made a module multiply, or None."""
+    return module.dot_general.recipe if is_quantised(module) else None
+
+
 def set_products(module: Any, recipe: Recipe | None) -> bool:
     """Makes a linear layer multiply by a recipe, or as Flax does without one; other modules stay as they are.
 
