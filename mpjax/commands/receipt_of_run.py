@@ -13,12 +13,13 @@ from mpjax.errors import DtypeError, UsageError
 from mpjax.plan.dtype_order import AS_ASKED
 from mpjax.plan.receipt_of_program import receipt_of, target_of
 from mpjax.plan.receipt_report import Receipt
+from mpjax.training.train_call import CallProgram
 
 
 RECEIPT_FILE = "receipt.json"
 
-Programs = Mapping[int, tuple[Any, jax.stages.Compiled]]
-"""The traced and the compiled program of each number of steps per call."""
+Programs = Mapping[int, CallProgram]
+"""The program of each number of steps per call."""
 
 
 def check_receipt(config: Config, parts: Parts, programs: Programs, folder: pathlib.Path, *, first: bool) -> str:
@@ -36,7 +37,7 @@ def check_receipt(config: Config, parts: Parts, programs: Programs, folder: path
       UsageError: with `precision.strict`, the program cannot be read.
     """
     strict = config.precision.strict
-    jaxpr, executable = programs[max(programs)]
+    jaxpr, _, executable = programs[max(programs)]
     try:
         found = _read(parts, jaxpr, executable)
     except Exception as error:  # a run does not depend on it that the text of another XLA is understood

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from mpjax import data, extend, report
+from mpjax.commands.agreement import require_agreement
 from mpjax.commands.diagnose import explain_later, explain_now
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.lacking import named_together
@@ -210,6 +211,7 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         train_call = compile_calls(parts.train_call, state, abstract, options, see=programs.__setitem__)
         probe = compile_calls(parts.probe, state, abstract) if when.layers and abstract else None
         compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
+        require_agreement(company, parts, {count: program.lowered for count, program in programs.items()}, state)
         if programs and (first or config.precision.strict):
             from mpjax.commands.receipt_of_run import check_receipt  # late: a plan's files, after the step is compiled
 

@@ -70,6 +70,17 @@ def code_of(config: Config) -> dict[str, str]:
     return found
 
 
+def files_of(config: Config) -> dict[str, pathlib.Path]:
+    """Returns the files that settings name as `FILE.py:NAME`, by setting; those of modules are not looked for."""
+    found = {}
+    for setting, specs in code_of(config).items():
+        for number, spec in enumerate(specs.split()):
+            where, _, _ = spec.rpartition(":")
+            if where.endswith(".py"):
+                found[f"--{setting}" + (f" ({number + 1})" if number else "")] = expanded(where)
+    return found
+
+
 def names_code(spec: str) -> bool:
     """Returns True for `FILE.py:NAME` and `package.module:NAME`, and False for `hf:PATH` and the like."""
     where, colon, _ = spec.partition(":")

@@ -26,7 +26,9 @@ def checksums_of(arrays: Mapping[str, Any]) -> dict[str, str]:
 
     Arrays that are divided over several processes are summed by all of them, which have to call this together.
     """
-    sums = {name: _sums(array) for name, array in arrays.items()}
+    # One after the other: programs over several devices that run at a time can wait for each other for ever, where a
+    # host has fewer threads than devices.
+    sums = {name: jax.block_until_ready(_sums(array)) for name, array in arrays.items()}
     return {name: _text(arrays[name], *np.asarray(pair)) for name, pair in sums.items()}
 
 

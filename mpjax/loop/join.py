@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from mpjax.config.save import shared_settings
 from mpjax.config.schema import Config
+from mpjax.config.user_code import files_of
 from mpjax.errors import WARNINGS, Diverged, Interrupted, UsageError, exit_code_of
 from mpjax.loop.cluster import Seat, seat_of
 from mpjax.loop.company import GRACE, Alone, Company
@@ -45,7 +46,7 @@ def joined(config: Config) -> Iterator[Alone | Company]:
             "JAX has joined several processes already: leave jax.distributed.initialize to the run, and start new "
             "processes for another run"
         )
-    lines = call_roll(seat, shared_settings(config) | _code(), timeout=config.distributed.timeout)
+    lines = call_roll(seat, shared_settings(config) | _code(config), timeout=config.distributed.timeout)
     company = Company(seat.process, seat.processes, lines)
     with warnings.catch_warnings():
         if not company.first:  # process 0 tells
@@ -96,11 +97,35 @@ def _start_jax(seat: Seat) -> None:
         ) from error
 
 
-def _code() -> dict[str, str]:
-    """Returns versions and a checksum of the package's sources."""
+PACKAGES = ("mpjax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
+"""The packages whose versions decide what is computed and stored."""
+
+NUMERICS = (
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+)
+"""JAX's settings that decide what is computed."""
+
+
+def _code(config: Config) -> dict[str, str]:
+    """Returns versions, JAX's settings, and checksums of the package's sources and of the user's files by setting."""
+    import jax
+
     folder = pathlib.Path(__file__).parents[1]
     digest = hashlib.sha256()
     for source in sorted(folder.rglob("*.py")):
         digest.update(str(source.relative_to(folder)).encode() + b"\0" + source.read_bytes())
-    versions = {name: importlib.metadata.version(name) for name in ("mpjax", "jax", "jaxlib")}
-    return {**versions, "mpjax's sources": digest.hexdigest()[:12]}
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    settings = {name: str(getattr(jax.config, name, None)) for name in NUMERICS}
+    files = {f"the file of {flag}": _checksum(where) for flag, where in files_of(config).items()}
+    return {**versions, **settings, **files, "mpjax's sources": digest.hexdigest()[:12]}
+
+
+def _checksum(file: pathlib.Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        return error.strerror or "cannot be read"

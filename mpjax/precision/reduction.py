@@ -45,12 +45,13 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
       whose `reduce_dtype` is float32.
 
     Raises:
-      UsageError: JAX has already summed the gradients in their own dtype, which it does for parameters that are
-        replicated in a `jax.shard_map` with `check_vma=True`, its default.
+      UsageError: there is no mapped axis of that name; or JAX has already summed the gradients in their own dtype,
+        which it does for parameters that are replicated in a `jax.shard_map` with `check_vma=True`, its default.
     """
+    devices = _size(axis_name)
+    grads = jax.tree.map(lambda g: g if hasattr(g, "dtype") else jnp.asarray(g), grads)
     _refuse_summed(grads, axis_name)
     dtype = get_policy(policy).reduce_dtype
-    devices = jax.lax.psum(1, axis_name)
 
     def average(gradient):
         if not _is_inexact(gradient):
@@ -59,6 +60,23 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
         return total / jnp.asarray(devices, total.dtype)
 
     return jax.tree.map(average, grads)
+
+
+def _size(axis_name: Axes) -> int:
+    """Returns the number of devices along mapped axes.
+
+    Raises:
+      UsageError: no axis is named, or there is no such axis.
+    """
+    if not axis_name:
+        raise UsageError('reduce_gradients: axis_name is empty; name the mapped axis, as in axis_name="data"')
+    try:
+        return jax.lax.psum(1, axis_name)
+    except NameError as error:
+        raise UsageError(
+            f"reduce_gradients: no axis {axis_name!r} is mapped here; call it inside of jax.shard_map or jax.pmap, "
+            "with the name of an axis of theirs"
+        ) from error
 
 
 def sum_across(array: jax.Array, dtype: np.dtype, axis_name: Axes) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +30,27 @@ def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -
     return train_call
 
 
+class CallProgram(NamedTuple):
+    """The program of a call, in all its stages.
+
+    Attributes:
+      jaxpr: what was traced.
+      lowered: what was given to XLA.
+      compiled: what XLA made of it.
+    """
+
+    jaxpr: Any
+    lowered: jax.stages.Lowered
+    compiled: jax.stages.Compiled
+
+
 def compile_calls(
     call: jax.stages.Wrapped,
     state: Any,
     feeds: Mapping[int, Any],
     options: Mapping[str, Any] = MappingProxyType({}),
     *,
-    see: Callable[[int, tuple[Any, jax.stages.Compiled]], None] = lambda count, program: None,
+    see: Callable[[int, CallProgram], None] = lambda count, program: None,
 ) -> Callable:
     """Compiles `call` ahead of time for the counts in `feeds`; the result raises KeyError for any other count.
 
@@ -45,11 +59,12 @@ def compile_calls(
       state: the state, or its shapes, dtypes and shardings.
       feeds: the input `fed` by count, or its shapes, dtypes and shardings.
       options: XLA's options.
-      see: called with each count and its program, traced (a jaxpr) and compiled.
+      see: called with each count and its program.
     """
     programs = {}
     for count, fed in feeds.items():
         traced = call.trace(state, fed, count)
-        programs[count] = traced.lower().compile(compiler_options=dict(options))
-        see(count, (traced.jaxpr, programs[count]))
+        lowered = traced.lower()
+        programs[count] = lowered.compile(compiler_options=dict(options))
+        see(count, CallProgram(traced.jaxpr, lowered, programs[count]))
     return lambda state, fed, count: programs[count](state, fed)

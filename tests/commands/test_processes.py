@@ -228,6 +228,45 @@ def test_what_stops_one_is_told_by_the_other(tmp_path):
     assert "error: process 1 has ended: cannot make folder /dev/null/cache" in err
 
 
+OWN = """
+import os
+import numpy as np
+from flax import nnx
+
+def rows():
+    values = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    split = {"image": (values * float(os.environ["OF_DATA"]))[..., None, None], "label": np.arange(40) % 3}
+    return split, split
+
+class Net(nnx.Module):
+    def __init__(self, fields, *, rngs):
+        self.head = nnx.Linear(4, 3, rngs=rngs)
+    def __call__(self, x):
+        x = self.head(x.reshape(len(x), 4))
+        return nnx.relu(x) if os.environ["OF_MODEL"] == "relu" else x
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [({"OF_DATA": "2"}, "the training data"), ({"OF_MODEL": "none"}, "the program of the training step")],
+    ids=["data", "model"],
+)
+def test_processes_that_would_not_train_the_same_are_refused(tmp_path, other, what):
+    """Their settings, versions and files are the same; what they read from elsewhere is not."""
+    (tmp_path / "own.py").write_text(OWN)
+    flags = [*SMALL, "--data.name", f"{tmp_path}/own.py:rows", "--model.name", f"{tmp_path}/own.py:Net"]
+    flags += ["--data.num_classes", "3", "--data.crop_padding", "0", "--output_dir", str(tmp_path / "run")]
+    port, same = free_port(), {"OF_DATA": "1", "OF_MODEL": "relu"}
+    started = [
+        start(*flags, *place(process, port), devices=2, **same | more) for process, more in enumerate(({}, other))
+    ]
+    for code, _, err in ends(started):
+        assert code == 2, err
+        assert f"{what} of processes 0 and of 1 differ" in err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_by_all(alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "damaged")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpjax.loop import checksums
 from mpjax.loop.checksums import checksums_of, damaged, digest_of
 
 
@@ -57,3 +58,12 @@ def test_a_digest_is_of_all_but_itself():
     assert digest_of({**about, "digest": digest}) == digest
     assert digest_of({"b": {"c": [1.5, None]}, "a": 1}) == digest
     assert digest_of({**about, "a": 2}) != digest
+
+
+def test_programs_over_several_devices_run_one_after_the_other(monkeypatch):
+    """Several at a time hang for ever where a host has fewer threads than devices."""
+    order = []
+    monkeypatch.setattr(checksums, "_sums", lambda array: order.append(("begun", array)) or np.array([1, 2]))
+    monkeypatch.setattr(jax, "block_until_ready", lambda pair: order.append("done") or pair)
+    checksums_of({"a": np.zeros(1), "b": np.ones(1)})
+    assert order == [("begun", 0), "done", ("begun", 1), "done"]

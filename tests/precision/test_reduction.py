@@ -161,3 +161,24 @@ def test_buckets_hold_neighbours_of_one_dtype_and_give_back_every_array(dtype, m
     assert {name: array.shape[1:] for name, array in found.items()} == shapes
     assert all((np.asarray(array) == 2).all() for array in found.values())
     assert counted == 4  # a and b together, c, d, e
+
+
+@pytest.mark.parametrize(
+    ("axis", "says"),
+    [("modell", "no axis 'modell' is mapped here"), ((), "axis_name is empty"), ("", "axis_name is empty")],
+)
+def test_an_axis_that_is_not_there_is_an_error(axis, says):
+    def reduced(gradient):
+        return reduce_gradients(gradient, "mixed_float16", axis)
+
+    with pytest.raises(UsageError, match=says):
+        jax.vmap(reduced, axis_name="data")(jnp.ones(2, jnp.float16))
+    with pytest.raises(UsageError, match=says):
+        reduced(jnp.ones(2, jnp.float16))
+
+
+def test_a_gradient_that_is_a_number_of_python_is_averaged_too():
+    def reduced(x):
+        return reduce_gradients({"a": 2.0, "b": x}, "float32", "data")
+
+    assert jax.vmap(reduced, axis_name="data")(jnp.arange(2.0))["a"].tolist() == [2.0, 2.0]

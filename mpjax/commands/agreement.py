@@ -1,0 +1,82 @@
+"""Compares what the processes of a run are about to train: their program, their data and their initial values."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from mpjax.commands.parts import Parts
+from mpjax.errors import UsageError
+from mpjax.loop.checksums import checksums_of
+from mpjax.loop.company import Alone, Company
+from mpjax.loop.roll_call import numbers
+from mpjax.training import TrainState
+
+
+def require_agreement(
+    company: Alone | Company, parts: Parts, lowered: Mapping[int, jax.stages.Lowered], state: TrainState
+) -> None:
+    """Raises UsageError in all processes if they differ in what they are about to train; all have to call it.
+
+    Settings, versions and sources were compared when they joined. This finds what comes from elsewhere: code that a
+    module of the user's imports, data that differs from machine to machine, values given in Python.
+
+    Args:
+      company: the processes.
+      parts: the parts of the run.
+      lowered: the lowered programs of the training call.
+      state: the initial state.
+    """
+    if company.processes == 1:
+        return
+    mine = {
+        "the program of the training step": _digest(*(program.as_text() for _, program in sorted(lowered.items()))),
+        "the training data": _digest_of_split(parts.source.train),
+        "the test data": _digest_of_split(parts.source.test),
+        "the initial state": _digest_of_state(state),
+    }
+    said = company.gather(mine)
+    for what in mine:
+        by_value: dict[str, list[int]] = {}
+        for process, found in enumerate(said):
+            by_value.setdefault(found[what], []).append(process)
+        if len(by_value) > 1:
+            groups = " and of ".join(numbers(who) for who in by_value.values())
+            raise UsageError(
+                f"{what} of processes {groups} differ: all processes have to train the same; look for code, files or "
+                "environment variables that are not the same on all machines"
+            )
+
+
+def _digest(*parts: str | bytes) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part.encode() if isinstance(part, str) else part)
+        found.update(b"\0")
+    return found.hexdigest()[:12]
+
+
+def _digest_of_split(split: Any) -> str:
+    """Returns a digest of the number of examples, and of the first, the middle and the last."""
+    size = len(split)
+    chosen = sorted({0, size // 2, size - 1}) if size else []
+    return _digest(str(size), *(_bytes(split[index]) for index in chosen))
+
+
+def _bytes(example: Any) -> bytes:
+    if isinstance(example, Mapping):
+        return b"\1".join(name.encode() + b"\1" + _bytes(example[name]) for name in sorted(example))
+    if isinstance(example, bytes):
+        return example
+    array = np.asarray(example)
+    values = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+    return f"{array.dtype}{array.shape}".encode() + values
+
+
+def _digest_of_state(state: TrainState) -> str:
+    """Returns a digest of this process's own copies of what all processes have a copy of."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    copies = {jax.tree_util.keystr(path): leaf.addressable_data(0) for path, leaf in leaves if leaf.is_fully_replicated}
+    return _digest(*(f"{name} {text}" for name, text in sorted(checksums_of(copies).items())))
