@@ -27,6 +27,8 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
     folder = pathlib.Path(company.gather(str(run_folder(config)) if company.first else None)[0])
     seen = company.gather((folder / CONFIG_FILE).exists())
     if not all(seen):
+        if company.first and not config.resume:
+            shutil.rmtree(folder, ignore_errors=True)  # made just now, and in the way of the corrected command
         blind = numbers([process for process, sees in enumerate(seen) if not sees])
         raise UsageError(
             f"{folder} of process 0 is not there for process {blind}: all processes need one storage for the run; "
