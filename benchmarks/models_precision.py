@@ -12,9 +12,10 @@ means differ by no more than seeds do.
         "bfloat16 --precision.master_weights stochastic" "bfloat16 --precision.master_weights kahan" \
         "bfloat16 --precision.master_weights stochastic --optimizer.moments bfloat16" \
         "bfloat16 --precision.master_weights stochastic --optimizer.moments float8" \
-        "bfloat16 --precision.master_weights off" --output benchmarks/results/models_half_state_cpu.json
+        --output benchmarks/results/models_half_state_cpu.json
 
-A policy may be followed by further flags. Finished runs in the output file are kept, so that it can be stopped and started again.
+A policy may be followed by further flags. Finished runs in the output file are kept, so that it can be stopped and
+started again.
 """
 
 import argparse
