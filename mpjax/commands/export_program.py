@@ -53,6 +53,11 @@ def write_program(
     """
     if config.task not in INPUTS:
         raise UsageError(f"--what program: a run with --task {config.task} has no logits that mpjax knows")
+    if blocks := sorted(str(recipe) for recipe in plan.policy.recipes if recipe.scaling == "block"):
+        raise UsageError(
+            f"--what program: JAX cannot export products in {blocks[0]}: their kernel is for B200 alone, and not among the "
+            "calls that JAX promises to read later; write --policy mixed_float8 or mixed_bfloat16"
+        )
     predict = predict_with(config.data.test_time_augmentation, config.task)
     logits_of = logits_for(config.task, task.objective.prepare, plan.module_policy, predict)
     _, of_batch = in_evaluation(task.structure, logits_of, cast=task.cast, layout=None)

@@ -96,7 +96,10 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     cast = uncast
     if plan.mode == "autocast":
         cast = functools.partial(
-            autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
+            autocast,
+            policy=scope_policy(abstract, plan.policy),
+            scopes=tuple(modules_of(abstract)),
+            require_float8=True,
         )
     return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract, frozen)
 
