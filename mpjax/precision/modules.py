@@ -185,12 +185,23 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
     tags = tags_of(modules)
     lineages = lineages_of(modules, tags)
     decided = {lineage[-1][0]: winner(policy.rules, lineage) for lineage in lineages}
-    linear = [path for path, found in tags.items() if LINEAR in found]
-    recipes = {path: policy.multiplies(policy.rules[decided[path]] if decided[path] else None) for path in linear}
-    found = any(recipe and why_wide(modules[path], recipe) is None for path, recipe in recipes.items())
     # Layers that are not Flax's may have products by weights too, which autocast finds.
-    _require_products(policy, found or not linear, decided, tags)
+    found = has_products_in_float8(model, policy) or not any(LINEAR in found for found in tags.values())
+    _require_products(policy, found, decided, tags)
     return dataclasses.replace(policy, rules=by_path(policy.rules, lineages))
+
+
+def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
+    """Returns True if a linear layer of the model multiplies in float8 under a policy."""
+    modules = modules_of(model)
+    tags = tags_of(modules)
+    for lineage in lineages_of(modules, tags):
+        path, types = lineage[-1]
+        pattern = winner(policy.rules, lineage)
+        recipe = policy.multiplies(policy.rules[pattern] if pattern else None)
+        if LINEAR in types and recipe is not None and why_wide(modules[path], recipe) is None:
+            return True
+    return False
 
 
 def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:

@@ -12,7 +12,7 @@ from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened
 from mpjax.precision.casting.numbers import computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.primitives import MATRIX_PRODUCTS
-from mpjax.precision.casting.quantised import IN_FLOAT8, note
+from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, note
 from mpjax.precision.casting.values import Origin, Value, avals_of, cast, cast_like, joined, values_of
 from mpjax.precision.casting.walk import evaluated
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
@@ -105,7 +105,7 @@ class Interpreter(NamedTuple):
             dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
         arrays = [once.cast(value.array, dtype) for value in inputs]
         params = _product(eqn, dtype) if rule == "low" else eqn.params
-        outputs = None if recipe is None or rule != "low" else _quantised(recipe, name, inputs, arrays, params)
+        outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
         if outputs is None:
             outputs = bind(eqn.primitive, arrays, params)
         number = computed(eqn, [value.number for value in inputs])
@@ -131,10 +131,10 @@ class _CastOnce:
         return self._widened[id(array)][1]
 
 
-def _quantised(recipe: Recipe, name: str, inputs: Sequence[Value], arrays: list, params: dict) -> list | None:
+def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays: list, params: dict) -> list | None:
     """Returns the result of a product by a recipe; None if it is not in float8. Notes which, with the reason."""
-    if name != "dot_general":
-        note([f"by {name}"])
+    if recipe is None or name != "dot_general":
+        note([TAKEN_OUT if recipe is None else f"by {name}"])
         return None
     origins = [value.origin for value in inputs]
     of_parameters = [place for place, origin in enumerate(origins) if origin == Origin.PARAMETERS]

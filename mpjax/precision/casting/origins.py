@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from mpjax.precision.casting.jaxprs import scan_counts
@@ -48,7 +49,7 @@ def origins_of(tree: Any, jaxpr: Any) -> tuple[list[Origin], Origin]:
 
 
 def _origin(leaf: Any, is_parameter: bool) -> Origin:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return Origin.NUMBERS
     return Origin.PARAMETERS if is_parameter else Origin.BATCH
 

@@ -10,12 +10,14 @@ from mpjax.precision.float8.recipes import Recipe
 
 IN_FLOAT8 = "in float8"
 
+TAKEN_OUT = "kept out of float8 by rules"
+
 _NOTED: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("products", default=None)
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[str]]:
-    """Returns a list that is filled while open: for each product, `IN_FLOAT8` or the reason why it is not."""
+    """Returns a list that is filled while open: for each product, `IN_FLOAT8`, or why it is not, as `TAKEN_OUT`."""
     products: list[str] = []
     token = _NOTED.set(products)
     try:

@@ -18,8 +18,7 @@ from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.origins import origins_of
-from mpjax.precision.casting.primitives import MATRIX_PRODUCTS
-from mpjax.precision.casting.quantised import IN_FLOAT8, noted, nothing_in_float8
+from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, noted, nothing_in_float8
 from mpjax.precision.casting.values import Origin, arrays_of, cast_like, split_arrays, values_of
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
@@ -110,7 +109,9 @@ def autocast(
             inputs = [value._replace(origin=origin) for value, origin in zip(inputs, origins, strict=True)]
         with noted() as products:
             outputs = arrays_of(interpreter._replace(closed_over=closed_over).run(jaxpr, inputs))
-        if policy.recipes and IN_FLOAT8 not in products and (products or not _taken_out(policy, jaxpr, require_float8)):
+        # Rules may keep all out of float8, and a function without products has none to tell of.
+        silent = policy.products is not None and {*products, TAKEN_OUT} == {TAKEN_OUT} and not require_float8
+        if policy.recipes and IN_FLOAT8 not in products and not silent:
             tell(nothing_in_float8(policy.recipes, products))
         split = len(jax.tree.leaves(result))
         # Model state keeps its dtypes from call to call.
@@ -119,13 +120,6 @@ def autocast(
         return jax.tree.unflatten(jax.tree.structure(result), outputs[:split])
 
     return autocast_fn
-
-
-def _taken_out(policy: Policy, jaxpr, required: bool) -> bool:
-    """Returns True if rules keep all products of a program out of float8, or if it has none and need not have one."""
-    if policy.products is None:
-        return False  # the rules themselves ask for it
-    return not required or any(eqn.primitive.name in MATRIX_PRODUCTS for _, eqn in equations(jaxpr))
 
 
 def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list[jax.Array], Callable]:

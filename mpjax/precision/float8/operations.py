@@ -46,7 +46,7 @@ def why_not_quantised(
 def _has_own_precision(precision: Any) -> bool:
     if precision is None:
         return False
-    setting: Any = jax.config.jax_default_matmul_precision
+    setting: Any = getattr(jax.config, "jax_default_matmul_precision", None)
     default = {lax.Precision.DEFAULT}
     if setting in {each.name.lower() for each in lax.Precision} | {"bfloat16", "tensorfloat32", "float32"}:
         default.add(lax.Precision(setting))
@@ -63,7 +63,7 @@ def quantised_product(
     """Applies a product of a traced program by a recipe; the arguments are those of `why_not_quantised`."""
     dtype, numbers = params.get("preferred_element_type"), params["dimension_numbers"]
     if weight != 0:
-        return Float8Dot(recipe)(*operands, numbers, preferred_element_type=dtype)
+        return Float8Dot(recipe)(operands[0], operands[1], numbers, preferred_element_type=dtype)
     # `weight @ x`: the rows of activations are the second operand's.
     (of_weight, of_x), batch = numbers
     w, x = operands
