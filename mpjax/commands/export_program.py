@@ -49,10 +49,15 @@ def write_program(
       A sentence about the file.
 
     Raises:
-      UsageError: the task is the user's own, or JAX cannot export the model.
+      UsageError: the task is the user's own, products are in MX blocks, or JAX cannot export the model.
     """
     if config.task not in INPUTS:
         raise UsageError(f"--what program: a run with --task {config.task} has no logits that mpjax knows")
+    if blocks := sorted(str(recipe) for recipe in plan.policy.recipes if recipe.scaling == "block"):
+        raise UsageError(
+            f"--what program: JAX cannot export products in {blocks[0]}: they call a kernel for one GPU, which is not "
+            "among those that a stored program may call; write --policy mixed_float8 or mixed_bfloat16"
+        )
     predict = predict_with(config.data.test_time_augmentation, config.task)
     logits_of = logits_for(config.task, task.objective.prepare, plan.module_policy, predict)
     _, of_batch = in_evaluation(task.structure, logits_of, cast=task.cast, layout=None)

@@ -23,7 +23,7 @@ from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
 from mpjax.precision.float8.layers import recipe_of
 from mpjax.precision.float8.recipes import E4M3, FLOAT8, capability_of, require_units
-from mpjax.precision.modules import PolicyReport, apply_policy, scope_policy
+from mpjax.precision.modules import PolicyReport, apply_policy, has_products_in_float8, scope_policy
 from mpjax.training import make_train_step
 from mpjax.training.freezing import freeze_statistics, frozen_paths, trained_only
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide
@@ -97,7 +97,10 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     cast = uncast
     if plan.mode == "autocast":
         cast = functools.partial(
-            autocast, policy=scope_policy(abstract, plan.policy), scopes=tuple(modules_of(abstract))
+            autocast,
+            policy=scope_policy(abstract, plan.policy),
+            scopes=tuple(modules_of(abstract)),
+            require_float8=has_products_in_float8(abstract, plan.policy),
         )
     return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract, frozen)
 

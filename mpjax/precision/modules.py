@@ -13,12 +13,12 @@ from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, require_x64, widest
-from mpjax.precision.float8.layers import is_quantised, nothing_quantised, set_products, tags_of, why_wide
+from mpjax.precision.float8.layers import is_quantised, not_covered, nothing_quantised, set_products, tags_of, why_wide
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 from mpjax.precision.policy import Policy, get_policy
-from mpjax.precision.rules import DEFAULTS, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm
+from mpjax.precision.rules import DEFAULTS, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm, winner
 
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class PolicyReport(tuple[Row, ...]):
     """The rows of `apply_policy`; prints as a table with the notes below it.
 
     Attributes:
-      notes: a line for each `dtype` or `param_dtype` attribute left as it is, because it is not a floating dtype, and
-        for each layer that cannot multiply in float8.
+      notes: a line for each `dtype` or `param_dtype` attribute left as it is, because it is not a floating dtype, for
+        each layer that cannot multiply in float8, and for a rule for `Linear` beside layers of `LinearGeneral`.
     """
 
     notes: tuple[str, ...]
@@ -131,10 +131,17 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
             notes.append(f"{path or 'the model'} multiplies in {row.compute_dtype}, not in float8: {reason}")
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
-    asked = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}  # else the user took them out
-    if policy.products is not None and asked and not any(map(is_quantised, modules.values())):
-        raise UsageError(nothing_quantised(policy.products, decided, tags))
+    _require_products(policy, any(map(is_quantised, modules.values())), decided, tags)
+    if policy.recipes:
+        notes += not_covered(rules, modules, tags)
     return PolicyReport(rows, notes)
+
+
+def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
+    """Raises UsageError if a policy's products are in float8, and none was `found`, but not by the user's own rules."""
+    asked = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}  # else the user took them out
+    if policy.products is not None and asked and not found:
+        raise UsageError(nothing_quantised(policy.products, decided, tags))
 
 
 def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.dtype]:
@@ -169,9 +176,32 @@ def storage_policy(policy: Policy) -> Policy:
 
 
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
-    """Returns the policy for `autocast` of a model with named scopes: `policy`, with module paths in place of types."""
+    """Returns the policy for `autocast` of a model with named scopes: `policy`, with module paths in place of types.
+
+    Raises:
+      UsageError: the policy's products are in float8, and no linear layer of the model would multiply in it.
+    """
     modules = modules_of(model)
-    return dataclasses.replace(policy, rules=by_path(policy.rules, lineages_of(modules, tags_of(modules))))
+    tags = tags_of(modules)
+    lineages = lineages_of(modules, tags)
+    decided = {lineage[-1][0]: winner(policy.rules, lineage) for lineage in lineages}
+    # Layers that are not Flax's may have products by weights too, which autocast finds.
+    found = has_products_in_float8(model, policy) or not any(LINEAR in found for found in tags.values())
+    _require_products(policy, found, decided, tags)
+    return dataclasses.replace(policy, rules=by_path(policy.rules, lineages))
+
+
+def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
+    """Returns True if a linear layer of the model multiplies in float8 under a policy."""
+    modules = modules_of(model)
+    tags = tags_of(modules)
+    for lineage in lineages_of(modules, tags):
+        path, types = lineage[-1]
+        pattern = winner(policy.rules, lineage)
+        recipe = policy.multiplies(policy.rules[pattern] if pattern else None)
+        if LINEAR in types and recipe is not None and why_wide(modules[path], recipe) is None:
+            return True
+    return False
 
 
 def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:

@@ -217,7 +217,7 @@ class Preset:
       loss_scale: "none", "dynamic", or "static" (scale 1).
       master_weights: True if the optimizer keeps float32 copies of the half-precision parameters.
       mode: "module" (dtypes set on Flax modules) or "autocast" (casts placed per operation).
-      aliases: other names, from Lightning, Keras and Apex.
+      aliases: other names, from Lightning, Keras, Apex, torchao and TransformerEngine.
     """
 
     name: str
@@ -254,10 +254,11 @@ PRESETS = (
     ),
     Preset("O3", Policy("float16", "float16", "float16", rules={NORM: "float16"}), loss_scale="static"),
     Preset("float64", Policy("float64"), aliases=("64-true", "64", "f64", "fp64")),
-    Preset("mixed_float8", _with_products(FLOAT8), aliases=("fp8-mixed", "fp8", "float8", "float8-mixed")),
-    Preset("mixed_float8_rowwise", _with_products(ROWWISE), aliases=("float8_rowwise",)),
-    Preset("mixed_float8_delayed", _with_products(DELAYED), aliases=("float8_delayed", "transformer-engine")),
-    Preset("mixed_mxfp8", _with_products(MXFP8), aliases=("mxfp8-mixed", "mxfp8")),
+    # A policy may also be named as its recipe is, by mpjax, torchao or TransformerEngine.
+    Preset("mixed_float8", _with_products(FLOAT8), aliases=("fp8-mixed", "float8-mixed", *FLOAT8.names)),
+    Preset("mixed_float8_rowwise", _with_products(ROWWISE), aliases=ROWWISE.names),
+    Preset("mixed_float8_delayed", _with_products(DELAYED), aliases=("transformer-engine", *DELAYED.names)),
+    Preset("mixed_mxfp8", _with_products(MXFP8), aliases=("mxfp8-mixed", *MXFP8.names)),
 )
 
 

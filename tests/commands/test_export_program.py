@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import optax
@@ -20,6 +21,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
+from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import initial_state
 
 
@@ -99,6 +101,14 @@ def test_every_kind_of_model_can_be_a_program_of_any_batch_size(tmp_path, flags)
 def test_settings_of_the_other_kind_are_errors(trained, settings, said):
     with pytest.raises(UsageError, match=said):
         export_run(Export(**{"run": str(trained), "output": "a.x", **settings}))
+
+
+def test_products_in_blocks_are_refused_with_the_policy_to_write():
+    config = load_config(["--precision.policy", "mixed_mxfp8"])
+    plan = plan_precision(config.precision)
+    given: Any = None  # nothing is looked at
+    with pytest.raises(UsageError, match="cannot export products in mxfp8: .* write --policy mixed_float8 or mixed_bf"):
+        write_program(Export(run="a", output="b", what="program"), config, plan, given, given, {}, {})
 
 
 def test_a_program_that_computes_something_else_is_not_written(trained, tmp_path, monkeypatch):

@@ -36,6 +36,13 @@ def test_only_a_float64_policy_switches_64_bit_arrays_on(policy, switched):
     assert jax.config.jax_enable_x64 == switched
 
 
+@pytest.mark.parametrize("mode", ["module", "autocast"])
+def test_a_policy_in_float8_that_no_layer_follows_is_an_error(mode):
+    config = config_of(f"--precision.policy mixed_float8 --precision.mode {mode}")
+    with pytest.raises(UsageError, match="no layer multiplies in float8: type:first_or_last"):
+        make_parts(config)
+
+
 def test_compiled_programs_are_kept_in_the_cache_folder(tmp_path):
     config = config_of(f"--cache_dir {tmp_path}")
     set_up_jax(config, plan_precision(config.precision))

@@ -644,6 +644,13 @@ def test_a_scope_policy_has_the_paths_of_its_types():
     )
 
 
+def test_a_scope_policy_for_a_model_without_an_inner_large_layer_is_an_error():
+    layers = nnx.List([nnx.Linear(32, 32, rngs=nnx.Rngs(0)) for _ in range(4)])
+    with pytest.raises(UsageError, match="no layer multiplies in float8: type:first_or_last, type:small_pro"):
+        scope_policy(layers, get_policy("mixed_float8"))
+    scope_policy(layers, get_policy("mixed_float8;*=bfloat16"))  # taken out by the user
+
+
 class Tied(nnx.Module):
     def __init__(self):
         self.embed = nnx.Embed(4, 2, rngs=nnx.Rngs(0))

@@ -32,10 +32,10 @@ def float8(recipe):
         (Policy("float16", "float16", "float32"), ("float16", "16-true")),
         (Policy("float16", "float16", "float16", rules={"type:norm": "float16"}), ("O3",)),
         (Policy("float64", "float64", "float64"), ("float64", "64-true", 64)),
-        (float8("float8"), ("mixed_float8", "fp8-mixed", "FP8", "float8")),
-        (float8("float8_rowwise"), ("mixed_float8_rowwise", "float8_rowwise")),
-        (float8("float8_delayed"), ("mixed_float8_delayed", "transformer-engine")),
-        (float8("mxfp8"), ("mixed_mxfp8", "mxfp8-mixed")),
+        (float8("float8"), ("mixed_float8", "fp8-mixed", "FP8", "float8", "tensorwise", "Float8CurrentScaling")),
+        (float8("float8_rowwise"), ("mixed_float8_rowwise", "float8_rowwise", "rowwise")),
+        (float8("float8_delayed"), ("mixed_float8_delayed", "transformer-engine", "delayed", "DelayedScaling")),
+        (float8("mxfp8"), ("mixed_mxfp8", "mxfp8-mixed", "MXFP8BlockScaling")),
     ],
 )
 def test_every_name_and_alias_gives_its_policy(policy, spellings):

@@ -10,7 +10,16 @@ from collections.abc import Callable
 import jax
 
 from mpjax.precision.casting.jaxprs import manual_axes, open_shardings, opened, scan_counts
-from mpjax.precision.casting.values import UNKNOWN, Value, arrays_of, avals_of, cast_like, values_of
+from mpjax.precision.casting.quantised import note, noted
+from mpjax.precision.casting.values import (
+    Origin,
+    Value,
+    arrays_of,
+    avals_of,
+    cast_like,
+    computed_from,
+    values_of,
+)
 from mpjax.precision.casting.walk import called
 from mpjax.precision.dtypes import is_floating, widest
 
@@ -21,30 +30,34 @@ def jit(run, eqn, inputs, debug_info) -> list:
     facts = tuple(value.fact for value in inputs)
     shardings = open_shardings(params["in_shardings"]), open_shardings(params["out_shardings"])
     # The cache key is the interpreter, because interpreters with equal fields are equal. Their bound methods are not.
-    inner, out_facts = _jitted(run.__self__, params["jaxpr"], params["name"], facts, *shardings)
+    inner, out_facts, products = _jitted(run.__self__, params["jaxpr"], params["name"], facts, *shardings)
     arrays = inner(*arrays_of(inputs))
+    note(products)
     return values_of(arrays, out_facts if len(out_facts) == len(arrays) else ())
 
 
 @functools.lru_cache(maxsize=256)
 def _jitted(
     interpreter, jaxpr, name: str, facts: tuple, in_shardings: tuple, out_shardings: tuple
-) -> tuple[Callable, list]:
-    """Returns the jitted body with casts, and a list that tracing fills with the facts about its outputs.
+) -> tuple[Callable, list, list]:
+    """Returns the jitted body with casts, and lists that tracing fills: facts about its outputs, and its products.
 
     Cached, so that a repeated call does not compile again.
     """
     out_facts: list[Value] = []
+    products: list[str] = []
 
     def inner(*arrays):
-        outputs = interpreter.run(jaxpr, values_of(arrays, facts))
+        with noted() as found:
+            outputs = interpreter.run(jaxpr, values_of(arrays, facts))
         out_facts[:] = [value.fact for value in outputs]
+        products[:] = found
         return arrays_of(outputs)
 
     inner.__name__ = name
     shardings = {"in_shardings": in_shardings, "out_shardings": list(out_shardings)}
     given = {which: value for which, value in shardings.items() if any(s is not None for s in value)}
-    return jax.jit(inner, **given), out_facts
+    return jax.jit(inner, **given), out_facts, products
 
 
 def scan(run, eqn, inputs, debug_info) -> list:
@@ -55,7 +68,10 @@ def scan(run, eqn, inputs, debug_info) -> list:
     carry_avals = avals_of(body.invars[num_consts : num_consts + num_carry])
     arrays = arrays_of(inputs)
     consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
-    facts = [value.fact for value in inputs[:num_consts]] + [UNKNOWN] * (len(inputs) - num_consts)
+    # The carry may be another array later. Slices of the rest are made of what the whole is made of.
+    facts = [value.fact for value in inputs[:num_consts]]
+    facts += [_carried(value) for value in inputs[num_consts : num_consts + num_carry]]
+    facts += [Value(None, origin=value.origin) for value in inputs[num_consts + num_carry :]]
     init = cast_like(arrays[num_consts : num_consts + num_carry], carry_avals)
 
     def step(carry, x):
@@ -65,7 +81,12 @@ def scan(run, eqn, inputs, debug_info) -> list:
     carry, ys = jax.lax.scan(
         step, init, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
     )
-    return values_of([*carry, *ys])
+    return computed_from(inputs, [*carry, *ys])
+
+
+def _carried(initial: Value) -> Value:
+    """Returns what is known of the carry of a loop in any iteration."""
+    return Value(None, origin=Origin.BATCH if initial.origin == Origin.BATCH else Origin.UNKNOWN)
 
 
 def while_loop(run, eqn, inputs, debug_info) -> list:
@@ -75,7 +96,7 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     arrays = arrays_of(inputs)
     cond_consts, body_consts = arrays[: split[0]], arrays[split[0] : split[1]]
-    unknown = [UNKNOWN] * len(arrays[split[1] :])
+    unknown = [_carried(value) for value in inputs[split[1] :]]
     avals = avals_of(eqn.outvars)
 
     def go_on(carry):
@@ -85,7 +106,7 @@ def while_loop(run, eqn, inputs, debug_info) -> list:
         given = values_of([*body_consts, *carry], facts[split[0] : split[1]] + unknown)
         return cast_like(arrays_of(run(params["body_jaxpr"], given)), avals)
 
-    return values_of(jax.lax.while_loop(go_on, body, cast_like(arrays[split[1] :], avals)))
+    return computed_from(inputs, jax.lax.while_loop(go_on, body, cast_like(arrays[split[1] :], avals)))
 
 
 def cond(run, eqn, inputs, debug_info) -> list:
@@ -106,10 +127,10 @@ def cond(run, eqn, inputs, debug_info) -> list:
     branches = [same_dtypes(one) for one in branches]
     platforms = eqn.params.get("branches_platforms")
     if platforms is None:
-        return values_of(jax.lax.switch(index, branches, *operands))
+        return computed_from(inputs, jax.lax.switch(index, branches, *operands))
     # Each branch is compiled only for its own platforms. A branch without platforms is the default.
     of_platform = {name: one for names, one in zip(platforms, branches, strict=True) for name in names or ("default",)}
-    return values_of(jax.lax.platform_dependent(*operands, **of_platform))
+    return computed_from(inputs, jax.lax.platform_dependent(*operands, **of_platform))
 
 
 def remat(run, eqn, inputs, debug_info) -> list:
@@ -120,7 +141,7 @@ def remat(run, eqn, inputs, debug_info) -> list:
         return arrays_of(run(eqn.params["jaxpr"], values_of(arrays, facts)))
 
     options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
-    return values_of(jax.checkpoint(inner, **options)(*arrays_of(inputs)))
+    return computed_from(inputs, jax.checkpoint(inner, **options)(*arrays_of(inputs)))
 
 
 def call(run, eqn, inputs, debug_info) -> list:
@@ -144,7 +165,7 @@ def shard_map(run, eqn, inputs, debug_info) -> list:
         check_vma=params["check_vma"],
         axis_names=set(manual_axes(params)),
     )
-    return values_of(mapped(*arrays_of(inputs)))
+    return computed_from(inputs, mapped(*arrays_of(inputs)))
 
 
 HANDLERS = {

@@ -11,7 +11,16 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.casting.jaxprs import as_function
-from mpjax.precision.casting.values import UNKNOWN, arrays_of, avals_of, cast_like, values_of
+from mpjax.precision.casting.values import (
+    UNKNOWN,
+    Origin,
+    Value,
+    arrays_of,
+    avals_of,
+    cast_like,
+    computed_from,
+    values_of,
+)
 
 
 def custom_jvp(run, eqn, inputs, debug_info) -> list:
@@ -44,7 +53,7 @@ def custom_jvp(run, eqn, inputs, debug_info) -> list:
         values, slopes = outputs[: len(shapes)], outputs[len(shapes) :]
         return cast_like(values, shapes), cast_like(slopes, shapes)
 
-    return values_of(function(*_constants_held(eqn, inputs)))
+    return computed_from(inputs, function(*_constants_held(eqn, inputs)))
 
 
 def custom_vjp(run, eqn, inputs, debug_info) -> list:
@@ -72,7 +81,9 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
     def forward(*arrays):
         traced, (_, residual_shapes) = jax.make_jaxpr(forward_at, return_shape=True)(*_like(in_avals))
         backward["residuals"] = residual_shapes
-        outputs = arrays_of(run(traced, values_of(arrays, facts)))
+        found = run(traced, values_of(arrays, facts))
+        backward["facts"] = [Value(None, origin=value.origin) for value in found[len(out_avals) :]]
+        outputs = arrays_of(found)
         values, residuals = outputs[: len(out_avals)], outputs[len(out_avals) :]
         return cast_like(values, jax.eval_shape(primal, *arrays)), (
             residuals,
@@ -87,7 +98,8 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
 
         shapes = backward["residuals"], _like(out_avals)
         traced = jax.make_jaxpr(pull_at)(*shapes)
-        grads = iter(arrays_of(run(traced, values_of([*residuals, *cotangents]))))
+        known = [*backward["facts"], *[Value(None, origin=Origin.BATCH)] * len(cotangents)]
+        grads = iter(arrays_of(run(traced, values_of([*residuals, *cotangents], known))))
         dtypes = (kept.dtype for kept in like)
         return tuple(
             next(grads).astype(next(dtypes)) if i in differentiable else _no_gradient(aval)
@@ -96,7 +108,7 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
 
     function = jax.custom_vjp(primal)
     function.defvjp(forward, pull_back)
-    return values_of(function(*_constants_held(eqn, inputs)))
+    return computed_from(inputs, function(*_constants_held(eqn, inputs)))
 
 
 def _differentiable(eqn) -> list[int]:

@@ -11,10 +11,12 @@ from mpjax.precision.casting.equations import bind, standing_at
 from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened
 from mpjax.precision.casting.numbers import computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
-from mpjax.precision.casting.values import Value, avals_of, cast, cast_like, values_of
+from mpjax.precision.casting.primitives import MATRIX_PRODUCTS
+from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, note
+from mpjax.precision.casting.values import Origin, Value, avals_of, cast, cast_like, joined, values_of
 from mpjax.precision.casting.walk import evaluated
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
-from mpjax.precision.float8.operations import multiplies_a_weight, quantised_product
+from mpjax.precision.float8.operations import quantised_product, why_not_quantised
 from mpjax.precision.float8.recipes import Recipe
 
 
@@ -36,12 +38,14 @@ class Interpreter(NamedTuple):
       operations: the lists of operations.
       recipe_of: a function from named scope to the recipe of products with a weight there; None for `dtype_of`.
       scope: the named scopes around the jaxpr.
+      closed_over: the origin of arrays that the program has closed over.
     """
 
     dtype_of: Callable[[str], np.dtype]
     operations: Operations
     recipe_of: Callable[[str], Recipe | None] = _in_compute_dtype
     scope: str = ""
+    closed_over: Origin = Origin.UNKNOWN
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Returns the outputs of a jaxpr, open or closed, for inputs of any floating dtypes."""
@@ -53,10 +57,17 @@ class Interpreter(NamedTuple):
                 if eqn.primitive.name in HANDLERS and not _is_full_precision(eqn):
                     return HANDLERS[eqn.primitive.name](self._replace(scope=scope).run, eqn, inputs, debug_info)
                 if self._keeps_its_dtypes(eqn, inputs, narrowed):
+                    if eqn.primitive.name in MATRIX_PRODUCTS and self.recipe_of(scope) is not None:
+                        note([_with_own_dtypes(eqn)])
                     return _as_traced(eqn, inputs, debug_info)
                 return self._apply(eqn, inputs, self.dtype_of(scope), self.recipe_of(scope), once)
 
-        return evaluated(jaxpr, inputs, lambda atom, array: _constant(array), apply, self.scope)
+        return evaluated(jaxpr, inputs, lambda atom, array: self._constant(array), apply, self.scope)
+
+    def _constant(self, array) -> Value:
+        number = number_of(array)
+        own = number is not None
+        return Value(array, number, own=own, origin=Origin.NUMBERS if own else self.closed_over)
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
         """Returns True if an equation keeps its traced dtypes: no list casts it, or the program chose its dtypes."""
@@ -82,7 +93,8 @@ class Interpreter(NamedTuple):
             return [_converted(eqn, inputs[0])]
         if name in _EACH:
             own = FLOAT32 if compute_dtype == FLOAT32 else None
-            return values_of(bind(eqn.primitive, [once.cast(value.array, own) for value in inputs], eqn.params))
+            outputs = bind(eqn.primitive, [once.cast(value.array, own) for value in inputs], eqn.params)
+            return values_of(outputs, [Value(None, origin=value.origin) for value in inputs])
         peak = any(value.peak for value in inputs)
         if rule == "low":
             dtype = compute_dtype
@@ -93,13 +105,15 @@ class Interpreter(NamedTuple):
             dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
         arrays = [once.cast(value.array, dtype) for value in inputs]
         params = _product(eqn, dtype) if rule == "low" else eqn.params
-        if rule == "low" and recipe is not None and multiplies_a_weight(recipe, name, arrays, params):
-            outputs = [quantised_product(recipe, arrays, params)]
-        else:
+        outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
+        if outputs is None:
             outputs = bind(eqn.primitive, arrays, params)
         number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
-        return [Value(array, number, peak, _all_own(inputs)) for array in outputs]
+        own, origin = _all_own(inputs), joined(inputs)
+        if origin == Origin.UNKNOWN and name in MATRIX_PRODUCTS:
+            origin = Origin.BATCH  # one of the operands does
+        return [Value(array, number, peak, own, origin) for array in outputs]
 
 
 class _CastOnce:
@@ -117,13 +131,32 @@ class _CastOnce:
         return self._widened[id(array)][1]
 
 
+def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays: list, params: dict) -> list | None:
+    """Returns the result of a product by a recipe; None if it is not in float8. Notes which, with the reason."""
+    if recipe is None or name != "dot_general":
+        note([TAKEN_OUT if recipe is None else f"by {name}"])
+        return None
+    origins = [value.origin for value in inputs]
+    of_parameters = [place for place, origin in enumerate(origins) if origin == Origin.PARAMETERS]
+    if not of_parameters and Origin.UNKNOWN not in origins:
+        note(["of activations alone, as attention has"])
+        return None
+    weight = of_parameters[0] if len(of_parameters) == 1 else None
+    if (reason := why_not_quantised(recipe, arrays, params, weight)) is not None:
+        note([reason])
+        return None
+    note([IN_FLOAT8])
+    return [quantised_product(recipe, arrays, params, weight)]
+
+
+def _with_own_dtypes(eqn) -> str:
+    """Returns what to note of a product that keeps its dtypes, which may be float8 by the user's own casts."""
+    in_float8 = all(aval.dtype.itemsize == 1 and is_floating(aval) for aval in avals_of(eqn.invars))
+    return IN_FLOAT8 if in_float8 else "with dtypes of their own"
+
+
 def _is_full_precision(eqn) -> bool:
     return eqn.primitive.name == "jit" and eqn.params["name"] == FULL_PRECISION
-
-
-def _constant(array) -> Value:
-    number = number_of(array)
-    return Value(array, number, own=number is not None)
 
 
 def _all_own(inputs: Sequence[Value]) -> bool:
@@ -155,7 +188,8 @@ def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
     """Runs an equation in its traced dtypes, as kernels and `full_precision` regions need it."""
     arrays = cast_like((value.array for value in inputs), avals_of(eqn.invars))
     number = computed(eqn, [value.number for value in inputs])
-    return [Value(array, number, own=_all_own(inputs)) for array in as_function(eqn, debug_info)(*arrays)]
+    own, origin = _all_own(inputs), joined(inputs)
+    return [Value(array, number, own=own, origin=origin) for array in as_function(eqn, debug_info)(*arrays)]
 
 
 def _converted(eqn, value: Value) -> Value:
@@ -163,7 +197,8 @@ def _converted(eqn, value: Value) -> Value:
     traced, new = eqn.invars[0].aval, eqn.params["new_dtype"]
     if is_floating(traced) and traced.dtype == new:
         return value
-    return Value(jax.lax.convert_element_type(value.array, new), computed(eqn, [value.number]), own=_all_own([value]))
+    array = jax.lax.convert_element_type(value.array, new)
+    return Value(array, computed(eqn, [value.number]), own=_all_own([value]), origin=value.origin)
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:

@@ -6,17 +6,20 @@ dtype of its inputs.
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
-from mpjax.errors import UsageError
+from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.precision.casting.equinox_paths import equinox_scopes
 from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
-from mpjax.precision.casting.values import arrays_of, cast_like, split_arrays, values_of
+from mpjax.precision.casting.origins import origins_of
+from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, noted, nothing_in_float8
+from mpjax.precision.casting.values import Origin, arrays_of, cast_like, split_arrays, values_of
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
 from mpjax.precision.policy import Policy, get_policy
@@ -24,7 +27,12 @@ from mpjax.precision.rules import DEFAULTS, NORM, Rules, decide, scope_lineage, 
 
 
 def autocast(
-    fn: Callable, policy: "str | Policy", *, operations: Operations = OPERATIONS, scopes: Iterable[str] = ()
+    fn: Callable,
+    policy: "str | Policy",
+    *,
+    operations: Operations = OPERATIONS,
+    scopes: Iterable[str] = (),
+    require_float8: bool = False,
 ) -> Callable:
     """Returns `fn` with casts per operation. Composes with JAX's transformations and control flow, inside and outside.
 
@@ -50,6 +58,8 @@ def autocast(
         of them is half precision, `fn` itself is returned.
       operations: the lists that say which primitive runs in which dtype.
       scopes: scopes that a rule may name although not every call opens them, such as dropout in evaluation.
+      require_float8: True makes it an error if the policy asks for products in float8 and none is, for example because
+        all are too small. By default it is a `PrecisionWarning`, once. Rules that keep all out of float8 are neither.
 
     Returns:
       A function with the same signature. It raises UsageError if a rule matches no scope.
@@ -73,6 +83,15 @@ def autocast(
         pattern = winner(rules, scope_lineage(scope))
         return rules[pattern] if pattern else None
 
+    told: list[str] = []
+
+    def tell(message: str) -> None:
+        if require_float8:
+            raise UsageError(message)
+        if not told:
+            told.append(message)
+            warnings.warn(message, PrecisionWarning, stacklevel=3)
+
     known = frozenset(scopes)
     interpreter = Interpreter(
         lambda scope: policy.computes(rule_of(scope)), operations, lambda scope: policy.multiplies(rule_of(scope))
@@ -84,7 +103,16 @@ def autocast(
         jaxpr, (result, changed) = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         if rules:
             decide(rules, map(scope_lineage, known | models.paths() | {scope for scope, _ in equations(jaxpr)}))
-        outputs = arrays_of(interpreter.run(jaxpr, values_of(arrays)))
+        inputs, closed_over = values_of(arrays), Origin.UNKNOWN
+        if policy.recipes:
+            origins, closed_over = origins_of(models.tree, jaxpr)
+            inputs = [value._replace(origin=origin) for value, origin in zip(inputs, origins, strict=True)]
+        with noted() as products:
+            outputs = arrays_of(interpreter._replace(closed_over=closed_over).run(jaxpr, inputs))
+        # Rules may keep all out of float8, and a function without products has none to tell of.
+        silent = policy.products is not None and {*products, TAKEN_OUT} == {TAKEN_OUT} and not require_float8
+        if policy.recipes and IN_FLOAT8 not in products and not silent:
+            tell(nothing_in_float8(policy.recipes, products))
         split = len(jax.tree.leaves(result))
         # Model state keeps its dtypes from call to call.
         kept = cast_like(outputs[split:], jax.tree.leaves(changed))

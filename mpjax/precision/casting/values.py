@@ -1,5 +1,6 @@
 """What autocast knows about each array. The dtype of an array may differ from the one that it was traced with."""
 
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.precision.dtypes import is_floating
+
+
+class Origin(enum.IntEnum):
+    """What an array depends on. The origin of a result is the largest of its operands'; see `origins.py`.
+
+    Attributes:
+      NUMBERS: nothing but numbers of the program, and random keys.
+      PARAMETERS: parameters, and nothing of the batch.
+      UNKNOWN: it is not known.
+      BATCH: something besides parameters.
+    """
+
+    NUMBERS = 0
+    PARAMETERS = 1
+    UNKNOWN = 2
+    BATCH = 3
 
 
 class Value(NamedTuple):
@@ -19,17 +36,19 @@ class Value(NamedTuple):
         dtype of the other operands.
       peak: True for the largest of several values. Differences from it, as in a softmax, are computed in float32.
       own: True if the program made it only from keys, integers and numbers, and so chose its dtype.
+      origin: what it depends on.
     """
 
     array: Any
     number: float | None = None
     peak: bool = False
     own: bool = False
+    origin: Origin = Origin.UNKNOWN
 
     @property
     def fact(self) -> "Value":
         """Returns the value without its array, to use inside a call or a loop."""
-        return Value(None, self.number, own=self.own)
+        return Value(None, self.number, own=self.own, origin=self.origin)
 
 
 UNKNOWN = Value(None)
@@ -39,6 +58,17 @@ def values_of(arrays: Iterable, facts: Sequence[Value] = ()) -> list[Value]:
     """Returns arrays as values, with `facts` about them if given."""
     arrays = list(arrays)
     return [fact._replace(array=array) for array, fact in zip(arrays, facts or [UNKNOWN] * len(arrays), strict=True)]
+
+
+def joined(values: Iterable[Value]) -> Origin:
+    """Returns the origin of what is computed from values."""
+    return max((value.origin for value in values), default=Origin.NUMBERS)
+
+
+def computed_from(inputs: Iterable[Value], arrays: Iterable) -> list[Value]:
+    """Returns the results of a call or loop as values, of which no more is known than what they were computed from."""
+    origin = joined(inputs)
+    return [Value(array, origin=origin) for array in arrays]
 
 
 def split_arrays(tree) -> tuple[list[jax.Array], Callable]:

@@ -1,12 +1,16 @@
 """Which layers of a Flax NNX model multiply in float8, and the tags by which rules find those that better do not."""
 
+import collections
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 
+from mpjax.precision.calls import owner_of_call
 from mpjax.precision.float8.history import keep_history
 from mpjax.precision.float8.products import Float8Dot
 from mpjax.precision.float8.recipes import Recipe
@@ -22,15 +26,35 @@ _MULTIPLE = 16
 def is_linear(module: Any) -> bool:
     """Returns True for a Flax layer that multiplies by a weight and leaves to Flax how.
 
-    A layer with a `dot_general` or a `precision` of the user's, or with a weight for each example, is left alone.
+    A layer with a `dot_general` or a `precision` of the user's, or with a weight for each example, is left alone. So is
+    one of a subclass whose own `__call__` multiplies by itself.
     """
     from flax import nnx
 
     if not isinstance(module, nnx.Linear | nnx.LinearGeneral) or module.precision is not None:
         return False
+    if not _leaves_the_product_to_flax(type(module)):
+        return False
     if getattr(module, "dot_general_cls", None) is not None or getattr(module, "batch_axis", None):
         return False
     return module.dot_general in (None, jax.lax.dot_general) or is_quantised(module)
+
+
+def _leaves_the_product_to_flax(cls: type) -> bool:
+    """Returns True if a layer's call is Flax's, calls another `__call__`, as by `super()`, or uses `dot_general`."""
+    owner: Any = owner_of_call(cls)
+    if owner is None or owner.__module__.startswith("flax."):
+        return owner is not None
+    names = set(_names_in(getattr(inspect.unwrap(owner.__call__), "__code__", None)))
+    return not names.isdisjoint(("dot_general", "__call__"))
+
+
+def _names_in(code: Any) -> Iterator[str]:
+    """Yields the names of globals and attributes that a function's code uses, with those of functions inside it."""
+    if isinstance(code, types.CodeType):
+        yield from code.co_names
+        for constant in code.co_consts:
+            yield from _names_in(constant)
 
 
 def sides(module: Any) -> tuple[int, int]:
@@ -45,8 +69,9 @@ def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """Returns the tags of layers, by module path: names that rules can match as `type:` beside those of classes.
 
     `linear_layer` is for layers that can multiply in float8. `first_or_last` is for layers, embeddings too, that no
-    list holds, as a head, and for the first and last layer of a list of layers. `small_product` is for linear layers
-    with a side below 64, or that is no multiple of 16.
+    list holds, as a head, and for the first and last layer of a list of layers. Attributes that are numbered one after
+    the other (`layer1`, `layer2`, `layer3`) are a list. `small_product` is for linear layers with a side below 64, or
+    that is no multiple of 16.
 
     Args:
       modules: the modules of a model by path.
@@ -54,17 +79,40 @@ def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     from flax import nnx
 
     tags: dict[str, frozenset[str]] = {}
+    listed = _with_lists(modules)
+    by_place = {listed[path]: module for path, module in modules.items()}
     for path, module in modules.items():
         linear = is_linear(module)
         if not (linear or isinstance(module, nnx.Embed)):
             continue
         found = {LINEAR} if linear else set()
-        if _is_first_or_last(path, modules):
+        if _is_first_or_last(listed[path], by_place):
             found.add(FIRST_OR_LAST.removeprefix("type:"))
         if linear and any(side < SMALLEST_SIDE or side % _MULTIPLE for side in sides(module)):
             found.add(SMALL_PRODUCT.removeprefix("type:"))
         tags[path] = frozenset(found)
     return tags
+
+
+_NUMBERED = re.compile(r"(.*\D)(\d+)")
+
+
+def _with_lists(paths: Iterable[str]) -> dict[str, str]:
+    """Returns paths with consecutively numbered attributes as items of a list: `layer2/up` as `layer(s)/2/up`."""
+    names = {tuple(parts[: depth + 1]) for path in paths for parts in [path.split("/")] for depth in range(len(parts))}
+    numbers: dict[tuple[tuple[str, ...], str], set[int]] = collections.defaultdict(set)
+    for name in names:
+        if numbered := _NUMBERED.fullmatch(name[-1]):
+            numbers[name[:-1], numbered[1]].add(int(numbered[2]))
+    lists = {key for key, found in numbers.items() if 1 < len(found) == max(found) - min(found) + 1}
+
+    def place(parts: tuple[str, ...]) -> Iterator[str]:
+        for depth, part in enumerate(parts):
+            numbered = _NUMBERED.fullmatch(part)
+            is_item = numbered and (parts[:depth], numbered[1]) in lists
+            yield f"{numbered[1]}(s)/{int(numbered[2])}" if numbered and is_item else part
+
+    return {path: "/".join(place(tuple(path.split("/")))) for path in paths}
 
 
 def _is_first_or_last(path: str, modules: Mapping[str, Any]) -> bool:
@@ -134,6 +182,23 @@ def why_wide(module: Any, recipe: Recipe | None) -> str | None:
     return f"its weight is {inputs} x {outputs}, and {which} of {recipe.multiple}, which {recipe} needs"
 
 
+def not_covered(rules: Iterable[str], modules: Mapping[str, Any], tags: Mapping[str, frozenset[str]]) -> list[str]:
+    """Says of a rule for `type:Linear` that it is not for a model's `LinearGeneral`, as attention's projections are.
+
+    Args:
+      rules: the patterns of the policy.
+      modules: the modules of a model by path.
+      tags: the tags of layers, by path.
+    """
+    from flax import nnx
+
+    others = [path for path, found in tags.items() if LINEAR in found and not isinstance(modules[path], nnx.Linear)]
+    if "type:Linear" not in rules or not others:
+        return []
+    shown = f"{', '.join(others[:3])}{', ...' if others[3:] else ''}"
+    return [f"rule 'type:Linear' does not cover LinearGeneral ({shown}): 'type:{LINEAR}' covers all linear layers"]
+
+
 def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: Mapping[str, frozenset[str]]) -> str:
     """Explains why no layer of a model multiplies by a recipe.
 
@@ -146,8 +211,17 @@ def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: M
     if not linear:
         return f"products={recipe}: the model has no linear layer, and nothing else multiplies in float8"
     rules = sorted({decided[path] or "their sides" for path, found in tags.items() if LINEAR in found})
+    why = [reason for rule, reason in _WHY_WIDE.items() if rule in rules]
     return (
         f"products={recipe}: no layer multiplies in float8: {', '.join(rules)} decided all {len(linear)} linear layers "
-        f"({', '.join(linear[:3])}{', ...' if linear[3:] else ''}). Write a rule for those that are to, as in "
-        f"rules={{'type:Linear': '{recipe}'}}"
+        f"({', '.join(linear[:3])}{', ...' if linear[3:] else ''}){'; '.join(['', *why])}. Write a rule for those that "
+        f"are to, as in rules={{'type:{LINEAR}': '{recipe}'}}, or mixed_bfloat16"
     )
+
+
+_WHY_WIDE = {
+    FIRST_OR_LAST: "a layer in no list, as a stem or a head, stays wide, and so do the first and the last of a list of "
+    "layers, so that a list of two has no inner one",
+    SMALL_PRODUCT: f"a side below {SMALLEST_SIDE}, or that is no multiple of {_MULTIPLE}, costs more than it saves",
+}
+"""Why the rules of presets keep layers out of float8."""

@@ -1,43 +1,72 @@
-"""Which products of a traced program multiply by a weight, so that autocast runs them in float8."""
+"""Which products of a traced program autocast runs in float8: those by a weight that is large and even enough."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from mpjax.precision.float8.layers import SMALLEST_SIDE
 from mpjax.precision.float8.products import Float8Dot
 from mpjax.precision.float8.recipes import Recipe
 
 
-def multiplies_a_weight(recipe: Recipe, primitive: str, operands: Sequence[Any], params: Mapping[str, Any]) -> bool:
-    """Returns True for a product as of a linear layer: without batch axes, and large and even enough.
+def why_not_quantised(
+    recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
+) -> str | None:
+    """Explains why a product does not run in float8; returns None if it does, as that of a linear layer.
 
-    Attention scores have batch axes. A product with a `precision` of the user's is left alone. The sides are those of
-    the second operand, which is the weight in `x @ w` and in Flax, Equinox and Haiku.
+    A product with a `precision` of the user's is left alone. That of the setting `jax_default_matmul_precision` is not
+    of the user's for this product: layers under `apply_policy` do not follow it either.
 
     Args:
       recipe: the recipe.
-      primitive: the name of the primitive.
-      operands: the operands, cast to the compute dtype.
-      params: the parameters of the primitive.
+      operands: the operands of `dot_general`, cast to the compute dtype.
+      params: its parameters.
+      weight: which operand is the weight, 0 or 1; None if it is not known. Then all sides of the product have to be
+        large and even enough, that of the batch too.
     """
-    if primitive != "dot_general" or params.get("precision") is not None:
-        return False
-    (_, of_weight), batch = params["dimension_numbers"]
-    if any(batch) or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in operands):
-        return False
-    weight = operands[1]
-    inputs = 1
-    for axis in of_weight:
-        inputs *= weight.shape[axis]
-    outputs = weight.size // inputs if inputs else 0
-    return all(side >= SMALLEST_SIDE and side % recipe.multiple == 0 for side in (inputs, outputs))
+    of, batch = params["dimension_numbers"]
+    if any(batch):
+        return "with batch axes, as attention has"
+    if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in operands):
+        return "of integers"
+    if _has_own_precision(params.get("precision")):
+        return "with a precision of their own"
+    sides = [math.prod(operands[0].shape[axis] for axis in of[0])]
+    sides += [_others(operands[place], of[place]) for place in ((0, 1) if weight is None else (weight,))]
+    if all(side >= SMALLEST_SIDE and side % recipe.multiple == 0 for side in sides):
+        return None
+    unknown = " (of a batch too, as it is not known which operand is the weight)" if weight is None else ""
+    return f"with a side below {SMALLEST_SIDE} or that is no multiple of {recipe.multiple}{unknown}"
 
 
-def quantised_product(recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any]) -> jax.Array:
-    """Applies a product of a traced program by a recipe."""
-    x, w = operands
-    dtype = params.get("preferred_element_type")
-    return Float8Dot(recipe)(x, w, params["dimension_numbers"], preferred_element_type=dtype)
+def _has_own_precision(precision: Any) -> bool:
+    if precision is None:
+        return False
+    setting: Any = getattr(jax.config, "jax_default_matmul_precision", None)
+    default = {lax.Precision.DEFAULT}
+    if setting in {each.name.lower() for each in lax.Precision} | {"bfloat16", "tensorfloat32", "float32"}:
+        default.add(lax.Precision(setting))
+    return not (isinstance(precision, tuple) and set(precision) <= default)
+
+
+def _others(x: Any, axes: Sequence[int]) -> int:
+    return math.prod(size for axis, size in enumerate(x.shape) if axis not in axes)
+
+
+def quantised_product(
+    recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
+) -> jax.Array:
+    """Applies a product of a traced program by a recipe; the arguments are those of `why_not_quantised`."""
+    dtype, numbers = params.get("preferred_element_type"), params["dimension_numbers"]
+    if weight != 0:
+        return Float8Dot(recipe)(operands[0], operands[1], numbers, preferred_element_type=dtype)
+    # `weight @ x`: the rows of activations are the second operand's.
+    (of_weight, of_x), batch = numbers
+    w, x = operands
+    y = Float8Dot(recipe)(x, w, ((of_x, of_weight), batch), preferred_element_type=dtype)
+    kept = x.ndim - len(of_x)
+    return jnp.transpose(y, (*range(kept, y.ndim), *range(kept)))

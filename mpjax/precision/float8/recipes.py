@@ -47,6 +47,11 @@ class Recipe:
     history: int = 0
     aliases: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Returns the name and the aliases."""
+        return self.name, *self.aliases
+
     def __str__(self) -> str:
         return self.name
 
@@ -65,7 +70,7 @@ def _normalised(name: str) -> str:
     return "".join(name.lower().replace("_", "").replace("-", "").split())
 
 
-_BY_NAME = {_normalised(name): recipe for recipe in RECIPES for name in (recipe.name, *recipe.aliases)}
+_BY_NAME = {_normalised(name): recipe for recipe in RECIPES for name in recipe.names}
 
 
 def find_recipe(spec: object) -> Recipe | None:

@@ -8,7 +8,8 @@ from flax import nnx
 
 import mpjax
 from mpjax.errors import UsageError
-from mpjax.precision.float8.layers import is_quantised
+from mpjax.precision.casting.walk import equations
+from mpjax.precision.float8.layers import is_quantised, tags_of
 
 
 class Block(nnx.Module):
@@ -100,6 +101,94 @@ def test_rules_that_take_all_layers_out_are_no_error():
     model = net()
     mpjax.apply_policy(model, "mixed_float8;*=float32")
     assert not is_quantised(model.blocks[0].up)
+
+
+class Doubled(nnx.Linear):
+    def __call__(self, inputs):
+        return 2 * super().__call__(inputs)
+
+
+class ByItself(nnx.Linear):
+    def __call__(self, inputs):
+        return inputs @ self.kernel[...]
+
+
+class ByDotGeneral(nnx.Linear):
+    def __call__(self, inputs):
+        return self.dot_general(inputs, self.kernel[...], (((1,), (0,)), ((), ())))
+
+
+@pytest.mark.parametrize("cls", [Doubled, ByDotGeneral, nnx.LoRALinear])
+def test_a_layer_is_said_to_be_in_float8_if_its_product_is(cls):
+    extra = {"lora_rank": 4} if cls is nnx.LoRALinear else {}
+    layers = nnx.List([cls(64, 64, **extra, rngs=nnx.Rngs(0)) for _ in range(4)])
+    found = [dtypes(mpjax.apply_policy(layers, "mixed_float8;*=float8"))["1"][0] for _ in range(2)]
+    jaxpr = jax.make_jaxpr(layers[1])(jax.numpy.ones((2, 64)))
+    multiplied = {str(eqn.invars[1].aval.dtype) for _, eqn in equations(jaxpr) if eqn.primitive.name == "dot_general"}
+    assert found == ["float8_e4m3fn"] * 2  # the second time, its class looks for wrappers
+    assert "float8_e4m3fn" in multiplied
+
+
+def test_a_layer_that_multiplies_by_itself_is_not_said_to_be_in_float8():
+    layers = nnx.List([*(nnx.Linear(64, 64, rngs=nnx.Rngs(0)) for _ in range(3)), ByItself(64, 64, rngs=nnx.Rngs(0))])
+    found = [dtypes(mpjax.apply_policy(layers, "mixed_float8;*=float8")) for _ in range(2)]
+    assert [each["3"][0] for each in found] == ["bfloat16"] * 2
+    assert [each["2"][0] for each in found] == ["float8_e4m3fn"] * 2
+
+
+class Numbered(nnx.Module):
+    def __init__(self, names, make):
+        for name in names:
+            setattr(self, name, make())
+
+
+@pytest.mark.parametrize(
+    ("names", "inner"),
+    [
+        (("fc1", "fc2", "fc3"), ["fc2"]),
+        (("layer_0", "layer_1", "layer_2", "layer_3", "head"), ["layer_1", "layer_2"]),
+        (("fc8", "fc9", "fc10"), ["fc9"]),
+        (("a1", "a2", "b3", "b4"), []),
+        (("fc1", "fc2", "fc4"), []),
+        (("fc1", "fc2"), []),
+    ],
+)
+def test_attributes_numbered_one_after_the_other_are_a_list_of_layers(names, inner):
+    model = Numbered(names, lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)))
+    tags = tags_of({name: getattr(model, name) for name in names})
+    assert [name for name in names if "first_or_last" not in tags[name]] == inner
+
+
+def test_all_layers_in_numbered_blocks_are_inner_ones():
+    model = Numbered(("layer1", "layer2", "layer3"), lambda: Block(nnx.Rngs(0)))
+    found = dtypes(mpjax.apply_policy(model, "mixed_float8"))
+    inner = [path for path, (dtype, _) in found.items() if dtype == "float8_e4m3fn"]
+    assert inner == [f"layer{i}/{name}" for i in (1, 2, 3) for name in ("down", "up")]
+
+
+class Attentive(nnx.Module):
+    def __init__(self):
+        general = nnx.LinearGeneral(64, (4, 16), rngs=nnx.Rngs(0))
+        self.blocks = nnx.List([nnx.Dict(a=general, b=nnx.Linear(64, 64, rngs=nnx.Rngs(0)))])
+
+
+def test_a_rule_for_the_class_linear_says_that_it_is_not_for_linear_general():
+    report = mpjax.apply_policy(Attentive(), "mixed_float8;type:Linear=bfloat16")
+    assert dtypes(report)["blocks/0/a"][0] == "float8_e4m3fn"
+    assert report.notes == (
+        "rule 'type:Linear' does not cover LinearGeneral (blocks/0/a): 'type:linear_layer' covers all linear layers",
+    )
+    report = mpjax.apply_policy(Attentive(), "mixed_float8;type:linear_layer=bfloat16")
+    assert ({dtype for dtype, _ in dtypes(report).values()}, report.notes) == ({"bfloat16"}, ())
+
+
+def test_the_advice_for_a_model_without_inner_layers_is_right():
+    layers = nnx.List([nnx.Linear(64, 64, rngs=nnx.Rngs(0)) for _ in range(2)])
+    says = "so that a list of two has no inner one. Write a rule .* rules={'type:linear_layer': 'float8'}"
+    with pytest.raises(UsageError, match=says):
+        mpjax.apply_policy(layers, "mixed_float8")
+    found = dtypes(mpjax.apply_policy(layers, "mixed_float8;type:linear_layer=float8"))
+    assert [dtype for dtype, _ in found.values()] == ["float8_e4m3fn"] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""What the arrays of a program depend on: parameters, or the batch. So a weight is told from activations.
+
+The modules among the arguments say which arrays are parameters. Without modules, the program says it: parameters are
+the argument that multiplies results which depend on it and on another argument, as a second layer's weight does.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from mpjax.precision.casting.jaxprs import scan_counts
+from mpjax.precision.casting.primitives import CALLS
+from mpjax.precision.casting.values import Origin, is_array
+from mpjax.precision.casting.walk import called, evaluated
+
+
+Arguments = frozenset[Any]
+"""The arguments that an array depends on, by place."""
+
+CLOSED_OVER = "closed over"
+"""Stands for the arrays that a function has closed over, among its arguments."""
+
+_NONE: Arguments = frozenset()
+
+
+def origins_of(tree: Any, jaxpr: Any) -> tuple[list[Origin], Origin]:
+    """Returns the origin of each array of a call, and that of the arrays that the function has closed over.
+
+    Args:
+      tree: the call, `(state of NNX objects, (function, arguments, keyword arguments))`.
+      jaxpr: the program, whose inputs are the arrays of the tree.
+    """
+    modules = _places_of_modules(tree)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    arrays = [(path, leaf) for path, leaf in leaves if is_array(leaf)]
+    held = [any(path[: len(place)] == place for place in modules) for path, _ in arrays]
+    if any(held):
+        return [_origin(leaf, of) for (_, leaf), of in zip(arrays, held, strict=True)], Origin.UNKNOWN
+    arguments = [path[1:3] for path, _ in arrays]
+    found = _parameters_among(jaxpr, arguments)
+    if not found:
+        return [Origin.UNKNOWN] * len(arrays), Origin.UNKNOWN
+    origins = [_origin(leaf, place in found) for place, (_, leaf) in zip(arguments, arrays, strict=True)]
+    return origins, Origin.PARAMETERS if CLOSED_OVER in found else Origin.UNKNOWN
+
+
+def _origin(leaf: Any, is_parameter: bool) -> Origin:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return Origin.NUMBERS
+    return Origin.PARAMETERS if is_parameter else Origin.BATCH
+
+
+def _places_of_modules(tree: Any) -> list[tuple]:
+    """Returns the key paths of the state of NNX objects and of Equinox modules."""
+    state = jax.tree_util.SequenceKey(0)
+    if "equinox" not in sys.modules:
+        return [(state,)]
+    import equinox
+
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, equinox.Module))
+    return [(state,), *(path for path, node in nodes if isinstance(node, equinox.Module))]
+
+
+def _parameters_among(jaxpr: Any, arguments: Sequence[Any]) -> frozenset[Any]:
+    """Returns the arguments that multiply a result which depends on them and on another argument.
+
+    Args:
+      jaxpr: the program.
+      arguments: the argument of each input.
+    """
+    products: list[tuple[Arguments, Arguments]] = []
+    _followed(jaxpr, [frozenset({place}) for place in arguments], products)
+    return frozenset(
+        place
+        for pair in products
+        for one, other in (pair, pair[::-1])
+        for place in one
+        if len(one) == 1 and one < other
+    )
+
+
+def _followed(jaxpr: Any, inputs: Iterable[Arguments], products: list | None) -> list[Arguments]:
+    """Returns what the outputs of a jaxpr depend on; adds what operands of products without batch axes depend on."""
+
+    def apply(eqn: Any, scope: str, operands: list[Arguments], debug_info: Any) -> list[Arguments]:
+        del scope, debug_info
+        name, together = eqn.primitive.name, _NONE.union(*operands)
+        if name in CALLS and (body := called(eqn)) is not None:
+            return _followed(body, operands, products)
+        if name == "shard_map":
+            return _followed(eqn.params["jaxpr"], operands, products)
+        if name == "cond":
+            branches = [_followed(body, operands[1:], products) for body in eqn.params["branches"]]
+            return [operands[0].union(*each) for each in zip(*branches, strict=True)]
+        if name == "scan":
+            return _scanned(eqn, operands, products)
+        if name == "while":
+            return _repeated(eqn, operands, products)
+        if name == "dot_general" and products is not None and not any(eqn.params["dimension_numbers"][1]):
+            products.append((operands[0], operands[1]))
+        return [together for _ in eqn.outvars]
+
+    return evaluated(jaxpr, inputs, _constant, apply)
+
+
+def _constant(atom: Any, array: Any) -> Arguments:
+    # A scalar is a number of the program rather than an array of the user's.
+    return _NONE if isinstance(atom, core.Literal) or not getattr(array, "ndim", 0) else frozenset({CLOSED_OVER})
+
+
+def _scanned(eqn: Any, operands: list[Arguments], products: list | None) -> list[Arguments]:
+    consts, carry = scan_counts(eqn.params)
+    body, kept, xs = eqn.params["jaxpr"], operands[:consts], operands[consts + carry :]
+    carried = _settled(lambda carried: _followed(body, [*kept, *carried, *xs], None), operands[consts : consts + carry])
+    outputs = _followed(body, [*kept, *carried, *xs], products)
+    return [*carried, *outputs[carry:]]
+
+
+def _repeated(eqn: Any, operands: list[Arguments], products: list | None) -> list[Arguments]:
+    first, params = eqn.params["cond_nconsts"], eqn.params
+    body, kept = params["body_jaxpr"], operands[first : first + params["body_nconsts"]]
+    initial = operands[first + params["body_nconsts"] :]
+    carried = _settled(lambda carried: _followed(body, [*kept, *carried], None), initial)
+    _followed(body, [*kept, *carried], products)
+    return carried
+
+
+def _settled(step: Any, carried: list[Arguments]) -> list[Arguments]:
+    """Returns what the carry of a loop depends on after any number of iterations."""
+    while True:
+        after = [old | new for old, new in zip(carried, step(carried), strict=False)]
+        if after == carried:
+            return carried
+        carried = after
