@@ -9,7 +9,7 @@ from mpjax import notebook
 from mpjax.diagnosis.fastest import Fastest
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.precision.dtype_audit_report import Audit
-from mpjax.precision.modules import PolicyReport, Row
+from mpjax.precision.policy_report import PolicyReport, Row
 
 
 def test_every_text_is_escaped():

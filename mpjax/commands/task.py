@@ -23,7 +23,8 @@ from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision
 from mpjax.precision.float8.layers import recipe_of
 from mpjax.precision.float8.recipes import E4M3, FLOAT8, capability_of, require_units
-from mpjax.precision.modules import PolicyReport, apply_policy, has_products_in_float8, scope_policy
+from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
+from mpjax.precision.policy_report import PolicyReport
 from mpjax.training import make_train_step
 from mpjax.training.freezing import freeze_statistics, frozen_paths, trained_only
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide

@@ -9,9 +9,10 @@ from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.half_weights import compensated_weights, stochastic_weights
 from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.precision.master import master_weights
-from mpjax.precision.modules import PolicyReport, apply_policy
+from mpjax.precision.modules import apply_policy
 from mpjax.precision.moments import half_moments
 from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy_report import PolicyReport
 from mpjax.precision.reduction import reduce_gradients
 from mpjax.precision.scale_state import LossScaleState, loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad

@@ -2,13 +2,12 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
-from mpjax import notebook
 from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import modules_of, unwrap, wrap
@@ -18,63 +17,12 @@ from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy_report import PolicyReport, Row
 from mpjax.precision.rules import DEFAULTS, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm, winner
 
 
 if TYPE_CHECKING:
     from flax import nnx
-
-
-class Row(NamedTuple):
-    """The dtypes of one submodule.
-
-    Attributes:
-      path: attribute names and indices joined by `/`; empty for the model itself.
-      type: the name of its class.
-      param_dtype: the dtype of its own parameters; None if it has none.
-      compute_dtype: the dtype that it computes in, that of its weight's product if this is in float8; None if it has no
-        `dtype` to set, so that its own code decides.
-      rule: the pattern that decided; "policy" if no rule did.
-    """
-
-    path: str
-    type: str
-    param_dtype: np.dtype | None
-    compute_dtype: np.dtype | None
-    rule: str
-
-
-class PolicyReport(tuple[Row, ...]):
-    """The rows of `apply_policy`; prints as a table with the notes below it.
-
-    Attributes:
-      notes: a line for each `dtype` or `param_dtype` attribute left as it is, because it is not a floating dtype, for
-        each layer that cannot multiply in float8, and for a rule for `Linear` beside layers of `LinearGeneral`.
-    """
-
-    notes: tuple[str, ...]
-
-    def __new__(cls, rows: Iterable[Row], notes: Iterable[str] = ()):
-        """Creates a report of `rows`, with `notes` below them."""
-        report = super().__new__(cls, rows)
-        report.notes = tuple(notes)
-        return report
-
-    def _cells(self) -> list[list[str]]:
-        return [[str(value or "-") for value in row] for row in self]
-
-    def _repr_html_(self) -> str:
-        return notebook.block(notebook.table(Row._fields, self._cells()), notebook.paragraphs(self.notes))
-
-    _repr_pretty_ = notebook.as_text
-
-    def __str__(self) -> str:
-        cells = [Row._fields, *self._cells()]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(Row._fields))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-        ]
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *self.notes])
 
 
 def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:

@@ -21,7 +21,7 @@ from mpjax.models.scan import one_by_one, stacks_of
 from mpjax.models.stacked_arrays import replaced
 from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
-from mpjax.precision.modules import PolicyReport
+from mpjax.precision.policy_report import PolicyReport
 from mpjax.training.layout import Layout
 from mpjax.training.objective import Objective
 from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart

@@ -15,8 +15,9 @@ from mpjax.precision.calls import modules_of, wrap
 from mpjax.precision.casting.values import is_array
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.precision.modules import PolicyReport, apply_policy
+from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
+from mpjax.precision.policy_report import PolicyReport
 from mpjax.precision.rules import NORM
 from mpjax.training.setup import Task
 from mpjax.training.state import take_apart

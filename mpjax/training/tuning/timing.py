@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mpjax.precision.modules import PolicyReport
+from mpjax.precision.policy_report import PolicyReport
 from mpjax.precision.rules import NORM, covers, scope_lineage
 from mpjax.training.tuning.products import is_in
 

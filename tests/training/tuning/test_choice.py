@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.precision.dtypes import as_dtype
-from mpjax.precision.modules import PolicyReport, Row
+from mpjax.precision.policy_report import PolicyReport, Row
 from mpjax.training.tuning.timing import Timed, Timing, rules_of
 
 

@@ -1,0 +1,60 @@
+"""The dtypes that a policy gave the submodules of a model, printed as a table."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from mpjax import notebook
+
+
+class Row(NamedTuple):
+    """The dtypes of one submodule.
+
+    Attributes:
+      path: attribute names and indices joined by `/`; empty for the model itself.
+      type: the name of its class.
+      param_dtype: the dtype of its own parameters; None if it has none.
+      compute_dtype: the dtype that it computes in, that of its weight's product if this is in float8; None if it has no
+        `dtype` to set, so that its own code decides.
+      rule: the pattern that decided; "policy" if no rule did.
+    """
+
+    path: str
+    type: str
+    param_dtype: np.dtype | None
+    compute_dtype: np.dtype | None
+    rule: str
+
+
+class PolicyReport(tuple[Row, ...]):
+    """The rows of `apply_policy`; prints as a table with the notes below it.
+
+    Attributes:
+      notes: a line for each `dtype` or `param_dtype` attribute left as it is, because it is not a floating dtype, for
+        each layer that cannot multiply in float8, and for a rule for `Linear` beside layers of `LinearGeneral`.
+    """
+
+    notes: tuple[str, ...]
+
+    def __new__(cls, rows: Iterable[Row], notes: Iterable[str] = ()):
+        """Creates a report of `rows`, with `notes` below them."""
+        report = super().__new__(cls, rows)
+        report.notes = tuple(notes)
+        return report
+
+    def _cells(self) -> list[list[str]]:
+        return [[str(value or "-") for value in row] for row in self]
+
+    def _repr_html_(self) -> str:
+        return notebook.block(notebook.table(Row._fields, self._cells()), notebook.paragraphs(self.notes))
+
+    _repr_pretty_ = notebook.as_text
+
+    def __str__(self) -> str:
+        cells = [Row._fields, *self._cells()]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(Row._fields))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
+        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *self.notes])
