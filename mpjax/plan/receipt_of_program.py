@@ -14,6 +14,7 @@ from mpjax.plan.hlo import parse
 from mpjax.plan.pairing import paired
 from mpjax.plan.product_verdicts import paths_of, rows_of_products, rows_of_recipe
 from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.roundings import together
 from mpjax.plan.runs import Target, loops_of, runs_of
 from mpjax.plan.sums_and_updates import sums_of, updates_of
 from mpjax.plan.update_traffic import update_bytes
@@ -40,12 +41,14 @@ class Parameter:
       asked: the dtype that its update is to be computed in, at least.
       dims: its dimensions.
       stored: the dtype that it is stored in.
+      returned: the dtype that it comes back in.
     """
 
     output: int
     asked: str
     dims: tuple[int, ...]
     stored: str
+    returned: str
 
 
 def receipt_of(
@@ -90,7 +93,8 @@ def receipt_of(
     differentiated = _DERIVATIVE in text if asked is None else any(each.differentiated for each in asked.products)
     parameters, updated = {}, {}
     if params < len(arguments):
-        parameters = parameters_of(arguments[params], executable.out_info, least)
+        narrower = asked is not None and differentiated
+        parameters = parameters_of(arguments[params], executable.out_info, least, narrower=narrower)
         updated = _updated(parameters, asked, differentiated=differentiated)
     dtypes = updates_of(program, [each.output for each in updated.values()])
     state = {number for given in arguments for _, number in _returned(given, executable.out_info).values()}
@@ -137,12 +141,10 @@ def _updated(
 
 def _rounded(updated: Mapping[str, Parameter], asked: AskedProgram | None) -> dict[str, str]:
     """Returns the dtypes that a traced program rounds new parameters to, if those that store them are wider."""
-    rounded = {path: asked.rounded[each.output] for path, each in updated.items()} if asked else {}
-    return {
-        path: dtype
-        for path, dtype in rounded.items()
-        if dtype and compared([updated[path].stored], [dtype]) == NARROWER
-    }
+    if asked is None:
+        return {}
+    rounded = {path: together([asked.rounded[each.output], each.returned]) for path, each in updated.items()}
+    return {path: dtype for path, dtype in rounded.items() if compared([updated[path].stored], [dtype]) == NARROWER}
 
 
 def _changed(params: int, arguments: Any, executable: Any, asked: AskedProgram) -> str:
@@ -167,20 +169,26 @@ def target_of(executable: Any) -> Target:
     return Target(str(device.device_kind), str(device.platform), rounds)
 
 
-def parameters_of(given: Any, result: Any, least: str = "") -> dict[str, Parameter]:
+def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = False) -> dict[str, Parameter]:
     """Returns the parameters that a function takes and returns, by path.
 
     Args:
       given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
       result: all results, in the program's order.
       least: the dtype that updates are to be computed in, if that of the parameter is narrower.
+      narrower: whether parameters with a path may come back in fewer bits than they are given in.
     """
-    found = _returned(given, result)
+    found = _returned(given, result, narrower=narrower)
+    dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(result)]
     if any(path.startswith("params/") for path in _names(given)):
         found = {path: each for path, each in found.items() if path.startswith("params/")}
     return {
         path.removeprefix("params/"): Parameter(
-            number, str(widest(leaf.dtype, least) if least else leaf.dtype), tuple(leaf.shape), str(leaf.dtype)
+            number,
+            str(widest(leaf.dtype, least) if least else leaf.dtype),
+            tuple(leaf.shape),
+            str(leaf.dtype),
+            str(dtypes[number]),
         )
         for path, (leaf, number) in found.items()
         if not is_history(path)
@@ -191,8 +199,10 @@ def _names(tree: Any) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _returned(given: Any, result: Any) -> dict[str, tuple[Any, int]]:
+def _returned(given: Any, result: Any, *, narrower: bool = False) -> dict[str, tuple[Any, int]]:
     """Returns the floating arrays of an argument that are returned in their shape and dtype: the number of the output.
+
+    With `narrower`, the dtype of those with a path may have fewer bits.
 
     An output has the path of the argument, or that path behind the number of the result.
     """
@@ -204,6 +214,11 @@ def _returned(given: Any, result: Any) -> dict[str, tuple[Any, int]]:
         number = numbers.get(path)
         if number is not None and is_floating(leaf):
             out = outputs[number][1]
-            if (out.shape, out.dtype) == (leaf.shape, leaf.dtype):
+            fewer = narrower and path and is_floating(out) and _has_fewer(out, leaf)
+            if out.shape == leaf.shape and (out.dtype == leaf.dtype or fewer):
                 found[path] = leaf, number
     return found
+
+
+def _has_fewer(out: Any, leaf: Any) -> bool:
+    return compared([str(leaf.dtype)], [str(out.dtype)]) == NARROWER

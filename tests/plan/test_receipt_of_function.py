@@ -283,6 +283,15 @@ def test_a_float32_parameter_that_is_rounded_on_its_way_is_not_as_asked(name, st
     assert {row.verdict for row in receipt if row.kind == "update"} == {verdict}
 
 
+def test_a_parameter_that_comes_back_in_fewer_bits_is_not_as_asked():
+    def in_half(p, g):
+        return (p - jnp.float32(0.1) * g).astype(jnp.bfloat16)
+
+    receipt = mpjax.receipt(step_with(in_half), {"w": SQUARE}, X, policy="float32")
+    (row,) = (row for row in receipt if row.kind == "update")
+    assert (row.verdict, row.reason) == ("narrower", "the function itself rounds the new parameter to bfloat16")
+
+
 @pytest.mark.parametrize("name", ["exact", "rounded", "rounded if finite"])
 def test_a_compiled_program_shows_such_a_cast_without_its_trace(name):
     update, verdict = UPDATES[name]
