@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from mpjax.plan.roundings import rounded_by, together
 from mpjax.plan.runs import in_order
 from mpjax.plan.source import Module, module_named
-from mpjax.precision.casting.flops import product_flops
+from mpjax.precision.casting.flops import product_flops, stands_in
 from mpjax.precision.casting.interpreter import FULL_PRECISION
-from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
+from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scan_counts
 from mpjax.precision.casting.primitives import CALLS, MATRIX_PRODUCTS
-from mpjax.precision.casting.walk import equations, evaluated, held_by, holds_bodies
+from mpjax.precision.casting.walk import Body, equations, evaluated, held_by, holds_bodies
 from mpjax.precision.dtypes import is_floating
 
 
@@ -40,6 +41,8 @@ class Asked:
       size: multiplications of a matrix product; 0 for others.
       elements: the elements of the result.
       quantised: whether an operand was quantised and widened again.
+      rounded: the narrowest dtypes that the operands were rounded to on their way, as far as it is known.
+      blocks: whether it stands in for a product of blocks that share a scale, where a platform has no units for them.
       kept: whether it stands in `mpjax.full_precision`, so that no policy applies.
       recomputed: whether it repeats a product of the forward pass (`jax.checkpoint`).
       in_loop: whether it stands in a loop; it counts once.
@@ -55,6 +58,8 @@ class Asked:
     size: int
     elements: int
     quantised: bool = False
+    rounded: tuple[str, ...] = ()
+    blocks: bool = False
     kept: bool = False
     recomputed: bool = False
     in_loop: bool = False
@@ -70,11 +75,13 @@ class AskedProgram:
       products: products, convolutions and attentions, without what no output needs. The body of a loop counts once.
       sums: the dtype of each array that is added over devices.
       gradients: for each output, whether it is a gradient, but for casts and scales.
+      rounded: for each output the narrowest dtype that it was rounded to since it was computed; empty for none.
     """
 
     products: tuple[Asked, ...]
     sums: tuple[str, ...]
     gradients: tuple[bool, ...]
+    rounded: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,23 +92,23 @@ class _Value:
       narrow: the float8 dtype that it was quantised to.
       constant: whether it depends on no input.
       gradient: whether a backward pass computed it.
+      rounded: the narrowest dtype that it was rounded to since it was computed.
     """
 
     narrow: str = ""
     constant: bool = False
     gradient: bool = False
-
-
-_VALUE, _CONSTANT = _Value(), _Value(constant=True)
+    rounded: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where an equation stands: the name stack around it, and whether in a loop or in `full_precision`."""
+    """Where an equation stands: the name stack around it, and whether in a loop, `full_precision` or for blocks."""
 
     stack: str = ""
     in_loop: bool = False
     kept: bool = False
+    blocks: bool = False
     sizes: tuple[tuple[str, int], ...] = ()
 
 
@@ -114,7 +121,8 @@ def asked_of(jaxpr: Any) -> AskedProgram:
     sums: list[str] = []
     apply = functools.partial(_apply, place=_Place(), needed=needed, found=found, sums=sums)
     outputs = evaluated(jaxpr, [_Value() for _ in body.invars], _constant, apply)
-    return AskedProgram(tuple(found), tuple(sums), tuple(each.gradient for each in outputs))
+    gradients, rounded = (each.gradient for each in outputs), (each.rounded for each in outputs)
+    return AskedProgram(tuple(found), tuple(sums), tuple(gradients), tuple(rounded))
 
 
 def _constant(variable: Any, value: Any) -> _Value:
@@ -144,6 +152,8 @@ def _apply(
             found.append(_asked(eqn, operands, place))
         elif name in _SUMS and _devices(eqn, place) > 1:
             sums += [str(var.aval.dtype) for var in eqn.invars if is_floating(var.aval)]
+    if name == "optimization_barrier":
+        return list(operands)
     return [_result(eqn, operands, place)] * len(eqn.outvars)
 
 
@@ -165,6 +175,8 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
         size=product_flops(eqn) // 2 if name == "dot_general" else 0,
         elements=math.prod(result.shape),
         quantised=any(narrow and narrow != dtype for narrow, dtype in zip(quantised, own, strict=True)),
+        rounded=tuple(filter(None, (value.rounded for value in operands[:2]))),
+        blocks=place.blocks,
         kept=place.kept,
         recomputed=is_recomputed(eqn) or "rematted_computation" in stack,
         in_loop=place.in_loop,
@@ -193,16 +205,17 @@ def _avals(eqn: Any) -> list[Any]:
 def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
     """Returns what is known of the results of an equation."""
     constant = all(each.constant for each in operands)
+    rounded = rounded_by(eqn, [each.rounded for each in operands])
     if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
-        return _CONSTANT if constant else _VALUE
+        return _Value(constant=constant, rounded=rounded)
     own = np.dtype(eqn.outvars[0].aval.dtype)
     gradient = is_transposed(eqn) or "transpose(" in place.stack
     narrow = str(own) if own.itemsize == 1 else ""
     if operands and eqn.primitive.name in _KEEPS:
         sizes = [math.prod(var.aval.shape) for var in eqn.invars]
         main = operands[sizes.index(max(sizes))]
-        return _Value(narrow or main.narrow, constant, gradient or main.gradient)
-    return _Value(narrow, constant, gradient)
+        return _Value(narrow or main.narrow, constant, gradient or main.gradient, rounded)
+    return _Value(narrow, constant, gradient, rounded)
 
 
 def _devices(eqn: Any, place: _Place) -> int:
@@ -218,6 +231,7 @@ def _inside(eqn: Any, place: _Place) -> _Place:
         stack=_joined(place.stack, str(eqn.source_info.name_stack)),
         in_loop=place.in_loop or eqn.primitive.name in ("scan", "while"),
         kept=place.kept or eqn.params.get("name") == FULL_PRECISION,
+        blocks=place.blocks or stands_in(Body("", (), (), (eqn,))),
         sizes=place.sizes if mesh is None else tuple(mesh.shape.items()),
     )
 
@@ -230,16 +244,25 @@ def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
     """Walks through the bodies of an equation and returns its results."""
     bodies = held_by(eqn)
     name = eqn.primitive.name
-    results: list[_Value] = []
+    found: list[list[_Value]] = []
     for held in bodies:
         inputs = opened(held)[0].invars
         given = operands[1:] if name == "cond" else operands
         # What a loop carries is quantised in some iterations only.
         known = len(given) == len(inputs) and name != "while"
-        values = given if known and name != "scan" else [_Value() for _ in inputs]
-        results = evaluated(held, list(values), _constant, apply)
-    straight = len(bodies) == 1 and name != "scan" and len(results) == len(eqn.outvars)
-    return results if straight else [_Value() for _ in eqn.outvars]
+        values = list(given) if known and name != "scan" else [_Value() for _ in inputs]
+        if known and name == "scan":
+            values = [_Value(rounded=each.rounded) for each in given]
+            consts, carried = scan_counts(eqn.params)
+            # What an iteration rounds is an operand of the next one.
+            once = evaluated(held, list(values), _constant, functools.partial(apply, found=[], sums=[]))
+            for number, each in enumerate(once[:carried], start=consts):
+                values[number] = _Value(rounded=together([values[number].rounded, each.rounded]))
+        found.append(evaluated(held, values, _constant, apply))
+    fitting = [results for results in found if len(results) == len(eqn.outvars)]
+    if len(bodies) == 1 and name != "scan" and fitting:
+        return fitting[0]
+    return [_Value(rounded=together([results[n].rounded for results in fitting])) for n in range(len(eqn.outvars))]
 
 
 def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bool]:

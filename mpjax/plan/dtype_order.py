@@ -34,6 +34,16 @@ def bits_of(dtype: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def dtype_of_bits(exponent: int, mantissa: int) -> str:
+    """Returns the name of a dtype with these bits; several have them.
+
+    >>> dtype_of_bits(8, 7), dtype_of_bits(4, 3)
+    ('bfloat16', 'float8_e4m3')
+    """
+    known = {bits: dtype for dtype, bits in _BITS.items()}
+    return known.get((exponent, mantissa), f"float{1 + exponent + mantissa}_e{exponent}m{mantissa}")
+
+
 def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
     """Returns whether dtypes are those asked for, wider or narrower, whatever their order.
 

@@ -1,18 +1,27 @@
 """Says whether products in float8 pay: a plan beside the same one without them, and the layers in which they do not."""
 
+import shlex
 from collections.abc import Sequence
 
 from mpjax.plan.estimate import Estimate
 from mpjax.plan.roofline import COPIES, LAUNCH, PRODUCTS
+from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.policy import get_policy
 
 
 def comparisons(plans: Sequence[Estimate]) -> list[str]:
-    """Returns a line for each plan with float8 that has one without beside it, and those that say where it loses."""
+    """Returns a line for each plan with float8 that compares it with one without, and those that say where it loses.
+
+    If there is none without, the line says what to write.
+    """
     lines = []
     for plan in (plan for plan in plans if plan.float8):
-        for other in (other for other in plans if _is_without(other, plan)):
+        others = [other for other in plans if _is_without(other, plan)]
+        for other in others:
             lines += [_compared(plan, other), *_losing(plan)]
+        if not others:
+            without = "float32" if get_policy(plan.policy).compute_dtype == FLOAT32 else "mixed_bfloat16"
+            lines.append(f"to see what float8 saves in {plan.title}: --policies {without} {shlex.quote(plan.policy)}")
     return lines
 
 

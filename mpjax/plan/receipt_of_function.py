@@ -45,14 +45,16 @@ def receipt(
       policy: the policy that is compared with: a `Policy`, or anything that `get_policy` takes.
       device: the device to compile for: a `jax.Device`, "cpu", "gpu", or a GPU that need not be there, such as "h200";
         None for where the function would run.
-      params: the index in `args` of the parameters, or of a training state that has `params`.
+      params: the index in `args` of the parameters, or of a training state that has `params`. If there are NNX modules
+        among the arguments, those of all modules are looked at.
 
     Returns:
       A `Receipt`. It prints as a table; `require()` is for tests, `to_json()` for machines.
 
     Raises:
-      UsageError: there is nothing to compile, the device is not known, XLA cannot compile the function for it, or a
-        program that is compiled already is asked for another device.
+      UsageError: there is nothing to compile, the device is not known, XLA cannot compile the function for it, a
+        program that is compiled already is asked for another device, a rule of the policy decides nothing, or `params`
+        is not the index of an argument.
     """
     asked = None if policy is None else get_policy(policy)
     if isinstance(fn_or_compiled, jax.stages.Compiled | jax.stages.Lowered | jax.stages.Traced):
@@ -66,13 +68,15 @@ def receipt(
         raise UsageError(
             f"receipt takes a function, a Flax NNX module or a compiled program, got {type(fn_or_compiled).__name__}"
         )
+    _require_index(params, len(args))
     target, place, entered, compiled = _device(device)
     with entered:
-        traced, modules = _traced(fn_or_compiled, args, place)
+        traced, modules = _traced(fn_or_compiled, args, place, params)
         lowered = traced.lower()
     executable = compiled(lowered)
     target = target or target_of(executable)
-    return receipt_of(executable, traced.jaxpr, target, asked, params=params, modules=modules)
+    own = 0 if modules else params  # models are taken apart, and all parameters are in one argument
+    return receipt_of(executable, traced.jaxpr, target, asked, params=own, modules=modules)
 
 
 def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
@@ -80,11 +84,34 @@ def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
     lowered = stage.lower() if traced is not None else stage
     executable = lowered.compile() if isinstance(lowered, jax.stages.Lowered) else lowered
     jaxpr = None if traced is None else traced.jaxpr
+    _require_index(params, len(executable.args_info[0]))
     return receipt_of(executable, jaxpr, target_of(executable), policy, params=params)
 
 
-def _traced(fn: Callable, args: tuple, place: Any) -> tuple[Any, Mapping[Any, Any]]:
-    """Traces a function for a device; returns also the NNX modules whose paths it opens, by key path."""
+def _require_index(params: Any, count: int) -> None:
+    """Raises UsageError if `params` is not the index of one of `count` arguments; 0 stands for none, too."""
+    if isinstance(params, bool) or not isinstance(params, int):
+        raise UsageError(f"params={params!r}: wanted the index of an argument, such as 0")
+    if params and not 0 <= params < count:
+        raise UsageError(
+            f"params={params}: wanted the index of one of {count} arguments, 0 to {count - 1}"
+            if count
+            else f"params={params}: there are no arguments; leave it out"
+        )
+
+
+def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Mapping[Any, Any]]:
+    """Traces a function for a device; returns also the NNX modules whose paths it opens, by key path.
+
+    Args:
+      fn: the function.
+      args: its arguments.
+      place: the device; None for where it would run.
+      params: the index of the parameters.
+
+    Raises:
+      UsageError: `params` has no module, and another argument has.
+    """
     models = take_models_apart({"": fn, "args": args})
     if not models.originals:
         jitted = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
@@ -93,6 +120,11 @@ def _traced(fn: Callable, args: tuple, place: Any) -> tuple[Any, Mapping[Any, An
     places = tuple(models.originals)
 
     roots = tuple(map(path_name, models.modules))
+    if params and not any(f"{root}/".lstrip("/").startswith(f"args/{params}/") for root in roots):
+        raise UsageError(
+            f"params={params} has no Flax NNX module, and other arguments have: updates are looked for in modules; "
+            "leave params out, or give the state of the module in its place (nnx.split)"
+        )
 
     def parted(variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Separates what modules hold, parameters and statistics, from an optimizer's state and other arguments."""
@@ -146,6 +178,11 @@ def _device(
 
     if device is None:
         return None, None, contextlib.nullcontext(), plainly
+    if not isinstance(device, jax.Device | str) or not device:
+        raise UsageError(
+            f'device {device!r}: wanted a jax.Device, or a name such as "cpu" or "h200"; None for where the '
+            "function would run"
+        )
     if isinstance(device, jax.Device):
         return None, device, jax.default_device(device), plainly
     # Late: a plan's files are needed for a GPU that is not there only.
@@ -159,7 +196,7 @@ def _device(
     try:
         there = jax.devices(device)[0]
     except RuntimeError as error:
-        near = difflib.get_close_matches(str(device), GPUS, n=1)
+        near = difflib.get_close_matches(device.lower(), GPUS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(
             f"device {device!r}: wanted a jax.Device, a platform of JAX that is here, or a GPU to compile for: "

@@ -8,18 +8,26 @@ from typing import Any
 
 import jax
 
-from mpjax.plan.asked import asked_of
+from mpjax.plan.asked import AskedProgram, asked_of
+from mpjax.plan.dtype_order import NARROWER, compared
 from mpjax.plan.hlo import parse
 from mpjax.plan.pairing import paired
+from mpjax.plan.product_verdicts import paths_of, rows_of_products, rows_of_recipe
 from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.roundings import together
 from mpjax.plan.runs import Target, loops_of, runs_of
 from mpjax.plan.sums_and_updates import sums_of, updates_of
 from mpjax.plan.update_traffic import update_bytes
-from mpjax.plan.verdicts import rows_of_products, rows_of_sums, rows_of_updates
+from mpjax.plan.verdicts import rows_of_sums, rows_of_updates
+from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import is_floating, path_name, widest
+from mpjax.precision.float8.history import is_history
 from mpjax.precision.policy import Policy
 from mpjax.precision.product_dtypes import asked_dtypes
 
+
+_DERIVATIVE = "jvp("
+"""Stands in the names of operations that belong to a function which is differentiated."""
 
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 
@@ -32,11 +40,15 @@ class Parameter:
       output: the number of its output.
       asked: the dtype that its update is to be computed in, at least.
       dims: its dimensions.
+      stored: the dtype that it is stored in.
+      returned: the dtype that it comes back in.
     """
 
     output: int
     asked: str
     dims: tuple[int, ...]
+    stored: str
+    returned: str
 
 
 def receipt_of(
@@ -61,6 +73,9 @@ def receipt_of(
       modules: NNX modules whose classes the policy's rules may name, by any key.
       params: the index among the arguments of the parameters, or of a training state that has `params`.
       updates: the dtype that parameters are updated in, at least: float32 with master weights.
+
+    Raises:
+      UsageError: a rule of the policy decides nothing.
     """
     text = text or executable.as_text()
     program, divided = parse(text), _PARTITIONS.search(text[: text.find("\n")])
@@ -72,30 +87,73 @@ def receipt_of(
         partitions=int(divided[1]) if divided else 1,
     )
     arguments, wanted = executable.args_info[0], asked_dtypes(policy, modules)
+    wanted.require_rules(None if jaxpr is None else {scope for scope, _ in equations(jaxpr)})
     least = updates or (str(policy.param_dtype) if policy else "")
-    parameters = parameters_of(arguments[params], executable.out_info, least) if params < len(arguments) else {}
-    reduce_dtype = str(policy.reduce_dtype) if policy else None
-    dims = [each.dims for each in parameters.values()]
     # An array that is taken and returned need not be a parameter, unless something is differentiated.
-    differentiated = asked is None or any(each.differentiated for each in asked.products)
-    updated = {
-        path: each
-        for path, each in parameters.items()
-        if asked is None or not (asked.gradients[each.output] or (not path and not differentiated))
-    }
+    differentiated = _DERIVATIVE in text if asked is None else any(each.differentiated for each in asked.products)
+    parameters, updated = {}, {}
+    if params < len(arguments):
+        narrower = asked is not None and differentiated
+        parameters = parameters_of(arguments[params], executable.out_info, least, narrower=narrower)
+        updated = _updated(parameters, asked, differentiated=differentiated)
     dtypes = updates_of(program, [each.output for each in updated.values()])
     state = {number for given in arguments for _, number in _returned(given, executable.out_info).values()}
+    recipe = None if policy is None else wanted.awaited(paths_of(pairs))
+    traced, rounds = asked is not None, {str(dtype) for dtype in wanted.dtypes}
+    products = rows_of_products(pairs, wanted, target, traced=traced, rounds=rounds)
     rows = [
-        *rows_of_products(pairs, wanted, target, traced=asked is not None),
-        *rows_of_sums(asked.sums if asked else (), sums_of(program), least=reduce_dtype, parameters=dims),
-        *rows_of_updates({path: (updated[path].asked, run) for path, run in zip(updated, dtypes, strict=True)}),
+        *products,
+        *rows_of_recipe(recipe, products, target, traced=traced),
+        *rows_of_sums(
+            asked.sums if asked else (),
+            sums_of(program),
+            least=str(policy.reduce_dtype) if policy else None,
+            parameters=[each.dims for each in parameters.values()],
+        ),
+        *rows_of_updates(
+            {path: (updated[path].asked, run) for path, run in zip(updated, dtypes, strict=True)},
+            _rounded(updated, asked),
+        ),
     ]
+    notes = []
+    if asked and differentiated and not any(dtypes) and not any(asked.gradients):
+        known = f"argument {params} has no array that comes" if not modules else "no array of a model comes"
+        notes.append(f"no update was looked at: {known} back changed{_changed(params, arguments, executable, asked)}")
     return Receipt(
         target.name,
         None if policy is None else str(policy),
         tuple(rows),
         update_bytes(program, sorted(state)) if any(dtypes) else 0,
+        tuple(notes),
     )
+
+
+def _updated(
+    parameters: Mapping[str, Parameter], asked: AskedProgram | None, *, differentiated: bool
+) -> dict[str, Parameter]:
+    """Returns the parameters that come back changed, without those of which the output is a gradient."""
+    return {
+        path: each
+        for path, each in parameters.items()
+        if not ((asked and asked.gradients[each.output]) or (not path and not differentiated))
+    }
+
+
+def _rounded(updated: Mapping[str, Parameter], asked: AskedProgram | None) -> dict[str, str]:
+    """Returns the dtypes that a traced program rounds new parameters to, if those that store them are wider."""
+    if asked is None:
+        return {}
+    rounded = {path: together([asked.rounded[each.output], each.returned]) for path, each in updated.items()}
+    return {path: dtype for path, dtype in rounded.items() if compared([updated[path].stored], [dtype]) == NARROWER}
+
+
+def _changed(params: int, arguments: Any, executable: Any, asked: AskedProgram) -> str:
+    """Says which other argument comes back, as parameters do that are updated; empty if none does."""
+    for number, given in enumerate(arguments):
+        found = parameters_of(given, executable.out_info)
+        if number != params and _updated(found, asked, differentiated=True):
+            return f"; argument {number} comes back: write params={number} if it has the parameters"
+    return ""
 
 
 def target_of(executable: Any) -> Target:
@@ -111,22 +169,29 @@ def target_of(executable: Any) -> Target:
     return Target(str(device.device_kind), str(device.platform), rounds)
 
 
-def parameters_of(given: Any, result: Any, least: str = "") -> dict[str, Parameter]:
+def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = False) -> dict[str, Parameter]:
     """Returns the parameters that a function takes and returns, by path.
 
     Args:
       given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
       result: all results, in the program's order.
       least: the dtype that updates are to be computed in, if that of the parameter is narrower.
+      narrower: whether parameters with a path may come back in fewer bits than they are given in.
     """
-    found = _returned(given, result)
+    found = _returned(given, result, narrower=narrower)
+    dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(result)]
     if any(path.startswith("params/") for path in _names(given)):
         found = {path: each for path, each in found.items() if path.startswith("params/")}
     return {
         path.removeprefix("params/"): Parameter(
-            number, str(widest(leaf.dtype, least) if least else leaf.dtype), tuple(leaf.shape)
+            number,
+            str(widest(leaf.dtype, least) if least else leaf.dtype),
+            tuple(leaf.shape),
+            str(leaf.dtype),
+            str(dtypes[number]),
         )
         for path, (leaf, number) in found.items()
+        if not is_history(path)
     }
 
 
@@ -134,8 +199,10 @@ def _names(tree: Any) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _returned(given: Any, result: Any) -> dict[str, tuple[Any, int]]:
+def _returned(given: Any, result: Any, *, narrower: bool = False) -> dict[str, tuple[Any, int]]:
     """Returns the floating arrays of an argument that are returned in their shape and dtype: the number of the output.
+
+    With `narrower`, the dtype of those with a path may have fewer bits.
 
     An output has the path of the argument, or that path behind the number of the result.
     """
@@ -147,6 +214,11 @@ def _returned(given: Any, result: Any) -> dict[str, tuple[Any, int]]:
         number = numbers.get(path)
         if number is not None and is_floating(leaf):
             out = outputs[number][1]
-            if (out.shape, out.dtype) == (leaf.shape, leaf.dtype):
+            fewer = narrower and path and is_floating(out) and _has_fewer(out, leaf)
+            if out.shape == leaf.shape and (out.dtype == leaf.dtype or fewer):
                 found[path] = leaf, number
     return found
+
+
+def _has_fewer(out: Any, leaf: Any) -> bool:
+    return compared([str(leaf.dtype)], [str(out.dtype)]) == NARROWER

@@ -9,8 +9,8 @@ from typing import Any
 
 from mpjax import notebook, strict_json
 from mpjax.errors import DtypeError
-from mpjax.plan.dtype_order import AS_ASKED, MISSING, NARROWER, UNKNOWN, WIDER
-from mpjax.plan.verdicts import NOT_TRACED, PRODUCTS, Row, counted
+from mpjax.plan.dtype_order import AS_ASKED, MISSING, NARROWER, UNKNOWN, WIDER, compared, narrowest
+from mpjax.plan.verdicts import NOT_TRACED, PRODUCTS, RECIPE, Row, counted
 
 
 _INDEX = re.compile(r"(?<![^/])\d+(?![^/])")
@@ -29,12 +29,14 @@ class Receipt:
       rows: what runs, by module, pass and kind.
       update_bytes: the bytes that kernels move from the gradients to the new parameters and optimizer state; 0 if no
         parameter is updated.
+      notes: what could not be looked at, for people; no fault.
     """
 
     device: str
     policy: str | None
     rows: tuple[Row, ...]
     update_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -107,7 +109,8 @@ class Receipt:
             for row in own:
                 counts[row.verdict] += row.count
             phrases += [f"{count} of {total} {plural} {name}" for name, count in counts.items() if name != AS_ASKED]
-        return phrases
+        asked = [row for row in self.rows if row.kind == RECIPE]
+        return [*phrases, *(f"float8 asked, {row.verdict} in all products" for row in asked)]
 
     def __rich__(self):
         from rich.markup import escape
@@ -124,7 +127,7 @@ class Receipt:
         return notebook.block(
             notebook.heading(self._title()),
             notebook.table(_COLUMNS, map(_cells, _merged(self.rows))),
-            notebook.paragraphs(self.faults),
+            notebook.paragraphs([*self.faults, *self.notes]),
         )
 
     def _title(self) -> str:
@@ -141,7 +144,8 @@ class Receipt:
         lines = [self._title(), *(line.rstrip() for line in captured.get().splitlines())]
         if self.update_bytes:
             lines.append(f"the update moves {self.update_bytes / 1e6:,.1f} MB")
-        return "\n".join([*lines, *(["", *self.faults] if self.faults else [])])
+        below = [*self.faults, *self.notes]
+        return "\n".join([*lines, *(["", *below] if below else [])])
 
 
 def _phrase(asked: str, rows: list[Row], device: str) -> str:
@@ -153,15 +157,22 @@ def _phrase(asked: str, rows: list[Row], device: str) -> str:
     bad: dict[tuple[str, str], int] = collections.defaultdict(int)
     for row in rows:
         if row.verdict != AS_ASKED:
-            bad[row.operands, row.verdict] += row.count
+            bad["" if _is_early(row) else row.operands, row.verdict] += row.count
     parts = [_became(operands, verdict, count, total, device) for (operands, verdict), count in bad.items()]
     return f"{asked} asked; {', '.join(parts)}"
 
 
 def _became(operands: str, verdict: str, count: int, total: int, device: str) -> str:
-    if verdict in (MISSING, UNKNOWN):
+    if verdict in (MISSING, UNKNOWN) or not operands:
         return f"{count} of {total} products {verdict}"
     return f"{device} computes {count} of {total} products in {operands} ({verdict})"
+
+
+def _is_early(row: Row) -> bool:
+    """Returns True if a product is narrower although it runs in no fewer bits than asked: its operands have fewer."""
+    if row.verdict != NARROWER or not row.operands or not row.asked:
+        return False
+    return compared(*([narrowest(text.split(" x "))] for text in (row.asked, row.operands))) != NARROWER
 
 
 def _merged(rows: tuple[Row, ...]) -> list[Row]:

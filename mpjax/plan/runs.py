@@ -26,6 +26,9 @@ _LIBRARIES = {
 }
 """The library and the kind of work by the beginning of a custom call's target, longer ones first."""
 
+BLOCK_SCALED = ("cuBLASLt MX", "cuDNN block-scaled")
+"""Those that multiply blocks which share a scale."""
+
 _FUSIONS = {"triton": "Triton", "cudnn": "cuDNN", "ynn": "YNNPACK", "onednn": "oneDNN", "cutlass": "CUTLASS"}
 """The library of a fusion by a word of its kind."""
 

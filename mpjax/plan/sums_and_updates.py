@@ -1,8 +1,10 @@
 """Reads from a compiled program which dtypes it adds over devices in, and computes new parameters in."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
+from mpjax.plan.dtype_order import NARROWER, compared, dtype_of_bits
 from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
 from mpjax.plan.runs import dtype_of
 from mpjax.plan.source import Module, module_of, name_of
@@ -16,10 +18,12 @@ _ARITHMETIC = {"add", "subtract", "multiply", "divide", "negate", "maximum", "mi
 _SAME = {
     **dict.fromkeys(("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape", "transpose"), (0,)),
     **dict.fromkeys(("all-gather", "all-gather-done", "all-gather-start", "broadcast", "pad", "slice"), (0,)),
-    **dict.fromkeys(("dynamic-slice", "opt-barrier", "reduce-precision", "reverse"), (0,)),
+    **dict.fromkeys(("dynamic-slice", "opt-barrier", "reverse"), (0,)),
     "dynamic-update-slice": (0, 1),
     "select": (1, 2),
 }
+_ROUNDS = ("bitcast-convert", "convert")
+_BITS = re.compile(r"\bexponent_bits=(\d+), mantissa_bits=(\d+)")
 """The operands whose values an operation passes on."""
 
 
@@ -62,19 +66,27 @@ def sums_of(program: Program) -> list[Sum]:
 def updates_of(program: Program, outputs: Sequence[int]) -> list[frozenset[str] | None]:
     """Returns, for outputs of a program by number, the dtypes of the last arithmetic before each.
 
-    Casts, selections between the new and the old value, changes of layout and of single bits are passed over. The set
-    is empty if an output is an input unchanged, and None if what computes it is not known.
+    Casts, selections between the new and the old value, changes of layout and of single bits are passed over; a dtype
+    that they round to is in the set if it is narrower than that of the output. The set is empty if an output is an
+    input unchanged, and None if what computes it is not known.
     """
     entry = program.computations[program.entry]
     root, several = entry.root, entry.root.opcode == "tuple"
     search = _Search(program)
-    return [
-        search.last((entry,), entry.instructions[root.operands[number]] if several else root, 0, ())
-        for number in outputs
-    ]
+    found = []
+    for number in outputs:
+        output = entry.instructions[root.operands[number]] if several else root
+        dtypes, own = search.last((entry,), output, 0, ()), dtype_of(output.type)
+        found.append(None if dtypes is None else frozenset(dtype for dtype, by in dtypes if by or _rounds(own, dtype)))
+    return found
 
 
-Dtypes = frozenset[str] | None
+def _rounds(own: str, dtype: str) -> bool:
+    return bool(own) and compared([own], [dtype]) == NARROWER
+
+
+Dtypes = frozenset[tuple[str, bool]] | None
+"""Dtypes on the way to a value, each with True for that of arithmetic, and False for what is passed over."""
 
 
 class _Search:
@@ -98,7 +110,9 @@ class _Search:
         key = inside[-1].name, each.name, index
         if key not in self.found:
             self.found[key] = None
-            self.found[key] = self._last(inside, each, index, callers)
+            found = self._last(inside, each, index, callers)
+            own = each.opcode in _ROUNDS and dtype_of(each.type)
+            self.found[key] = found if found is None or not own else found | {(own, False)}
         return self.found[key]
 
     def _last(
@@ -112,7 +126,10 @@ class _Search:
         dtype = dtype_of(each.type)
         match each.opcode:
             case opcode if opcode in _ARITHMETIC and dtype:
-                return frozenset({dtype})
+                return frozenset({(dtype, True)})
+            case "reduce-precision":
+                found = of(each.operands[0])
+                return None if found is None else found | {(_of_bits(each), False)}
             case opcode if opcode in _SAME:
                 return _together([of(each.operands[number], index) for number in _SAME[opcode]])
             case "concatenate":
@@ -138,6 +155,11 @@ class _Search:
             case "async-done" | "async-update":
                 return of(each.operands[0], index)
         return None
+
+
+def _of_bits(each: Instruction) -> str:
+    exponent, mantissa = _BITS.findall(each.attributes)[0]
+    return dtype_of_bits(int(exponent), int(mantissa))
 
 
 def _together(found: Sequence[Dtypes]) -> Dtypes:

@@ -1,27 +1,24 @@
-"""Compares what a compiled program runs with what was asked for: one row for each product, sum and update."""
+"""Compares what a compiled program runs with what was asked for: the rows of sums over devices and of updates.
+
+`product_verdicts.py` has those of products.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from mpjax.plan.asked import Asked
-from mpjax.plan.dtype_order import AS_ASKED, HALF, MISSING, NARROWER, UNKNOWN, compared, narrowest
-from mpjax.plan.pairing import NOWHERE, UNCLEAR, Pair
-from mpjax.plan.runs import Run, Target
+from mpjax.plan.dtype_order import AS_ASKED, MISSING, NARROWER, UNKNOWN, compared, narrowest
+from mpjax.plan.pairing import UNCLEAR
 from mpjax.plan.sums_and_updates import Sum
-from mpjax.precision.casting.flops import TENSORFLOAT32
-from mpjax.precision.product_dtypes import AskedDtypes
 
 
 PRODUCTS = ("product", "convolution", "attention", "kernel")
 """Kinds of rows that are counted as products."""
 
 NOT_TRACED = "no such product is in the traced function"
-NO_NAME = "XLA kept no name of it, so the module and its rule are not known"
-NOT_ASKED = "neither a traced function nor a policy says what was asked for"
-
-Wanted = Callable[[str], AskedDtypes | None]
-"""A function from module path to what a policy asks for in products there; None without a policy."""
+RECIPE = "recipe"
+"""The kind of the row of a recipe that no product is in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Row:
       path: the module path; empty outside of modules.
       direction: "forward", "backward", "update", or "other" for what is not differentiated.
       kind: "product", "convolution", "attention", "kernel" (of Pallas, with products inside), "reduction" (a sum over
-        devices) or "update" (of a parameter).
+        devices), "update" (of a parameter), or "recipe" (of a policy, which no product is in).
       asked: the dtype asked for, or both of the operands; empty if it is not known.
       operands: the dtype of the operands that the program multiplies or adds, likewise; empty if nothing does.
       accumulation: the dtype of the sums; empty if it is not known.
@@ -60,22 +57,6 @@ class Row:
     device_limit: bool = False
 
 
-def rows_of_products(pairs: Sequence[Pair], wanted: Wanted, target: Target, *, traced: bool) -> list[Row]:
-    """Returns the rows of products, convolutions and attentions; equal ones are counted in one row.
-
-    A policy applies to what is differentiated: an optimizer's own products, and those in `mpjax.full_precision`, are
-    asked for as they were traced. If nothing is differentiated, it applies to all.
-
-    Args:
-      pairs: what was asked for and what runs.
-      wanted: the policy.
-      target: what the program was compiled for.
-      traced: whether the traced program is known; if not, the policy alone says what was asked for.
-    """
-    gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
-    return counted([_row_of_pair(pair, wanted, target, gradients, traced) for pair in pairs])
-
-
 def counted(rows: Sequence[Row]) -> list[Row]:
     """Returns rows without equal ones, whose counts are added."""
     counts: dict[Row, int] = {}
@@ -85,52 +66,6 @@ def counted(rows: Sequence[Row]) -> list[Row]:
     return [dataclasses.replace(row, count=count) for row, count in counts.items()]
 
 
-def _row_of_pair(pair: Pair, wanted: Wanted, target: Target, gradients: bool, traced: bool) -> Row:
-    asked, run = pair.asked, pair.run
-    about = asked or run
-    assert about is not None
-    module, policy = about.module, wanted(about.module.path)
-    apart = gradients and asked is not None and not asked.differentiated
-    free = apart or (asked is not None and asked.kept)
-    own = asked.operands if asked else ()
-    ours = own if free or policy is None else _asked_by_policy(policy, own or about.operands, module.backward)
-    if run is None:
-        verdict, reason, limit = MISSING if pair.note == NOWHERE else UNKNOWN, pair.note, False
-    elif asked is None and (traced or not run.named):
-        verdict, reason, limit = UNKNOWN, NOT_TRACED if traced else NO_NAME, False
-    elif not ours:
-        verdict, reason, limit = UNKNOWN, NOT_ASKED, False
-    elif apart and "float32" in ours and set(run.operands) == {TENSORFLOAT32}:
-        verdict, reason, limit = AS_ASKED, "", False  # JAX's default precision, to which no policy objects
-    else:
-        verdict, reason, limit = _verdict(asked, run, ours, target)
-    notes = [pair.note if run else "", "in a loop, counted once" if asked and asked.in_loop else ""]
-    return Row(
-        path=module.path,
-        direction="backward" if module.backward else "other" if apart else "forward",
-        kind=about.kind,
-        asked=written(ours),
-        operands=written(run.operands) if run else "",
-        accumulation=run.accumulation if run else "",
-        result=run.result if run else "",
-        by=run.by if run else "",
-        count=1,
-        verdict=verdict,
-        reason=reason,
-        note=", ".join(filter(None, notes)),
-        device_limit=limit,
-    )
-
-
-def _asked_by_policy(policy: AskedDtypes, traced: Sequence[str], backward: bool) -> Sequence[str]:
-    """Returns the dtypes that a policy asks for in a product that was traced with operands of some dtypes."""
-    if any(dtype.startswith("float8") for dtype in traced):
-        return (str(policy.compute),) * len(traced) if policy.refused else traced
-    if policy.required and policy.recipe is not None:
-        return (str(policy.recipe.gradient if backward else policy.recipe.forward), str(policy.recipe.forward))
-    return (str(policy.compute),) * len(traced)
-
-
 def written(dtypes: Sequence[str]) -> str:
     """Formats the dtypes of operands: one if they are equal.
 
@@ -138,36 +73,6 @@ def written(dtypes: Sequence[str]) -> str:
     'float8_e4m3fn x float8_e5m2'
     """
     return " x ".join(dict.fromkeys(dtypes))
-
-
-def _verdict(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
-    """Returns the verdict, the reason, and whether the device can do no other."""
-    verdict = compared(ours, run.operands)
-    if verdict != AS_ASKED:
-        return (verdict, *_why(asked, run, ours, target))
-    if run.accumulation in HALF:
-        return NARROWER, f"adds up in {run.accumulation}", False
-    if asked and compared([asked.result], [run.result]) == NARROWER:
-        return NARROWER, f"rounds the result to {run.result}; the function asks for {asked.result}", False
-    return AS_ASKED, "", False
-
-
-def _why(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, bool]:
-    """Returns why operands are not in the dtype asked for, and whether the device can do no other."""
-    runs = written(run.operands)
-    if asked and asked.quantised:
-        return f"quantised to {written(ours)} and widened again: the product itself is in {runs}", False
-    if asked and compared(ours, asked.operands) != AS_ASKED:
-        return f"the function itself computes it in {written(asked.operands)}", False
-    if TENSORFLOAT32 in run.operands and "float32" in ours:
-        return (
-            "JAX's default precision rounds float32 operands to tensorfloat32; "
-            'jax.config.update("jax_default_matmul_precision", "highest") keeps them'
-        ), False
-    narrow = all(dtype in HALF or dtype.startswith("float8") for dtype in ours)
-    if target.platform == "cpu" and narrow and set(run.operands) == {"float32"}:
-        return f"XLA computes {written(ours)} products of a CPU in float32", True
-    return f"XLA computes it in {runs}", False
 
 
 def rows_of_sums(
@@ -245,19 +150,28 @@ def _ordered(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(size for size in dims if size > 1))
 
 
-def rows_of_updates(found: Mapping[str, tuple[str, frozenset[str] | None]]) -> list[Row]:
+def rows_of_updates(
+    found: Mapping[str, tuple[str, frozenset[str] | None]], rounded: Mapping[str, str] = MappingProxyType({})
+) -> list[Row]:
     """Returns the rows of parameters: the dtype asked for and the dtypes of the last arithmetic, by path.
 
     An update in a wider dtype is as asked: it loses nothing. Parameters that do not change have no row.
+
+    Args:
+      found: the dtypes asked for and run in, by path; None for what could not be read.
+      rounded: the dtypes that the function itself rounds new parameters to, narrower than those they are stored in.
     """
     rows = []
     for path, (asked, dtypes) in found.items():
-        if dtypes is None:
+        if itself := rounded.get(path):
+            reason = f"the function itself rounds the new parameter to {itself}"
+            rows.append(Row(path, "update", "update", asked, itself, itself, itself, "XLA loop", 1, NARROWER, reason))
+        elif dtypes is None:
             rows.append(Row(path, "update", "update", asked, "", "", "", "", 1, UNKNOWN, "nothing that could be read"))
         elif dtypes:
             run = narrowest(sorted(dtypes))
             narrower = compared([asked], [run]) == NARROWER
-            reason = f"the update is computed in {run}" if narrower else ""
+            reason = f"the update is computed in {run}, or rounded to it" if narrower else ""
             verdict = NARROWER if narrower else AS_ASKED
             rows.append(Row(path, "update", "update", asked, run, run, run, "XLA loop", 1, verdict, reason))
     return rows

@@ -1,17 +1,18 @@
 """What a policy asks of the products in each module: a dtype, and a recipe where layers multiply in float8."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of
-from mpjax.precision.float8.layers import SMALLEST_SIDE, is_linear, sides, tags_of, why_wide
+from mpjax.precision.float8.layers import SMALLEST_SIDE, is_linear, is_quantised, sides, tags_of, why_wide
 from mpjax.precision.float8.recipes import Recipe
-from mpjax.precision.module_tree import class_names
+from mpjax.precision.module_tree import class_names, second_names
 from mpjax.precision.modules import rules_for_modules
 from mpjax.precision.policy import Policy
-from mpjax.precision.rules import scope_lineage, winner
+from mpjax.precision.rules import DEFAULTS, Lineage, decide, scope_lineage, winner
 
 
 class AskedDtypes(NamedTuple):
@@ -22,12 +23,18 @@ class AskedDtypes(NamedTuple):
       recipe: the recipe of float8 products; None for none.
       required: True if every product is to be by the recipe: those of a linear layer that is large and even enough.
       refused: True if no product is to be in float8: those of a linear layer without a recipe.
+      applied: the recipe that the layer was made to multiply by; None if it was made for none, or is not known.
+      own: True for a layer with a product of the user's own, which no policy changes.
+      unknown: True if no modules are known, so that a recipe is allowed anywhere, and required nowhere.
     """
 
     compute: np.dtype
     recipe: Recipe | None = None
     required: bool = False
     refused: bool = False
+    applied: Recipe | None = None
+    own: bool = False
+    unknown: bool = False
 
     @property
     def accepted(self) -> frozenset[np.dtype]:
@@ -38,28 +45,108 @@ class AskedDtypes(NamedTuple):
         return frozenset(float8 if self.required else {self.compute, *float8})
 
 
-def asked_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> Callable[[str], AskedDtypes | None]:
+class PolicyForModules:
+    """What a policy asks of products: called with a module path, it returns `AskedDtypes`, or None without a policy.
+
+    Args:
+      policy: the policy.
+      modules: the NNX modules whose classes the rules may name, by any key. Without any, paths are those of named
+        scopes.
+    """
+
+    def __init__(self, policy: Policy | None, modules: Mapping[Any, Any]):
+        self._policy = policy
+        self._held: dict[str, Any] = {
+            path: module for one in modules.values() for path, module in modules_of(one).items()
+        }
+        tags = tags_of(self._held) if self._held else {}
+        none = frozenset()
+        self._types = {path: frozenset(class_names(each)) | tags.get(path, none) for path, each in self._held.items()}
+        self._rules = None if policy is None else rules_for_modules(policy)
+
+    def __call__(self, path: str) -> AskedDtypes | None:
+        """Returns what products in the module at `path` are asked to be in."""
+        policy, module = self._policy, self._held.get(path)
+        if policy is None or self._rules is None:
+            return None
+        pattern = winner(self._rules, self._lineage(path))
+        value = None if pattern is None else self._rules[pattern]
+        compute, recipe = policy.computes(value), policy.multiplies(value)
+        if module is None or not is_linear(module):
+            return AskedDtypes(compute, recipe, own=_has_own_product(module), unknown=not self._held)
+        applied = module.dot_general.recipe if is_quantised(module) else None
+        if recipe is None or why_wide(module, recipe):
+            return AskedDtypes(compute, refused=True, applied=applied)
+        return AskedDtypes(compute, recipe, required=min(sides(module)) >= SMALLEST_SIDE, applied=applied)
+
+    @property
+    def dtypes(self) -> frozenset[np.dtype]:
+        """Returns the dtypes that the policy or a rule of it names, without those of recipes."""
+        if self._policy is None or self._rules is None:
+            return frozenset()
+        values = (self._policy, *self._rules.values())
+        found = {dtype for each in values if isinstance(each, Policy) for dtype in _dtypes_of(each)}
+        return frozenset(found | {each for each in values if isinstance(each, np.dtype)})
+
+    def awaited(self, paths: Iterable[str]) -> Recipe | None:
+        """Returns a recipe that some product is surely to be in, None if there need not be any.
+
+        Of modules that are known, this is so if a linear layer is to multiply by a recipe, or if the policy has one and
+        no rule of the user's took a layer out of it. Of others, it is if one of `paths` is to multiply by a recipe.
+
+        Args:
+          paths: the module paths of the products that the policy applies to.
+        """
+        if self._policy is None or self._rules is None:
+            return None
+        linear = [path for path, module in self._held.items() if is_linear(module)]
+        asked = map(self, linear if self._held else [*paths] or [""])
+        if found := next((each.recipe for each in asked if each and each.recipe), None):
+            return found
+        deciding = {winner(self._rules, self._lineage(path)) for path in linear}
+        return self._policy.products if self._held and deciding <= {None, *DEFAULTS} else None
+
+    def require_rules(self, scopes: Iterable[str] | None) -> None:
+        """Raises UsageError if a rule decides nothing: neither a module nor a named scope of the traced program.
+
+        Args:
+          scopes: the named scopes; None if the traced program is not known. Then paths are not looked at.
+        """
+        if self._policy is None or self._rules is None:
+            return
+        typed = [each for each in self._policy.rules if each.startswith("type:") and each.lower() not in DEFAULTS]
+        if typed and not self._held:
+            raise UsageError(
+                f"rule '{typed[0]}' names a class, and no Flax NNX module is known here: give the function and the "
+                "model as its argument, or name the module by its path"
+            )
+        if scopes is not None:
+            outer = {part for scope in scopes for part, _ in scope_lineage(scope)}
+            lineages = [self._lineage(path) for path in sorted({*self._held, *outer})]
+            decide(self._rules, lineages, second_names(self._held) if self._held else {})
+
+    def _lineage(self, path: str) -> Lineage:
+        return tuple((name, self._types.get(name, none)) for name, none in scope_lineage(path))
+
+
+def asked_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> PolicyForModules:
     """Returns a function from module path to what the policy asks for there; it returns None if no policy was given.
 
     Args:
       policy: the policy.
       modules: the NNX modules whose classes the rules may name, by any key.
     """
-    held = {path: module for one in modules.values() for path, module in modules_of(one).items()}
-    tags = tags_of(held) if held else {}
-    types = {path: frozenset(class_names(module)) | tags.get(path, frozenset()) for path, module in held.items()}
-    rules = None if policy is None else rules_for_modules(policy)
+    return PolicyForModules(policy, modules)
 
-    def of(path: str) -> AskedDtypes | None:
-        if policy is None or rules is None:
-            return None
-        pattern = winner(rules, tuple((name, types.get(name, none)) for name, none in scope_lineage(path)))
-        value = None if pattern is None else rules[pattern]
-        compute, recipe, module = policy.computes(value), policy.multiplies(value), held.get(path)
-        if module is None or not is_linear(module):
-            return AskedDtypes(compute, recipe)
-        if recipe is None or why_wide(module, recipe):
-            return AskedDtypes(compute, refused=True)
-        return AskedDtypes(compute, recipe, required=min(sides(module)) >= SMALLEST_SIDE)
 
-    return of
+def _dtypes_of(policy: Policy) -> tuple[np.dtype, ...]:
+    return policy.param_dtype, policy.compute_dtype, policy.output_dtype
+
+
+def _has_own_product(module: Any) -> bool:
+    """Returns True for a linear layer of Flax that the user gave a product of another kind, which no policy changes."""
+    if module is None:
+        return False
+    from flax import nnx
+
+    return isinstance(module, nnx.Linear | nnx.LinearGeneral | nnx.Einsum | nnx.Conv) and not is_linear(module)

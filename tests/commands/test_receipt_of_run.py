@@ -69,6 +69,27 @@ def test_a_product_that_the_model_itself_widens_is_refused_with_its_module(quick
     assert "first" not in said
 
 
+class Rounding(nnx.Module):
+    """A model that rounds its own activations."""
+
+    def __init__(self, fields, *, rngs):
+        del fields
+        self.first = nnx.Linear(64, 16, rngs=rngs)
+        self.last = nnx.Linear(16, 10, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.first(x.reshape(x.shape[0], -1)))
+        return self.last(x.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+def test_activations_that_a_model_rounds_itself_are_refused_under_float32(quick):
+    config = dataclasses.replace(quick, precision=dataclasses.replace(quick.precision, policy="float32"))
+    with pytest.raises(
+        DtypeError, match=r"last, forward product: .* the function itself rounds an operand to bfloat16"
+    ):
+        mpjax.run(strict(config), model=Rounding)
+
+
 def test_without_strict_such_a_run_trains_and_points_to_the_file(quick, capsys):
     mpjax.run(quick, model=Careless)
     assert "; see receipt.json" in capsys.readouterr().out

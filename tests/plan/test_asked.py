@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 from mpjax.plan.asked import asked_of
 from mpjax.plan.source import Module
 from mpjax.precision import full_precision
+from mpjax.precision.float8.products import product
+from mpjax.precision.float8.recipes import FLOAT8, MXFP8
 
 
 X = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16)
@@ -58,6 +60,16 @@ def test_a_quantised_operand_is_asked_for_in_the_dtype_that_it_was_quantised_to(
     assert (product.operands, product.quantised) == (("bfloat16", "float8_e4m3fn"), True)
     (product,) = asked(lambda x, w: jnp.tanh(x.astype(jnp.float8_e4m3fn).astype(jnp.bfloat16)) @ w, X, W).products
     assert (product.operands, product.quantised) == (("bfloat16", "bfloat16"), False)
+
+
+def test_products_of_blocks_that_a_cpu_multiplies_out_are_told():
+    def fn(x, w):
+        return product(x, w, MXFP8, np.dtype("float32"))
+
+    x, w = (jax.ShapeDtypeStruct((32, 32), jnp.float32) for _ in range(2))
+    assert {(each.operands, each.blocks) for each in asked(fn, x, w).products} == {(("float8_e4m3fn",) * 2, True)}
+    (plain,) = asked(lambda x, w: product(x, w, FLOAT8, np.dtype("float32")), x, w).products
+    assert (plain.operands, plain.blocks) == (("float8_e4m3fn",) * 2, False)
 
 
 def test_full_precision_and_constants_are_told():

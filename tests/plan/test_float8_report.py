@@ -29,5 +29,20 @@ def test_a_plan_says_what_float8_is_to_the_same_without(plan_of, seconds, verdic
     ]
 
 
+@pytest.mark.parametrize(
+    ("policy", "others", "flags"),
+    [
+        ("mixed_float8", [], "mixed_bfloat16 mixed_float8"),
+        ("mixed_mxfp8;head=float32", ["float32"], "mixed_bfloat16 'mixed_mxfp8;head=float32'"),
+        ("compute=float32,products=float8", ["mixed_bfloat16"], "float32 compute=float32,products=float8"),
+    ],
+)
+def test_a_plan_without_one_to_compare_it_with_says_what_to_write(plan_of, policy, others, flags):
+    other = dataclasses.replace(plan_of("mixed_bfloat16"), roofline=Roofline(compute=0.002, traffic=0.004))
+    plan = dataclasses.replace(other, policy=policy, float8=(Layer("blocks/*/up", 3e-4, 1e-4, 18),))
+    lines = comparisons([*(dataclasses.replace(other, policy=each) for each in others), plan])
+    assert lines == [f"to see what float8 saves in {policy}: --policies {flags}"]
+
+
 def test_plans_without_float8_are_not_compared(plan_of):
     assert comparisons([plan_of("mixed_bfloat16"), plan_of("float32")]) == []

@@ -213,3 +213,273 @@ def test_branches_and_loops_are_read_too():
     receipt = mpjax.receipt(branched, jax.ShapeDtypeStruct((32, 32), jnp.float32), X, policy="float32")
     assert receipt.line == "float32 as asked in 2 of 2 products"
     assert {row.note for row in receipt if row.kind == "product"} == {"", "in a loop, counted once"}
+
+
+def through(x):
+    """Rounds float32 numbers to bfloat16 and casts them back."""
+    return x.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+SQUARE = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x, w: x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16), "computes it in bfloat16"),
+        (lambda x, w: through(x) @ w, "rounds an operand to bfloat16"),
+        (lambda x, w: jnp.where(x > 0, through(x), x) @ w, "rounds an operand to bfloat16"),
+        (lambda x, w: jnp.dot(x, w, preferred_element_type=jnp.bfloat16), "rounds the result to bfloat16"),
+    ],
+    ids=["operands", "operands widened again", "some of an operand", "result"],
+)
+def test_bits_that_the_function_itself_drops_are_narrower_also_on_a_cpu_that_computes_in_float32(fn, reason):
+    with jax.numpy_dtype_promotion("standard"):
+        receipt = mpjax.receipt(fn, X, SQUARE, policy="float32")
+    (row,) = receipt
+    assert (row.verdict, row.reason) == ("narrower", f"the function itself {reason}")
+    with pytest.raises(DtypeError, match=reason):
+        receipt.require(device_limits=False)
+
+
+def test_activations_that_a_policy_rounds_between_modules_are_as_asked():
+    """A norm computes in float32 and returns bfloat16; the head that follows multiplies in float32."""
+    model = nnx.Sequential(nnx.LayerNorm(32, rngs=nnx.Rngs(0)), nnx.Linear(32, 8, rngs=nnx.Rngs(0)))
+    policy = "mixed_bfloat16;layers/1=float32"
+    mpjax.apply_policy(model, policy)
+    assert mpjax.receipt(model, X, policy=policy).line == "float32 as asked in 1 of 1 products"
+
+
+UPDATES = {
+    "exact": (lambda p, g: p - jnp.float32(0.1) * g, "as asked"),
+    "rounded": (lambda p, g: through(p - jnp.float32(0.1) * g), "narrower"),
+    "rounded if finite": (lambda p, g: jnp.where(jnp.isfinite(g), through(p - g), p), "narrower"),
+    "by its bits": (lambda p, g: jax.lax.reduce_precision(p - g, 8, 7), "narrower"),
+    "computed in bfloat16": (
+        lambda p, g: (p.astype(jnp.bfloat16) - g.astype(jnp.bfloat16)).astype(jnp.float32),
+        "narrower",
+    ),
+}
+
+
+def step_with(update, *, steps=0):
+    """Returns a function that updates parameters; with `steps`, in a loop of as many."""
+
+    def one(params, x):
+        gradients = jax.grad(lambda params: jnp.mean(jnp.square(x @ params["w"])))(params)
+        return jax.tree.map(update, params, gradients)
+
+    def several(params, x):
+        return jax.lax.scan(lambda params, _: (one(params, x), None), params, length=steps)[0]
+
+    return several if steps else one
+
+
+@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_float32_parameter_that_is_rounded_on_its_way_is_not_as_asked(name, steps):
+    update, verdict = UPDATES[name]
+    receipt = mpjax.receipt(step_with(update, steps=steps), {"w": SQUARE}, X, policy="float32")
+    assert {row.verdict for row in receipt if row.kind == "update"} == {verdict}
+
+
+def test_a_parameter_that_comes_back_in_fewer_bits_is_not_as_asked():
+    def in_half(p, g):
+        return (p - jnp.float32(0.1) * g).astype(jnp.bfloat16)
+
+    receipt = mpjax.receipt(step_with(in_half), {"w": SQUARE}, X, policy="float32")
+    (row,) = (row for row in receipt if row.kind == "update")
+    assert (row.verdict, row.reason) == ("narrower", "the function itself rounds the new parameter to bfloat16")
+
+
+@pytest.mark.parametrize("name", ["exact", "rounded", "rounded if finite"])
+def test_a_compiled_program_shows_such_a_cast_without_its_trace(name):
+    update, verdict = UPDATES[name]
+    compiled = jax.jit(step_with(update)).lower({"w": SQUARE}, X).compile()
+    assert {row.verdict for row in mpjax.receipt(compiled, policy="float32") if row.kind == "update"} == {verdict}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_such_casts_are_seen_on_a_gpu(plugin, name):
+    update, verdict = UPDATES[name]
+    receipt = mpjax.receipt(step_with(update), {"w": SQUARE}, X, policy="float32", device="h200")
+    assert {row.verdict for row in receipt if row.kind == "update"} == {verdict}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [mpjax.precision.stochastic_weights, mpjax.precision.compensated_weights, mpjax.precision.master_weights],
+)
+def test_parameters_that_are_stored_in_bfloat16_are_rounded_to_it_as_asked(wrap):
+    tx = wrap(optax.sgd(0.1))
+    params = {"w": jax.ShapeDtypeStruct((32, 32), jnp.bfloat16)}
+    state = jax.eval_shape(tx.init, params)
+
+    def step(params, state, x):
+        gradients = jax.grad(lambda params: jnp.mean(jnp.square(x @ params["w"])).astype(jnp.float32))(params)
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    x = jax.ShapeDtypeStruct((64, 32), jnp.bfloat16)
+    with jax.numpy_dtype_promotion("standard"):
+        receipt = mpjax.receipt(step, params, state, x, policy="bfloat16")
+    assert found(receipt, "update") == {("w", "update", "float32", "as asked")}
+
+
+class Blocks(nnx.Module):
+    """Three layers, of which one is to be in float8."""
+
+    def __init__(self):
+        self.blocks = nnx.List([nnx.Linear(64, 64, rngs=nnx.Rngs(0)) for _ in range(3)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = jnp.tanh(block(x))
+        return x
+
+
+WIDE = jax.ShapeDtypeStruct((128, 64), jnp.float32)
+
+
+def blocks(policy):
+    model = Blocks()
+    mpjax.apply_policy(model, policy)
+    return model
+
+
+def split(model):
+    """Returns a function of the state of a model, and the state."""
+    graph, state = nnx.split(model)
+    return lambda state, x: nnx.merge(graph, state)(x), state
+
+
+def test_float8_that_was_forgotten_is_missing_also_if_the_module_is_not_known():
+    fn, state = split(blocks("mixed_bfloat16"))
+    for receipt in (
+        mpjax.receipt(fn, state, WIDE, policy="mixed_float8"),
+        mpjax.receipt(jax.jit(fn).trace(state, WIDE), policy="mixed_float8"),
+    ):
+        assert receipt.line.endswith("; float8 asked, missing in all products")
+        with pytest.raises(DtypeError, match="the policy asks for products by float8, and the function has none"):
+            receipt.require(device_limits=False)
+    compiled = jax.jit(fn).lower(state, WIDE).compile()
+    assert mpjax.receipt(compiled, policy="mixed_float8").line.endswith("float8 asked, unknown in all products")
+    with pytest.raises(DtypeError, match="none in float8"):
+        mpjax.receipt(jnp.tanh, WIDE, policy="mixed_float8").require()
+
+
+def test_float8_that_nobody_asked_for_is_narrower_with_and_without_the_module():
+    model = blocks("mixed_float8")
+    fn, state = split(model)
+    for receipt in (
+        mpjax.receipt(model, WIDE, policy="mixed_bfloat16"),
+        mpjax.receipt(fn, state, WIDE, policy="mixed_bfloat16"),
+    ):
+        (row,) = (row for row in receipt if row.verdict == "narrower")
+        assert row.reason == "the function itself computes it in float8_e4m3fn"
+
+
+@pytest.mark.parametrize("policy", ["mixed_float8", "mixed_float8_rowwise", "mixed_float8_delayed", "mixed_mxfp8"])
+def test_the_recipe_asked_for_is_as_asked_and_another_one_is_not(policy):
+    def gradients(model, x):
+        return nnx.grad(lambda model: jnp.mean(jnp.square(model(x))))(model)
+
+    model = blocks(policy)
+    for asked in ("mixed_float8", "mixed_float8_rowwise", "mixed_float8_delayed", "mixed_mxfp8"):
+        receipt = mpjax.receipt(gradients, model, WIDE, policy=asked)
+        wrong = {row.path for row in receipt if not row.device_limit}
+        assert wrong == (set() if asked == policy else {"blocks/1"})
+
+
+@pytest.mark.parametrize(("policy", "other"), [("mixed_float8", "mixed_mxfp8"), ("mixed_mxfp8", "mixed_float8")])
+def test_blocks_are_told_from_other_scales_also_if_the_module_is_not_known(policy, other):
+    fn, state = split(blocks(policy))
+    mpjax.receipt(fn, state, WIDE, policy=policy).require(device_limits=False)
+    with pytest.raises(DtypeError, match=r"scale for each block, and the policy asks for"):
+        mpjax.receipt(fn, state, WIDE, policy=other).require(device_limits=False)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float8", "mixed_float8_rowwise", "mixed_float8_delayed"])
+def test_float8_of_a_plain_step_is_as_asked_on_an_h200_histories_included(plugin, policy):
+    def step(model, x):
+        gradients = nnx.grad(lambda model: jnp.mean(jnp.square(model(x))))(model)
+        for block, gradient in zip(model.blocks, gradients["blocks"].values(), strict=True):
+            block.kernel[...] = block.kernel[...] - jnp.float32(0.1) * gradient["kernel"][...]
+
+    receipt = mpjax.receipt(step, blocks(policy), WIDE, policy=policy, device="h200")
+    receipt.require()
+    updates = {row.path for row in receipt if row.kind == "update"}
+    assert updates == {f"args/0/blocks/{number}/kernel" for number in range(3)}
+
+
+def test_a_rule_that_decides_nothing_is_an_error():
+    model = blocks("mixed_bfloat16")
+    fn, state = split(model)
+    with pytest.raises(UsageError, match="rule 'nosuch' matches nothing; nearest: blocks"):
+        mpjax.receipt(model, WIDE, policy="mixed_bfloat16;nosuch=float32")
+    with pytest.raises(UsageError, match="rule 'nosuch' matches nothing"):
+        mpjax.receipt(fn, state, WIDE, policy="mixed_bfloat16;nosuch=float32")
+    with pytest.raises(UsageError, match="rule 'type:Linear' names a class, and no Flax NNX module is known here"):
+        mpjax.receipt(jax.jit(fn).lower(state, WIDE), policy="mixed_bfloat16;type:Linear=float32")
+    mpjax.receipt(step, PARAMS, X, policy="mixed_bfloat16;up=bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        (2, "params=2: wanted the index of one of 2 arguments, 0 to 1"),
+        (-1, "params=-1: wanted"),
+        ("up", "params='up': wanted the index of an argument, such as 0"),
+        (True, "params=True: wanted the index"),
+    ],
+)
+def test_params_that_are_no_index_of_an_argument_are_an_error(params, says):
+    with pytest.raises(UsageError, match=says):
+        mpjax.receipt(step, PARAMS, X, params=params)
+    with pytest.raises(UsageError, match=says):
+        mpjax.receipt(jax.jit(step).lower(PARAMS, X).compile(), params=params)
+
+
+def test_a_step_whose_parameters_are_not_the_first_argument_says_so():
+    def other(x, params):
+        return step(params, x)
+
+    receipt = mpjax.receipt(other, X, PARAMS, policy="mixed_bfloat16")
+    assert receipt.notes == (
+        "no update was looked at: argument 0 has no array that comes back changed; argument 1 comes back: write "
+        "params=1 if it has the parameters",
+    )
+    receipt.require(device_limits=False)
+    receipt = mpjax.receipt(other, X, PARAMS, policy="mixed_bfloat16", params=1)
+    assert receipt.notes == ()
+    assert {row.path for row in receipt if row.kind == "update"} == {"up", "down"}
+
+
+def test_parameters_beside_a_model_are_an_error_and_an_index_of_a_model_is_none():
+    model = Net(nnx.Rngs(0))
+    with pytest.raises(UsageError, match="params=1 has no Flax NNX module, and other arguments have"):
+        mpjax.receipt(lambda model, x: model(x), model, X, params=1)
+    assert mpjax.receipt(lambda x, model: model(x), X, model, params=1)
+
+
+def test_a_compiled_product_of_equal_shapes_is_no_update_and_a_compiled_step_is_one():
+    product = jax.jit(jnp.dot).lower(SQUARE, SQUARE).compile()
+    assert mpjax.receipt(product, policy="float32").line == "float32 as asked in 1 of 1 products"
+    assert mpjax.receipt(product, policy="float32")
+
+    def one(w, x):
+        return w - jnp.float32(0.1) * jax.grad(lambda w: jnp.mean(jnp.square(x @ w)))(w)
+
+    compiled = jax.jit(one).lower(SQUARE, X).compile()
+    assert [row.verdict for row in mpjax.receipt(compiled, policy="float32") if row.kind == "update"] == ["as asked"]
+
+
+@pytest.mark.parametrize("device", [3, 2.5, "", ["h200"]])
+def test_a_device_that_is_neither_a_device_nor_a_name_is_an_error(device):
+    with pytest.raises(UsageError, match='wanted a jax.Device, or a name such as "cpu" or "h200"'):
+        mpjax.receipt(jnp.sin, jnp.float32(1), device=device)
+
+
+def test_the_name_of_a_gpu_in_capitals_is_an_error_that_says_what_is_meant():
+    with pytest.raises(UsageError, match="did you mean h200"):
+        mpjax.receipt(jnp.sin, jnp.float32(1), device="H200")

@@ -24,6 +24,11 @@ def test_parameters_are_outputs_with_the_path_shape_and_dtype_of_an_input():
     assert {path: known.output for path, known in parameters_of(given, result).items()} == {"w": 2}
 
 
+def test_a_history_of_scales_is_no_parameter():
+    given = {"blocks/1": {"kernel": X, "amax_history": X}}
+    assert parameters_of(given, given).keys() == {"blocks/1/kernel"}
+
+
 def small(flags):
     return f"--data.name synthetic:32x32x3:10 --data.batch_size 16 --data.crop_padding 0 {flags}"
 

@@ -1,5 +1,6 @@
 """The receipt as one line, a table, JSON and an assertion."""
 
+import dataclasses
 import json
 
 import pytest
@@ -44,6 +45,27 @@ def test_other_rows_are_in_the_line_only_if_they_are_not_as_asked():
     total = row("", "float16", "narrower", kind="reduction", asked="float32")
     assert receipt(row(), row(kind="update")).line == "float16 as asked in 1 of 1 products"
     assert receipt(row(), total).line == "float16 as asked in 1 of 1 products; 1 of 1 sums over devices narrower"
+
+
+def test_products_that_run_in_no_fewer_bits_than_asked_and_are_narrower_are_counted_without_that_dtype():
+    assert receipt(row(operands="float32", verdict="narrower"), row()).line == (
+        "float16 asked; 1 of 2 products narrower"
+    )
+
+
+def test_a_recipe_without_a_product_is_said_in_the_line_and_fails():
+    found = receipt(row(), row("*", "", "missing", kind="recipe", asked="float8_e4m3fn", reason="none"))
+    assert found.line == "float16 as asked in 1 of 1 products; float8 asked, missing in all products"
+    with pytest.raises(DtypeError, match=r"\*, forward recipe: asked in float8_e4m3fn, missing: none"):
+        found.require()
+
+
+def test_notes_are_printed_and_are_no_faults():
+    found = dataclasses.replace(receipt(row()), notes=("no update was looked at",))
+    assert str(found).splitlines()[-2:] == ["", "no update was looked at"]
+    assert found.as_json()["notes"] == ("no update was looked at",)
+    assert found
+    found.require()
 
 
 def test_require_names_each_offender_and_what_it_lost():

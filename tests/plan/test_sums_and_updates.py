@@ -61,6 +61,29 @@ def test_an_update_has_the_dtype_of_its_last_arithmetic_behind_casts_and_selecti
     assert found == [frozenset({"float32"}), frozenset({"float16"}), frozenset(), None]
 
 
+CASTS = """HloModule m
+
+ENTRY %main (w: f32[4], h: bf16[4]) -> (f32[4], f32[4], f32[4], bf16[4], f32[4]) {
+  %w = f32[4]{0} parameter(0)
+  %h = bf16[4]{0} parameter(1)
+  %new = f32[4]{0} multiply(%w, %w)
+  %half = bf16[4]{0} convert(%new)
+  %wide = f32[4]{0} convert(%half)
+  %few = f32[4]{0} reduce-precision(%new), exponent_bits=8, mantissa_bits=7
+  %old = bf16[4]{0} convert(%w)
+  %again = f32[4]{0} convert(%old)
+  %stored = bf16[4]{0} convert(%few)
+  ROOT %out = (f32[4]{0}, f32[4]{0}, f32[4]{0}, bf16[4]{0}, f32[4]{0}) tuple(%wide, %few, %again, %stored, %new)
+}
+"""
+
+
+def test_a_dtype_that_an_update_is_rounded_to_on_its_way_counts_if_it_is_narrower_than_the_output():
+    """The fourth is stored in bfloat16, to which it is rounded once."""
+    both, wide = frozenset({"float32", "bfloat16"}), frozenset({"float32"})
+    assert updates_of(parse(CASTS), [0, 1, 2, 3, 4]) == [both, both, frozenset({"bfloat16"}), wide, wide]
+
+
 LOOP = """HloModule m
 
 %body (t: (s32[], bf16[4])) -> (s32[], bf16[4]) {

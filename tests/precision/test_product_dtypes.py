@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from mpjax.errors import UsageError
 from mpjax.precision import Policy, apply_policy, audit
-from mpjax.precision.float8.recipes import FLOAT8
+from mpjax.precision.float8.recipes import FLOAT8, ROWWISE
 from mpjax.precision.policy import get_policy
 from mpjax.precision.product_dtypes import AskedDtypes, asked_dtypes
 
@@ -47,6 +48,70 @@ def test_a_small_layer_may_be_in_float8_where_no_rule_takes_it_out():
     of = asked_dtypes(Policy("float32", "bfloat16", products=FLOAT8), {"": Net()})
     assert of("blocks/1/linear") == AskedDtypes(BF16, FLOAT8)
     assert of("head") == AskedDtypes(BF16, refused=True)  # 3 is no multiple of 16
+
+
+def test_the_recipe_that_a_layer_was_made_to_multiply_by_is_known():
+    model = Net()
+    apply_policy(model, "mixed_float8_rowwise")
+    assert asked_dtypes(get_policy("mixed_float8"), {"": model})("blocks/0/linear").applied == ROWWISE
+    assert asked_dtypes(get_policy("mixed_bfloat16"), {"": model})("blocks/0/linear").refused
+
+
+def test_a_layer_with_a_product_of_the_users_own_is_told():
+    model = nnx.List([nnx.Linear(64, 64, dot_general=lambda *args, **more: None, rngs=nnx.Rngs(0))])
+    assert asked_dtypes(get_policy("mixed_float8"), {"": model})("0").own
+
+
+def test_the_dtypes_of_a_policy_are_those_that_it_or_a_rule_names():
+    rules = {"head": "float16", "stem": Policy("float32", "float64")}
+    of = asked_dtypes(Policy("float32", "bfloat16", rules=rules, products=FLOAT8), {})
+    assert of.dtypes == {jnp.dtype(name) for name in ("bfloat16", "float16", "float32", "float64")}
+
+
+class Small(nnx.Module):
+    """A layer of too few inputs, at both ends."""
+
+    def __init__(self):
+        self.only = nnx.Linear(16, 64, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("policy", "module", "recipe"),
+    [
+        ("mixed_float8", Net, FLOAT8),
+        ("mixed_float8", Small, FLOAT8),
+        ("mixed_float8;*=bfloat16", Net, None),
+        ("mixed_float8;only=bfloat16", Small, None),
+        ("mixed_bfloat16;blocks=float8", Net, FLOAT8),
+        ("mixed_bfloat16", Net, None),
+    ],
+)
+def test_float8_is_awaited_unless_the_users_rules_take_every_layer_out(policy, module, recipe):
+    assert asked_dtypes(get_policy(policy), {"": module()}).awaited(["blocks/0/linear"]) == recipe
+
+
+def test_without_modules_float8_is_awaited_if_one_of_the_products_is_to_be_in_it():
+    of = asked_dtypes(get_policy("mixed_bfloat16;blocks=float8"), {})
+    assert of.awaited(["stem", "blocks/0"]) == FLOAT8
+    assert of.awaited(["stem"]) is None
+    assert asked_dtypes(get_policy("mixed_float8"), {}).awaited([]) == FLOAT8
+    assert asked_dtypes(get_policy("mixed_float8;*=bfloat16"), {}).awaited([]) is None
+    assert asked_dtypes(None, {}).awaited([]) is None
+
+
+def test_a_rule_that_decides_neither_a_module_nor_a_named_scope_is_an_error():
+    of = asked_dtypes(get_policy("mixed_bfloat16;scores=float32"), {"": Net()})
+    of.require_rules({"blocks/0/linear", "head/scores", "scores"})
+    of.require_rules(None)
+    with pytest.raises(UsageError, match="rule 'scores' matches nothing; nearest: "):
+        of.require_rules({"blocks/0/linear"})
+
+
+def test_a_rule_by_class_without_modules_is_an_error_that_says_what_to_give():
+    of = asked_dtypes(get_policy("mixed_float8;type:Linear=float32"), {})
+    with pytest.raises(UsageError, match="rule 'type:Linear' names a class, and no Flax NNX module is known here"):
+        of.require_rules(None)
+    asked_dtypes(get_policy("mixed_float8"), {}).require_rules(set())
 
 
 @pytest.mark.parametrize("asked", ["mixed_float8", "mixed_bfloat16"])

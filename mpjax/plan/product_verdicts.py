@@ -1,0 +1,208 @@
+"""Compares the products of a compiled program with what was asked for: one row for each product."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from mpjax.plan.asked import Asked
+from mpjax.plan.dtype_order import AS_ASKED, HALF, MISSING, NARROWER, UNKNOWN, WIDER, compared, narrowest
+from mpjax.plan.pairing import NOWHERE, Pair
+from mpjax.plan.runs import BLOCK_SCALED, Run, Target, in_order
+from mpjax.plan.verdicts import NOT_TRACED, RECIPE, Row, counted, written
+from mpjax.precision.casting.flops import TENSORFLOAT32
+from mpjax.precision.float8.recipes import Recipe
+from mpjax.precision.product_dtypes import AskedDtypes
+
+
+NO_NAME = "XLA kept no name of it, so the module and its rule are not known"
+NOT_ASKED = "neither a traced function nor a policy says what was asked for"
+
+Wanted = Callable[[str], AskedDtypes | None]
+"""A function from module path to what a policy asks for in products there; None without a policy."""
+
+
+def rows_of_products(
+    pairs: Sequence[Pair], wanted: Wanted, target: Target, *, traced: bool, rounds: Collection[str] = ()
+) -> list[Row]:
+    """Returns the rows of products, convolutions and attentions; equal ones are counted in one row.
+
+    A policy applies to what is differentiated: an optimizer's own products, and those in `mpjax.full_precision`, are
+    asked for as they were traced. If nothing is differentiated, it applies to all.
+
+    Args:
+      pairs: what was asked for and what runs.
+      wanted: the policy.
+      target: what the program was compiled for.
+      traced: whether the traced program is known; if not, the policy alone says what was asked for.
+      rounds: the dtypes that the policy names, to any of which values may be rounded on their way to a product.
+    """
+    gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
+    return counted([_row_of_pair(pair, wanted, target, gradients, traced, rounds) for pair in pairs])
+
+
+def paths_of(pairs: Sequence[Pair]) -> list[str]:
+    """Returns the module paths of the products that a policy applies to."""
+    gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
+    apart = [pair.asked is not None and (pair.asked.kept or _is_apart(pair, gradients)) for pair in pairs]
+    abouts = (pair.asked or pair.run for pair, free in zip(pairs, apart, strict=True) if not free)
+    return [about.module.path for about in abouts if about]
+
+
+def rows_of_recipe(recipe: Recipe | None, products: Sequence[Row], target: Target, *, traced: bool) -> list[Row]:
+    """Returns a row if a recipe is asked for and no product is in float8, nor has a row that says so.
+
+    Args:
+      recipe: the recipe; None if there need not be products in float8.
+      products: the rows of products.
+      target: what the program was compiled for.
+      traced: whether the traced program is known.
+    """
+    if recipe is None or any("float8" in row.asked or "float8" in row.operands for row in products):
+        return []
+    dtype = str(recipe.forward)
+    if not traced and target.platform == "cpu":
+        verdict, reason = UNKNOWN, f"a CPU emulates {recipe}, and a compiled program does not say what was asked for"
+    else:
+        verdict, reason = MISSING, f"the policy asks for products by {recipe}, and the function has none in float8"
+    return [Row("*", "forward", RECIPE, dtype, "", "", "", "", 1, verdict, reason)]
+
+
+def _is_float8(dtypes: Sequence[str]) -> bool:
+    return any(dtype.startswith("float8") for dtype in dtypes)
+
+
+def _is_apart(pair: Pair, gradients: bool) -> bool:
+    return gradients and pair.asked is not None and not pair.asked.differentiated
+
+
+def _row_of_pair(
+    pair: Pair, wanted: Wanted, target: Target, gradients: bool, traced: bool, rounds: Collection[str]
+) -> Row:
+    asked, run = pair.asked, pair.run
+    about = asked or run
+    assert about is not None
+    module, policy = about.module, wanted(about.module.path)
+    apart = _is_apart(pair, gradients)
+    if apart or (asked is not None and asked.kept):
+        policy = None
+    own = asked.operands if asked else ()
+    ours = own if policy is None else _asked_by_policy(policy, asked, about.operands, module.backward)
+    if run is None:
+        verdict, reason, limit = MISSING if pair.note == NOWHERE else UNKNOWN, pair.note, False
+    elif asked is None and (traced or not run.named):
+        verdict, reason, limit = UNKNOWN, NOT_TRACED if traced else NO_NAME, False
+    elif not ours:
+        verdict, reason, limit = UNKNOWN, NOT_ASKED, False
+    elif apart and "float32" in ours and set(run.operands) == {TENSORFLOAT32}:
+        verdict, reason, limit = AS_ASKED, "", False  # JAX's default precision, to which no policy objects
+    else:
+        verdict, reason, limit = _verdict(asked, run, ours, target)
+        early = _early(asked, ours, policy, rounds) if asked and policy else ""
+        other = _other_recipe(asked, run, ours, policy, target) if policy else None
+        if early and (verdict != NARROWER or limit):
+            verdict, reason, limit = NARROWER, early, False
+        elif other and (verdict == AS_ASKED or limit):
+            verdict, reason, limit = *other, False
+    notes = [pair.note if run else "", "in a loop, counted once" if asked and asked.in_loop else ""]
+    if policy and policy.unknown and policy.recipe is not None and not _is_float8(ours):
+        notes.append(f"a product by {policy.recipe} would be as asked too: its module is not known")
+    return Row(
+        path=module.path,
+        direction="backward" if module.backward else "other" if apart else "forward",
+        kind=about.kind,
+        asked=written(ours),
+        operands=written(run.operands) if run else "",
+        accumulation=run.accumulation if run else "",
+        result=run.result if run else "",
+        by=run.by if run else "",
+        count=1,
+        verdict=verdict,
+        reason=reason,
+        note=", ".join(filter(None, notes)),
+        device_limit=limit,
+    )
+
+
+def _asked_by_policy(
+    policy: AskedDtypes, asked: Asked | None, operands: Sequence[str], backward: bool
+) -> Sequence[str]:
+    """Returns the dtypes that a policy asks for in a product of some operands, as traced or as they run."""
+    float8 = _is_float8(operands)
+    if float8 and policy.own:
+        return operands
+    if policy.recipe is not None and (float8 or policy.required):
+        forward, gradient = str(policy.recipe.forward), str(policy.recipe.gradient)
+        # A forward product that is computed again stands in the backward pass, where a run is not told from others.
+        again = asked.recomputed if asked else compared([forward, forward], operands) == AS_ASKED
+        return in_order((gradient if backward and not again else forward, forward))
+    return (str(policy.compute),) * len(operands)
+
+
+def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Collection[str]) -> str:
+    """Says what the function itself computes, or rounds before or after, in fewer bits than asked for, if it does.
+
+    A device that widens what it computes does not give these bits back.
+    """
+    if compared(ours, asked.operands) == NARROWER:
+        done = "quantises it to" if asked.quantised else "computes it in"
+        return f"the function itself {done} {written(asked.operands)}"
+
+    def fits(dtype: str) -> bool:
+        named = dtype in rounds or policy.own
+        return (named and not _is_float8([dtype])) or any(compared([own], [dtype]) != NARROWER for own in ours)
+
+    before = [dtype for dtype in asked.rounded if not fits(dtype)]
+    if before:
+        return f"the function itself rounds an operand to {narrowest(before)}"
+    return "" if fits(asked.result) else f"the function itself rounds the result to {asked.result}"
+
+
+_FINER = ("delayed", "tensor", "row", "block")
+"""What shares a scale, the finer the later."""
+
+
+def _other_recipe(
+    asked: Asked | None, run: Run, ours: Sequence[str], policy: AskedDtypes, target: Target
+) -> tuple[str, str] | None:
+    """Returns the verdict and the reason of a product in the dtypes asked for, if its scales are those of another."""
+    wanted = policy.recipe
+    if wanted is None or policy.own or not _is_float8(ours):
+        return None
+    if policy.applied is not None and policy.applied != wanted:
+        found, given = _FINER.index(policy.applied.scaling), _FINER.index(wanted.scaling)
+        verdict = NARROWER if found < given else WIDER
+        return verdict, f"the layer was made to multiply by {policy.applied}, and the policy asks for {wanted}"
+    blocks = run.by in BLOCK_SCALED if target.platform == "gpu" else asked.blocks if asked else None
+    if blocks is None or blocks == (wanted.scaling == "block"):
+        return None
+    if blocks:
+        return WIDER, f"its operands have a scale for each block, and the policy asks for {wanted}"
+    return NARROWER, f"its operands have no scale for each block, and the policy asks for {wanted}"
+
+
+def _verdict(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
+    """Returns the verdict on the run, the reason, and whether the device can do no other."""
+    verdict = compared(ours, run.operands)
+    if verdict != AS_ASKED:
+        return (verdict, *_why(asked, run, ours, target))
+    if run.accumulation in HALF:
+        return NARROWER, f"adds up in {run.accumulation}", False
+    if asked and compared([asked.result], [run.result]) == NARROWER:
+        return NARROWER, f"rounds the result to {run.result}; the function asks for {asked.result}", False
+    return AS_ASKED, "", False
+
+
+def _why(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, bool]:
+    """Returns why operands are not in the dtype asked for, and whether the device can do no other."""
+    runs = written(run.operands)
+    if asked and asked.quantised and not asked.blocks:
+        return f"quantised to {written(asked.operands)} and widened again: the product itself is in {runs}", False
+    if asked and compared(ours, asked.operands) != AS_ASKED:
+        return f"the function itself computes it in {written(asked.operands)}", False
+    if TENSORFLOAT32 in run.operands and "float32" in ours:
+        return (
+            "JAX's default precision rounds float32 operands to tensorfloat32; "
+            'jax.config.update("jax_default_matmul_precision", "highest") keeps them'
+        ), False
+    narrow = all(dtype in HALF or dtype.startswith("float8") for dtype in ours)
+    if target.platform == "cpu" and narrow and set(run.operands) == {"float32"}:
+        return f"XLA computes {written(ours)} products of a CPU in float32", True
+    return f"XLA computes it in {runs}", False
