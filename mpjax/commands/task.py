@@ -91,7 +91,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     frozen = frozen_paths(abstract, config.training.freeze)
     report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
-    prepare = full_precision(preparation_of(config.data, fields))
+    prepare = full_precision(preparation_of(config.data.for_task(config.task), fields))
     objective = choose_objective(config, prepare, policy, abstract, fields)
     cast = uncast
     if plan.mode == "autocast":

@@ -8,6 +8,7 @@ import jax
 from mpjax.config.schema import Data
 from mpjax.config.user_code import load_function
 from mpjax.data.augment.on_device import prepare
+from mpjax.data.beside_images import require_together
 from mpjax.data.fields import Fields
 from mpjax.errors import UsageError
 
@@ -24,8 +25,11 @@ def preparation_of(config: Data, fields: Fields) -> Prepare:
     Images are scaled and augmented as `config` says. The user's `config.augment` comes last, in training only.
 
     Raises:
-      UsageError: there is no such function. While it is traced: it changes fields, shapes or dtypes.
+      UsageError: there is no such function, or other fields would not move or mix with the image. While it is traced:
+        it changes fields, shapes or dtypes.
     """
+    if "image" in fields:
+        require_together(config, fields)
     images = functools.partial(prepare, config=config, fields=fields) if "image" in fields else _as_stored
     if not config.augment:
         return images
