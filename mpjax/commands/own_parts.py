@@ -41,9 +41,9 @@ def with_parts(config: Config, **parts: Any) -> Config:
         section, _, field = PARTS[name].partition(".")
         before = getattr(getattr(config, section), field)
         several = isinstance(before, tuple)
-        parts_of_it = require_several(name, part) if several else (part,)
-        _require_callable(name, parts_of_it)
-        value = (*before, *map(given, parts_of_it)) if several else given(part)
+        those = require_several(name, part) if several else (part,)
+        _require_callable(name, those)
+        value = (*before, *map(given, those)) if several else given(part)
         changed = dataclasses.replace(getattr(config, section), **{field: value})
         config = dataclasses.replace(config, **{section: changed})
     return config
