@@ -52,7 +52,9 @@ class Objective(Protocol):
 
         Args:
           model: the model under the policy of the run, in training or evaluation mode. It may hold several networks.
-          batch: the fields of the examples, [B, ...]; images are float32, scaled and augmented.
+          batch: the fields of the examples, [B, ...]; images are float32, scaled and augmented. In training with mixup
+            or cutmix, `target`, float32 [B, classes], has the mixed labels. In evaluation, `weight`, float32 [B], is 0
+            for examples that are padding, which mpjax leaves out itself.
           key: random numbers of this step and device; None in evaluation. A function without a third parameter is
             called without it.
         """

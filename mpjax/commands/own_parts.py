@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpjax.config import Config
+from mpjax.config.failures import named_failure
 from mpjax.config.score import Score, score_of
-from mpjax.config.user_code import given, load_function
+from mpjax.config.user_code import Given, described, given, load_function
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
 from mpjax.loop.callbacks import Callbacks, EarlyStopping, load_callbacks
@@ -40,10 +41,21 @@ def with_parts(config: Config, **parts: Any) -> Config:
         section, _, field = PARTS[name].partition(".")
         before = getattr(getattr(config, section), field)
         several = isinstance(before, tuple)
-        value = (*before, *map(given, require_several(name, part))) if several else given(part)
+        those = require_several(name, part) if several else (part,)
+        _require_callable(name, those)
+        value = (*before, *map(given, those)) if several else given(part)
         changed = dataclasses.replace(getattr(config, section), **{field: value})
         config = dataclasses.replace(config, **{section: changed})
     return config
+
+
+def _require_callable(name: str, parts: Sequence[Any]) -> None:
+    """Raises UsageError if an argument of `mpjax.run` that has to be a function is none."""
+    if name in ("source", "callbacks"):  # these may be values and objects
+        return
+    for one in parts:
+        if not (callable(one) or isinstance(one, Given)):
+            raise UsageError(f"{name} of mpjax.run is not callable: {described(one)}")
 
 
 def require_several(name: str, parts: Any) -> tuple:
@@ -86,7 +98,9 @@ def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
     with contextlib.ExitStack() as opened:
         writers: list[Writer] = []
         for spec in specs:
-            writer = load_function(_logger(spec), flag="--report.writers")(run)
+            opener = load_function(_logger(spec), flag="--report.writers")
+            with named_failure(f"--report.writers {spec} failed", opener):
+                writer = opener(run)
             missing = [name for name in _METHODS if not callable(getattr(writer, name, None))]
             if missing:
                 raise UsageError(

@@ -15,6 +15,7 @@ from mpjax.commands.task import make_layout, make_packing, make_step, make_task,
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
+from mpjax.data.labels import check_labels
 from mpjax.diagnosis.training import make_probe
 from mpjax.loop.when import When
 from mpjax.models.scan import stacks_of
@@ -123,6 +124,7 @@ def make_parts(config: Config) -> Parts:
 
     # Model, precision, optimizer, training step
     fields = data.batch_fields(source, config.data)
+    check_labels(fields, batches, tests, config.data)
     warmup = steps(config.optimizer.warmup)
     task, tx, step_on = make_step(config, plan, fields, steps=when.steps, warmup=warmup)
     layout = make_layout(config, plan, task, fields, layout.mesh)

@@ -15,6 +15,7 @@ from mpjax.commands.objective import choose_objective
 from mpjax.config import Config
 from mpjax.config.folders import cache_folder, data_folder
 from mpjax.data.augment.preparation import preparation_of
+from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
 from mpjax.models.scan import require_alike, stacks_of
 from mpjax.models.stacked_arrays import names_apart
@@ -34,9 +35,10 @@ from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.rates import factors_of
 from mpjax.training.remat import apply_remat, blocks_of
 from mpjax.training.schedule import capped_warmup, learning_rate_schedule
-from mpjax.training.setup import Task, check_fit, check_objective
+from mpjax.training.setup import Task, check_fit
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
+from mpjax.training.user_objective_check import check_augmentation, check_objective
 
 
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
@@ -93,7 +95,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     frozen = frozen_paths(abstract, config.training.freeze)
     report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
-    prepare = full_precision(preparation_of(config.data, fields))
+    prepare = full_precision(preparation_of(config.data.for_task(config.task), fields))
     objective = choose_objective(config, prepare, policy, abstract, fields)
     cast = uncast
     if plan.mode == "autocast":
@@ -124,8 +126,14 @@ def make_step(
       UsageError: as `make_task`, or the model does not fit the task.
     """
     task = make_task(config, plan, fields)
-    if config.training.objective:
-        check_objective(task, batch_shapes(fields, 2))
+    # As a batch of the run has it, which says what to mirror.
+    oriented = {MIRRORED: jax.ShapeDtypeStruct((2,), bool)} if config.data.alternate_flips else {}
+    stored = {**batch_shapes(fields, 2), **oriented}
+    if config.data.augment:
+        check_augmentation(task, stored, name=f"--data.augment {config.data.augment}")
+    if objective := config.training.objective:
+        mixing = [f"--data.{name} {value}" for name in ("mixup", "cutmix") if (value := getattr(config.data, name))]
+        check_objective(task, stored, name=f"--training.objective {objective}", mixing=" and ".join(mixing))
     else:
         check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)

@@ -103,6 +103,8 @@ def run(
         loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"mpjax.run wants an mpjax.Config as its first argument, got a {type(config).__name__}")
     config = with_parts(
         config,
         model=model,

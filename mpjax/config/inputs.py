@@ -67,8 +67,9 @@ class Data:
     """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels."""
     std: Floats = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
-    crop_padding: int = 1
-    """Augmentation: pixels of zero padding before a random crop back to size; 0: none."""
+    crop_padding: int = -1
+    """Augmentation: pixels of zero padding before a random crop back to size; 0: none; -1: 1, and none for the task
+    `own`, because its other columns stay where they are."""
     flip: bool = False
     """Augmentation: flip images horizontally with probability 0.5."""
     alternate_flips: bool = False
@@ -97,6 +98,15 @@ class Data:
 
     def __post_init__(self) -> None:
         settle_auto(self, "batch_size")
+
+    @property
+    def padding(self) -> int:
+        """Returns the pixels of `crop_padding`; by default 1."""
+        return 1 if self.crop_padding == -1 else self.crop_padding
+
+    def for_task(self, task: str) -> "Data":
+        """Returns the settings with the default of `crop_padding` for a task."""
+        return dataclasses.replace(self, crop_padding=0 if task == "own" and self.crop_padding == -1 else self.padding)
 
     @property
     def stated_classes(self) -> int:

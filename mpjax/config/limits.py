@@ -39,7 +39,6 @@ NOT_NEGATIVE = (
     "model.patch",
     "data.in_memory_mb",
     "data.on_device_mb",
-    "data.crop_padding",
     "data.randaugment_ops",
     "data.mixup",
     "data.cutmix",
@@ -128,6 +127,8 @@ def _ranges(settings: Config | Data, prefix: str = "") -> Iterator[str]:
 
 
 def _data(data: Data) -> Iterator[str]:
+    if not -1 <= data.crop_padding < 2**31:
+        yield f"--data.crop_padding is {data.crop_padding}: wanted a number of pixels, 0 for none"
     if not 0 <= data.random_erasing <= 1:
         yield f"--data.random_erasing is {data.random_erasing}: wanted a share from 0 to 1"
     if not 0 <= data.randaugment_magnitude <= 10:

@@ -141,12 +141,31 @@ def load_function(spec: str, *, flag: str) -> Callable:
         raise UsageError(f"{flag} {spec}: wanted FILE.py:NAME or package.module:NAME")
     module = _module(where, flag, spec)
     found = getattr(module, name, None)
-    if not callable(found):
-        there = [n for n, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
+    if found is not None and not callable(found):
+        raise UsageError(f"{flag} {spec} is not callable: {described(found)}")
+    if found is None:
+        there = [n for n, value in vars(module).items() if _is_defined_in(module, value)]
         near = difflib.get_close_matches(name, there, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"{flag} {spec}: {where} has no {name}; {hint}it has {', '.join(there) or 'no functions'}")
     return found
+
+
+def _is_defined_in(module: ModuleType, value: Any) -> bool:
+    """Returns True for a function or class of a module's own package, and not of one that it imports."""
+    if not (inspect.isfunction(value) or inspect.isclass(value)):
+        return False
+    return value.__module__.partition(".")[0] == module.__name__.partition(".")[0]
+
+
+def described(value: Any) -> str:
+    """Returns what a value is that should be a function or class, and what to write instead."""
+    if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
+        return (
+            "it is an optax transformation; wanted a function of the learning rate of each step, which mpjax gives it, "
+            "as in `lambda learning_rate: optax.adam(learning_rate)`"
+        )
+    return f"it is a {type(value).__name__}; wanted a function or a class"
 
 
 def _module(where: str, flag: str, spec: str) -> ModuleType:

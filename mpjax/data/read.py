@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpjax.config.schema import Data
+from mpjax.data.beside_images import require_one_frame
 from mpjax.data.examples import Example, Examples, Source, array, conform
 from mpjax.data.fields import Fields, Image, Mask
 from mpjax.data.images.decoding import Picture, decode, read_header, read_plain_header
@@ -97,12 +98,14 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
     Without `config.antialias`, crops are rounded to whole pixels.
 
     Raises:
-      UsageError: sizes vary and `config.image_size` is not set, or a package that `config` needs is not installed.
+      UsageError: sizes vary and `config.image_size` is not set, or images would be cropped and fields beside them not,
+        or a package that `config` needs is not installed.
     """
     split = config.train_split if training else config.test_split
     named = f"split '{split}' of '{source.name}'"
     size = config.image_size
     if size and any(isinstance(field, Image) for field in source.fields.values()):
+        require_one_frame(source.fields, size)
         frame = centre()
         if source.varies:
             frame = random_part if training else centre(_EVALUATED_SHARE)

@@ -146,12 +146,20 @@ class EvalBatches:
 
     The last batch is padded with zeros (black images of class 0) of weight 0. So one compiled program serves all
     batches, and weighted sums count every example once.
+
+    Args:
+      parts: a function to the batches without padding, of all processes.
+      size: the number of examples.
+      batch_size: examples per batch, over all processes.
+      share: the part of each batch that this process reads.
+      arrays: an array [N, ...] for each field, of a split in memory.
     """
 
     parts: Callable[[], Iterable[Batch]]
     size: int
     batch_size: int
     share: Share = WHOLE
+    arrays: Arrays | None = None
 
     def __len__(self) -> int:
         return math.ceil(self.size / self.batch_size)
@@ -251,7 +259,7 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
             for start in range(0, size, batch_size):
                 yield {name: values[start : start + batch_size] for name, values in whole.items()}
 
-        return EvalBatches(slices, size, batch_size, share)
+        return EvalBatches(slices, size, batch_size, share, whole)
     import grain
 
     batches = grain.MapDataset.range(size).batch(batch_size).map(lambda chosen: read_batch(source.test, chosen, read))

@@ -2,11 +2,10 @@
 
 import dataclasses
 import inspect
-import pathlib
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpjax.config.failures import named_failure
 from mpjax.config.user_code import load_function
 from mpjax.data.examples import Example, Examples, array
 from mpjax.data.fields import Image
@@ -70,27 +69,14 @@ class PreprocessedExamples:
 
     def _apply(self, example: Example, index: int) -> Example:
         given = {name: readable(value, self.columns.get(name)) for name, value in example.items()}
-        try:
+        with named_failure(f"{_FLAG} {self.name} failed on example {index}", self.function):
             result = self.function(given)
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise UsageError(
-                f"{_FLAG} {self.name} failed on example {index}: {said}{_line(error, self.name)}"
-            ) from error
         if not isinstance(result, Mapping):
             raise UsageError(
                 f"{_FLAG} {self.name} returned {type(result).__name__}; wanted a dict of fields, "
                 f"like the one it received: {', '.join(example)}"
             )
         return dict(result)
-
-
-def _line(error: Exception, spec: str) -> str:
-    """Returns the last line of the error's traceback in the user's file, or else the line that raised the error."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
-    file = pathlib.Path(spec.rpartition(":")[0]).name
-    own = [frame for frame in frames if pathlib.Path(frame.filename).name == file] or frames
-    return f" ({pathlib.Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def readable(value: Any, column: Column | None) -> Any:

@@ -1,5 +1,6 @@
 """A user's metrics of the test set, added to those of an objective."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpjax.config.failures import failure, named_failure
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.training.mean import Mean
@@ -128,15 +130,21 @@ def _require_values(flag: str, returned: Any, size: int) -> None:
 
 
 def _require_sums(name: str, kind: _Collected) -> None:
-    """Raises UsageError unless merging two metrics adds their arrays."""
+    """Raises UsageError unless merging two metrics adds their arrays, and a number can be computed from the sums."""
     one, two = (kind.treedef.unflatten([np.full(x.shape, n, x.dtype) for x in kind.shapes]) for n in (1, 2))
-    with jax.numpy_dtype_promotion("standard"):  # as their libraries expect
+    where = f"--training.metrics {name}: merge() of {type(one).__name__} failed"
+    with named_failure(where, one), jax.numpy_dtype_promotion("standard"):  # as their libraries expect
         merged = jax.tree.leaves(one.merge(two))
-    if any(x.shape != np.shape(m) or not np.all(np.asarray(m) == 3) for x, m in zip(kind.shapes, merged, strict=True)):
+    added = len(merged) == len(kind.shapes) and all(
+        x.shape == np.shape(m) and np.all(np.asarray(m) == 3) for x, m in zip(kind.shapes, merged, strict=True)
+    )
+    if not added:
         raise UsageError(
             f"--training.metrics {name}: merging two {type(one).__name__} does not add their arrays, so it cannot be "
             "summed over examples and devices; return values per example, [B]"
         )
+    with contextlib.suppress(ZeroDivisionError):  # ones are not the sums of a set
+        _number_of(name, one)
 
 
 def _values(flag: str, function: Callable, outputs: Any, batch: Batch) -> Iterator[tuple[str, jax.Array]]:
@@ -158,8 +166,30 @@ def _values(flag: str, function: Callable, outputs: Any, batch: Batch) -> Iterat
 def _computed(name: str, kind: _Collected, sums: Sums) -> float:
     """Returns the value of a metric with these sums."""
     leaves = [jnp.asarray(sums[f"{name}{_LEAF}{n}"], x.dtype) for n, x in enumerate(kind.shapes)]
+    try:
+        return _number_of(name, kind.treedef.unflatten(leaves))
+    except ZeroDivisionError:  # of Python's numbers, if no example counts: NaN, as JAX divides
+        return float("nan")
+
+
+def _number_of(name: str, metric: Any) -> float:
+    """Returns what `compute` of a metric returns.
+
+    Raises:
+      UsageError: it fails, or returns something else than one number.
+      ZeroDivisionError: it divides Python's numbers by zero.
+    """
+    where = f"--training.metrics {name}: compute() of {type(metric).__name__}"
     with jax.numpy_dtype_promotion("standard"):
-        value = np.asarray(kind.treedef.unflatten(leaves).compute())
+        try:
+            found = metric.compute()
+        except ZeroDivisionError:
+            raise
+        except Exception as error:
+            raise UsageError(f"{where} failed: {failure(error, metric)}") from error
+    if not is_array(found):
+        raise UsageError(f"{where} returned {kind_of(found)}: wanted a number; return one metric for each by its name")
+    value = np.asarray(found)
     if value.shape:
-        raise UsageError(f"--training.metrics {name}: compute() returned an array {value.shape}: wanted a number")
+        raise UsageError(f"{where} returned an array {value.shape}: wanted a number")
     return float(value)

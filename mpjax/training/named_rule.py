@@ -24,6 +24,7 @@ from mpjax.errors import UsageError, first_line
 from mpjax.precision.dtypes import FLOAT32, widest
 from mpjax.precision.moments import MOMENTS
 from mpjax.precision.skip_step import optax_promotion
+from mpjax.training.first_steps import begins_finite
 
 
 OWN = tuple(SETTINGS_OF_RULES)
@@ -97,7 +98,8 @@ class NamedRule:
           warmup: the length of the warm-up, likewise.
 
         Raises:
-          UsageError: it wants a number as learning rate, more in an update than mpjax has, or it does not fit.
+          UsageError: it wants a number as learning rate, more in an update than mpjax has, it does not fit, or its
+            first steps are not finite because the schedule begins at 0.
         """
         names = parameters_of(self.function, self.name)
         known: dict[str, Any] = {"mask": mask, "weight_decay_mask": mask} if "weight_decay" in names else {}
@@ -133,7 +135,28 @@ class NamedRule:
                     "--optimizer.warmup 0, or another optimizer"
                 ) from error
             rule = make(learning_rate=config.learning_rate)
+        else:
+            self._require_finite(make, learning_rate, config, shapes)
         return _with_plain_keys(rule, shapes)
+
+    def _require_finite(
+        self, make: Callable, schedule: optax.Schedule, config: schema.Optimizer, shapes: Mapping[str, Any]
+    ) -> None:
+        """Raises UsageError if steps are not finite where the learning rate begins at 0, and are where it does not.
+
+        Rules that estimate a step size, such as prodigy, divide by what a rate of 0 leaves at 0.
+        """
+        if schedule(0) != 0 or begins_finite(make(learning_rate=schedule), TINY, shapes):
+            return
+        if not begins_finite(make(learning_rate=optax.constant_schedule(config.learning_rate or 1.0)), TINY, shapes):
+            return  # not because of the schedule
+        instead = "a schedule and a learning rate that begin above 0"
+        if config.warmup.amount and config.learning_rate:
+            instead = "--optimizer.warmup 0, or another optimizer"
+        raise UsageError(
+            f"{self.name}: its parameters become NaN or inf if the learning rate begins at 0, as in a warm-up; write "
+            + instead
+        )
 
     def _takes_number(self, make: Callable, config: schema.Optimizer, shapes: Mapping[str, Any]) -> bool:
         try:

@@ -60,22 +60,6 @@ def check_fit(model: nnx.Module, task: TaskName, fields: Mapping[str, Any], *, n
         )
 
 
-def check_objective(task: "Task", batch: Mapping[str, Any]) -> None:
-    """Checks that an objective of the user's can be computed, by tracing it on a batch of these shapes.
-
-    Raises:
-      UsageError: as the objective; any other error is its own.
-    """
-
-    objective = task.objective
-
-    def both(model: nnx.Module, key: jax.Array, batch: Any):
-        return objective.loss_of(model, batch, key), objective.values_of(objective.outputs_of(model, batch), batch)
-
-    prepared = jax.eval_shape(lambda batch: objective.prepare(batch, None), batch)
-    nnx.eval_shape(both, task.abstract, jax.eval_shape(jax.random.key, 0), prepared)
-
-
 _SIGNATURES: Mapping[TaskName, str] = {
     "classification": "images [B, H, W, C] -> logits [B, num_classes]",
     "segmentation": "images [B, H, W, C] -> logits [B, H, W, num_classes]",

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mpjax.config.failures import named_failure
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.training.mean import Mean
@@ -42,15 +43,18 @@ def own_objective(function: Callable, prepare: Callable[[Batch, jax.Array | None
 
     Raises:
       UsageError: the function cannot be called so. While it is traced: its result is no mapping, has no `loss`, or a
-        value that is not one per example.
+        value that is not one per example; its loss is of integers; or it fails.
     """
     given = _parameters(function, name)
 
     def called(model, batch: Batch, key: jax.Array | None) -> dict[str, Any]:
-        found = function(*(model, batch, key)[:given])
+        evaluated = " (in evaluation, where `key` is None)" if key is None and given == 3 else ""
+        with named_failure(f"{name} failed{evaluated}", function):
+            found = function(*(model, batch, key)[:given])
         if not isinstance(found, Mapping) or "loss" not in found:
             kind = f"a mapping of {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
             raise UsageError(f"{name} returned {kind}; wanted a dict with `loss`, [B], and metrics, [B] each")
+        _require_floating(found["loss"], name)
         return dict(found)
 
     def loss_of(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
@@ -72,6 +76,8 @@ def own_objective(function: Callable, prepare: Callable[[Batch, jax.Array | None
 
 def _parameters(function: Callable, name: str) -> int:
     """Returns 3 if a function takes (model, batch, key), 2 if it takes (model, batch)."""
+    if not callable(function):
+        raise UsageError(f"{name} is a {type(function).__name__}: wanted a function of (model, batch, key)")
     signature = inspect.signature(function)
     for count in (3, 2):
         try:
@@ -80,6 +86,16 @@ def _parameters(function: Callable, name: str) -> int:
         except TypeError:
             continue
     raise UsageError(f"{name}{signature}: wanted a function of (model, batch) or (model, batch, key)")
+
+
+def _require_floating(loss: Any, name: str) -> None:
+    """Raises UsageError if a loss is of integers or bool, through which no gradient flows."""
+    total = loss.total if isinstance(loss, Mean) else loss
+    if is_array(total) and not is_floating(jnp.asarray(total)):
+        raise UsageError(
+            f"{name}: loss is {jnp.asarray(total).dtype}: wanted floating point, because no gradient flows through "
+            "integers; compute it from what the model returns, without argmax or rounding"
+        )
 
 
 def _size(batch: Batch) -> int:

@@ -8,6 +8,7 @@ import shlex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -239,6 +240,11 @@ def test_callbacks_hear_of_a_divergence(tmp_path):
         ([], {"callbacks": [object()]}, "callback object has none of the methods"),
         ([], {"source": 3}, "returned a int; wanted"),
         (["--report.writers", "builtins:print"], {}, "--report.writers builtins:print returned NoneType"),
+        (["--report.writers", "builtins:int"], {}, "--report.writers builtins:int failed: TypeError: int"),
+        ([], {"objective": 3}, "objective of mpjax.run is not callable: it is a int; wanted a function or a class"),
+        ([], {"metrics": [3]}, "metrics of mpjax.run is not callable: it is a int"),
+        ([], {"optimizer": optax.sgd(0.1)}, "it is an optax transformation; .* `lambda learning_rate: optax.adam"),
+        ([], {"objective": lambda model, batch: batch["y"]}, r"failed: KeyError: 'y' \(test_own_parts.py, line"),
     ],
 )
 def test_bad_parts_are_errors_before_the_first_step_and_leave_no_folder(tmp_path, flags, parts, said):
@@ -270,3 +276,27 @@ def test_one_part_in_place_of_a_list_is_an_error():
         run(Config(), writers=3)  # pyright: ignore
     with pytest.raises(UsageError, match="--data.flip is 'no'"):
         run(Config(data=Data(flip="no")))  # pyright: ignore
+
+
+def test_by_default_the_task_own_leaves_images_with_their_columns(tmp_path, capsys):
+    """A target for each pixel: half of the images shifted by a pixel would be an error of about 0.3."""
+    images = np.random.default_rng(0).integers(1, 256, (8, 4, 4, 1), np.uint8)
+    arrays = {"image": images, "depth": (images[..., 0] / 255).astype(np.float32)}
+
+    def difference(model, batch):
+        apart = jnp.abs(batch["image"][..., 0] - batch["depth"]).mean((1, 2))
+        return {"loss": jnp.square(model(batch["image"][:, :2, :2])).mean(-1), "apart": apart}
+
+    at = BRIEF.index("--data.crop_padding")
+    flags = [*BRIEF[:at], *BRIEF[at + 2 :], "--output_dir", str(tmp_path / "run")]
+    parts = {"model": Pixels, "source": (arrays, arrays), "objective": difference}
+    run(load_config(flags), **parts)
+    assert max(r.get("train/apart", 0) for r in read_metrics(tmp_path / "run" / "metrics.jsonl")) < 1e-6
+    with pytest.raises(UsageError, match=r"--data.crop_padding 1: the image moves, and depth \[4, 4\] would not"):
+        run(load_config([*flags[:-1], str(tmp_path / "other"), "--data.crop_padding", "1"]), **parts)
+    assert not (tmp_path / "other").exists()
+
+
+def test_settings_of_another_type_are_an_error():
+    with pytest.raises(UsageError, match="mpjax.run wants an mpjax.Config as its first argument, got a str"):
+        run("run.toml")  # pyright: ignore

@@ -39,8 +39,20 @@ def test_no_such_module():
 def test_no_such_function_says_what_there_is(file):
     with pytest.raises(UsageError, match=r"has no trimaps; did you mean trimap\? it has Net, trimap"):
         load_function(f"{file}:trimaps", flag="--x")
-    with pytest.raises(UsageError, match="has no SIZE"):
+
+
+def test_what_is_there_and_not_callable_is_called_so(file):
+    with pytest.raises(UsageError, match="--x .*:SIZE is not callable: it is a int; wanted a function or a class"):
         load_function(f"{file}:SIZE", flag="--x")
+    file.write_text("import optax\nrule = optax.sgd(0.1)\n")
+    with pytest.raises(UsageError, match="it is an optax transformation; .* `lambda learning_rate: optax.adam"):
+        load_function(f"{file}:rule", flag="--x")
+
+
+def test_the_names_that_a_file_imports_are_not_listed(file):
+    file.write_text("from json import *\nfrom pathlib import Path\n" + file.read_text())
+    with pytest.raises(UsageError, match="has no other; it has Net, trimap$"):
+        load_function(f"{file}:other", flag="--x")
 
 
 def test_what_the_file_raises_is_not_hidden(tmp_path):

@@ -77,6 +77,48 @@ def test_a_metric_whose_merge_does_not_add_is_an_error():
         measured({"largest": lambda logits, batch: Largest(logits.max())})
 
 
+def computing(compute):
+    """A metric of one sum, [B], of which `compute` makes the value."""
+
+    @struct.dataclass
+    class Own:
+        value: jax.Array
+
+        def merge(self, other):
+            return Own(self.value + other.value)
+
+        def compute(self):
+            return compute(self.value)
+
+    return {"own": lambda logits, batch: Own(logits.sum())}
+
+
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [
+        (lambda x: jnp.stack([x, x]), r"own: compute\(\) of Own returned an array \(2,\): wanted a number"),
+        (lambda x: {"a": x}, r"own: compute\(\) of Own returned a dict: wanted a number; return one metric for each"),
+        (lambda x: None, r"own: compute\(\) of Own returned None: wanted a number"),
+        (lambda x: x.total, r"own: compute\(\) of Own failed: AttributeError: .*total.* \(test_metrics.py, line \d+\)"),
+    ],
+)
+def test_what_is_computed_of_sums_is_tried_before_a_run(compute, said):
+    with pytest.raises(UsageError, match=said):
+        with_metrics(PLAIN, computing(compute), LOGITS, BATCH)
+
+
+def test_a_division_of_pythons_numbers_by_zero_is_nan():
+    """The logits of the examples that count add up to 10."""
+    own = computing(lambda x: 1 / (float(x) - 10.0))
+    assert np.isnan(measured(own)["own"])
+    assert np.isfinite(measured(computing(lambda x: 1 / (float(x) - 11.0)))["own"])
+    assert np.isfinite(measured(computing(lambda x: 1 / x))["own"])
+
+
+def test_a_division_of_pythons_numbers_by_zero_is_no_error_before_a_run():
+    assert measured(computing(lambda x: 1 / (float(x) - 1.0)))["own"] == pytest.approx(1 / 9)
+
+
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [

@@ -18,11 +18,13 @@ from mpjax.precision.scale_state import loss_scale_state
 from mpjax.training import TrainState
 from mpjax.training.named_rule import OWN, find_rule, optax_rules
 from mpjax.training.optimizer import ELEMENTWISE, advice_on, update_rule, with_precision
+from mpjax.training.schedule import learning_rate_schedule
 
 
 RATE = 0.05
 NAMES = sorted(set(optax_rules()) - set(OWN))
 REFUSED = {"dpsgd", "lbfgs", "schedule_free", "schedule_free_adamw", "schedule_free_sgd", "sophia"}
+NOT_FROM_ZERO = {"dadapt_adamw", "prodigy"}
 OPTAX = "ignore:.*(optax|optimistic_adam)"
 """Optax's own warnings of what a later version will remove."""
 
@@ -134,6 +136,43 @@ def _with_optax(name, inputs):
         loss, grads = scaled_grads(params, x, jnp.float32, 1.0)
         params, state = step(params, state, grads, loss)
     return params
+
+
+@pytest.mark.filterwarnings(OPTAX)
+@pytest.mark.parametrize("name", quick(set(NAMES) - REFUSED, "lion", "adafactor", "momo", "prodigy", "dadapt_adamw"))
+def test_every_optimizer_trains_with_the_default_schedule_or_says_what_to_write(name):
+    """The default is a warm-up from 0: either ten steps are finite, or it is an error that names the flag."""
+    config = Optimizer(name=name)
+    schedule = learning_rate_schedule(config, steps=10, warmup=2)
+    assert float(schedule(0)) == 0
+    if name in NOT_FROM_ZERO | {"optimistic_adam", "rprop", "sm3"}:
+        with pytest.raises(UsageError, match="--optimizer.warmup 0"):
+            update_rule(config, schedule)
+        return
+    tx = update_rule(config, schedule)
+    params = params_of()
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state):
+        loss, grads = scaled_grads(params, INPUTS[0], jnp.float32, 1.0)
+        updates, state = tx.update(grads, state, params, value=loss)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(10):
+        params, state = step(params, state)
+    assert all(np.all(np.isfinite(p)) for p in params.values())
+
+
+@pytest.mark.filterwarnings(OPTAX)
+@pytest.mark.parametrize("name", sorted(NOT_FROM_ZERO))
+def test_a_rule_that_divides_by_a_rate_of_zero_is_refused_only_where_the_rate_begins_at_zero(name):
+    said = "become NaN or inf if the learning rate begins at 0, as in a warm-up; write --optimizer.warmup 0"
+    with pytest.raises(UsageError, match=f"--optimizer.name {name}: its parameters {said}"):
+        update_rule(Optimizer(name=name), optax.linear_schedule(0.0, 1.0, 4))
+    update_rule(Optimizer(name=name, warmup=Duration(0)), optax.constant_schedule(1.0))
+    with pytest.raises(UsageError, match="write a schedule and a learning rate that begin above 0"):
+        update_rule(Optimizer(name=name, learning_rate=0.0), optax.constant_schedule(0.0))
 
 
 def test_the_names_are_those_of_optax_and_optax_contrib():
@@ -282,6 +321,12 @@ def wants(learning_rate, teacher):
 
 def rateless(peak):
     pass
+
+def by_name(learning_rate):
+    def labels(params):
+        return {name: {"encoder": "prodigy", "head": "sgd"}[name] for name in params}
+    rules = {"prodigy": contrib.prodigy(learning_rate), "sgd": optax.sgd(learning_rate)}
+    return optax.multi_transform(rules, labels)
 """
 
 
@@ -289,6 +334,15 @@ def rateless(peak):
 def own(tmp_path):
     (tmp_path / "own.py").write_text(OWN_FILE)
     return lambda name: f"{tmp_path / 'own.py'}:{name}"
+
+
+@pytest.mark.filterwarnings(OPTAX)
+def test_a_rule_of_the_user_is_tried_on_its_own_names(own):
+    shapes = {name: jax.ShapeDtypeStruct((4, 3), jnp.float32) for name in ("encoder", "head")}
+    config = Optimizer(name=own("by_name"))
+    with pytest.raises(UsageError, match="write --optimizer.warmup 0"):
+        update_rule(config, optax.linear_schedule(0.0, 1.0, 4), params=shapes)
+    update_rule(config, optax.constant_schedule(1.0), params=shapes)
 
 
 def test_a_function_of_the_user_is_given_what_it_names(own):

@@ -67,10 +67,10 @@ def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, j
     images, mask = batch["image"], batch.get("mask")
     if config.random_resized_crop:
         images, mask = random_resized_crop(images, keys.crop, mask, area=(config.random_resized_crop, 1.0))
-    if config.crop_padding:
-        images = random_shift(images, config.crop_padding, keys.shift)
+    if config.padding:
+        images = random_shift(images, config.padding, keys.shift)
         # Pixels that are shifted in are black padding, which has no label.
-        mask = None if mask is None else random_shift(mask, config.crop_padding, keys.shift, fill=IGNORED)
+        mask = None if mask is None else random_shift(mask, config.padding, keys.shift, fill=IGNORED)
     if config.flip:
         flipped = functools.partial(random_flip, key=keys.flip)
         if config.alternate_flips:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 
 import jax
 
+from mpjax.config.failures import named_failure, require_call
 from mpjax.config.schema import Data
 from mpjax.config.user_code import load_function
 from mpjax.data.augment.on_device import prepare
+from mpjax.data.beside_images import require_together
 from mpjax.data.fields import Fields
 from mpjax.errors import UsageError
 
@@ -24,19 +26,25 @@ def preparation_of(config: Data, fields: Fields) -> Prepare:
     Images are scaled and augmented as `config` says. The user's `config.augment` comes last, in training only.
 
     Raises:
-      UsageError: there is no such function. While it is traced: it changes fields, shapes or dtypes.
+      UsageError: there is no such function, or other fields would not move or mix with the image. While it is traced:
+        it fails, or changes fields, dtypes or the number of examples.
     """
+    if "image" in fields:
+        require_together(config, fields)
     images = functools.partial(prepare, config=config, fields=fields) if "image" in fields else _as_stored
     if not config.augment:
         return images
+    named = f"--data.augment {config.augment}"
     function = load_function(config.augment, flag="--data.augment")
+    require_call(function, ("batch", "key"), named)
 
     def prepared(batch: Mapping[str, jax.Array], key: jax.Array | None) -> Mapping[str, jax.Array]:
         before = images(batch, key)
         if key is None:
             return before
-        after = function(dict(before), jax.random.fold_in(key, _OWN))
-        _require_alike(before, after, f"--data.augment {config.augment}")
+        with named_failure(f"{named} failed", function):
+            after = function(dict(before), jax.random.fold_in(key, _OWN))
+        _require_alike(before, after, named)
         return after
 
     return prepared

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mpjax.config.failures import failure, named_failure, require_call
 from mpjax.config.schema import Data
 from mpjax.config.user_code import load_function
 from mpjax.data.examples import Example, Examples, Source
@@ -54,7 +55,12 @@ class Indexed:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Example:
-        found = self.dataset[int(index)]
+        try:
+            found = self.dataset[int(index)]
+        except UsageError:
+            raise
+        except Exception as error:  # without a context manager, whose cost would be that of each example
+            raise UsageError(f"{self.name}: example {index} failed: {failure(error, self.dataset)}") from error
         if isinstance(found, (tuple, list)):  # as torchvision's: columns are numbered
             found = {str(number): value for number, value in enumerate(found)}
         if not isinstance(found, Mapping):
@@ -107,11 +113,18 @@ def open_own(config: Data) -> Table | Source:
       UsageError: the function does not exist or returns something else, or there is no such split.
     """
     where = f"--data.name {config.name}"
-    found = load_function(config.name, flag="--data.name")
-    if callable(found):
-        found = found()
+    found = function = load_function(config.name, flag="--data.name")
+    if callable(function):
+        require_call(function, (), where)
+        with named_failure(f"{where} failed", function):
+            found = function()
     if isinstance(found, Source):
         return found
+    if isinstance(found, Mapping) and any(map(_is_column, found.values())):
+        raise UsageError(
+            f"{where} returned one dict of {', '.join(map(str, found))}, which are columns and not splits; return two "
+            "such dicts, (train, test): the examples to train on and those to test"
+        )
     if isinstance(found, (tuple, list)) and len(found) == 2:
         found = dict(zip(("train", "test"), found, strict=True))
     if not isinstance(found, Mapping) or not found or not all(isinstance(name, str) for name in found):
@@ -130,6 +143,13 @@ def open_own(config: Data) -> Table | Source:
     return Table(config.name, columns, open_columns)
 
 
+def _is_column(values: Any) -> bool:
+    """Returns True for an array or a list of values, which can be no split: elements of a split have fields."""
+    if isinstance(values, list):
+        return bool(values) and not isinstance(values[0], (Mapping, tuple, list))
+    return hasattr(values, "__array__")
+
+
 def _described(found: Any) -> str:
     return f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list, Mapping)) else "")
 
@@ -143,10 +163,12 @@ def _examples(split: Any, where: str, config: Data) -> Examples:
         return Rows(arrays)
     if hasattr(split, "__len__") and hasattr(split, "__getitem__"):
         return Indexed(split, where)
-    if callable(split):
-        split = split()
-    if isinstance(split, Iterable):
-        return Indexed(_read(split, where, config), where)
+    function = split
+    with named_failure(f"{where} failed", function):
+        if callable(function):
+            split = function()
+        if isinstance(split, Iterable):
+            return Indexed(_read(split, where, config), where)
     raise UsageError(f"{where}: {_described(split)}; {_WANTED}")
 
 

@@ -119,6 +119,8 @@ def test_an_iterable_is_read_up_to_the_limit_of_memory():
         ((ROWS, {"image": IMAGES, "label": LABELS[:5]}), "split 'test': arrays of lengths {'image': 6, 'label': 5}"),
         ((iter(()), ROWS), "split 'train': the iterable has no examples"),
         ((["text"], ROWS), "split 'train': example 0 is str; wanted a dict of fields"),
+        (ARRAYS, r"returned one dict of image, label, which are columns and not splits; .* \(train, test\)"),
+        ({"image": [[1.0]], "label": [0]}, "returned one dict of image, label, which are columns"),
     ],
 )
 def test_anything_else_is_an_error_that_says_what_is_wanted(found, said):
@@ -142,3 +144,37 @@ def test_a_file_that_a_setting_names(tmp_path):
     (tmp_path / "mine.py").write_text("rows = [{'image': [[[1]]], 'label': 0}]\ndef both(): return rows, rows\n")
     with pytest.raises(UsageError, match="has no bot; did you mean both"):
         open_source(Data(name=f"{tmp_path}/mine.py:bot"), tmp_path)
+
+
+class Broken(Indexed):
+    def __getitem__(self, index):
+        if index == 4:
+            raise OSError("disk")
+        return ROWS[index]
+
+
+def broken_rows():
+    yield from ROWS[:2]
+    raise OSError("disk")
+
+
+def no_source():
+    raise OSError("disk")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (no_source, r"--data.name python:no_source failed: OSError: disk \(test_own.py, line \d+\)"),
+        (lambda: (Broken(), ROWS), r"split 'train': example 4 failed: OSError: disk \(test_own.py, line \d+\)"),
+        (lambda: (broken_rows, ROWS), r"split 'train' failed: OSError: disk \(test_own.py, line \d+\)"),
+        (lambda size: (ROWS, ROWS), r"\(size\) cannot be called with \(\): missing a required argument: 'size'"),
+    ],
+)
+def test_a_source_that_fails_is_named_with_its_line(source, said):
+    def read():
+        train = open_source(Data(name=given(source), num_classes=3), None).train
+        train.__getitems__(range(len(train)))
+
+    with pytest.raises(UsageError, match=said):
+        read()

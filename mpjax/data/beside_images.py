@@ -1,0 +1,107 @@
+"""Checks that what moves or mixes images leaves no other field of the batch behind."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.fields import Field, Fields, Image, Mask, Numbers
+from mpjax.errors import DataWarning, UsageError
+
+
+_INTEGER = np.dtype(np.int32)
+_YOURS = "or augment all of them in a function of yours, --data.augment FILE.py:NAME"
+
+
+def require_together(config: Data, fields: Fields) -> None:
+    """Checks the augmentations of `config` against the fields of a batch with an `image`.
+
+    Geometric augmentations move `image`, and a `mask` of class numbers of its height and width. Mixup and CutMix mix
+    `image` with `label` or `mask`. A field of one axis, such as a box, may hold coordinates: it stays as it is, with a
+    warning.
+
+    Raises:
+      UsageError: a field of two or more axes would stay where it is while the image moves, or any would stay unmixed.
+    """
+    if moving := [*_geometric(config)]:
+        named = " and ".join(flag for flag, _ in moving)
+        without = " ".join(off for _, off in moving)
+        if behind := {name: field for name, field in fields_behind(fields).items() if field.rank >= 2}:
+            raise UsageError(
+                f"{named}: the image moves, and {_list(behind)} would not; write {without}, leave "
+                f"{'it' if len(behind) == 1 else 'them'} out with --data.columns, {_YOURS}"
+            )
+        vectors = {
+            name: field for name, field in fields.items() if isinstance(field, Numbers) and field.dtype.kind in "if"
+        }
+        if vectors := {name: field for name, field in vectors.items() if field.rank == 1}:
+            warnings.warn(
+                f"{named}: the image moves, and {_list(vectors)} stays as it is; if these are coordinates, write "
+                f"{without}, {_YOURS}",
+                DataWarning,
+                stacklevel=2,
+            )
+    _require_mixed(config, fields)
+
+
+def _geometric(config: Data) -> Iterator[tuple[str, str]]:
+    """Yields the augmentations that move pixels, and the flags that turn them off."""
+    if config.random_resized_crop:
+        yield f"--data.random_resized_crop {config.random_resized_crop}", "--data.random_resized_crop 0"
+    if config.padding:
+        yield f"--data.crop_padding {config.padding}", "--data.crop_padding 0"
+    if config.flip:
+        yield "--data.flip", "--data.no_flip"
+    if config.randaugment_ops:
+        yield f"--data.randaugment_ops {config.randaugment_ops}", "--data.randaugment_ops 0"
+
+
+def fields_behind(fields: Fields) -> Mapping[str, Field]:
+    """Returns the fields that do not move with the image."""
+    return {name: field for name, field in fields.items() if name != "image" and not _is_moved(name, field, fields)}
+
+
+def _is_moved(name: str, field: Field, fields: Fields) -> bool:
+    if name != "mask" or isinstance(field, Mask):
+        return name == "mask"
+    image: Any = fields["image"]
+    return isinstance(field, Numbers) and field.dtype == _INTEGER and field.shape == image.shape[:2]
+
+
+def _require_mixed(config: Data, fields: Fields) -> None:
+    mixing = [f"--data.{name} {value}" for name in ("mixup", "cutmix") if (value := getattr(config, name))]
+    if not mixing:
+        return
+    named, without = " and ".join(mixing), " ".join(f"--data.{flag} 0" for flag in ("mixup", "cutmix"))
+    partner = "mask" if "mask" in fields and _is_moved("mask", fields["mask"], fields) else "label"
+    if partner == "label" and not getattr(fields.get("label"), "num_classes", 0):
+        raise UsageError(
+            f"{named}: images are mixed with their labels, which have no number of classes here; write "
+            f"--data.num_classes N, or {without}"
+        )
+    if behind := {name: field for name, field in fields.items() if name not in ("image", partner)}:
+        raise UsageError(
+            f"{named}: image and {partner} are mixed, and {_list(behind)} would not be; write {without}, leave "
+            f"{'it' if len(behind) == 1 else 'them'} out with --data.columns, {_YOURS}"
+        )
+
+
+def require_one_frame(fields: Fields, image_size: int) -> None:
+    """Raises UsageError if images would be cropped on the host, and other fields of two or more axes would not.
+
+    Images and masks are resized to `image_size`; only those that are square, and all of one size, are not cropped.
+    """
+    images = [field for field in fields.values() if isinstance(field, Image)]
+    cropped = any(None in field.shape or field.shape[0] != field.shape[1] for field in images)
+    behind = {name: field for name, field in fields.items() if field.rank >= 2 and not isinstance(field, Image | Mask)}
+    if cropped and behind:
+        raise UsageError(
+            f"--data.image_size {image_size}: images are cropped, and {_list(behind)} would not be; crop and resize "
+            "all of them in a function of yours, --data.preprocess FILE.py:NAME, and leave image_size out"
+        )
+
+
+def _list(fields: Mapping[str, Field]) -> str:
+    return ", ".join(f"{name} {list(getattr(field, 'shape', ()))}" for name, field in fields.items())

@@ -1,0 +1,111 @@
+"""Looks at the labels of both splits before a run trains: at splits by class, and at labels that are no classes."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.fields import IGNORED, IGNORED_LABEL, Fields, Label
+from mpjax.data.stream import Batches, BatchesInMemory, EvalBatches
+from mpjax.errors import DataWarning, UsageError
+
+
+_CHANCE = 1e-2  # of a warning about splits that were drawn at random
+_ALONE = 0.9  # of the examples: with a class of their own each, they are no classes
+_FEWEST = 10  # examples to say anything about
+
+
+def check_labels(fields: Fields, batches: Batches, tests: EvalBatches, config: Data) -> None:
+    """Checks the labels of both splits; those of a streamed set only as far as they are ignored.
+
+    Warns:
+      DataWarning: the splits have other classes than splits drawn at random would have, or nearly every training
+        example has a class of its own.
+
+    Raises:
+      UsageError: every label or pixel of a split is ignored.
+    """
+    train = batches.arrays if isinstance(batches, BatchesInMemory) else None
+    if config.ignore_index:
+        name, value = ("mask", IGNORED) if "mask" in fields else ("label", IGNORED_LABEL)
+        if train is not None:
+            _require_counted(config.train_split, name, config, any(np.any(x != value) for x in train[name]))
+        counted = any(np.any(part[name] != value) for part in tests.parts())
+        _require_counted(config.test_split, name, config, counted)
+    label: Any = fields.get("label")
+    if isinstance(label, Label) and train is not None and tests.arrays is not None:
+        numbers = [np.asarray(arrays["label"]) for arrays in (train, tests.arrays)]
+        counts = [np.bincount(values[values >= 0], minlength=label.num_classes) for values in numbers]
+        if said := _of_no_class(counts[0], config) or _of_other_classes(counts[0], counts[1], label, config):
+            warnings.warn(said, DataWarning, stacklevel=2)
+
+
+def _require_counted(split: str, name: str, config: Data, counted: bool) -> None:
+    if not counted:
+        what = "pixel of the masks" if name == "mask" else "label"
+        raise UsageError(
+            f"every {what} of split '{split}' is ignored by --data.ignore_index "
+            f"{' '.join(map(str, config.ignore_index))}; wanted some that count: leave out the values that are classes"
+        )
+
+
+def _of_no_class(train: np.ndarray, config: Data) -> str:
+    """Returns what to say if nearly every example has a class of its own, else an empty text."""
+    examples, alone = int(train.sum()), int(np.count_nonzero(train == 1))
+    if examples < _FEWEST or alone < _ALONE * examples:
+        return ""
+    header = f"; --data.header is {' '.join(config.header)}: is that the order of the columns?" if config.header else ""
+    return (
+        f"label: {alone} of the {examples} training examples have a class of their own, so that nothing can be learnt "
+        f"for others: is this the column of the classes?{header or ' If not, write --data.columns label COLUMN'}"
+    )
+
+
+def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config: Data) -> str:
+    """Returns what to say if splits were not drawn from the same classes, else an empty text.
+
+    What splits of these sizes, drawn at random, would have with a probability of `_CHANCE` or more says nothing.
+    """
+    both, tested = train + test, int(test.sum())
+    examples, classes = int(both.sum()), int(np.count_nonzero(both))
+    if tested in (0, examples):
+        return ""
+    found = []
+    unseen = (train == 0) & (classes * (tested / examples) ** test < _CHANCE)
+    if unseen.any():
+        found.append(
+            f"{int(test[unseen].sum())} of the {tested} examples of the test split '{config.test_split}' have classes "
+            f"that no training example has ({_listed(unseen, label)})"
+        )
+    missing = (test == 0) & (train > 0)
+    has = int(np.count_nonzero(test))
+    if 2 * has <= classes:
+        # At most the probability that all examples of the test split are of some `has` classes.
+        largest = int(np.sort(both)[::-1][:has].sum())
+        log = _log_choices(classes, has) + _log_choices(largest, tested) - _log_choices(examples, tested)
+        if log < math.log(_CHANCE):
+            found.append(
+                f"the test split '{config.test_split}' has no example of {np.count_nonzero(missing)} of the "
+                f"{np.count_nonzero(train)} classes of '{config.train_split}' ({_listed(missing, label)})"
+            )
+    if not found:
+        return ""
+    return (
+        f"label: {', and '.join(found)}, as where rows are sorted by class: parts of such a split are no random parts; "
+        "shuffle the rows in the data once, or write a --data.test_split that has all classes"
+    )
+
+
+def _log_choices(among: int, chosen: int) -> float:
+    """Returns the logarithm of a binomial coefficient."""
+    if chosen > among:
+        return -math.inf
+    return math.lgamma(among + 1) - math.lgamma(chosen + 1) - math.lgamma(among - chosen + 1)
+
+
+def _listed(chosen: np.ndarray, label: Label) -> str:
+    numbers = np.flatnonzero(chosen)
+    names = [label.names[n] if label.names else str(n) for n in numbers[:5]]
+    return ", ".join(names) + (", ..." if len(numbers) > len(names) else "")
