@@ -221,6 +221,18 @@ def test_exit_codes(error, code, message, capsys):
     assert err == message if message is not None else "No space left on device: 'a/metrics.jsonl'" in err
 
 
+@pytest.mark.parametrize("code", [0, 7])
+def test_an_exit_while_a_command_works_is_an_error(code, tmp_path, capsys):
+    """`sys.exit` is help while flags are read; from the user's code it would look like a run that is done."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"import sys\n\ndef data():\n    sys.exit({code})\n")
+    assert cli.train(["--data.name", f"{file}:data", "--output_dir", str(tmp_path / "run")]) == 1
+    said = (
+        f"error: the command ended before it was done: it called sys.exit({code}) (mine.py, line 4); raise an exception"
+    )
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_a_fault_of_the_program_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         cli.exit_code(lambda: 1 // 0)

@@ -20,7 +20,7 @@ from mpjax.commands.train import run
 from mpjax.config import Config, load_config
 from mpjax.config.commands import Diagnose, Evaluation
 from mpjax.config.schema import Data
-from mpjax.errors import CallbackError
+from mpjax.errors import CallbackError, LoggerWarning
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
 
@@ -201,6 +201,109 @@ def test_a_failed_callback_is_a_line_and_an_exit_code(tmp_path, capsys):
     assert cli.train([*shlex.split(flags), "--report.no_plot", "--report.no_tensorboard"]) == 1
     said = "error: callback Broken.logged at step 2: KeyError: 'train/los' (mine.py, line 3); the checkpoint of step 3"
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_callback_that_exits_leaves_a_checkpoint_and_an_exit_code(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("import sys\n\nclass Done:\n    def evaluated(self, step, metrics, model):\n        sys.exit(0)\n")
+    folder, data = tmp_path / "run", f"--data.name {PARTS}/data.py:stripes --data.num_classes 2 --model.name mlp"
+    flags = f"{data} --loop.callbacks {file}:Done --output_dir {folder} --steps 4 --loop.eval_every 2"
+    assert cli.train([*shlex.split(flags), "--report.no_plot", "--report.no_tensorboard"]) == 1
+    said = "error: callback Done.evaluated at step 2: it called sys.exit(0) (mine.py, line 5); to end a run, return"
+    assert capsys.readouterr().err.startswith(said)
+    assert list(complete_checkpoints(folder / "checkpoints")) == [2]
+
+
+class Quiet:
+    """A writer that fails where it is told to."""
+
+    def __init__(self, at=None, error=None):
+        self.at, self.error, self.heard = at, error, []
+
+    def _hear(self, name):
+        self.heard.append(name)
+        if name == self.at:
+            raise self.error
+
+    def write(self, step, metrics):
+        self._hear("write" if "train/loss" in metrics else "write test")
+
+    def layers(self, step, layers):
+        self._hear("layers")
+
+    def saved(self, step):
+        self._hear("saved")
+
+    def message(self, text):
+        self._hear("message")
+
+    def close(self):
+        self._hear("close")
+
+
+@pytest.mark.parametrize(
+    ("at", "error", "said", "step"),
+    [
+        ("write", KeyError("table"), r"writer Quiet.write at step 2: KeyError: 'table' \(test_own_parts.py, line", 2),
+        ("write test", SystemExit(0), r"writer Quiet.write at step 2: it called sys.exit\(0\)", 2),
+        ("layers", ValueError("odd"), "writer Quiet.layers at step 2: ValueError: odd", 2),
+        ("saved", OSError(28, "full"), r"writer Quiet.saved at step 2: OSError: \[Errno 28\] full", 2),
+    ],
+)
+def test_a_failed_writer_is_named_and_leaves_a_checkpoint(tmp_path, at, error, said, step):
+    writer, other = Quiet(at, error), Quiet()
+    with pytest.raises(CallbackError, match=f"{said}.*; the checkpoint of step {step} is saved"):
+        in_python(tmp_path / "run", "--diagnosis.every", "2", writers=[writer, other])
+    assert list(complete_checkpoints(tmp_path / "run" / "checkpoints")) == [step]
+    assert writer.heard[-2:] == [at, "close"]  # nothing more but that
+    assert "write" in other.heard
+
+
+def test_a_writer_that_cannot_be_closed_is_an_error_after_a_complete_run(tmp_path, capsys):
+    ended = []
+
+    class Hearing:
+        def ended(self, summary):
+            ended.append(summary["steps"])
+
+    with pytest.raises(CallbackError, match=r"^writer Quiet.close: ValueError: odd \(test_own_parts.py, line \d+\)$"):
+        in_python(tmp_path / "run", writers=[Quiet("close", ValueError("odd"))], callbacks=[Hearing()])
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 4
+    assert "test loss" in capsys.readouterr().out
+    assert ended == [4]
+
+
+def test_a_writer_that_fails_at_the_first_message_leaves_no_folder(tmp_path):
+    with pytest.raises(CallbackError, match="writer Quiet.message: ValueError: odd"):
+        in_python(tmp_path / "run", writers=[Quiet("message", ValueError("odd"))])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_writer_does_not_hide_why_a_run_failed(tmp_path):
+    def infinite(model, batch):
+        return {"loss": mean_of_pixels(model, batch, None)["loss"] * jnp.inf}
+
+    flags = ("--precision.policy", "float32", "--diagnosis.no_search")
+    with pytest.raises(Diverged), pytest.warns(LoggerWarning, match="writer Quiet.close: ValueError: odd"):
+        in_python(tmp_path / "run", *flags, objective=infinite, writers=[Quiet("close", ValueError("odd"))])
+
+
+@pytest.mark.parametrize(
+    ("writer", "said"),
+    [
+        (object(), "writers has object, which has no write, layers, saved, message, close; wanted an object with"),
+        ("wandb", "writers has the text 'wandb'; wanted .*; names of loggers are for --report.writers"),
+        (Quiet, r"writers has the class Quiet; wanted .*: write Quiet\(...\)"),
+        (
+            type("Short", (Quiet,), {"write": lambda self, step: None})(),
+            r"whose write takes \(step\): it is",
+        ),
+    ],
+)
+def test_what_is_no_writer_is_an_error_before_anything_takes_time(tmp_path, writer, said):
+    with pytest.raises(UsageError, match=said):
+        run(Config(output_dir=str(tmp_path / "run")), writers=[writer])
+    assert not (tmp_path / "run").exists()
 
 
 def test_callbacks_hear_of_a_divergence(tmp_path):
