@@ -46,6 +46,8 @@ def test_an_example_is_not_taken_for_names():
         UsageError, match="is 0,bad film, which looks like an example: '0' is a number; write a line of"
     ):
         column("0\tbad film\n1\tfine\n", name="bad film")
+    with pytest.raises(UsageError, match="looks like an example: 'neg' is also a value in its column; write a line"):
+        column("neg\tbad film\nneg\tdull\npos\tfine\nneg\tweak\n", name="bad film")
 
 
 def test_a_row_of_another_length_is_an_error_of_its_own():
