@@ -194,6 +194,9 @@ def _others(config: Config) -> Iterator[str]:
         yield f"--optimizer.normalise_filters with --optimizer.name {config.optimizer.name}: wanted muon, or neither"
     if any(not 0 <= seed < 2**32 for seed in config.seeds):
         yield f"--seeds is {' '.join(map(str, config.seeds))}: wanted 0 to 2**32 - 1"
+    if config.seeds and config.seed != Config().seed:
+        shown = " ".join(map(str, config.seeds))
+        yield f"--seed {config.seed} with --seeds {shown}: each run has its own; leave out --seed, or write --seed 0"
     yield from _of_other_rules(config.optimizer)
     formats, known = config.report.plot_format, get_args(PlotFormat)
     if not formats or len(set(formats) & set(known)) < len(formats):
