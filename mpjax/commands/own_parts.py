@@ -8,7 +8,7 @@ from typing import Any
 
 from mpjax.config import Config
 from mpjax.config.function_arguments import arguments_of, require_call
-from mpjax.config.score import Score, score_of
+from mpjax.config.score import score_of
 from mpjax.config.user_code import given, load_function
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
@@ -84,10 +84,10 @@ def callbacks_of(config: Config, gather: Callable[[Any], list], *others: Any) ->
     return Callbacks([*callbacks, *others], gather)
 
 
-def require_metric(score: Score, names: Sequence[str]) -> None:
+def require_metric(metric: str, names: Sequence[str]) -> None:
     """Raises UsageError if the metric that chooses the best checkpoint is not among those of the test set."""
-    if score.metric not in names:
-        raise UsageError(f"--loop.best {score.metric}: the test set has the metrics {', '.join(names)}")
+    if metric not in names:
+        raise UsageError(f"--loop.best {metric}: the test set has the metrics {', '.join(names)}")
 
 
 def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:

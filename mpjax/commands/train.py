@@ -145,9 +145,9 @@ def _train(
             config, fit = fitted(config, company.gather, print if first else lambda line: None)
         config, tuning = tuned(config)
         parts = make_parts(config)
-    plan, when, score = parts.plan, parts.when, score_of(config)
     if config.loop.best:
-        require_metric(score, metrics_of(parts.task, data.batch_fields(parts.source, config.data)))
+        require_metric(config.loop.best, metrics_of(parts.task, data.batch_fields(parts.source, config.data)))
+    plan, when, score = parts.plan, parts.when, score_of(config)
     # Processes may have different writers, but call the same callbacks.
     own_writers = any(company.gather(bool(writers or config.report.writers)))
     callbacks = callbacks_of(config, company.gather, *([failures] if own_writers else []))

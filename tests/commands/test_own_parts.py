@@ -338,6 +338,7 @@ def test_callbacks_hear_of_a_divergence(tmp_path):
             r"loss has shape \(\) for a batch of 2",
         ),
         (["--loop.best", "acc", "--loop.best_is", "max"], {}, "--loop.best acc: the test set has the metrics loss"),
+        (["--loop.best", "acc"], {}, "--loop.best acc: the test set has the metrics loss"),
         ([], {"metrics": [lambda outputs, batch: batch["x"][:, 0]]}, "returns no `outputs` to compute them from"),
         ([], {"callbacks": [object()]}, "callback object has none of the methods"),
         ([], {"source": 3}, "returned a int; wanted"),
