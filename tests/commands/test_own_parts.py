@@ -8,6 +8,7 @@ import shlex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -162,6 +163,54 @@ def test_parts_may_be_values_of_python(tmp_path):
     assert 'objective = "python:mean_of_pixels"' in text
     with pytest.raises(UsageError, match="was given parts in Python, .*training.objective python:mean_of_pixels"):
         evaluate_run(Evaluation(run=str(tmp_path / "run"), trust_code=True))
+
+
+def with_outputs(model, batch):
+    outputs = model(batch["image"])
+    return {"loss": jnp.square(outputs - batch["x"]).mean(-1), "outputs": outputs}
+
+
+def above(outputs, batch):
+    return outputs[:, 0] > batch["x"][:, 0]
+
+
+@pytest.mark.parametrize("axis", ["--mesh.data", "--mesh.fsdp"])
+def test_parts_on_a_mesh_do_what_they_do_on_one_device(tmp_path, axis):
+    """With an augmentation without random numbers, which differ from device to device."""
+    parts = {
+        "objective": with_outputs,
+        "augment": lambda batch, key: {**batch, "image": batch["image"] * 0.5},
+        "metrics": [above],
+        "optimizer": optax.adam,
+        "schedule": lambda peak: optax.constant_schedule(peak / 10),
+    }
+    heard, flags = [], ("--precision.policy", "float32", "--optimizer.weight_decay", "0")
+
+    class Hearing:
+        def evaluated(self, step, metrics, model):
+            heard.append((step, model()(jnp.zeros((2, 2, 2, 1))).shape))
+
+    one = in_python(tmp_path / "one", *flags, **parts)
+    two = in_python(tmp_path / "two", *flags, axis, "2", **parts, callbacks=[Hearing()])
+    assert heard == [(2, (2, 1)), (4, (2, 1))]
+    for name in ("train/loss", "test/loss", "test/above"):
+        assert two[name] == pytest.approx(one[name], rel=1e-5), name
+    before, after = arrays(tmp_path / "one", 4), arrays(tmp_path / "two", 4)
+    assert before.keys() == after.keys()
+    for name in before:
+        if name.startswith("params"):
+            np.testing.assert_allclose(after[name], before[name], rtol=1e-5, err_msg=name)
+
+
+def test_a_run_that_is_good_enough_is_stopped_by_the_example(tmp_path, capsys):
+    def sure(model, batch):
+        return mean_of_pixels(model, batch, None) | {"accuracy": jnp.full(len(batch["x"]), 0.95)}
+
+    callback = f"{PARTS}/callbacks.py:GoodEnough"
+    summary = in_python(tmp_path / "run", "--steps", "40", "--loop.callbacks", callback, objective=sure)
+    assert summary["attempts"] == 2  # the first evaluation
+    assert list(complete_checkpoints(tmp_path / "run" / "checkpoints")) == [2]
+    assert "stopped at step 2 of 40, as a callback asked" in capsys.readouterr().out
 
 
 def test_a_run_with_parts_in_python_resumes(tmp_path):
