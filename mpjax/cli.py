@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mpjax.errors import CallbackError, Diverged, Interrupted, UsageError, exit_code_of, show_warning
+from mpjax.errors import CallbackError, Diverged, Interrupted, UsageError, exit_code_of, show_warning, told
 
 
 class Command(NamedTuple):
@@ -101,7 +101,13 @@ def call(name: str, argv: Sequence[str]) -> int:
         from mpjax.config.program import typed
 
         given = _named(command.load)(argv, prog=typed(name))
-        _named(command.run)(*(given if isinstance(given, tuple) else (given,)))
+        try:
+            _named(command.run)(*(given if isinstance(given, tuple) else (given,)))
+        except SystemExit as error:  # flags are read, so that it is not help: the user's code or a library wants to end
+            raise CallbackError(
+                f"the command ended before it was done: {told(error)}; raise an exception instead, or let a callback "
+                'return "stop"'
+            ) from error
 
     return exit_code(read_and_run)
 
@@ -177,7 +183,7 @@ def exit_code(command: Callable[[], None]) -> int:
     warnings.showwarning = show_warning
     try:
         command()
-    except SystemExit as error:  # help is printed, or a library has printed its message
+    except SystemExit as error:  # help is printed
         return error.code if isinstance(error.code, int) else 2
     except (UsageError, Diverged, Interrupted, CallbackError) as error:
         return _fail(error, exit_code_of(error))

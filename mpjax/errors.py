@@ -1,6 +1,8 @@
 """Exceptions and warnings of mpjax, with the exit code of each exception."""
 
+import pathlib
 import sys
+import traceback
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +29,8 @@ class Diverged(RuntimeError):
 
 
 class CallbackError(RuntimeError):
-    """A user's callback failed; the message names it, and the checkpoint that was saved. Exit code 1."""
+    """A user's callback or writer failed, or called `sys.exit`; the message names it, and the checkpoint if one was
+    saved. Exit code 1."""
 
 
 class Interrupted(RuntimeError):
@@ -55,6 +58,18 @@ def exit_code_of(error: BaseException) -> int:
     return 1
 
 
+def told(error: BaseException) -> str:
+    """Returns the class and message of an error of the user's code, with the file and line that raised it.
+
+    The first frame is that of the caller, which called the user's code. `SystemExit` is told as the call of `sys.exit`.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    line = f" ({pathlib.Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({'' if error.code is None else repr(error.code)}){line}"
+    return (f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) + line
+
+
 class PrecisionWarning(UserWarning):
     """Precision is worse than it could be; the program goes on."""
 
@@ -68,7 +83,7 @@ class CheckpointWarning(UserWarning):
 
 
 class LoggerWarning(UserWarning):
-    """A logger of experiments failed; the run goes on without it."""
+    """A logger of experiments failed, and the run goes on without it; or a writer failed in a run that failed too."""
 
 
 WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning, LoggerWarning

@@ -127,7 +127,7 @@ def test_the_program_tells_its_version():
             "train --sed 3",
             "error: unrecognized options: --sed, 3; did you mean --seed, --seeds? (mpjax train --help lists all)",
         ),
-        ("compare a", "error: 1 run(s) to compare: wanted the folders of two or more"),
+        ("compare a", "error: 1 run to compare, a: wanted the folders of two or more"),
     ],
 )
 def test_the_first_line_says_what_is_wrong_and_names_the_program(arguments, message):
@@ -219,6 +219,18 @@ def test_exit_codes(error, code, message, capsys):
     assert cli.exit_code(fails) == code
     err = capsys.readouterr().err
     assert err == message if message is not None else "No space left on device: 'a/metrics.jsonl'" in err
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_an_exit_while_a_command_works_is_an_error(code, tmp_path, capsys):
+    """`sys.exit` is help while flags are read; from the user's code it would look like a run that is done."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"import sys\n\ndef data():\n    sys.exit({code})\n")
+    assert cli.train(["--data.name", f"{file}:data", "--output_dir", str(tmp_path / "run")]) == 1
+    said = (
+        f"error: the command ended before it was done: it called sys.exit({code}) (mine.py, line 4); raise an exception"
+    )
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_a_fault_of_the_program_keeps_its_traceback():

@@ -48,7 +48,10 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
         only, or a run lacks a seed or a metric.
     """
     check_comparison(settings)
-    runs = [_read(folder) for folder in _distinct([run for folder in settings.runs for run in _runs_in(folder)])]
+    folders = [run for folder in settings.runs for run in _runs_in(folder)]
+    if len(folders) < 2:
+        raise UsageError(f"1 run to compare, {folders[0]}: wanted the folders of two or more")
+    runs = [_read(folder) for folder in _distinct(folders)]
     _require_one_task(runs)
     groups = _grouped(runs, settings.seeds)
     found = [
@@ -184,8 +187,8 @@ def _results(found: Sequence[curves.Comparison]) -> dict[str, Any]:
 
 def _contrast(found: curves.Contrast) -> dict[str, Any]:
     return {
-        "reference": found.reference._asdict(),
-        "other": found.other._asdict(),
+        "reference": found.reference._asdict() | found.seeds[0]._asdict(),
+        "other": found.other._asdict() | found.seeds[1]._asdict(),
         "difference": found.difference,
         "bands": found.bands,
     }

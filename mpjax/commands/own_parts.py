@@ -8,7 +8,8 @@ from typing import Any
 
 from mpjax.config import Config
 from mpjax.config.failures import named_failure
-from mpjax.config.score import Score, score_of
+from mpjax.config.function_arguments import arguments_of, require_call
+from mpjax.config.score import score_of
 from mpjax.config.user_code import Given, described, given, load_function
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
@@ -69,8 +70,20 @@ def require_several(name: str, parts: Any) -> tuple:
     return tuple(parts)
 
 
-def callbacks_of(config: Config, gather: Callable[[Any], list]) -> Callbacks:
-    """Returns the callbacks of a run, with early stopping if the settings ask for it.
+def require_writers(writers: Any) -> tuple[Writer, ...]:
+    """Returns the writers that `mpjax.run` was given.
+
+    Raises:
+      UsageError: it is one writer, and not several; or one of them is no writer.
+    """
+    found = require_several("writers", writers)
+    for writer in found:
+        require_writer(writer, "writers has")
+    return found
+
+
+def callbacks_of(config: Config, gather: Callable[[Any], list], *others: Any) -> Callbacks:
+    """Returns the callbacks of a run, with early stopping if the settings ask for it, and `others` last.
 
     Raises:
       UsageError: the code that a setting names cannot be used.
@@ -80,13 +93,13 @@ def callbacks_of(config: Config, gather: Callable[[Any], list]) -> Callbacks:
         score = score_of(config)
         improves = functools.partial(score.improves, delta=config.loop.stop_delta)
         callbacks.append(EarlyStopping(improves, f"test/{score.metric}", config.loop.stop_after))
-    return Callbacks(callbacks, gather)
+    return Callbacks([*callbacks, *others], gather)
 
 
-def require_metric(score: Score, names: Sequence[str]) -> None:
+def require_metric(metric: str, names: Sequence[str]) -> None:
     """Raises UsageError if the metric that chooses the best checkpoint is not among those of the test set."""
-    if score.metric not in names:
-        raise UsageError(f"--loop.best {score.metric}: the test set has the metrics {', '.join(names)}")
+    if metric not in names:
+        raise UsageError(f"--loop.best {metric}: the test set has the metrics {', '.join(names)}")
 
 
 def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
@@ -101,16 +114,31 @@ def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
             opener = load_function(_logger(spec), flag="--report.writers")
             with named_failure(f"--report.writers {spec} failed", opener):
                 writer = opener(run)
-            missing = [name for name in _METHODS if not callable(getattr(writer, name, None))]
-            if missing:
-                raise UsageError(
-                    f"--report.writers {spec} returned {type(writer).__name__}, which has no {', '.join(missing)}; "
-                    "wanted an object with the methods of mpjax.report.Writer"
-                )
+            require_writer(writer, f"--report.writers {spec} returned")
             opened.callback(writer.close)
             writers.append(writer)
         opened.pop_all()
     return writers
+
+
+def require_writer(writer: Any, said: str) -> None:
+    """Raises UsageError if an object is no writer.
+
+    Args:
+      writer: the object.
+      said: where it is from, for the message; what it is follows.
+    """
+    wanted = "wanted an object with the methods of mpjax.report.Writer"
+    if isinstance(writer, type):
+        raise UsageError(f"{said} the class {writer.__name__}; {wanted}: write {writer.__name__}(...)")
+    if isinstance(writer, str):
+        raise UsageError(f"{said} the text {writer!r}; {wanted}; names of loggers are for --report.writers")
+    missing = [name for name in _METHODS if not callable(getattr(writer, name, None))]
+    if missing:
+        raise UsageError(f"{said} {type(writer).__name__}, which has no {', '.join(missing)}; {wanted}")
+    for name in _METHODS:
+        named = f"{said} {type(writer).__name__}, whose {name}"
+        require_call(getattr(writer, name), arguments_of(getattr(Writer, name)), named)
 
 
 LOGGERS = {

@@ -10,7 +10,7 @@ from mpjax.commands.parts import CHECKPOINTS, Parts, resumed_state
 from mpjax.config import Config
 from mpjax.config.folders import run_folder
 from mpjax.config.load import CONFIG_FILE
-from mpjax.errors import UsageError
+from mpjax.errors import CallbackError, UsageError
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
@@ -39,10 +39,10 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
 
 @contextlib.contextmanager
 def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable[[], None]]:
-    """Restores the folder of a run after a UsageError, unless the function that it yields was called before.
+    """Restores the folder of a run after an error of the user's, unless the function that it yields was called before.
 
-    A usage error promises that nothing was started, so that the corrected command is not to find a folder. What is new
-    in the folder is removed, and config.toml restored. The caller holds the lock of the folder: nobody else writes.
+    Nothing was started, so that the corrected command is not to find a folder. What is new in the folder is removed,
+    and config.toml restored. The caller holds the lock of the folder: nobody else writes.
 
     Args:
       folder: the folder of the run.
@@ -53,7 +53,7 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
     begun = []
     try:
         yield lambda: begun.append(True)
-    except UsageError:
+    except (UsageError, CallbackError):
         if not begun:
             for path in folder.iterdir():
                 if path.name not in kept:

@@ -37,8 +37,8 @@ def sweep(config: Config) -> dict:
     that the folder or its config.toml has are kept. A run that diverges does not stop the others.
 
     Returns:
-      What `summary.json` holds: `seeds`, of each metric `mean`, `std` (of a sample), `lowest` and `highest`, and
-      `warning` if runs have other numbers of steps.
+      What `summary.json` holds: `seeds`, of each metric `mean`, `std` (of a sample; None of one run), `lowest` and
+      `highest`, and `warning` if runs have other numbers of steps.
 
     Raises:
       UsageError: a seed is given twice, there are several processes, or a run that has begun has other
@@ -167,8 +167,8 @@ def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return {"seeds": list(summaries), "warning": f"the runs differ in their steps: {said}", **spread}
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    std = statistics.stdev(values) if len(values) > 1 else 0.0
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    std = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": std, "lowest": min(values), "highest": max(values)}
 
 
@@ -181,7 +181,11 @@ def table(result: Mapping[str, Any], folder: pathlib.Path) -> str:
     for name, spread in result.items():
         if name.startswith(("test/", "ema/", "best/")):
             low, high = number(spread["lowest"]), number(spread["highest"])
-            text = f"{number(spread['mean'])} +- {number(spread['std'])}  ({low} to {high}, {count} seeds)"
+            text = number(spread["mean"])
+            if spread["std"] is None:
+                text += "  (1 seed: its spread is not known)"
+            else:
+                text += f" +- {number(spread['std'])}  ({low} to {high}, {count} seeds)"
             rows.append((name.replace("/", " "), text))
     rows.append(("folder", str(folder)))
     width = max(len(label) for label, _ in rows)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from mpjax.commands.diagnose import explain_later, explain_now
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.lacking import named_together
 from mpjax.commands.objective import metrics_of
-from mpjax.commands.own_parts import callbacks_of, open_writers, require_metric, require_several, with_parts
+from mpjax.commands.own_parts import callbacks_of, open_writers, require_metric, require_writers, with_parts
 from mpjax.commands.parts import (
     CHECKPOINTS,
     ENVIRONMENT_FILE,
@@ -43,6 +43,7 @@ from mpjax.loop.profile import profiled
 from mpjax.loop.stored import complete_checkpoints
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
+from mpjax.report.own_writer import Failures
 from mpjax.training import TrainState
 from mpjax.training.optimizer import advice_on
 from mpjax.training.precision_plan import advice, floor_of
@@ -98,7 +99,7 @@ def run(
     Raises:
       UsageError: the settings are invalid, the folder exists and `resume` is off, the data is missing, or so is a
         process.
-      CallbackError: a callback failed; a checkpoint was saved.
+      CallbackError: a callback or a writer failed; a checkpoint was saved.
       Diverged: too many steps in a row were skipped, the last at the smallest loss scale; or, without loss scaling, a
         loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
@@ -117,17 +118,19 @@ def run(
         schedule=schedule,
         callbacks=callbacks,
     )
-    writers = require_several("writers", writers)
+    writers = require_writers(writers)
     require_types(config)  # before anything takes time
     if config.seeds:
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
         )
-    with joined(config) as company:
-        return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, stopping)
+    with joined(config) as company, Failures().warned_of() as failures:
+        return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, failures, stopping)
 
 
-def _train(config: Config, company: Alone | Company, writers: Iterable[report.Writer], stopping: Stopping) -> dict:
+def _train(
+    config: Config, company: Alone | Company, writers: Sequence[report.Writer], failures: Failures, stopping: Stopping
+) -> dict:
     began = time.perf_counter()
     first = company.first  # of several processes: the one that prints and writes
     if company.processes > 1 and config.precision.tune:
@@ -145,10 +148,12 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
             config, fit = fitted(config, company.gather, print if first else lambda line: None)
         config, tuning = tuned(config)
         parts = make_parts(config)
-    plan, when, score = parts.plan, parts.when, score_of(config)
     if config.loop.best:
-        require_metric(score, metrics_of(parts.task, data.batch_fields(parts.source, config.data)))
-    callbacks = callbacks_of(config, company.gather)
+        require_metric(config.loop.best, metrics_of(parts.task, data.batch_fields(parts.source, config.data)))
+    plan, when, score = parts.plan, parts.when, score_of(config)
+    # Processes may have different writers, but call the same callbacks.
+    own_writers = any(company.gather(bool(writers or config.report.writers)))
+    callbacks = callbacks_of(config, company.gather, *([failures] if own_writers else []))
 
     folder = run_folder_of(config, company)
     with contextlib.ExitStack() as opened:
@@ -175,17 +180,18 @@ def _train(config: Config, company: Alone | Company, writers: Iterable[report.Wr
         metrics = folder / "metrics.jsonl"
         records = report.read_metrics(metrics) if begun and metrics.exists() else []
         info = extend.RunInfo(folder, config, start, when.steps, first, records)
+        own = ()
         if first:
             kinds = [str(device.device_kind) for device in jax.devices()]
             report.write_environment(folder / ENVIRONMENT_FILE, kinds, parts.compiler_options)
             report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
             resume_step = start if config.resume else None
-            own = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
+            files = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
             with contextlib.ExitStack() as unfinished:
-                unfinished.callback(own.close)
-                writers = (own, *open_writers(config.report.writers, info), *writers)
+                unfinished.callback(files.close)
+                own, writers = (files,), (*open_writers(config.report.writers, info), *writers)
                 unfinished.pop_all()
-        writer = opened.enter_context(contextlib.closing(report.Writers(writers)))
+        writer = opened.enter_context(contextlib.closing(report.Writers((*own, *map(failures.of, writers)))))
         writer.message(f"run folder: {folder}")
         if config.resume:
             fresh = "no checkpoint to resume from: starting at step 0"

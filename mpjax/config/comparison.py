@@ -37,8 +37,8 @@ class Comparison:
 
 def check_comparison(settings: Comparison) -> None:
     """Raises UsageError if the settings of a comparison are out of range or incomplete."""
-    if len(settings.runs) < 2:
-        raise UsageError(f"{len(settings.runs)} run(s) to compare: wanted the folders of two or more")
+    if not settings.runs:
+        raise UsageError("no run to compare: wanted the folders of two or more")
     if not settings.metrics:
         raise UsageError("--metrics is empty: wanted one or more, such as train/loss")
     if settings.smoothing < 1:

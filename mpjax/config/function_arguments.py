@@ -3,7 +3,7 @@
 import ast
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpjax.errors import UsageError
@@ -48,6 +48,30 @@ def parameters_of(function: Callable, name: str) -> dict[str, inspect.Parameter]
         raise UsageError(f"{name}: wanted a function of Python, with a signature: {error}") from None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {key: one for key, one in parameters.items() if one.kind in by_name}
+
+
+def require_call(function: Callable, arguments: Sequence[str], name: str) -> None:
+    """Raises UsageError if a function cannot be called with these arguments by position.
+
+    Args:
+      function: the function; one whose signature Python does not know is taken as it is.
+      arguments: what each argument is, for the message.
+      name: the name of the function, for the message.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        takes = signature.replace(return_annotation=inspect.Signature.empty)
+        raise UsageError(f"{name} takes {takes}: it is called with ({', '.join(arguments)})") from error
+
+
+def arguments_of(method: Callable) -> tuple[str, ...]:
+    """Returns the names of the arguments of a method of a class, without `self`."""
+    return tuple(inspect.signature(method).parameters)[1:]
 
 
 def _literal(text: str) -> Any:

@@ -1,11 +1,13 @@
 """Checks that settings are in range, and reports all faults at once. The only place that knows the ranges."""
 
+import difflib
 import math
 from collections.abc import Iterator
 from typing import Any, get_args
 
 from mpjax.config.choices import (
     AUTO,
+    BEST,
     SETTINGS_OF_RULES,
     TASKS,
     PlotFormat,
@@ -13,8 +15,8 @@ from mpjax.config.choices import (
     parse_optimizer_name,
     parse_schedule_name,
 )
+from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
-from mpjax.config.score import score_of
 from mpjax.config.setting_types import wrong_types
 from mpjax.errors import UsageError
 
@@ -140,9 +142,10 @@ def _data(data: Data) -> Iterator[str]:
     if len(set(data.header)) < len(data.header):
         yield f"--data.header is {' '.join(data.header)}: wanted different names"
     if data.header and not data.name.startswith("hf:"):
+        is_file = data.name.endswith((".csv", ".tsv")) or expanded(data.name).exists()
         yield (
             f"--data.header is for csv and tsv files, as in --data.name hf:FILE.tsv, not for --data.name {data.name}; "
-            "leave it out"
+            + (f"write --data.name hf:{data.name}" if is_file else "leave it out")
         )
     if data.alternate_flips and not data.flip:
         yield "--data.alternate_flips without --data.flip: no image is flipped; wanted both or none"
@@ -195,6 +198,9 @@ def _others(config: Config) -> Iterator[str]:
         yield f"--optimizer.normalise_filters with --optimizer.name {config.optimizer.name}: wanted muon, or neither"
     if any(not 0 <= seed < 2**32 for seed in config.seeds):
         yield f"--seeds is {' '.join(map(str, config.seeds))}: wanted 0 to 2**32 - 1"
+    if config.seeds and config.seed != Config().seed:
+        shown = " ".join(map(str, config.seeds))
+        yield f"--seed {config.seed} with --seeds {shown}: each run has its own; leave out --seed, or write --seed 0"
     yield from _of_other_rules(config.optimizer)
     formats, known = config.report.plot_format, get_args(PlotFormat)
     if not formats or len(set(formats) & set(known)) < len(formats):
@@ -231,11 +237,21 @@ def _own_parts(config: Config) -> Iterator[str]:
         own = "objective" if objective else "metrics"
         chunk = config.training.chunked_loss
         yield f"--training.chunked_loss {chunk} with --training.{own}, which needs all logits: leave one out"
-    if config.task in TASKS:
-        try:
-            score_of(config)
-        except UsageError as error:
-            yield str(error)
+    yield from _best(config)
+
+
+def _best(config: Config) -> Iterator[str]:
+    """Yields what is wrong with a metric of mpjax's own; the names of a user's are known once the data is."""
+    best = config.loop.best
+    if (name := best.removeprefix("test/")) != best:
+        yield f"--loop.best {best}: metrics are named without test/; write --loop.best {name}"
+    elif best and best not in BEST and not (config.training.objective or config.training.metrics):
+        near = difflib.get_close_matches(best, BEST, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        yield (
+            f"--loop.best {best}: there is no such metric; {hint}mpjax has {', '.join(BEST)}, and those of "
+            "--training.metrics of your own"
+        )
 
 
 _WITH_CLASSES = ("classification", "text_classification", "segmentation")

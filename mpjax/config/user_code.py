@@ -12,7 +12,7 @@ from typing import Any
 from mpjax.config.choices import DATA_KINDS
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, told
 
 
 CODE = (
@@ -129,8 +129,8 @@ def load_function(spec: str, *, flag: str) -> Callable:
       flag: the name of the setting, for messages.
 
     Raises:
-      UsageError: there is no such file, module, function or class, or the file is not valid Python. For a missing
-        name the message lists the functions and classes of the module.
+      UsageError: there is no such file, module, function or class, the file is not valid Python, or it calls
+        `sys.exit`. For a missing name the message lists the functions and classes of the module.
     """
     if isinstance(spec, Given):
         return spec.value
@@ -182,6 +182,11 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
         loading.loader.exec_module(module)
     except ImportError as error:
         raise UsageError(f"{flag} {spec}: cannot import {where}: {error}") from error
+    except SystemExit as error:
+        raise UsageError(
+            f"{flag} {spec}: {told(error)} when {where} was imported; put what only a program does under "
+            "if __name__ == '__main__':"
+        ) from error
     except SyntaxError as error:
         # The file and line of the error itself: it may be in a file that this one imports.
         place = f"{error.filename or where}, line {error.lineno}"

@@ -187,14 +187,32 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[P
                 f"'{one}[:90%]' --data.test_split '{one}[90%:]'",
                 repair={"data.train_split": f"{one}[:90%]", "data.test_split": f"{one}[90%:]"},
             ) from error
+        advice, repair = advice_on_splits(expression, names)
         raise UsageError(
-            f"split '{expression}' of '{set_name}': {str(error).splitlines()[0].rstrip('.')}; it has {held}; write "
-            f"--data.train_split or --data.test_split with one of these, or parts of one: '{one}[:90%]' and "
-            f"'{one}[90%:]'"
+            f"split '{expression}' of '{set_name}': {str(error).splitlines()[0].rstrip('.')}; it has {held}; {advice}",
+            repair=repair,
         ) from error
     parts = [Part(part.splitname, *slice(part.from_, part.to).indices(sizes[part.splitname])[:2]) for part in found]
     require_examples(expression, sum(max(part.stop - part.start, 0) for part in parts))
     return parts
+
+
+_TEST = "test"
+_FOR_TEST = ("validation", "val", "valid", "dev", "eval")
+"""Usual names of a split that can take the place of one for tests."""
+
+
+def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Returns what to write for a split that is not there, and the `repair` if another takes the place of `test`.
+
+    >>> advice_on_splits("test", ["train", "val"])
+    ("write --data.test_split val to evaluate on it", {'data.test_split': 'val'})
+    """
+    if missing == _TEST and (fitting := [name for name in _FOR_TEST if name in names]):
+        return f"write --data.test_split {fitting[0]} to evaluate on it", {"data.test_split": fitting[0]}
+    one = names[0] if names else "train"
+    advice = "write --data.train_split or --data.test_split with one of these, or parts of one: "
+    return f"{advice}'{one}[:90%]' and '{one}[90%:]'", {}
 
 
 def base_names(expression: str) -> list[str]:

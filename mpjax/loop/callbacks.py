@@ -1,17 +1,20 @@
 """Calls a user's callbacks, and settles what they ask for."""
 
 import difflib
-import pathlib
-import traceback
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from mpjax.config.function_arguments import arguments_of, require_call
 from mpjax.config.user_code import load_function
-from mpjax.errors import CallbackError, UsageError
-from mpjax.extend import EVENTS, Ask
+from mpjax.errors import CallbackError, UsageError, told
+from mpjax.extend import EVENTS, Ask, Callback
 
 
 _ASKS = ("stop", "save")
+
+_HOOK = re.compile(r"(on|before|after)_|.*_(begin|start|end)$")
+"""Names of methods that other frameworks call, such as `on_train_batch_end`."""
 
 
 class Callbacks:
@@ -25,7 +28,8 @@ class Callbacks:
       gather: `(value) -> values` of all processes, in their order; by default this process is the only one.
 
     Raises:
-      UsageError: an object has none of these methods, or one whose name is nearly theirs.
+      UsageError: an object has none of these methods, one that takes other arguments, or one whose name is nearly
+        theirs or that of an event of another framework.
     """
 
     def __init__(self, callbacks: Iterable[Any] = (), gather: Callable[[Any], list] = lambda value: [value]):
@@ -42,7 +46,7 @@ class Callbacks:
         """Calls the method of an event of each callback that has it; returns what those of process 0 ask for.
 
         Raises:
-          CallbackError: a callback of any process raised an exception, or returned something else.
+          CallbackError: a callback of any process raised an exception, called `sys.exit`, or returned something else.
         """
         if not self._callbacks:
             return set()
@@ -85,6 +89,8 @@ def load_callbacks(specs: Sequence[str]) -> list[Any]:
             raise UsageError(
                 f"--loop.callbacks {spec}: {error}; wanted a class or function without arguments"
             ) from error
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"--loop.callbacks {spec}: {told(error)}") from error
     return found
 
 
@@ -101,15 +107,25 @@ def _require_events(callback: Any) -> None:
             raise UsageError(f"callback {named}: {name} is not an event; did you mean {near[0]}?")
     if not _events(callback):
         raise UsageError(f"callback {named} has none of the methods {', '.join(EVENTS)}")
+    for name in own:
+        if name not in EVENTS and _HOOK.match(name):
+            raise UsageError(
+                f"callback {named}: {name} is not an event, and would never be called; the events are "
+                f"{', '.join(EVENTS)}; if you call it yourself, name it _{name}"
+            )
+    for event in _events(callback):
+        require_call(getattr(callback, event), arguments_of(getattr(Callback, event)), f"callback {named}.{event}")
 
 
 def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]) -> set[str]:
     named = f"callback {type(callback).__name__}.{event}"
     try:
         ask: Ask = method(*arguments)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise CallbackError(f"{named}{_step(event, arguments)}: {said}{_line(error)}") from error
+    except CallbackError:  # it says who failed
+        raise
+    except (Exception, SystemExit) as error:
+        stop = '; to end a run, return "stop"' if isinstance(error, SystemExit) else ""
+        raise CallbackError(f"{named}{_step(event, arguments)}: {told(error)}{stop}") from error
     if ask is not None and ask not in _ASKS:
         raise CallbackError(f'{named} returned {ask!r}: wanted "stop", "save" or None')
     return {ask} if ask else set()
@@ -117,12 +133,6 @@ def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]
 
 def _step(event: str, arguments: Sequence[Any]) -> str:
     return f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
-
-
-def _line(error: Exception) -> str:
-    """Returns the file and line that raised the error."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
-    return f" ({pathlib.Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 class EarlyStopping:

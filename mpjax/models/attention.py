@@ -57,7 +57,12 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if width % heads:
-            raise UsageError(f"attention of width {width} cannot have {heads} heads: wanted a divisor of {width}")
+            fitting = next(count for count in range(min(heads, width), 0, -1) if width % count == 0)
+            raise UsageError(
+                f"attention of width {width} cannot have {heads} heads: wanted a divisor of {width}; "
+                f"write --model.heads {fitting}",
+                repair={"model.heads": fitting},
+            )
         project = functools.partial(nnx.LinearGeneral, width, (heads, width // heads), kernel_init=kernel_init)
         self.query = project(rngs=rngs)
         self.key = project(rngs=rngs)

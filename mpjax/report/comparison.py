@@ -32,18 +32,28 @@ class Band(NamedTuple):
     half: Any
 
 
+class Seeds(NamedTuple):
+    """Mean and standard deviation (of a sample) of a group's runs; NaN if a run is nonfinite. One run has no `std`."""
+
+    mean: float
+    std: float | None
+
+
 class Contrast(NamedTuple):
-    """The difference between the bands of two groups.
+    """The difference between two groups.
 
     Attributes:
       reference: the band of the reference group.
       other: the band of the other group.
-      difference: the difference of the centers, other - reference.
-      bands: the difference in units of the sum of both `half`, or of the tolerance; inf if only one is finite.
+      seeds: the mean and the spread of both groups, whatever the band.
+      difference: the difference of the means, other - reference.
+      bands: the difference of the centers in units of the sum of both `half`, or of the tolerance; inf if only one is
+        finite.
     """
 
     reference: Band
     other: Band
+    seeds: tuple[Seeds, Seeds]
     difference: float
     bands: float
 
@@ -107,14 +117,14 @@ def compare_groups(
     together = np.flatnonzero(~apart)
     first = int(together[-1]) + 1 if len(together) else 0
     best = BEST.get(metric.rsplit("/", 1)[-1])
-    bests = best and [_band(np.array([[best(_finite(curve))] for curve in curves]), band) for curves in found]
+    bests = best and [np.array([best(_finite(curve)) for curve in curves], np.float64) for curves in found]
     return Comparison(
         metric,
         steps,
         smooth[0],
         smooth[1],
-        final=_contrast([_band(v[:, -1:], band) for v in values], single),
-        best=_contrast(bests, single) if bests else None,
+        final=_contrast([v[:, -1] for v in values], band, single),
+        best=_contrast(bests, band, single) if bests else None,
         parts_at=steps[first] if first < len(steps) else None,
         apart=len(steps) - first,
         by_design=by_design,
@@ -163,8 +173,15 @@ def _in_bands(reference: Band, other: Band, tolerance: float | None) -> np.ndarr
     return np.where(only_one, np.inf, np.where(np.isnan(difference), 0.0, units))
 
 
-def _contrast(bands: Sequence[Band], tolerance: float | None) -> Contrast:
-    """Returns the contrast of two bands over one step, the reference first."""
+def _contrast(values: Sequence[np.ndarray], kind: str, tolerance: float | None) -> Contrast:
+    """Returns the contrast of the values [runs] of two groups, the reference first."""
+    bands = [_band(each[:, None], kind) for each in values]
     units = float(_in_bands(bands[0], bands[1], tolerance)[0])
     one, two = (Band(float(band.center[0]), float(band.half[0])) for band in bands)
-    return Contrast(one, two, two.center - one.center, units)
+    seeds = _seeds(values[0]), _seeds(values[1])
+    return Contrast(one, two, seeds, seeds[1].mean - seeds[0].mean, units)
+
+
+def _seeds(values: np.ndarray) -> Seeds:
+    values = values if np.isfinite(values).all() else np.full_like(values, np.nan)
+    return Seeds(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None)

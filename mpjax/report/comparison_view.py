@@ -47,6 +47,7 @@ def evidence(
         says = [f"{runs[0]} and {runs[1]} runs: a difference counts where the bands {spread} do not touch"]
         if 1 in runs:
             says[0] += "; of a single run the band is a line"
+        says[0] += "; shown are mean ± standard deviation"
     for found in comparisons:
         points = len(found.steps)
         if found.by_design:
@@ -62,8 +63,8 @@ def evidence(
 
 def _cells(label: str, metric: str, found: Contrast) -> list[str]:
     text = count if metric == "train/loss_scale" else number
-    bands = [text(b.center) + (f"±{text(b.half)}" if b.half > 0 else "") for b in (found.reference, found.other)]
-    return [label, *bands, f"{found.difference:+.3g}", f"{abs(found.bands):.2f}"]
+    groups = [text(one.mean) + (f"±{text(one.std)}" if one.std else "") for one in found.seeds]
+    return [label, *groups, f"{found.difference:+.3g}", f"{abs(found.bands):.2f}"]
 
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

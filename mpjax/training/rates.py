@@ -33,12 +33,20 @@ def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -
       batch: the shapes of a prepared batch, which the model is traced on to see what comes before its blocks.
 
     Raises:
-      UsageError: a pattern decides no parameter, or the model has no blocks, or several lists of them.
+      UsageError: a pattern decides no parameter, or frozen ones alone; or the model has no blocks, or several lists of
+        them.
     """
     if not config.rates and config.layer_decay == 1:
         return {}
     paths = ArrayPaths.of(task.abstract)
     trained = [path for path in paths.params if path not in task.frozen]
+    for pattern in config.rates:
+        held = [path for path in paths.params if paths.covers(pattern, path)]
+        if held and not set(held) & set(trained):
+            raise UsageError(
+                f"--optimizer.rates {pattern}: all that it matches is frozen by --training.freeze, such as {held[0]}; "
+                "leave one of them out"
+            )
     decided = paths.decided(config.rates, trained, "--optimizer.rates")
     factors = {path: config.rates[pattern] for path, pattern in decided.items()}
     if config.layer_decay != 1:

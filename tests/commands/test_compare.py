@@ -170,7 +170,7 @@ def test_the_command_exits_with_2_and_a_message(runs, capsys):
         capsys.readouterr().err == "error: no run in none (no config.toml); wanted the folder that train.py printed\n"
     )
     assert cli.compare([runs[0]]) == 2
-    assert "error: 1 run(s) to compare" in capsys.readouterr().err
+    assert "error: 1 run to compare" in capsys.readouterr().err
     assert cli.compare([*runs, "--metrics", "train/loss", "--plot="]) == 0
 
 

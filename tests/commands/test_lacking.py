@@ -79,6 +79,18 @@ def test_the_first_command_says_all_that_the_second_needs(tmp_path, make, first,
     assert run(load_config([*given, *written, *smaller]))["steps"] == 2
 
 
+def with_validation(folder):
+    flowers(folder / "train")
+    flowers(folder / "val")
+
+
+def test_a_split_for_validation_is_proposed_with_the_rest(tmp_path):
+    with_validation(tmp_path)
+    config = load_config(["--data.name", str(tmp_path), "--model.name", "mlp", *TINY, "--data.image_size", "8"])
+    with pytest.raises(UsageError, match=f"write all of these: --data.name folder:{tmp_path} --data.test_split val$"):
+        run(config)
+
+
 def test_a_single_fault_is_told_as_it_is(tmp_path):
     cells(tmp_path)
     flags = ["--data.train_split", "train[:90%]", "--data.test_split", "train[90%:]", "--data.batch_size", "8"]

@@ -21,7 +21,7 @@ from mpjax.commands.train import run
 from mpjax.config import Config, load_config
 from mpjax.config.commands import Diagnose, Evaluation
 from mpjax.config.schema import Data
-from mpjax.errors import CallbackError
+from mpjax.errors import CallbackError, LoggerWarning
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
 
@@ -165,6 +165,54 @@ def test_parts_may_be_values_of_python(tmp_path):
         evaluate_run(Evaluation(run=str(tmp_path / "run"), trust_code=True))
 
 
+def with_outputs(model, batch):
+    outputs = model(batch["image"])
+    return {"loss": jnp.square(outputs - batch["x"]).mean(-1), "outputs": outputs}
+
+
+def above(outputs, batch):
+    return outputs[:, 0] > batch["x"][:, 0]
+
+
+@pytest.mark.parametrize("axis", ["--mesh.data", "--mesh.fsdp"])
+def test_parts_on_a_mesh_do_what_they_do_on_one_device(tmp_path, axis):
+    """With an augmentation without random numbers, which differ from device to device."""
+    parts = {
+        "objective": with_outputs,
+        "augment": lambda batch, key: {**batch, "image": batch["image"] * 0.5},
+        "metrics": [above],
+        "optimizer": optax.adam,
+        "schedule": lambda peak: optax.constant_schedule(peak / 10),
+    }
+    heard, flags = [], ("--precision.policy", "float32", "--optimizer.weight_decay", "0")
+
+    class Hearing:
+        def evaluated(self, step, metrics, model):
+            heard.append((step, model()(jnp.zeros((2, 2, 2, 1))).shape))
+
+    one = in_python(tmp_path / "one", *flags, **parts)
+    two = in_python(tmp_path / "two", *flags, axis, "2", **parts, callbacks=[Hearing()])
+    assert heard == [(2, (2, 1)), (4, (2, 1))]
+    for name in ("train/loss", "test/loss", "test/above"):
+        assert two[name] == pytest.approx(one[name], rel=1e-5), name
+    before, after = arrays(tmp_path / "one", 4), arrays(tmp_path / "two", 4)
+    assert before.keys() == after.keys()
+    for name in before:
+        if name.startswith("params"):
+            np.testing.assert_allclose(after[name], before[name], rtol=1e-5, err_msg=name)
+
+
+def test_a_run_that_is_good_enough_is_stopped_by_the_example(tmp_path, capsys):
+    def sure(model, batch):
+        return mean_of_pixels(model, batch, None) | {"accuracy": jnp.full(len(batch["x"]), 0.95)}
+
+    callback = f"{PARTS}/callbacks.py:GoodEnough"
+    summary = in_python(tmp_path / "run", "--steps", "40", "--loop.callbacks", callback, objective=sure)
+    assert summary["attempts"] == 2  # the first evaluation
+    assert list(complete_checkpoints(tmp_path / "run" / "checkpoints")) == [2]
+    assert "stopped at step 2 of 40, as a callback asked" in capsys.readouterr().out
+
+
 def test_a_run_with_parts_in_python_resumes(tmp_path):
     in_python(tmp_path / "run", "--steps", "2")
     config = with_parts(brief(tmp_path / "run"), model=Pixels, source=(ROWS, ROWS), objective=mean_of_pixels)
@@ -204,6 +252,109 @@ def test_a_failed_callback_is_a_line_and_an_exit_code(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(said)
 
 
+def test_a_callback_that_exits_leaves_a_checkpoint_and_an_exit_code(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("import sys\n\nclass Done:\n    def evaluated(self, step, metrics, model):\n        sys.exit(0)\n")
+    folder, data = tmp_path / "run", f"--data.name {PARTS}/data.py:stripes --data.num_classes 2 --model.name mlp"
+    flags = f"{data} --loop.callbacks {file}:Done --output_dir {folder} --steps 4 --loop.eval_every 2"
+    assert cli.train([*shlex.split(flags), "--report.no_plot", "--report.no_tensorboard"]) == 1
+    said = "error: callback Done.evaluated at step 2: it called sys.exit(0) (mine.py, line 5); to end a run, return"
+    assert capsys.readouterr().err.startswith(said)
+    assert list(complete_checkpoints(folder / "checkpoints")) == [2]
+
+
+class Quiet:
+    """A writer that fails where it is told to."""
+
+    def __init__(self, at=None, error=None):
+        self.at, self.error, self.heard = at, error, []
+
+    def _hear(self, name):
+        self.heard.append(name)
+        if name == self.at:
+            raise self.error
+
+    def write(self, step, metrics):
+        self._hear("write" if "train/loss" in metrics else "write test")
+
+    def layers(self, step, layers):
+        self._hear("layers")
+
+    def saved(self, step):
+        self._hear("saved")
+
+    def message(self, text):
+        self._hear("message")
+
+    def close(self):
+        self._hear("close")
+
+
+@pytest.mark.parametrize(
+    ("at", "error", "said", "step"),
+    [
+        ("write", KeyError("table"), r"writer Quiet.write at step 2: KeyError: 'table' \(test_own_parts.py, line", 2),
+        ("write test", SystemExit(0), r"writer Quiet.write at step 2: it called sys.exit\(0\)", 2),
+        ("layers", ValueError("odd"), "writer Quiet.layers at step 2: ValueError: odd", 2),
+        ("saved", OSError(28, "full"), r"writer Quiet.saved at step 2: OSError: \[Errno 28\] full", 2),
+    ],
+)
+def test_a_failed_writer_is_named_and_leaves_a_checkpoint(tmp_path, at, error, said, step):
+    writer, other = Quiet(at, error), Quiet()
+    with pytest.raises(CallbackError, match=f"{said}.*; the checkpoint of step {step} is saved"):
+        in_python(tmp_path / "run", "--diagnosis.every", "2", writers=[writer, other])
+    assert list(complete_checkpoints(tmp_path / "run" / "checkpoints")) == [step]
+    assert writer.heard[-2:] == [at, "close"]  # nothing more but that
+    assert "write" in other.heard
+
+
+def test_a_writer_that_cannot_be_closed_is_an_error_after_a_complete_run(tmp_path, capsys):
+    ended = []
+
+    class Hearing:
+        def ended(self, summary):
+            ended.append(summary["steps"])
+
+    with pytest.raises(CallbackError, match=r"^writer Quiet.close: ValueError: odd \(test_own_parts.py, line \d+\)$"):
+        in_python(tmp_path / "run", writers=[Quiet("close", ValueError("odd"))], callbacks=[Hearing()])
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 4
+    assert "test loss" in capsys.readouterr().out
+    assert ended == [4]
+
+
+def test_a_writer_that_fails_at_the_first_message_leaves_no_folder(tmp_path):
+    with pytest.raises(CallbackError, match="writer Quiet.message: ValueError: odd"):
+        in_python(tmp_path / "run", writers=[Quiet("message", ValueError("odd"))])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_writer_does_not_hide_why_a_run_failed(tmp_path):
+    def infinite(model, batch):
+        return {"loss": mean_of_pixels(model, batch, None)["loss"] * jnp.inf}
+
+    flags = ("--precision.policy", "float32", "--diagnosis.no_search")
+    with pytest.raises(Diverged), pytest.warns(LoggerWarning, match="writer Quiet.close: ValueError: odd"):
+        in_python(tmp_path / "run", *flags, objective=infinite, writers=[Quiet("close", ValueError("odd"))])
+
+
+@pytest.mark.parametrize(
+    ("writer", "said"),
+    [
+        (object(), "writers has object, which has no write, layers, saved, message, close; wanted an object with"),
+        ("wandb", "writers has the text 'wandb'; wanted .*; names of loggers are for --report.writers"),
+        (Quiet, r"writers has the class Quiet; wanted .*: write Quiet\(...\)"),
+        (
+            type("Short", (Quiet,), {"write": lambda self, step: None})(),
+            r"whose write takes \(step\): it is",
+        ),
+    ],
+)
+def test_what_is_no_writer_is_an_error_before_anything_takes_time(tmp_path, writer, said):
+    with pytest.raises(UsageError, match=said):
+        run(Config(output_dir=str(tmp_path / "run")), writers=[writer])
+    assert not (tmp_path / "run").exists()
+
+
 def test_callbacks_hear_of_a_divergence(tmp_path):
     heard = []
 
@@ -236,6 +387,7 @@ def test_callbacks_hear_of_a_divergence(tmp_path):
             r"loss has shape \(\) for a batch of 2",
         ),
         (["--loop.best", "acc", "--loop.best_is", "max"], {}, "--loop.best acc: the test set has the metrics loss"),
+        (["--loop.best", "acc"], {}, "--loop.best acc: the test set has the metrics loss"),
         ([], {"metrics": [lambda outputs, batch: batch["x"][:, 0]]}, "returns no `outputs` to compute them from"),
         ([], {"callbacks": [object()]}, "callback object has none of the methods"),
         ([], {"source": 3}, "returned a int; wanted"),

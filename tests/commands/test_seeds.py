@@ -11,7 +11,7 @@ from mpjax.commands.diagnose import diagnose_run
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.export import export_run
 from mpjax.commands.predict import predict_run
-from mpjax.commands.seeds import summarised, train
+from mpjax.commands.seeds import summarised, table, train
 from mpjax.commands.train import run
 from mpjax.config import from_toml, load_config, save_config
 from mpjax.config.commands import Diagnose, Evaluation, Export
@@ -164,16 +164,33 @@ def test_a_seed_that_diverges_is_named_and_stops_no_other(tmp_path, capsys):
 
 
 def test_one_seed_has_no_spread():
-    assert summarised({7: {"test/loss": 2.0, "policy": "x"}}) == {
-        "seeds": [7],
-        "test/loss": {"mean": 2.0, "std": 0.0, "lowest": 2.0, "highest": 2.0},
-    }
+    result = summarised({7: {"test/loss": 2.0, "policy": "x"}})
+    assert result == {"seeds": [7], "test/loss": {"mean": 2.0, "std": None, "lowest": 2.0, "highest": 2.0}}
+    assert table(result, "runs/a").splitlines()[1] == "test loss  2.0000  (1 seed: its spread is not known)"
+
+
+def test_a_comparison_shows_the_mean_and_standard_deviation_of_the_sweep(swept, tmp_path, capsys):
+    folder, result = swept
+    train(config_of(tmp_path / "other", "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))
+    capsys.readouterr()
+    compare_runs(Comparison(runs=(str(folder), str(tmp_path / "other")), plot="", metrics=("test/loss",)))
+    shown = f"{result['test/loss']['mean']:.4f}±{result['test/loss']['std']:.4f}"
+    out = capsys.readouterr().out
+    assert shown in out
+    assert "do not touch; shown are mean ± standard deviation" in out
+
+
+def test_the_runs_of_one_sweep_are_one_group(swept):
+    folder, _ = swept
+    with pytest.raises(UsageError, match="all runs have the same settings but for the seed: that is one group"):
+        compare_runs(Comparison(runs=(str(folder),), plot=""))
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         ("--seeds 3 3", "--seeds has 3 twice"),
+        ("--seeds 3 5 --seed 7", "--seed 7 with --seeds 3 5: each run has its own; leave out --seed"),
         (
             "--seeds 3 5 --distributed.coordinator 127.0.0.1:1 --distributed.processes 2 --distributed.process 0",
             "--seeds trains in one process",

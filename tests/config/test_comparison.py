@@ -22,8 +22,7 @@ def test_the_defaults_compare_loss_accuracy_scale_and_gradient():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("", r"0 run\(s\) to compare: wanted the folders of two or more"),
-        ("a", r"1 run\(s\) to compare: wanted the folders of two or more"),
+        ("", "no run to compare: wanted the folders of two or more"),
         ("a b --smoothing 0", "--smoothing is 0: wanted 1 or more reports"),
         ("a b --tolerance -1", "--tolerance is -1.0: wanted 0 or more"),
         ("a b --tolerance nan", "--tolerance is nan: wanted 0 or more"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.config.function_arguments import parameters_of, read_arguments
+from mpjax.config.function_arguments import arguments_of, parameters_of, read_arguments, require_call
 from mpjax.errors import UsageError
 
 
@@ -59,3 +59,20 @@ def test_only_parameters_with_names_can_be_given():
     assert list(parameters_of(with_others, "function")) == ["two", "three"]
     with pytest.raises(UsageError, match="function: wanted a function of Python"):
         parameters_of(dict, "function")
+
+
+def test_a_call_is_checked_before_it_is_made():
+    def logged(step: int) -> None:
+        del step
+
+    require_call(logged, ("step",), "logged")
+    require_call(dict, ("anything",), "dict")  # Python does not know its signature
+    with pytest.raises(UsageError, match=r"^logged takes \(step: int\): it is called with \(step, metrics\)$"):
+        require_call(logged, ("step", "metrics"), "logged")
+
+
+def test_the_arguments_of_a_method_are_without_self():
+    class Mine:
+        def write(self, step, metrics): ...
+
+    assert arguments_of(Mine.write) == ("step", "metrics")

@@ -119,6 +119,11 @@ def test_settings_of_classes_are_for_losses_that_have_them(flags, said):
     check(load_config(["--task", "segmentation", "--training.class_weights", "0", "2", "--data.ignore_index", "255"]))
 
 
+def test_a_table_without_hf_is_one_that_lacks_it():
+    with pytest.raises(UsageError, match=r"not for --data.name my/all.tsv; write --data.name hf:my/all.tsv$"):
+        check(load_config(["--data.header", "label", "text", "--data.name", "my/all.tsv"]))
+
+
 def test_a_rate_of_nothing_is_freezing():
     with pytest.raises(UsageError, match=r"--optimizer.rates stem/\* 0.0: wanted a positive .*training.freeze stem/\*"):
         check(load_config(["--optimizer.rates", "stem/*", "0"]))

@@ -23,8 +23,27 @@ def test_the_user_may_choose_another():
 
 
 def test_which_value_is_best_has_to_be_said_of_an_own_metric():
+    config = Config(loop=Loop(best="dice"), training=Training(metrics=("mine.py:dice",)))
+    check(config)  # whether there is such a metric is not known before the data is, and comes first
     with pytest.raises(UsageError, match="--loop.best dice: is the smallest or the largest value the best?"):
-        check(Config(loop=Loop(best="dice")))
+        score_of(config)
+
+
+@pytest.mark.parametrize(
+    ("best", "said"),
+    [
+        (
+            "acuracy",
+            r"there is no such metric; did you mean accuracy\? mpjax has loss, perplexity, accuracy, top5",
+        ),
+        ("nosuch", "there is no such metric; mpjax has loss"),
+        ("test/accuracy", "metrics are named without test/; write --loop.best accuracy$"),
+    ],
+)
+@pytest.mark.parametrize("best_is", ["auto", "max"])
+def test_a_name_that_cannot_be_a_metric_is_an_error_whatever_is_best(best, said, best_is):
+    with pytest.raises(UsageError, match=f"--loop.best {best}: {said}"):
+        check(Config(loop=Loop(best=best, best_is=best_is)))
 
 
 def test_a_higher_score_is_better():

@@ -7,7 +7,7 @@ import pytest
 from mpjax.cli import diagnose, evaluate, export, train
 from mpjax.config import Config, load_config, to_toml
 from mpjax.config.schema import Data, Model, Optimizer
-from mpjax.config.user_code import code_of, require_trust
+from mpjax.config.user_code import code_of, load_function, require_trust
 from mpjax.errors import UsageError
 
 
@@ -82,6 +82,14 @@ def test_a_file_that_somebody_wrote_may_name_code(downloaded, capsys):
     shutil.copy(downloaded / "config.toml", downloaded.parent / "mine.toml")
     assert train(["--config", str(downloaded.parent / "mine.toml"), "--output_dir", str(downloaded / "again")]) == 2
     assert "has no Net" in capsys.readouterr().err
+
+
+def test_a_file_that_exits_when_it_is_imported_is_an_error(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import sys\n\nNet = int\nsys.exit(0)\n")
+    said = r"--model.name .*:Net: it called sys.exit\(0\) \(mine.py, line 4\) when .* was imported; put what"
+    with pytest.raises(UsageError, match=said):
+        load_function(f"{file}:Net", flag="--model.name")
 
 
 def test_trust_is_not_stored(downloaded):

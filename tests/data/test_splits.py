@@ -32,6 +32,17 @@ def test_what_cannot_be_read_says_what_there_is_and_what_to_write(expression):
     assert "'train[:90%]' and 'train[90%:]'" in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["validation", "val"])
+def test_a_split_for_validation_takes_the_place_of_one_for_tests(name):
+    sizes = {"train": 10, "extra": 3, name: 4}
+    with pytest.raises(UsageError, match=f"write --data.test_split {name} to evaluate on it$") as refused:
+        parts_of("test", sizes, "set")
+    assert refused.value.repair == {"data.test_split": name}
+    with pytest.raises(UsageError, match="write --data.train_split or --data.test_split with one of these") as refused:
+        parts_of("test[:50%]", sizes, "set")
+    assert refused.value.repair == {}
+
+
 def test_an_empty_part():
     with pytest.raises(UsageError, match=r"split 'train\[:0\]' is empty"):
         parts_of("train[:0]", SIZES, "set")

@@ -1,5 +1,7 @@
 """Callbacks: whom they hear, what they may ask for, and what happens if they fail."""
 
+import sys
+
 import pytest
 
 from mpjax.config.user_code import given
@@ -37,6 +39,19 @@ def test_a_failure_names_callback_event_step_and_line():
         Callbacks([Broken()]).call("evaluated", 7, {}, None)
 
 
+@pytest.mark.parametrize("code", [0, 3, None, "done"])
+def test_a_callback_that_exits_has_failed(code):
+    class Done:
+        def logged(self, step, metrics):
+            sys.exit(code)
+
+    said = (
+        rf"Done.logged at step 3: it called sys.exit\({'' if code is None else repr(code)}\) \(test_callb.*\); to end a"
+    )
+    with pytest.raises(CallbackError, match=said):
+        Callbacks([Done()]).call("logged", 3, {})
+
+
 def test_another_answer_is_an_error():
     class Odd:
         def saved(self, step):
@@ -68,6 +83,48 @@ def test_a_method_that_is_nearly_an_event_is_an_error(name):
         Callbacks([callback])
 
 
+@pytest.mark.parametrize("name", ["on_train_batch_end", "on_epoch_end", "before_fit", "train_begin"])
+def test_an_event_of_another_framework_is_an_error(name):
+    callback = type("Mine", (), {name: lambda self, *args: None, "ended": lambda self, summary: None})()
+    with pytest.raises(
+        UsageError, match=f"callback Mine: {name} is not an event, and would never be called; .*_{name}$"
+    ):
+        Callbacks([callback])
+
+
+def test_methods_that_are_no_events_may_have_any_other_name():
+    class Plotter(Saver):
+        def plot(self, values): ...
+
+        def _on_end(self): ...
+
+    assert Callbacks([Plotter()]).call("logged", 2, {}) == {"save"}
+
+
+@pytest.mark.parametrize(
+    ("event", "method", "said"),
+    [
+        ("logged", lambda self, step: None, r"logged takes \(step\): it is called with \(step, metrics\)"),
+        ("ended", lambda self: None, r"ended takes \(\): it is called with \(summary\)"),
+        (
+            "evaluated",
+            lambda self, step, metrics: None,
+            r"evaluated takes \(step, metrics\): it is called with \(step, metrics, model",
+        ),
+        ("saved", lambda self, step, folder: None, r"saved takes \(step, folder\): it is called with \(step\)"),
+        ("started", lambda self, *, run: None, r"started takes \(\*, run\): it is called with \(run\)"),
+    ],
+)
+def test_a_method_that_takes_other_arguments_is_an_error_before_it_is_called(event, method, said):
+    with pytest.raises(UsageError, match=f"callback Mine.{said}"):
+        Callbacks([type("Mine", (), {event: method})()])
+
+
+def test_a_method_may_take_any_arguments_or_have_defaults():
+    assert Callbacks([type("Mine", (), {"logged": lambda self, *arguments: None})()])
+    assert Callbacks([type("Mine", (), {"saved": lambda self, step, folder="x": None})()])
+
+
 def test_an_object_without_events_is_an_error():
     with pytest.raises(UsageError, match="callback object has none of the methods started, logged"):
         Callbacks([object()])
@@ -87,6 +144,18 @@ def test_a_class_with_arguments_is_an_error():
 
     with pytest.raises(UsageError, match="missing 1 required positional argument: 'folder'; wanted a class"):
         load_callbacks([given(Needy)])
+
+
+@pytest.mark.parametrize("error", [ValueError("no table"), SystemExit(0)])
+def test_a_class_that_cannot_be_made_is_an_error(error):
+    class Bad:
+        def __init__(self):
+            raise error
+
+    with pytest.raises(
+        UsageError, match=r"Bad: (ValueError: no table|it called sys.exit\(0\)) \(test_callbacks.py, line"
+    ):
+        load_callbacks([given(Bad)])
 
 
 def test_the_reason_of_a_stop_is_a_callback_or_an_evaluation_without_improvement():

@@ -103,6 +103,14 @@ def test_a_width_that_the_heads_do_not_divide_is_an_error():
         Attention(16, 3, kernel_init=nnx.initializers.zeros, out_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.parametrize(("width", "heads", "fitting"), [(32, 12, 8), (100, 12, 10), (7, 3, 1), (4, 12, 4)])
+def test_the_largest_number_of_heads_that_divides_the_width_is_proposed(width, heads, fitting):
+    zeros = nnx.initializers.zeros
+    with pytest.raises(UsageError, match=f"write --model.heads {fitting}$") as refused:
+        Attention(width, heads, kernel_init=zeros, out_init=zeros, rngs=nnx.Rngs(0))
+    assert refused.value.repair == {"model.heads": fitting}
+
+
 # Implementations
 
 

@@ -53,6 +53,15 @@ def test_the_band_may_be_two_standard_deviations_about_the_mean():
     assert final.bands == 0.0
 
 
+@pytest.mark.parametrize("band", ["range", "std"])
+def test_mean_and_standard_deviation_are_those_of_the_runs_whatever_the_band(band):
+    """Of 1, 2, 6: mean 3, sample variance 7; the middle of the range is 3.5."""
+    final = compare([[1.0], [2.0], [6.0]], [[8.0]], band=band).final
+    assert final.seeds[0] == (pytest.approx(3.0), pytest.approx(math.sqrt(7)))
+    assert final.seeds[1] == (8.0, None)
+    assert final.difference == pytest.approx(5.0)
+
+
 def test_one_seed_against_many_is_held_against_their_band_only():
     found = compare([[0.4] * 2, [0.6] * 2], [[0.59, 0.61]], tolerance=0.9)
     assert found.parts_at == 20

@@ -33,8 +33,8 @@ def test_the_table_fits_80_columns():
     console.print(comparison_table(("A", "B"), found))
     assert [line.split() for line in console.file.getvalue().splitlines()] == [
         ["metric", "A", "B", "B", "-", "A", "bands", "parts", "at"],
-        ["train/loss", "2.3750±0.1250", "1.2500±0.2500", "-1.12", "3.00", "step", "10"],
-        ["best", "2.3750±0.1250", "1.2500±0.2500", "-1.12", "3.00"],
+        ["train/loss", "2.3750±0.1768", "1.2500±0.3536", "-1.12", "3.00", "step", "10"],
+        ["best", "2.3750±0.1768", "1.2500±0.3536", "-1.12", "3.00"],
         ["train/loss_scale", "1", "32768", "+3.28e+04", "inf", "by", "design"],
     ]
 

@@ -1,5 +1,7 @@
 """Learning rates of parts: factors by pattern, and decay from layer to layer."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,9 +41,16 @@ def test_factors_are_of_the_first_pattern_that_matches():
 
 
 def test_a_factor_of_what_is_frozen_is_an_error():
-    flags = "--model.name mlp --data.name synthetic:4x4x1:3 --optimizer.rates head/* 10 --training.freeze head"
-    with pytest.raises(UsageError, match=r"--optimizer.rates 'head/\*' matches nothing"):
-        factors(flags)
+    flags = "--model.name mlp --data.name synthetic:4x4x1:3 --training.freeze head --optimizer.rates"
+    for pattern in ("head/*", "head", "head/bias"):
+        said = f"--optimizer.rates {pattern}: all that it matches is frozen by --training.freeze, such as head/"
+        with pytest.raises(UsageError, match=re.escape(said)):
+            factors(f"{flags} {pattern} 10")
+
+
+def test_a_factor_of_some_that_are_frozen_is_of_the_others():
+    flags = "--model.name mlp --data.name synthetic:4x4x1:3 --training.freeze head/bias --optimizer.rates head 10"
+    assert factors(flags) == {"head/kernel": 10}
 
 
 @pytest.mark.parametrize("form", ["", "--model.scan_blocks"])

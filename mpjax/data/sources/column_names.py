@@ -105,12 +105,18 @@ def _of_few_values(column: Sequence[str]) -> bool:
 def _like_an_example(split: Any) -> str:
     """Returns why the names are no names, or an empty string."""
     names = split.column_names
-    numbers = [name for name in names if _is_number(name)]
-    if numbers and {*names} not in ({*map(str, range(len(names)))}, {*map(str, range(1, len(names) + 1))}):
-        return f"{numbers[0]!r} is a number"
+    if number := number_among(names):
+        return f"{number!r} is a number"
     held = (name for name in names if split.data.column(name).slice(0, _LOOKED_AT).to_pylist().count(name) > 1)
     name = next(held, None)
     return "" if name is None else f"{name!r} is also a value in its column"
+
+
+def number_among(names: Sequence[str]) -> str:
+    """Returns a name that is a number, or an empty string; names that count the columns from 0 or 1 are none."""
+    numbers = [name for name in names if _is_number(name)]
+    counts = ({*map(str, range(len(names)))}, {*map(str, range(1, len(names) + 1))})
+    return numbers[0] if numbers and {*names} not in counts else ""
 
 
 def _is_number(name: str) -> bool:

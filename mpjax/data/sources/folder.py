@@ -14,7 +14,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example
 from mpjax.data.fields import Image, Label
 from mpjax.data.images.decoding import FileBytes, evenly, stored_shape
-from mpjax.data.table import Column, Table, base_names, parts_of
+from mpjax.data.table import Column, Table, advice_on_splits, base_names, parts_of
 from mpjax.errors import UsageError
 
 
@@ -106,10 +106,11 @@ def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict
     if not any(name in there and _folders(root / name) for name in wanted):
         return {_WHOLE: root}
     if missing := [name for name in wanted if name not in there and name != "all"]:
+        advice, repair = advice_on_splits(missing[0], there)
         raise UsageError(
             f"data set '{set_name}' has no split '{missing[0]}': there is no folder {root / missing[0]}; there are "
-            f"{', '.join(there)}; write --data.train_split or --data.test_split with one of these, or parts of one: "
-            f"'{there[0]}[:90%]' and '{there[0]}[90%:]'"
+            f"{', '.join(there)}; {advice}",
+            repair=repair,
         )
     return {name: root / name for name in (there if "all" in wanted else wanted)}
 

@@ -1,9 +1,7 @@
 """Reads texts that a user gives to a trained model: lines of files or of stdin, or a column of a table."""
 
-import csv
-import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +12,13 @@ from mpjax.data.examples import Source, conform
 from mpjax.data.given import Given
 from mpjax.data.read import Arrays
 from mpjax.data.text.blocks import framed
+from mpjax.data.text.given_table import DELIMITERS, column_of_table
 from mpjax.data.text.plain_tokenizers import Tokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
 from mpjax.errors import UsageError
 
 
 STDIN = "-"
-_TABLES = {".csv": ",", ".tsv": "\t"}
 
 
 class Line(NamedTuple):
@@ -41,13 +39,13 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
     Args:
       inputs: files of lines, tables (.csv, .tsv), or `-` for lines of stdin.
       source: the set that the model was trained on, for a classifier with the field `length`.
-      config: the tokenizer and the length.
+      config: the tokenizer, the length, and the names of the columns of tables without a line of names.
       column: the column of tables.
 
     Raises:
-      UsageError: there is no such file, it holds no lines, or a table has no such column.
+      UsageError: there is no such file, it holds no lines, or as `column_of_table`.
     """
-    lines = [line for given in inputs for line in _lines_of(given, column)]
+    lines = [line for given in inputs for line in _lines_of(given, column, config.header)]
     tokenizer = load_tokenizer(config.tokenizer)
     rows_of = _classified if "length" in source.fields else _modelled
     fields = {name: field for name, field in source.fields.items() if name != "label"}
@@ -92,7 +90,7 @@ def _decoded(line: Line) -> str:
         raise UsageError(f"{line.name}: not UTF-8: {error}; convert the file to UTF-8") from error
 
 
-def _lines_of(given: str, column: str) -> list[Line]:
+def _lines_of(given: str, column: str, header: Sequence[str]) -> list[Line]:
     name = "stdin" if given == STDIN else given
     if given == STDIN:
         content = sys.stdin.buffer.read()
@@ -101,37 +99,9 @@ def _lines_of(given: str, column: str) -> list[Line]:
         if not path.is_file():
             raise UsageError(f"{given}: no such file; wanted a file with a text on each line, or - for stdin")
         content = path.read_bytes()
-        if delimiter := _TABLES.get(path.suffix.lower()):
-            return list(_rows_of_table(given, content, column, delimiter))
+        if delimiter := DELIMITERS.get(path.suffix.lower()):
+            return [Line(*row) for row in column_of_table(given, content, column, delimiter=delimiter, header=header)]
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
     if not lines:
         raise UsageError(f"{name}: empty; wanted a text on each line")
     return [Line(f"{name}:{number}", line.removesuffix(b"\r")) for number, line in enumerate(lines, 1)]
-
-
-def _rows_of_table(name: str, content: bytes, column: str, delimiter: str) -> Iterator[Line]:
-    """Yields the texts of a column.
-
-    Raises:
-      UsageError: the table is not UTF-8 or has no such column.
-    """
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: not UTF-8: {error}; convert the file to UTF-8") from error
-    reading = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    header = next(reading, [])
-    if column not in header:
-        raise UsageError(f"{name}: no column '{column}'; it has {', '.join(header) or 'nothing'}; write --column NAME")
-    place, begin = header.index(column), reading.line_num + 1
-    count = 0
-    for row in reading:
-        where = f"{name}:{begin}"
-        begin = reading.line_num + 1
-        count += 1
-        if len(row) != len(header):
-            yield Line(where, UsageError(f"{where}: {len(row)} values in {len(header)} columns; wanted one for each"))
-        else:
-            yield Line(where, row[place])
-    if not count:
-        raise UsageError(f"{name}: no rows below the names of the columns; wanted a text in each")

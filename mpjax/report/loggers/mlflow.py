@@ -12,6 +12,7 @@ import numpy as np
 
 from mpjax.config import to_toml
 from mpjax.config.save import flat
+from mpjax.errors import UsageError, first_line
 from mpjax.extend import RunInfo
 from mpjax.report.loggers.background import InBackground, require_package
 
@@ -66,7 +67,29 @@ def open_mlflow(run: RunInfo) -> InBackground:
     """Opens the writer.
 
     Raises:
-      UsageError: the package is not installed.
+      UsageError: the package is not installed, or the store on this machine that it would use cannot be opened.
     """
     require_package(NAME, importlib.util.find_spec(NAME))
+    _require_store()
     return InBackground(NAME, lambda: MlflowLogger(run), run.folder)
+
+
+def _require_store() -> None:
+    """Raises UsageError if MLflow cannot open a store on this machine; servers may be down for a while."""
+    import mlflow
+
+    address = mlflow.get_tracking_uri()
+    if address.partition(":")[0].partition("+")[0] in _REMOTE:
+        return
+    try:
+        mlflow.MlflowClient().search_experiments(max_results=1)
+    except Exception as error:  # whatever MLflow raises
+        raise UsageError(
+            f"--report.writers mlflow: nothing can be stored at {address}: {first_line(error)}; write "
+            "MLFLOW_TRACKING_URI=http://HOST:PORT for a server, MLFLOW_ALLOW_FILE_STORE=true "
+            "MLFLOW_TRACKING_URI=file:./mlruns for files, or pip install mlflow for a database"
+        ) from error
+
+
+_REMOTE = ("http", "https", "databricks", "databricks-uc", "uc", "mysql", "postgresql", "mssql")
+"""Schemes of stores on other machines, before any `+driver`."""

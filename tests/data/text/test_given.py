@@ -17,8 +17,8 @@ NEXT = Source("set", {"tokens": Tokens(5, 259)}, train=[], test=[])
 CONFIG = Data(tokenizer="bytes", length=4)
 
 
-def read(inputs, source=CLASSES, column="text"):
-    given = given_texts(inputs, source, CONFIG, column=column)
+def read(inputs, source=CLASSES, column="text", config=CONFIG):
+    given = given_texts(inputs, source, config, column=column)
     return {
         name: given.rows(stored) for name, stored in zip(given.names, given.load(range(len(given.names))), strict=True)
     }
@@ -45,6 +45,13 @@ def test_a_column_of_a_table_with_lines_inside_values(tmp_path):
     found = read([f"{tmp_path}/a.csv"], column="said")
     assert [name.rpartition(":")[2] for name in found] == ["2", "4"]
     assert ord("\n") + 3 in next(iter(found.values()))["tokens"]
+
+
+def test_a_table_without_names_is_read_by_those_of_the_run(tmp_path):
+    (tmp_path / "a.tsv").write_text("0\tab\n1\tcd\n")
+    found = read([f"{tmp_path}/a.tsv"], config=Data(tokenizer="bytes", length=4, header=("label", "text")))
+    assert [name.rpartition(":")[2] for name in found] == ["1", "2"]
+    assert ord("a") + 3 in next(iter(found.values()))["tokens"]
 
 
 def test_a_language_model_gets_blocks_and_how_many_tokens_count(tmp_path):

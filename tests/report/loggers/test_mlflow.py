@@ -7,7 +7,7 @@ import pytest
 
 from mpjax.commands.own_parts import open_writers
 from mpjax.config import Config
-from mpjax.errors import LoggerWarning
+from mpjax.errors import LoggerWarning, UsageError
 from mpjax.extend import RunInfo
 
 
@@ -59,3 +59,17 @@ def test_a_server_that_is_down_stops_no_run(run, monkeypatch):
     with pytest.warns(LoggerWarning, match="mlflow: .*nothing more is sent, and the run goes on"):
         writer.write(1, {"train/loss": 1.0})
     writer.close()
+
+
+def test_a_store_of_files_that_mlflow_refuses_is_an_error_before_the_run(run, monkeypatch):
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    said = "--report.writers mlflow: nothing can be stored at file:.*; write MLFLOW_TRACKING_URI=http.*ALLOW_FILE_STORE"
+    with pytest.raises(UsageError, match=said):
+        open_writers(["mlflow"], run)
+
+
+def test_a_database_that_cannot_be_opened_is_an_error_before_the_run(run, monkeypatch):
+    """For want of the package alembic, or of the folder."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/x.db")
+    with pytest.raises(UsageError, match=r"nothing can be stored at sqlite:////proc/nowhere/x.db: \w+: .+; write"):
+        open_writers(["mlflow"], run)
