@@ -19,7 +19,7 @@ import numpy as np
 from mpjax.precision.calls import unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, GRADIENT, Way, derivatives, multiplied
-from mpjax.precision.float8.products import as_matrices, product
+from mpjax.precision.float8.products import as_matrices, product, reverse_mode
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.float8.scaling import Quantised, largest_of, quantise_to
 from mpjax.precision.layers import changed
@@ -80,8 +80,7 @@ class KeepsHistory:
             dtype = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
             if not (x.size and w.size):
                 return product(x, w, self.recipe, dtype).reshape(shape)
-            found: Any = _by_history(self.recipe, dtype, x, w, history)
-            y, history = found
+            y, history = reverse_mode(_by_history, self.recipe, dtype, x, w, history)
             return y.reshape(shape)
 
         result = call(changed(module, dot_general=dot), *args, **kwargs)

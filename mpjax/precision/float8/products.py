@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mpjax.errors import UsageError
 from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, Way, derivatives, in_float8
 from mpjax.precision.float8.recipes import Recipe
 
@@ -70,7 +71,25 @@ def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtyp
     """
     if not (x.size and w.size):
         return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=dtype)
-    return _product(recipe, dtype, x, w)
+    return reverse_mode(_product, recipe, dtype, x, w)
+
+
+def reverse_mode(multiply: Callable, *given: Any) -> Any:
+    """Returns `multiply(*given)`.
+
+    Raises:
+      UsageError: it is differentiated in forward mode, which has no derivative of its own. Within `jax.jit`, JAX says
+        so only when it compiles, in words of its own.
+    """
+    try:
+        return multiply(*given)
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        raise UsageError(
+            "products in float8 have no derivatives in forward mode (jax.jvp, jax.jacfwd, jax.hessian): write "
+            "jax.grad, jax.vjp or jax.jacrev, as in jax.jacrev(jax.grad(f)) for a Hessian, or policy='mixed_bfloat16'"
+        ) from error
 
 
 def as_matrices(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> tuple[jax.Array, jax.Array, list[int]]:

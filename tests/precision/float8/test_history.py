@@ -1,7 +1,5 @@
 """Delayed scaling: what a layer remembers, and what a run makes of it."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +108,10 @@ def test_the_derivative_by_a_history_is_the_largest_incoming_gradient():
     np.testing.assert_array_equal(after[2, :3], [0.0, 6.0, 0.0])
 
 
+def as_layer(merged) -> nnx.Linear:
+    return merged
+
+
 def step_of(loss):
     """Returns a function that takes a step's derivative by the kernel, and ends the step of the history."""
     model = layer()
@@ -118,9 +120,8 @@ def step_of(loss):
     @jax.jit
     def step(rest, *given):
         def of(params, rest):
-            model: Any = nnx.merge(graph, params, rest)
-            value = loss(model, *given)
-            return value, nnx.split(model, nnx.Param, ...)[2]
+            model = as_layer(nnx.merge(graph, params, rest))
+            return loss(model, *given), nnx.split(model, nnx.Param, ...)[2]
 
         (_, after), (gradient, cotangent) = jax.value_and_grad(of, (0, 1), has_aux=True)(params, rest)
         history = with_gradient(after[HISTORY].get_value(), cotangent[HISTORY].get_value())
@@ -164,7 +165,7 @@ def test_a_gradient_within_a_loss_is_remembered_and_right_however_small_the_loss
         graph, state = nnx.split(model)
 
         def multiply(x):  # Flax would refuse to change a layer from within another derivative
-            inner: Any = nnx.merge(graph, state)
+            inner = as_layer(nnx.merge(graph, state))
             inner.eval()
             return inner(x)
 

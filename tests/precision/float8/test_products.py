@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mpjax.errors import UsageError
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.float8.products import Float8Dot, product
 from mpjax.precision.float8.recipes import FLOAT8, MXFP8, RECIPES, ROWWISE
@@ -174,3 +175,15 @@ def test_checkpointing_changes_no_gradient(recipe):
     again = jax.jit(jax.grad(jax.checkpoint(loss_of(Float8Dot(recipe)), policy=kept), (0, 1)))(x, w)
     for one, other in zip(plain, again, strict=True):
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_forward_mode_is_refused_with_what_to_write(recipe):
+    x, w = (jnp.ones((32, 64)), jnp.ones((64, 32)))
+
+    def loss(x):
+        return jnp.sum(product(x, w, recipe, FLOAT32) ** 2)
+
+    for differentiate in (lambda: jax.jvp(loss, (x,), (x,)), lambda: jax.hessian(loss)(x[:1])):
+        with pytest.raises(UsageError, match=r"no derivatives in forward mode .* write jax.grad"):
+            differentiate()
