@@ -1,5 +1,7 @@
 """Delayed scaling: what a layer remembers, and what a run makes of it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,11 +110,11 @@ def test_the_derivative_by_a_history_is_the_largest_incoming_gradient():
     np.testing.assert_array_equal(after[2, :3], [0.0, 6.0, 0.0])
 
 
-def as_layer(merged) -> nnx.Linear:
+def as_layer(merged: Any) -> nnx.Linear:
     return merged
 
 
-def step_of(loss):
+def step_of(loss) -> Any:
     """Returns a function that takes a step's derivative by the kernel, and ends the step of the history."""
     model = layer()
     graph, params, rest = nnx.split(model, nnx.Param, ...)
