@@ -77,7 +77,7 @@ def test_gradients_of_gradients_are_right_within_autocast_and_outside_of_it(scal
         def loss(x, w, c):
             return scale * jnp.sum(c * jnp.sin(jnp.dot(x, w) / 8))
 
-        return jnp.sum(jax.grad(around(loss))(x, w, c) ** 2) / scale**2
+        return jnp.sum(jax.grad(around(loss))(x, w, c) ** 2)
 
     exact = jax.grad(penalty)(w, x, c)
     autocast = functools.partial(mpjax.autocast, policy="mixed_float8")

@@ -93,7 +93,7 @@ def test_a_gradient_of_a_gradient_is_near_whatever_the_scale(recipe, scale):
         def loss(x, w):
             return scale * jnp.sum(c * jnp.sin(multiply(x, w) / 8))
 
-        return sum(jnp.sum(g**2) for g in jax.grad(loss, (0, 1))(x, w)) / scale**2
+        return sum(jnp.sum(g**2) for g in jax.grad(loss, (0, 1))(x, w))
 
     exact = jax.grad(lambda *given: penalty(jnp.dot, *given), (0, 1))(x, w)
     found = jax.jit(jax.grad(lambda *given: penalty(lambda x, w: product(x, w, recipe, FLOAT32), *given), (0, 1)))(x, w)
