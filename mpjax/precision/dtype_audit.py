@@ -16,7 +16,7 @@ from mpjax.precision.casting.jaxprs import is_transposed, scope_of
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
 from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.values import has_jax_dtype
-from mpjax.precision.casting.walk import bodies, holds_bodies
+from mpjax.precision.casting.walk import bodies, equations, holds_bodies
 from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, WeakType
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
 from mpjax.precision.float8.recipes import E4M3, E5M2, E8M0
@@ -118,12 +118,18 @@ def _operations(jaxpr, operations: Operations) -> tuple[Operation, ...]:
     for body in bodies(jaxpr):
         for eqn in () if stands_in(body) else body.eqns:
             if not holds_bodies(eqn) and (dtype := _dtype(eqn)):
-                counts[scope_of(eqn, body.scope), eqn.primitive.name, dtype] += 1
+                counts[scope_of(eqn, body.scope), _primitive(eqn), dtype] += 1
     kinds = {_CAST: "cast", _BLOCK_PRODUCT: "low"}
     return tuple(
         Operation(path, name, kinds.get(name) or operations.rule(name), dtype, count)
         for (path, name, dtype), count in counts.items()
     )
+
+
+def _primitive(eqn) -> str:
+    """Returns the name of the primitive of an equation, or of the product in blocks that it gives a rule for `vmap`."""
+    inside = equations(eqn.params["call"]) if eqn.primitive.name == "custom_vmap_call" else ()
+    return _BLOCK_PRODUCT if any(held.primitive.name == _BLOCK_PRODUCT for _, held in inside) else eqn.primitive.name
 
 
 def _dtype(eqn) -> np.dtype | None:

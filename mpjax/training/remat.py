@@ -22,7 +22,7 @@ Remat = Literal["none", "dots", "full"]
 
 
 def products(primitive, *_, **params) -> bool:
-    """Returns True if "dots" keeps the result of a primitive: matrix products and convolutions.
+    """Returns True if "dots" keeps the result of a primitive: matrix products, in float8 too, and convolutions.
 
     Products with batch dimensions, such as attention scores, are recomputed: they are large and cheap to compute.
     A policy for `jax.checkpoint` (JAX's documentation, "Control autodiff's saved values with jax.checkpoint").
@@ -30,6 +30,9 @@ def products(primitive, *_, **params) -> bool:
     if primitive.name == "dot_general":
         _, (batch, _) = params["dimension_numbers"]
         return not batch
+    if primitive.name == "custom_vjp_call":  # a function with derivatives of its own, such as a product in float8
+        inside = (eqn for body in bodies(params["call_jaxpr"]) for eqn in body.eqns)
+        return any(products(eqn.primitive, **eqn.params) for eqn in inside)
     return primitive.name == "conv_general_dilated"
 
 

@@ -11,7 +11,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.precision.float8.history import is_history, with_gradient
+from mpjax.precision.float8.history import add_gradient, end_step, is_history
 from mpjax.precision.gradient_norm import global_norm
 from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import unscaled
@@ -129,7 +129,7 @@ def make_train_step(
         histories = list(filter(is_history, stats))
         zeros = {_BESIDE + name: jnp.zeros_like(stats[name]) for name in histories}
         (_, (stats, means)), grads = differentiate(scaling, params | zeros, stats, key, batch)
-        stats |= {name: with_gradient(stats[name], grads[_BESIDE + name]) for name in histories}
+        stats |= {name: add_gradient(stats[name], grads[_BESIDE + name]) for name in histories}
         grads = _parameters(grads)
         if accumulate > 1:
             grads = _weighted(grads, shares.add(means["loss"].weight))
@@ -158,6 +158,7 @@ def make_train_step(
             has = "keeps a moving average" if state.ema else "keeps no moving average"
             raise UsageError(f"ema={ema}, but the state {has}: write create_state(..., ema={ema > 0})")
         stats, part = gradients(state, step_key(seed, state), batch)
+        stats |= {name: end_step(stats[name]) for name in filter(is_history, stats)}
         grads, metrics = part.grads, {name: mean.value for name, mean in part.means.items()}
         scale = loss_scale_state(state.opt_state).scale
         trained = {name: param for name, param in state.params.items() if name not in frozen}

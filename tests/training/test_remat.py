@@ -18,9 +18,12 @@ from mpjax.errors import UsageError
 from mpjax.loop.stored import read_checkpoint
 from mpjax.precision import apply_policy
 from mpjax.precision.casting.walk import equations
+from mpjax.precision.float8.products import product
+from mpjax.precision.float8.recipes import RECIPES
 from mpjax.training import take_apart
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.remat import apply_remat, blocks_of
+from mpjax.training.remat import products as kept_by_dots
 
 
 class Block(nnx.Module):
@@ -107,6 +110,22 @@ def test_full_computes_a_block_again_and_dots_all_but_its_products():
     assert products("none") == (11, 3)
     assert products("dots") == (11, 6)
     assert products("full") == (14, 6)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_dots_keeps_products_in_float8(recipe):
+    """One product forward and two for the gradients, and with "full" the first once more."""
+    x, w = jnp.ones((32, 64)), jnp.ones((64, 64))
+
+    def loss(x, w):
+        return jnp.sum(jnp.sin(product(jnp.sin(x), w, recipe, np.dtype("float32"))))
+
+    def count(policy):
+        jaxpr = jax.make_jaxpr(jax.grad(jax.checkpoint(loss, policy=policy), (0, 1)))(x, w)
+        return collections.Counter(eqn.primitive.name for _, eqn in equations(jaxpr))["dot_general"]
+
+    assert count(kept_by_dots) == 3
+    assert count(None) == 4
 
 
 # The models

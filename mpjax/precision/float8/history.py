@@ -18,7 +18,8 @@ import numpy as np
 
 from mpjax.precision.calls import unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32
-from mpjax.precision.float8.products import as_matrices, multiplied
+from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, GRADIENT, Way, derivatives, multiplied
+from mpjax.precision.float8.products import as_matrices, product, reverse_mode
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.float8.scaling import Quantised, largest_of, quantise_to
 from mpjax.precision.layers import changed
@@ -29,9 +30,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 HISTORY = "amax_history"
-"""The attribute of a layer with its history, float32 [3, H]: of activations, weight and incoming gradient."""
+"""The attribute of a layer with its history, float32 [3, 1 + H]: of activations, weight and incoming gradient.
 
-_GRADIENT = 2
+Its first column is of the step at hand, in which a layer may be called several times; the others are of the steps
+before, and the only ones that scales are made from.
+"""
 
 
 def is_history(name: str) -> bool:
@@ -51,7 +54,7 @@ def keep_history(module: Any, recipe: Recipe | None) -> None:
         return
     kernel = module.kernel.get_value()
     plain = sum(len(size) if isinstance(size, tuple) else 1 for size in (module.in_features, module.out_features))
-    shape = (*kernel.shape[: kernel.ndim - plain], 3, recipe.history)
+    shape = (*kernel.shape[: kernel.ndim - plain], 3, 1 + recipe.history)
     if getattr(module, HISTORY, None) is None:
         abstract = isinstance(kernel, jax.ShapeDtypeStruct)
         setattr(module, HISTORY, nnx.Variable(jax.ShapeDtypeStruct(shape, FLOAT32) if abstract else jnp.zeros(shape)))
@@ -69,30 +72,41 @@ class KeepsHistory:
     def __call__(self, call, module, *args, **kwargs):
         """Calls a layer with a product that reads its history."""
         variable = getattr(module, HISTORY)
-        seen: list[jax.Array] = []
+        history = variable[...]
 
         def dot(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None, out_sharding=None):
+            nonlocal history
             x, w, shape = as_matrices(lhs, rhs, dimension_numbers)
             dtype = np.dtype(preferred_element_type or jnp.result_type(lhs, rhs))
-            seen.extend(jax.lax.stop_gradient(largest_of(each)) for each in (x, w))
-            product: Any = _by_history(self.recipe, dtype, x, w, variable[...])
-            return product.reshape(shape)
+            if not (x.size and w.size):
+                return product(x, w, self.recipe, dtype).reshape(shape)
+            y, history = reverse_mode(_by_history, self.recipe, dtype, x, w, history)
+            return y.reshape(shape)
 
         result = call(changed(module, dot_general=dot), *args, **kwargs)
         if not module.use_running_average:
-            newest = jnp.stack([*seen, jnp.zeros((), FLOAT32)])[:, None]
-            variable.set_value(jnp.concatenate([newest, jax.lax.stop_gradient(variable[...])[:, :-1]], axis=1))
+            variable.set_value(history)
         return result
 
 
-def with_gradient(history: Float[Array, "*S 3 H"], cotangent: Float[Array, "*S 3 H"]) -> Float[Array, "*S 3 H"]:
+def with_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
     """Returns a history after a step, with the largest incoming gradient.
 
     Args:
       history: what the forward pass made of it.
       cotangent: the derivative of the loss with respect to the history before, which stands for that number.
     """
-    return history.at[..., _GRADIENT, 0].set(cotangent[..., _GRADIENT, 0])
+    return end_step(add_gradient(history, cotangent))
+
+
+def add_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
+    """Returns a history with the largest incoming gradient of a part of the step at hand, such as a micro-batch."""
+    return jnp.maximum(history, cotangent)  # which is zero but for that number
+
+
+def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
+    """Returns a history in which the step at hand is the last of those before."""
+    return jnp.concatenate([jnp.zeros_like(history[..., :1]), history[..., :-1]], axis=-1)
 
 
 def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quantised:
@@ -101,29 +115,66 @@ def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quant
     return quantise_to(x, jnp.where(largest > 0, largest, largest_of(x)), dtype)
 
 
+def _multiplied(
+    recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, history: Float[Array, "3 1+H"]
+) -> jax.Array:
+    past = history[:, 1:]
+    aq, bq = (_quantised(x, way.dtype(recipe, i), past[way.roles[i]]) for i, x in enumerate((a, b)))
+    return multiplied(way, dtype, aq, bq)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _by_history(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, history: jax.Array) -> jax.Array:
-    """Multiplies [M, K] by [K, N]; the derivative by `history` holds the largest incoming gradient."""
-    return _forward(recipe, dtype, x, w, history)[0]
+def _by_history(
+    recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, history: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Multiplies [M, K] by [K, N]; returns the result and the history with both operands.
+
+    The derivative by `history` holds the largest incoming gradient, of this call and of those that go by the returned
+    history: so no call of a layer is lost on the way back.
+    """
+    largest = jnp.stack([largest_of(x), largest_of(w), jnp.zeros((), FLOAT32)])[:, None]
+    after = jnp.concatenate([jnp.maximum(history[:, :1], largest), history[:, 1:]], axis=1)
+    return _multiplied(recipe, FORWARD, dtype, x, w, history), after
 
 
 def _forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, history: jax.Array):
-    xq, wq = _operands(recipe, x, w, history)
-    return multiplied(xq, wq, (1, 0), dtype, exact=False), (x, w, history)
+    return _by_history(recipe, dtype, x, w, history), (x, w, history)
 
 
-def _backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, jax.Array], g: jax.Array):
+def _backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, jax.Array], given):
     del dtype
-    x, w, history = kept
-    xq, wq = _operands(recipe, x, w, history)
-    gq = _quantised(g, recipe.gradient, history[_GRADIENT])
-    dx = multiplied(gq, wq, (1, 1), x.dtype, exact=True)
-    dw = multiplied(xq, gq, (0, 0), w.dtype, exact=True)
-    return dx, dw, jnp.zeros_like(history).at[_GRADIENT, 0].set(largest_of(g))
-
-
-def _operands(recipe: Recipe, x: jax.Array, w: jax.Array, history: jax.Array) -> tuple[Quantised, Quantised]:
-    return _quantised(x, recipe.forward, history[0]), _quantised(w, recipe.forward, history[1])
+    (x, w, history), (g, later) = kept, given
+    dx = _once(recipe, BY_ACTIVATIONS, x.dtype, g, w, history)
+    dw = _once(recipe, BY_WEIGHT, w.dtype, x, g, history)
+    return dx, dw, _of_gradient(history, jnp.maximum(largest_of(g), later[GRADIENT, 0]))
 
 
 _by_history.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, history: jax.Array) -> jax.Array:
+    """Multiplies two matrices by a history; its derivatives, which are second ones of a layer, are not in float8."""
+    return _multiplied(recipe, way, dtype, a, b, history)
+
+
+def _once_forward(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, history: jax.Array):
+    return _once(recipe, way, dtype, a, b, history), (a, b, history)
+
+
+def _once_backward(recipe: Recipe, way: Way, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, jax.Array], u):
+    a, b, history = kept
+    # A gradient inside the loss, as of a gradient penalty, is an incoming gradient too, perhaps the largest.
+    inner = (a, b)[way.roles.index(GRADIENT)]
+    da, db = derivatives(way, dtype, a, b, u)
+    return da, db, _of_gradient(history, largest_of(inner))
+
+
+_once.defvjp(_once_forward, _once_backward)
+
+
+def _of_gradient(history: jax.Array, largest: jax.Array) -> jax.Array:
+    """Returns the derivative by a history: the largest incoming gradient, which nothing is differentiated by."""
+    place = np.zeros(history.shape, FLOAT32)
+    place[GRADIENT, 0] = 1
+    return jax.lax.stop_gradient(largest) * place

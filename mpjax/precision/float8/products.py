@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mpjax.errors import UsageError
+from mpjax.precision.float8.matrices import BY_ACTIVATIONS, BY_WEIGHT, FORWARD, Way, derivatives, in_float8
 from mpjax.precision.float8.recipes import Recipe
-from mpjax.precision.float8.scaling import BLOCK, Quantised, quantise, quantise_blocks
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -65,9 +66,30 @@ def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtyp
       w: a weight, likewise.
       recipe: the recipe.
       dtype: the dtype of the result; sums are in float32.
+
+    Derivatives of the derivatives are right too; their own products are in the dtype of the operands.
     """
-    # A delayed recipe without a history has the present to go by.
-    return (_by_block if recipe.scaling == "block" else _by_scale)(recipe, dtype, x, w)
+    if not (x.size and w.size):
+        return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=dtype)
+    return reverse_mode(_product, recipe, dtype, x, w)
+
+
+def reverse_mode(multiply: Callable, *given: Any) -> Any:
+    """Returns `multiply(*given)`.
+
+    Raises:
+      UsageError: it is differentiated in forward mode, which has no derivative of its own. Within `jax.jit`, JAX says
+        so only when it compiles, in words of its own.
+    """
+    try:
+        return multiply(*given)
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        raise UsageError(
+            "products in float8 have no derivatives in forward mode (jax.jvp, jax.jacfwd, jax.hessian): write "
+            "jax.grad, jax.vjp or jax.jacrev, as in jax.jacrev(jax.grad(f)) for a Hessian, or policy='mixed_bfloat16'"
+        ) from error
 
 
 def as_matrices(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> tuple[jax.Array, jax.Array, list[int]]:
@@ -88,84 +110,43 @@ def _matrix(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Ar
     return jnp.transpose(x, (*rows, *columns)).reshape(tuple(sizes))
 
 
-def multiplied(a: Quantised, b: Quantised, axes: tuple[int, int], dtype: np.dtype, *, exact: bool) -> jax.Array:
-    """Multiplies two matrices that are added up over one axis each.
-
-    Args:
-      a: one.
-      b: the other.
-      axes: the axis of each that is added up.
-      dtype: the dtype of the result.
-      exact: whether all sums are in float32. On Hopper, cuBLASLt's fast sums have fewer bits: good enough for a
-        forward pass (NVIDIA, TransformerEngine, "split accumulator").
-    """
-    precision = lax.Precision.HIGHEST if exact else None
-    numbers = (((axes[0],), (axes[1],)), ((), ()))
-    y = lax.dot_general(a.values, b.values, numbers, precision=precision, preferred_element_type=dtype)
-    if not a.inverse.ndim:
-        return y * (a.inverse * b.inverse).astype(dtype)
-    rows = a.inverse.reshape(-1, 1)
-    return y * rows.astype(dtype) * b.inverse.reshape(1, -1).astype(dtype)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _by_scale(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiplies [M, K] by [K, N] with a scale for each operand, or for each of its rows that is not added up."""
-    return _by_scale_forward(recipe, dtype, x, w)[0]
+def _product(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
+    """Multiplies [M, K] by [K, N] in float8; its derivatives are products in float8 too."""
+    return in_float8(recipe, FORWARD, dtype, x, w)
 
 
-def _by_scale_forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array):
-    y = multiplied(_scaled(recipe, x, 1), _scaled(recipe, w, 0), (1, 0), dtype, exact=False)
+def _forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array):
     # XLA quantises equal arrays once. Float8 arrays must not be kept: `jax.checkpoint` rounds what it keeps to as many
     # bits of exponent and mantissa, which makes NaN of 256 and more: e4m3fn has these numbers, IEEE's form has not.
-    return y, (x, w)
+    return _product(recipe, dtype, x, w), (x, w)
 
 
-def _by_scale_backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array], g: jax.Array):
+def _backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array], g: jax.Array):
     del dtype
     x, w = kept
-    dx = multiplied(_scaled(recipe, g, 1, gradient=True), _scaled(recipe, w, 1), (1, 1), x.dtype, exact=True)
-    dw = multiplied(_scaled(recipe, x, 0), _scaled(recipe, g, 0, gradient=True), (0, 0), w.dtype, exact=True)
-    return dx, dw
+    return _once(recipe, BY_ACTIVATIONS, x.dtype, g, w), _once(recipe, BY_WEIGHT, w.dtype, x, g)
 
 
-_by_scale.defvjp(_by_scale_forward, _by_scale_backward)
+_product.defvjp(_forward, _backward)
 
 
-def _scaled(recipe: Recipe, x: jax.Array, axis: int, *, gradient: bool = False) -> Quantised:
-    """Quantises a matrix that is added up along an axis."""
-    return quantise(x, recipe.gradient if gradient else recipe.forward, axis if recipe.scaling == "row" else None)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Multiplies two matrices in float8; its derivatives, which are second ones of a layer, are not in float8.
+
+    Without a rule of its own, JAX would cast the gradient of a float8 operand to float8, unscaled.
+    """
+    return in_float8(recipe, way, dtype, a, b)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _by_block(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax.Array:
-    return _by_block_forward(recipe, dtype, x, w)[0]
+def _once_forward(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array):
+    return _once(recipe, way, dtype, a, b), (a, b)
 
 
-def _by_block_forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array):
-    return _of_blocks(quantise_blocks(x, recipe.forward), quantise_blocks(w.T, recipe.forward), dtype), (x, w)
+def _once_backward(recipe: Recipe, way: Way, dtype: np.dtype, kept: tuple[jax.Array, jax.Array], u: jax.Array):
+    del recipe
+    return derivatives(way, dtype, *kept, u)
 
 
-def _by_block_backward(recipe: Recipe, dtype: np.dtype, kept: tuple[jax.Array, jax.Array], g: jax.Array):
-    del dtype
-    x, w = kept
-    dx = _of_blocks(quantise_blocks(g, recipe.gradient), quantise_blocks(w, recipe.forward), x.dtype)
-    dw = _of_blocks(quantise_blocks(x.T, recipe.forward), quantise_blocks(g.T, recipe.gradient), w.dtype)
-    return dx, dw
-
-
-_by_block.defvjp(_by_block_forward, _by_block_backward)
-
-
-def _of_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
-    """Multiplies two matrices in blocks that are added up over their last axes; on a CPU, blocks are multiplied out."""
-
-    def by_blocks(a: Quantised, b: Quantised) -> jax.Array:
-        scales = (each.inverse.astype(jnp.float8_e8m0fnu)[None] for each in (a, b))
-        return jax.nn.scaled_matmul(a.values[None], b.values[None], *scales, preferred_element_type=dtype)[0]
-
-    def float8_blocks_multiplied_out(a: Quantised, b: Quantised) -> jax.Array:
-        x, w = (each.values.astype(dtype) * jnp.repeat(each.inverse.astype(dtype), BLOCK, 1) for each in (a, b))
-        return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
-
-    return lax.platform_dependent(a, b, cuda=by_blocks, default=jax.jit(float8_blocks_multiplied_out))
+_once.defvjp(_once_forward, _once_backward)

@@ -22,8 +22,8 @@ SATURATE = "saturate_in_"
 """The beginning of the name of the call that limits values to a float8 dtype, whose name follows."""
 
 _EXPONENT = np.uint32(0x7F800000)
-_SMALLEST = 2.0**-100
-"""The smallest maximum that is scaled up to the whole range: its scale, and that scale's inverse, are normal."""
+_LARGEST_SCALE = 2.0**126
+"""The inverse of a larger one would be subnormal, which devices may flush to zero."""
 
 
 class Quantised(NamedTuple):
@@ -42,7 +42,7 @@ class Quantised(NamedTuple):
 def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]:
     """Returns the largest power of two that scales values of up to `largest` into the range of a float8 dtype.
 
-    It is 1 where `largest` is inf or NaN, so that these stay what they are.
+    It is at most 2^126, whose inverse is a normal number, and 1 where `largest` is inf or NaN.
 
     Args:
       largest: the largest absolute value.
@@ -51,22 +51,33 @@ def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]
     Returns:
       float32.
     """
-    ratio = jnp.float32(float(jnp.finfo(dtype).max)) / jnp.maximum(largest.astype(FLOAT32), _SMALLEST)
+    limit = float(jnp.finfo(dtype).max)
+    ratio = jnp.float32(limit) / jnp.maximum(largest.astype(FLOAT32), jnp.float32(limit / _LARGEST_SCALE))
     bits = jax.lax.bitcast_convert_type(ratio, jnp.uint32) & _EXPONENT
     scale = jax.lax.bitcast_convert_type(bits, FLOAT32)
     return jnp.where(jnp.isfinite(largest), scale, jnp.float32(1))
 
 
 def largest_of(x: Float[Array, "*S"], axis: int | None = None) -> Float[Array, "*T"]:
-    """Returns the largest absolute value as float32, of all or along an axis, which stays with length 1."""
-    return jnp.max(jnp.abs(x), axis=axis, keepdims=axis is not None).astype(FLOAT32)
+    """Returns the largest finite absolute value as float32, of all or along an axis, which stays with length 1.
+
+    Values that are not finite stay visible whatever they are scaled by, and must not decide how others are scaled.
+    """
+
+    def larger(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.maximum(jnp.where(a < jnp.inf, a, 0), jnp.where(b < jnp.inf, b, 0))
+
+    # What is not finite is left out within the reduction: before it, XLA would no longer fuse what makes `x` with it.
+    axes = tuple(range(x.ndim)) if axis is None else (axis,)
+    found = jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), larger, axes).astype(FLOAT32)
+    return found if axis is None else jnp.expand_dims(found, axis)
 
 
 def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) -> Quantised:
-    """Quantises an array by its present largest absolute value.
+    """Quantises an array by its present largest finite absolute value.
 
-    No finite value overflows. inf and NaN stay NaN, or inf where the dtype has it. Values below the dtype's smallest
-    number over the scale underflow to zero.
+    No finite value overflows. inf and NaN stay NaN, or inf where the dtype has it, and change no other value. Values
+    below the dtype's smallest number over the scale underflow to zero.
 
     Args:
       x: bfloat16 or float32.
@@ -80,7 +91,8 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
 def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtype) -> Quantised:
     """Quantises an array whose largest absolute value is expected to be `largest`; larger finite values saturate.
 
-    inf and NaN stay NaN, or inf where the dtype has it.
+    inf and NaN stay NaN, or inf where the dtype has it. So does a value that the scale makes inf, which takes one 2^100
+    times as large as expected.
     """
     scale, limit = scale_of(largest, dtype), float(jnp.finfo(dtype).max)
 

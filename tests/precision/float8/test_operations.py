@@ -1,5 +1,7 @@
 """Which products autocast runs in float8."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,3 +141,22 @@ def test_rules_by_scope_take_products_out_and_in():
 
     assert by_scope("mixed_float8;a=bfloat16") == {"a": "bfloat16", "b": "float8_e4m3fn"}
     assert by_scope("mixed_bfloat16;a=float8") == {"a": "float8_e4m3fn", "b": "bfloat16"}
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_gradients_of_gradients_are_right_within_autocast_and_outside_of_it(scale):
+    x, w, c = jax.random.normal(jax.random.key(0), (3, 64, 64))
+
+    def penalty(w, x, c, around=lambda f: f):
+        def loss(x, w, c):
+            return scale * jnp.sum(c * jnp.sin(jnp.dot(x, w) / 8))
+
+        return jnp.sum(jax.grad(around(loss))(x, w, c) ** 2)
+
+    exact = jax.grad(penalty)(w, x, c)
+    autocast = functools.partial(mpjax.autocast, policy="mixed_float8")
+    for found in (
+        jax.grad(autocast(penalty))(w, x, c),
+        jax.grad(lambda *given: penalty(*given, around=autocast))(w, x, c),
+    ):
+        assert float(jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact)) < 0.15

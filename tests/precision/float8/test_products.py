@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mpjax.errors import UsageError
 from mpjax.precision.casting.walk import equations
-from mpjax.precision.float8.products import Float8Dot
+from mpjax.precision.float8.products import Float8Dot, product
 from mpjax.precision.float8.recipes import FLOAT8, MXFP8, RECIPES, ROWWISE
 
 
@@ -66,12 +67,80 @@ def test_results_and_gradients_have_the_dtypes_of_their_operands(recipe, dtype):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_a_value_that_is_not_finite_spoils_its_row_and_no_other(recipe, bad):
+@pytest.mark.parametrize("scale", [1e-4, 1e3])
+def test_a_value_that_is_not_finite_spoils_its_row_and_no_other(recipe, bad, scale):
     x, w = operands()
-    y = np.asarray(Float8Dot(recipe)(x.at[0, 3, 5].set(bad), w, LAST_BY_FIRST), np.float32)
+    plain, back = jax.vjp(lambda x: Float8Dot(recipe)(x, w, LAST_BY_FIRST), x * scale)
+    y = np.asarray(Float8Dot(recipe)((x * scale).at[0, 3, 5].set(bad), w, LAST_BY_FIRST), np.float32)
     assert not np.isfinite(y[0, 3]).any()
-    if recipe is not FLOAT8:  # which has one scale for all
-        assert np.isfinite(np.delete(y[0], 3, axis=0)).all()
+    expected = np.asarray(plain[0], np.float32)
+    np.testing.assert_allclose(np.delete(y[0], 3, axis=0), np.delete(expected, 3, axis=0), rtol=0.01)
+    g = jnp.full_like(plain, scale)
+    dx, expected = (np.asarray(back(each)[0], np.float32)[0] for each in (g.at[0, 3].set(bad), g))
+    assert not np.isfinite(dx[3]).any()
+    np.testing.assert_array_equal(np.delete(dx, 3, axis=0), np.delete(expected, 3, axis=0))
+
+
+FLOAT32 = np.dtype("float32")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("scale", [1e-15, 1e-3, 1.0, 1e3, 1e15])
+def test_a_gradient_of_a_gradient_is_near_whatever_the_scale(recipe, scale):
+    x, w, c = jax.random.normal(jax.random.key(0), (3, 64, 64))
+
+    def penalty(multiply, x, w):
+        def loss(x, w):
+            return scale * jnp.sum(c * jnp.sin(multiply(x, w) / 8))
+
+        return sum(jnp.sum(g**2) for g in jax.grad(loss, (0, 1))(x, w))
+
+    exact = jax.grad(lambda *given: penalty(jnp.dot, *given), (0, 1))(x, w)
+    found = jax.jit(jax.grad(lambda *given: penalty(lambda x, w: product(x, w, recipe, FLOAT32), *given), (0, 1)))(x, w)
+    for one, other in zip(exact, found, strict=True):
+        assert decibels(one, other) > 18  # of several roundings
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_a_third_derivative_is_near_too(recipe):
+    x, w = jax.random.normal(jax.random.key(0), (2, 64, 64))
+
+    def third(multiply):
+        function = lambda t: jnp.sum(jnp.sin(multiply(t * x, w) / 8))  # noqa: E731
+        return jax.grad(jax.grad(jax.grad(function)))(1.0)
+
+    exact = float(third(jnp.dot))
+    assert float(third(lambda x, w: product(x, w, recipe, FLOAT32))) == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1e37, 1e-30), (1e-25, 1e-10), (1e-37, 1.0), (1e-36, 1e36), (1e20, 1e15), (1e-16, 1e-19)],
+)
+def test_no_scale_overflows_or_underflows_where_the_result_does_not(recipe, one, other):
+    x, w, g = jax.random.uniform(jax.random.key(0), (3, 64, 64), minval=0.5, maxval=1.0)
+
+    def of(x, w, g):
+        y, back = jax.vjp(lambda x, w: product(x, w, recipe, FLOAT32), x, w)
+        return y, *back(g)
+
+    exact = (np.asarray(x) @ np.asarray(w), np.asarray(g) @ np.asarray(w).T, np.asarray(x).T @ np.asarray(g))
+    by_x, by_w = 1 / np.float64(one), 1 / np.float64(other)
+    for i, given in enumerate([(x * one, w * other, g), (x, w * one, g * other), (x * other, w, g * one)]):
+        assert decibels(exact[i], np.asarray(of(*given)[i], np.float64) * by_x * by_w) > 20
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0, 64)])
+def test_an_empty_batch_has_an_empty_result_and_zero_gradients(recipe, shape):
+    w = jnp.ones((64, 32), jnp.bfloat16)
+    numbers = (((len(shape) - 1,), (0,)), ((), ()))
+    y, back = jax.vjp(lambda x, w: Float8Dot(recipe)(x, w, numbers), jnp.ones(shape, jnp.bfloat16), w)
+    assert y.shape == (*shape[:-1], 32)
+    dx, dw = back(y)
+    assert dx.shape == shape
+    np.testing.assert_array_equal(np.float32(dw), np.zeros((64, 32)))
 
 
 def test_an_outlier_row_costs_other_rows_their_small_values_by_tensor_and_not_by_row():
@@ -106,3 +175,15 @@ def test_checkpointing_changes_no_gradient(recipe):
     again = jax.jit(jax.grad(jax.checkpoint(loss_of(Float8Dot(recipe)), policy=kept), (0, 1)))(x, w)
     for one, other in zip(plain, again, strict=True):
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_forward_mode_is_refused_with_what_to_write(recipe):
+    x, w = (jnp.ones((32, 64)), jnp.ones((64, 32)))
+
+    def loss(x):
+        return jnp.sum(product(x, w, recipe, FLOAT32) ** 2)
+
+    for differentiate in (lambda: jax.jvp(loss, (x,), (x,)), lambda: jax.hessian(loss)(x[:1])):
+        with pytest.raises(UsageError, match=r"no derivatives in forward mode .* write jax.grad"):
+            differentiate()

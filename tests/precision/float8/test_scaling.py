@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpjax.precision.float8.recipes import E4M3, E5M2
-from mpjax.precision.float8.scaling import quantise, quantise_blocks, scale_of
+from mpjax.precision.float8.scaling import largest_of, quantise, quantise_blocks, quantise_to, scale_of
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,25 @@ def test_a_quantised_value_is_that_of_ml_dtypes_and_within_a_sixteenth(numbers):
 
 @pytest.mark.parametrize(("dtype", "bad"), [(E4M3, np.nan), (E5M2, np.inf)])
 def test_an_infinite_value_stays_visible(dtype, bad):
-    found = np.asarray(quantise(jnp.array([1.0, np.inf], jnp.float32), dtype).values, np.float32)
-    np.testing.assert_array_equal(found, [1.0, bad])
+    found = quantise(jnp.array([1.0, np.inf], jnp.float32), dtype)
+    np.testing.assert_array_equal(np.asarray(found.values, np.float32) * found.inverse, [1.0, bad])
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_values_that_are_not_finite_are_not_the_largest(bad):
+    assert float(largest_of(jnp.array([1.0, bad, -3.0]))) == 3.0
+    np.testing.assert_array_equal(largest_of(jnp.array([[1.0, bad], [bad, bad]]), 1), [[1.0], [0.0]])
+
+
+def test_a_finite_value_far_beyond_what_is_expected_saturates():
+    found = quantise_to(jnp.array([1e10, -1e10, np.nan], jnp.float32), jnp.float32(1e-20), E4M3)
+    np.testing.assert_array_equal(np.asarray(found.values, np.float32), [448.0, -448.0, np.nan])
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_the_smallest_normal_numbers_are_quantised(dtype):
+    found = quantise(jnp.float32(2.0**-126), dtype)
+    assert float(found.values.astype(jnp.float32)) * float(found.inverse) == 2.0**-126
 
 
 def test_zeros_are_zeros_with_a_finite_inverse():

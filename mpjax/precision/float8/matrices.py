@@ -1,0 +1,102 @@
+"""One product of two matrices in float8: of which of a layer's arrays, and along which axes.
+
+Shapes: M rows of activations (batch times positions), K inputs, N outputs.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mpjax.precision.float8.blocks import multiplied_in_blocks
+from mpjax.precision.float8.recipes import Recipe
+from mpjax.precision.float8.scaling import Quantised, quantise, quantise_blocks
+
+
+ACTIVATIONS, WEIGHT, GRADIENT = range(3)
+"""What an operand is: activations [M, K], a weight [K, N], or the gradient of the result [M, N]."""
+
+
+class Way(NamedTuple):
+    """Which of a layer's three products it is.
+
+    Attributes:
+      roles: what the two operands are.
+      axes: the axis of each that is added up.
+    """
+
+    roles: tuple[int, int]
+    axes: tuple[int, int]
+
+    def dtype(self, recipe: Recipe, operand: int) -> np.dtype:
+        """Returns the float8 dtype of an operand, 0 or 1."""
+        return recipe.gradient if self.roles[operand] == GRADIENT else recipe.forward
+
+    @property
+    def exact(self) -> bool:
+        """Returns True if all sums are to be in float32.
+
+        On Hopper, cuBLASLt's fast sums have fewer bits: good enough for a forward pass (NVIDIA, TransformerEngine,
+        "split accumulator").
+        """
+        return GRADIENT in self.roles
+
+
+FORWARD = Way((ACTIVATIONS, WEIGHT), (1, 0))
+BY_ACTIVATIONS = Way((GRADIENT, WEIGHT), (1, 1))
+BY_WEIGHT = Way((ACTIVATIONS, GRADIENT), (0, 0))
+
+
+def in_float8(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Multiplies two matrices that are quantised by their present values.
+
+    Args:
+      recipe: the recipe; a delayed one goes by the present too.
+      way: which product it is.
+      dtype: the dtype of the result.
+      a: one operand, bfloat16 or float32.
+      b: the other, likewise.
+    """
+    if recipe.scaling == "block":
+        rows = (x if axis else x.T for x, axis in zip((a, b), way.axes, strict=True))
+        aq, bq = (quantise_blocks(x, way.dtype(recipe, i)) for i, x in enumerate(rows))
+        return multiplied_in_blocks(aq, bq, dtype)
+    shared = way.axes if recipe.scaling == "row" else (None, None)
+    aq, bq = (quantise(x, way.dtype(recipe, i), axis) for i, (x, axis) in enumerate(zip((a, b), shared, strict=True)))
+    return multiplied(way, dtype, aq, bq)
+
+
+def multiplied(way: Way, dtype: np.dtype, a: Quantised, b: Quantised) -> jax.Array:
+    """Multiplies two quantised matrices, each with one scale, or with one for each row that is not added up.
+
+    The inverse scales are multiplied into the result one after the other, the smaller first: their product, or the
+    result times the larger alone, may overflow or underflow where the result does not.
+    """
+    precision = lax.Precision.HIGHEST if way.exact else None
+    numbers = (((way.axes[0],), (way.axes[1],)), ((), ()))
+    y = lax.dot_general(a.values, b.values, numbers, precision=precision, preferred_element_type=dtype)
+    rows, columns = a.inverse, b.inverse
+    if rows.ndim:
+        rows, columns = rows.reshape(-1, 1), columns.reshape(1, -1)
+    return y * jnp.minimum(rows, columns).astype(dtype) * jnp.maximum(rows, columns).astype(dtype)
+
+
+def derivatives(way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the derivatives of a product of two matrices as if it were not in float8, in the operands' own dtypes.
+
+    Args:
+      way: which product it is.
+      dtype: the dtype of its result.
+      a: one operand.
+      b: the other.
+      u: the gradient of its result.
+    """
+    wide = jnp.result_type(a, b, u)
+
+    def plain(a: jax.Array, b: jax.Array) -> jax.Array:
+        numbers = (((way.axes[0],), (way.axes[1],)), ((), ()))
+        return lax.dot_general(a.astype(wide), b.astype(wide), numbers).astype(dtype)
+
+    return jax.vjp(plain, a, b)[1](u)
