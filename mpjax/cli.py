@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mpjax.errors import CallbackError, Diverged, Interrupted, UsageError, exit_code_of, show_warning, told
+from mpjax.errors import CallbackError, Diverged, Interrupted, UsageError, exit_code_of, failure, show_warning
 
 
 class Command(NamedTuple):
@@ -105,8 +105,8 @@ def call(name: str, argv: Sequence[str]) -> int:
             _named(command.run)(*(given if isinstance(given, tuple) else (given,)))
         except SystemExit as error:  # flags are read, so that it is not help: the user's code or a library wants to end
             raise CallbackError(
-                f"the command ended before it was done: {told(error)}; raise an exception instead, or let a callback "
-                'return "stop"'
+                f"the command ended before it was done: {failure(error)}; raise an exception instead, or let a "
+                'callback return "stop"'
             ) from error
 
     return exit_code(read_and_run)

@@ -58,16 +58,18 @@ def exit_code_of(error: BaseException) -> int:
     return 1
 
 
-def told(error: BaseException) -> str:
+def failure(error: BaseException, file: str = "") -> str:
     """Returns the class and message of an error of the user's code, with the file and line that raised it.
 
-    The first frame is that of the caller, which called the user's code. `SystemExit` is told as the call of `sys.exit`.
+    It is the last line of `file` that the traceback names, if there is one. The first frame is that of the caller,
+    which called the user's code. `SystemExit` is told as the call of `sys.exit`.
     """
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    line = f" ({pathlib.Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    said = first_line(error) if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
-        return f"it called sys.exit({'' if error.code is None else repr(error.code)}){line}"
-    return (f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) + line
+        said = f"it called sys.exit({'' if error.code is None else repr(error.code)})"
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == file] or frames
+    return f"{said} ({pathlib.Path(own[-1].filename).name}, line {own[-1].lineno})" if own else said
 
 
 class PrecisionWarning(UserWarning):
@@ -98,6 +100,6 @@ def show_warning(message, category, filename, lineno, file=None, line=None) -> N
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns the class of an error of other code and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"

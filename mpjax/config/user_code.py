@@ -12,7 +12,7 @@ from typing import Any
 from mpjax.config.choices import DATA_KINDS
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
-from mpjax.errors import UsageError, told
+from mpjax.errors import UsageError, failure
 
 
 CODE = (
@@ -184,7 +184,7 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
         raise UsageError(f"{flag} {spec}: cannot import {where}: {error}") from error
     except SystemExit as error:
         raise UsageError(
-            f"{flag} {spec}: {told(error)} when {where} was imported; put what only a program does under "
+            f"{flag} {spec}: {failure(error)} when {where} was imported; put what only a program does under "
             "if __name__ == '__main__':"
         ) from error
     except SyntaxError as error:

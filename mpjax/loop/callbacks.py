@@ -7,7 +7,7 @@ from typing import Any
 
 from mpjax.config.function_arguments import arguments_of, require_call
 from mpjax.config.user_code import load_function
-from mpjax.errors import CallbackError, UsageError, told
+from mpjax.errors import CallbackError, UsageError, failure
 from mpjax.extend import EVENTS, Ask, Callback
 
 
@@ -90,7 +90,7 @@ def load_callbacks(specs: Sequence[str]) -> list[Any]:
                 f"--loop.callbacks {spec}: {error}; wanted a class or function without arguments"
             ) from error
         except (Exception, SystemExit) as error:
-            raise UsageError(f"--loop.callbacks {spec}: {told(error)}") from error
+            raise UsageError(f"--loop.callbacks {spec}: {failure(error)}") from error
     return found
 
 
@@ -125,7 +125,7 @@ def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]
         raise
     except (Exception, SystemExit) as error:
         stop = '; to end a run, return "stop"' if isinstance(error, SystemExit) else ""
-        raise CallbackError(f"{named}{_step(event, arguments)}: {told(error)}{stop}") from error
+        raise CallbackError(f"{named}{_step(event, arguments)}: {failure(error)}{stop}") from error
     if ask is not None and ask not in _ASKS:
         raise CallbackError(f'{named} returned {ask!r}: wanted "stop", "save" or None')
     return {ask} if ask else set()

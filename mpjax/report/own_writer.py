@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mpjax.errors import CallbackError, LoggerWarning, told
+from mpjax.errors import CallbackError, LoggerWarning, failure
 from mpjax.report.writer import Writer
 
 
@@ -66,7 +66,7 @@ class OwnWriter:
         except (Exception, SystemExit) as error:
             if self.failure is None:
                 step = f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
-                self.failure = CallbackError(f"writer {type(self._writer).__name__}.{method}{step}: {told(error)}")
+                self.failure = CallbackError(f"writer {type(self._writer).__name__}.{method}{step}: {failure(error)}")
                 self.failure.__cause__ = error
 
 
@@ -95,13 +95,13 @@ class Failures:
         try:
             yield self
         except BaseException:
-            for failure in self.untold():
-                warnings.warn(str(failure), LoggerWarning, stacklevel=2)
+            for untold in self.untold():
+                warnings.warn(str(untold), LoggerWarning, stacklevel=2)
             raise
 
     def _heard(self, *_: Any) -> None:
-        for failure in self.untold():
-            raise failure
+        for untold in self.untold():
+            raise untold
 
     started: Callable = _heard
     logged: Callable = _heard

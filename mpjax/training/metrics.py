@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.config.failures import failure, named_failure
-from mpjax.errors import UsageError
+from mpjax.config.failures import file_of, named_failure
+from mpjax.errors import UsageError, failure
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.training.mean import Mean
 from mpjax.training.objective import Batch, Metrics, Objective, Sums
@@ -186,7 +186,7 @@ def _number_of(name: str, metric: Any) -> float:
         except ZeroDivisionError:
             raise
         except Exception as error:
-            raise UsageError(f"{where} failed: {failure(error, metric)}") from error
+            raise UsageError(f"{where} failed: {failure(error, file_of(metric))}") from error
     if not is_array(found):
         raise UsageError(f"{where} returned {kind_of(found)}: wanted a number; return one metric for each by its name")
     value = np.asarray(found)

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from mpjax.config.failures import named_failure, require_call
+from mpjax.config.failures import named_failure
 from mpjax.config.user_code import load_function
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, failure
 
 
 FILE = """import json
@@ -55,8 +55,10 @@ def test_a_usage_error_stays():
         raise UsageError("mine")
 
 
-def test_a_function_of_other_arguments_is_an_error():
-    require_call(lambda batch, key: None, ("batch", "key"), "--flag x")
-    require_call(print, ("batch", "key"), "--flag x")
-    with pytest.raises(UsageError, match=r"--flag x\(batch\) cannot be called with \(batch, key\): too many"):
-        require_call(lambda batch: None, ("batch", "key"), "--flag x")
+def test_an_exit_is_told_as_its_call():
+    def leaves():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        leaves()
+    assert failure(caught.value).startswith("it called sys.exit(3) (test_failures.py, line ")

@@ -117,7 +117,7 @@ def test_an_augmentation_may_change_the_shape_of_images_only_if_the_model_can_be
 @pytest.mark.parametrize(
     ("augment", "said"),
     [
-        (lambda batch: batch, r"cannot be called with \(batch, key\)"),
+        (lambda batch: batch, r"takes \(batch\): it is called with \(batch, key\)"),
         (
             lambda batch, key: batch["imag"],
             r"--data.augment python:.* failed: KeyError: 'imag' \(test_.*, line",

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.config.failures import failure, named_failure, require_call
+from mpjax.config.failures import file_of, named_failure
+from mpjax.config.function_arguments import require_call
 from mpjax.config.schema import Data
 from mpjax.config.user_code import load_function
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Image
 from mpjax.data.images.decoding import stored_shape
 from mpjax.data.table import Column, Other, Part, Table, Text, parts_of
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, failure
 
 
 _WANTED = (
@@ -60,7 +61,7 @@ class Indexed:
         except UsageError:
             raise
         except Exception as error:  # without a context manager, whose cost would be that of each example
-            raise UsageError(f"{self.name}: example {index} failed: {failure(error, self.dataset)}") from error
+            raise UsageError(f"{self.name}: example {index} failed: {failure(error, file_of(self.dataset))}") from error
         if isinstance(found, (tuple, list)):  # as torchvision's: columns are numbered
             found = {str(number): value for number, value in enumerate(found)}
         if not isinstance(found, Mapping):

@@ -168,7 +168,7 @@ def no_source():
         (no_source, r"--data.name python:no_source failed: OSError: disk \(test_own.py, line \d+\)"),
         (lambda: (Broken(), ROWS), r"split 'train': example 4 failed: OSError: disk \(test_own.py, line \d+\)"),
         (lambda: (broken_rows, ROWS), r"split 'train' failed: OSError: disk \(test_own.py, line \d+\)"),
-        (lambda size: (ROWS, ROWS), r"\(size\) cannot be called with \(\): missing a required argument: 'size'"),
+        (lambda size: (ROWS, ROWS), r"takes \(size\): it is called with \(\)"),
     ],
 )
 def test_a_source_that_fails_is_named_with_its_line(source, said):
