@@ -26,6 +26,7 @@ from machine import describe
 
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
+from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.compiled import start
 from mpjax.plan.devices import GPUS
@@ -37,7 +38,8 @@ from mpjax.plan.target import target_of_gpu
 from mpjax.training.mesh import make_mesh
 
 
-DEVICES = ("cpu", "a100", "h200", "b200")
+PLANNED: tuple[GpuName, ...] = ("a100", "h200", "b200")
+DEVICES = ("cpu", *PLANNED)
 PRESETS = ("float32", "mixed_bfloat16", "mixed_float16", "O1", "bfloat16", "float16", "O3", "float64")
 FLOAT8 = ("mixed_float8", "mixed_float8_rowwise", "mixed_float8_delayed", "mixed_mxfp8")
 
@@ -72,7 +74,8 @@ def step_of(model: str, preset: str) -> Step:
 
 def receipt(step: Step, device: str) -> Receipt:
     """Compiles a step for a device and reads its receipt."""
-    if device == "cpu":
+    gpu = next((gpu for gpu in PLANNED if gpu == device), None)
+    if gpu is None:
         with step.wide():
             train_step, given = step.on(make_mesh(jax.devices()[:1]))
             traced = train_step.trace(*given)
@@ -80,8 +83,8 @@ def receipt(step: Step, device: str) -> Receipt:
         target = target_of(executable)
     else:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            compiled = start(pool, step, device).result()  # type: ignore[arg-type]
-        executable, jaxpr, target = compiled.executable, compiled.jaxpr, target_of_gpu(GPUS[device])
+            compiled = start(pool, step, gpu).result()
+        executable, jaxpr, target = compiled.executable, compiled.jaxpr, target_of_gpu(GPUS[gpu])
     return receipt_of(
         executable,
         jaxpr,
