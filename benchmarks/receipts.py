@@ -38,7 +38,7 @@ from mpjax.plan.target import target_of_gpu
 from mpjax.training.mesh import make_mesh
 
 
-PLANNED: tuple[GpuName, ...] = ("a100", "h200", "b200")
+PLANNED: dict[str, GpuName] = {"a100": "a100", "h200": "h200", "b200": "b200"}
 DEVICES = ("cpu", *PLANNED)
 PRESETS = ("float32", "mixed_bfloat16", "mixed_float16", "O1", "bfloat16", "float16", "O3", "float64")
 FLOAT8 = ("mixed_float8", "mixed_float8_rowwise", "mixed_float8_delayed", "mixed_mxfp8")
@@ -74,7 +74,7 @@ def step_of(model: str, preset: str) -> Step:
 
 def receipt(step: Step, device: str) -> Receipt:
     """Compiles a step for a device and reads its receipt."""
-    gpu = next((gpu for gpu in PLANNED if gpu == device), None)
+    gpu = PLANNED.get(device)
     if gpu is None:
         with step.wide():
             train_step, given = step.on(make_mesh(jax.devices()[:1]))
