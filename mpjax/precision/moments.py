@@ -59,10 +59,7 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
 
     def init(params) -> HalfMomentsState:
         state = inner.init(params)
-        if not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
-            raise UsageError(
-                f"half_moments: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave half_moments out"
-            )
+        require_moments(state, "half_moments")
         return HalfMomentsState(_map_moments(lambda leaf, _: leaf.astype(BFLOAT16), state), jnp.zeros((), jnp.int32))
 
     def update(updates, state, params=None, **extra):
@@ -75,6 +72,12 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
         return updates, HalfMomentsState(_map_moments(rounded, new), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def require_moments(state: Any, wrapper: str) -> None:
+    """Raises UsageError if an optimizer's state has no moments; the message names the wrapper that wants them."""
+    if not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
+        raise UsageError(f"{wrapper}: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave {wrapper} out")
 
 
 def is_moment(path: tuple, names: Collection[str] = MOMENTS) -> bool:

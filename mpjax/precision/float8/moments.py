@@ -21,7 +21,7 @@ import optax
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.float8.recipes import E4M3
-from mpjax.precision.moments import MOMENTS, SECOND, is_moment
+from mpjax.precision.moments import SECOND, is_moment, require_moments
 from mpjax.precision.stochastic_rounding import scrambled, seed_of, stochastic_bfloat16
 
 
@@ -91,10 +91,7 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
 
     def init(params) -> Float8MomentsState:
         state = inner.init(params)
-        if not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
-            raise UsageError(
-                f"float8_moments: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave float8_moments out"
-            )
+        require_moments(state, "float8_moments")
         draws = jnp.zeros((), jnp.int32)
         return Float8MomentsState(stored(state, draws), draws)
 
