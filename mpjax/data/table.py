@@ -206,7 +206,7 @@ def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str,
     """Returns what to write for a split that is not there, and the `repair` if another takes the place of `test`.
 
     >>> advice_on_splits("test", ["train", "val"])
-    ("write --data.test_split val to evaluate on it", {'data.test_split': 'val'})
+    ('write --data.test_split val to evaluate on it', {'data.test_split': 'val'})
     """
     if missing == _TEST and (fitting := [name for name in _FOR_TEST if name in names]):
         return f"write --data.test_split {fitting[0]} to evaluate on it", {"data.test_split": fitting[0]}

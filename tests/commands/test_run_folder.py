@@ -16,12 +16,12 @@ class TwoProcesses:
         return [value, False if value is True else value]
 
 
-def test_a_process_that_does_not_see_the_folder_is_named(tmp_path):
+def test_a_process_that_does_not_see_the_folder_is_named_and_the_folder_is_not_left_in_the_way(tmp_path):
     with pytest.raises(
         UsageError, match=r"run of process 0 is not there for process 1: all processes need one storage"
     ):
         run_folder_of(Config(output_dir=str(tmp_path / "run")), TwoProcesses())
-    assert (tmp_path / "run" / "config.toml").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def train(folder, error, *, new, begins=False):

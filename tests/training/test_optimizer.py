@@ -28,11 +28,11 @@ def _standard_promotion():
         yield
 
 
-def step_of(config, grads=GRADS, steps=1, rate=0.1):
+def step_of(config, grads=GRADS, steps=1, rate=0.1, params=PARAMS):
     tx = update_rule(config, lambda count: rate)
-    state = tx.init(PARAMS)
+    state = tx.init(params)
     for _ in range(steps):
-        updates, state = tx.update(grads, state, PARAMS)
+        updates, state = tx.update(grads, state, params)
     return {name: np.asarray(value) for name, value in updates.items()}
 
 
@@ -161,10 +161,18 @@ def test_bfloat16_moments_are_inside_the_loss_scaling_and_the_masters(name, mome
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
-def test_with_bfloat16_moments_twenty_steps_are_those_of_float32_within_a_percent(name):
-    found = [step_of(Optimizer(name=name, moments=moments), steps=20) for moments in ("float32", "bfloat16")]
+def test_with_bfloat16_moments_twenty_steps_are_in_the_mean_those_of_float32(name):
+    """Of 500 copies of each parameter, which are rounded apart: the mean within 0.3 %, each within 6 %."""
+    params, grads = (jax.tree.map(lambda x: jnp.tile(x.ravel(), 500), tree) for tree in (PARAMS, GRADS))
+    found = [
+        step_of(Optimizer(name=name, moments=moments), grads, steps=20, params=params)
+        for moments in ("float32", "bfloat16")
+    ]
     for parameter in PARAMS:
-        np.testing.assert_allclose(found[1][parameter], found[0][parameter], rtol=0.01)
+        exact, rounded = (each[parameter].reshape(500, -1) for each in found)
+        np.testing.assert_allclose(rounded, exact, rtol=0.06)
+        np.testing.assert_allclose(rounded.mean(axis=0), exact[0], rtol=0.003)
+        assert np.all((rounded.std(axis=0) > 0) == (exact[0] != 0))
 
 
 def test_by_default_moments_are_float32():

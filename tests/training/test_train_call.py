@@ -54,8 +54,9 @@ def test_calls_are_compiled_ahead_for_the_counts_that_are_fed_and_for_no_other()
     fed = {"x": jnp.array([[1.0], [2.0], [3.0]])}
     seen = {}
     compiled = compile_calls(call, jnp.float32(1), {1: fed, 3: fed}, see=seen.__setitem__)
-    assert {count: len(jaxpr.eqns) > 0 for count, (jaxpr, _) in seen.items()} == {1: True, 3: True}
-    assert "ENTRY" in seen[3][1].as_text()
+    assert {count: len(program.jaxpr.eqns) > 0 for count, program in seen.items()} == {1: True, 3: True}
+    assert "ENTRY" in seen[3].compiled.as_text()
+    assert "stablehlo" in seen[3].lowered.as_text()
     assert len(traced) == 2
     assert float(compiled(jnp.float32(1), fed, 3)[0]) == 19
     assert float(compiled(jnp.float32(1), fed, 1)[0]) == 3
