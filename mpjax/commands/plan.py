@@ -23,6 +23,7 @@ from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.float8_report import comparisons
 from mpjax.plan.measure import Measured, is_here, measure_step
+from mpjax.plan.plans import Plans
 from mpjax.plan.plot import plot_plans
 from mpjax.plan.scaling import scaling_table, scaling_title
 from mpjax.plan.shapes import batch_shapes, planned_fields
@@ -55,7 +56,7 @@ def plan_run(
     *,
     present: Callable[[str, int], bool] = is_here,
     measure: Callable[[Step, Fields], Measured] | None = None,
-) -> dict[str, Any]:
+) -> Plans:
     """Plans the run that `config` describes and prints what was found.
 
     Args:
@@ -65,7 +66,7 @@ def plan_run(
       measure: times a step on the present GPU.
 
     Returns:
-      What `--json` prints; nothing after `--install` without GPUs.
+      What `--json` prints, which a notebook shows as tables; nothing after `--install` without GPUs.
 
     Raises:
       UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's compiler for CUDA is
@@ -75,7 +76,7 @@ def plan_run(
     if settings.install:
         print(f"XLA's compiler for CUDA: {install_compiler()}", file=sys.stderr)
         if not settings.gpu:
-            return {}
+            return Plans({}, ())
     measure = measure or functools.partial(measure_step, seed=config.seed, ema=config.training.ema > 0)
     policies = settings.policies or (config.precision.policy,)
     fields = fields_of(config, vocabulary=settings.vocabulary)
@@ -103,7 +104,8 @@ def plan_run(
             if plan.fits and present(plan.gpu, plan.devices):
                 step = next(step for step in steps if (step.policy, step.xla) == (plan.policy, plan.xla))
                 plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(step, fields))
-    result = {"model": config.model.name, "data": config.data.name, "plans": [_described(plan) for plan in plans]}
+    described = [_described(plan) for plan in plans]
+    result = Plans({"model": config.model.name, "data": config.data.name, "plans": described}, plans)
     if settings.json:
         print(strict_json.encode(result))
     else:

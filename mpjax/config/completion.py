@@ -13,7 +13,7 @@ from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
 
-SHELLS = ("bash",)
+SHELLS = ("bash", "zsh")
 
 
 def script(shell: str, commands: Mapping[str, Sequence[type]]) -> str:
@@ -36,7 +36,8 @@ def script(shell: str, commands: Mapping[str, Sequence[type]]) -> str:
         flags.append(f"    {command}) flags='{' '.join(sorted(found))}' ;;")
         values += [f"    '{command} {flag}') values='{' '.join(words)}' ;;" for flag, words in found.items() if words]
     text = _BASH.replace("@NAME@", NAME).replace("@COMMANDS@", " ".join(["--help", "--version", *commands]))
-    return text.replace("@FLAGS@", "\n".join(flags)).replace("@VALUES@", "\n".join(values))
+    text = text.replace("@FLAGS@", "\n".join(flags)).replace("@VALUES@", "\n".join(values))
+    return _ZSH + text if shell == "zsh" else text
 
 
 def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]:
@@ -58,6 +59,9 @@ def _choices(hint: Any) -> Sequence[str]:
     parsers = getattr(hint, "__metadata__", ())  # of a list of words
     return next((parser.choices for parser in parsers if getattr(parser, "choices", None)), ())
 
+
+# zsh runs the functions that complete for bash.
+_ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
 
 # Values are those of the last flag, however many words stand behind it. Where nothing is known, files are completed.
 _BASH = """\

@@ -1,28 +1,36 @@
-"""What bash completes after `eval "$(mpjax --print-completion bash)"`."""
+"""What bash and zsh complete after `eval "$(mpjax --print-completion bash)"`."""
 
 import re
+import shutil
 import subprocess
 
 import pytest
 
 from mpjax import cli
-from mpjax.config.completion import flags_of, script
+from mpjax.config.completion import SHELLS, flags_of, script
 from mpjax.config.plan import Plan
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
 
-@pytest.fixture(scope="module")
-def completed():
-    """Completes the last of the words, as bash does after a tab."""
-    text = script(
-        "bash", {name: [cli._named(kind) for kind in command.settings] for name, command in cli.COMMANDS.items()}
-    )
+HERE = [shell for shell in SHELLS if shutil.which(shell)]
+
+
+@pytest.fixture(scope="module", params=HERE)
+def completed(request):
+    """Completes the last of the words, as a shell of this machine does after a tab."""
+    shell = request.param
+    kinds = {name: [cli._named(kind) for kind in command.settings] for name, command in cli.COMMANDS.items()}
+    text = script(shell, kinds)
+    # As zsh runs a function that completes for bash.
+    within = {"bash": "", "zsh": "emulate -L sh; setopt kshglob noshglob braceexpand;"}[shell]
 
     def complete(*words):
         ask = 'shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _mpjax_complete; printf "%s " "${COMPREPLY[@]}"'
-        command = ["bash", "-uc", f"{text}\n{ask}", "bash", "-", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        asked = f"asked() {{ {within} {ask}; }}; asked \"$@\""
+        command = [shell, "-fc" if shell == "zsh" else "-uc", f"{text}\n{asked}", shell, "-", *words]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return found if shell == "bash" else [word for word in found if word.startswith(words[-1])]  # as zsh does
 
     return complete
 
@@ -44,7 +52,7 @@ def test_values_of_a_flag_also_behind_others(completed):
     assert completed("mpjax", "train", "--model.name", "resnet1") == ["resnet18", "resnet101", "resnet152"]
 
 
-def test_files_are_left_to_bash(completed):
+def test_files_are_left_to_the_shell(completed):
     assert completed("mpjax", "train", "--config", "conf") == []
 
 

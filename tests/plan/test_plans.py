@@ -1,0 +1,21 @@
+"""The result of a plan: a dict, and a table in a notebook."""
+
+import json
+import re
+
+from mpjax.plan.plans import Plans
+
+
+def test_a_result_is_the_dict_that_json_prints():
+    found = Plans({"model": "mlp", "plans": []}, ())
+    assert json.loads(json.dumps(found)) == {"model": "mlp", "plans": []}
+
+
+def test_a_notebook_shows_a_table_for_each_gpu_with_a_column_for_each_policy(plan_of):
+    html = Plans({}, [plan_of(), plan_of("mixed_bfloat16")])._repr_html_()
+    assert html.count("<table>") == 1
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", html) == ["per step and GPU", "float32", "mixed_bfloat16"]
+    row = re.search(r"<tr><td[^>]*>  total at the peak</td>(.*?)</tr>", html)
+    assert row
+    assert re.findall(r">([^<]+)</td>", row[1]) == ["43.5 GB", "23.5 GB"]
+    assert "NVIDIA H100 80GB HBM3: 100 examples a step over 4 GPUs" in html
