@@ -32,6 +32,7 @@ def test_a_run_stores_the_number_that_it_found(tmp_path, capsys):
     assert re.match(r"a batch of 32 takes \d{2}(\.\d)? kB of ", printed)
 
 
+@pytest.mark.slow
 def test_memory_decides(monkeypatch):
     monkeypatch.setattr(fit, "memory_limit", lambda devices, processes: 270_000)
     config, _ = of("--data.batch_size auto")

@@ -249,7 +249,10 @@ class Net(nnx.Module):
 
 @pytest.mark.parametrize(
     ("other", "what"),
-    [({"OF_DATA": "2"}, "the training data"), ({"OF_MODEL": "none"}, "the program of the training step")],
+    [
+        ({"OF_DATA": "2"}, "the training data"),
+        pytest.param({"OF_MODEL": "none"}, "the program of the training step", marks=pytest.mark.slow),
+    ],
     ids=["data", "model"],
 )
 def test_processes_that_would_not_train_the_same_are_refused(tmp_path, other, what):

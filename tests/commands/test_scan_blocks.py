@@ -56,7 +56,7 @@ EVERYTHING = (
 @pytest.mark.parametrize(
     "flags",
     [
-        f"{EVERYTHING} --precision.policy float32 --precision.loss_scale 1024",
+        pytest.param(f"{EVERYTHING} --precision.policy float32 --precision.loss_scale 1024", marks=pytest.mark.slow),
         "--precision.policy O1 --precision.loss_scale 1024 --precision.rules blocks/*/mlp/up float32",
     ],
     ids=["everything", "autocast"],
@@ -100,7 +100,11 @@ def test_the_step_has_as_many_equations_and_arrays_for_six_blocks_as_for_three()
 WITH_ALL = "--precision.policy bfloat16 --precision.stochastic_rounding --optimizer.moments bfloat16 --training.ema 0.9"
 
 
-@pytest.mark.parametrize("flags", [WITH_ALL, "--optimizer.name sgd --precision.policy mixed_float16"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param(WITH_ALL, marks=pytest.mark.slow), "--optimizer.name sgd --precision.policy mixed_float16"],
+    ids=["all", "sgd"],
+)
 def test_a_checkpoint_goes_from_blocks_to_a_stack_and_back_with_every_bit(flags):
     """Parameters, moments, master weights, averages, counters."""
     _, _, state, _ = trained(f"{flags} {FORMS[0]}", steps=2)
@@ -144,6 +148,7 @@ def arrays_of(folder, position):
     return read_checkpoint(folder / "checkpoints", position)[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_as_a_loop(folders):
     resumed, loop = (arrays_of(folder, "4") for folder in folders)
     assert resumed.keys() == loop.keys()
@@ -153,6 +158,7 @@ def test_a_resumed_run_goes_on_as_a_loop(folders):
             np.testing.assert_allclose(resumed[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_commands_read_both_checkpoints_of_a_run_that_changed_its_form(folders, tmp_path, recwarn):
     for position in ("2", "4"):
         assert cli.evaluate(["--run", str(folders[0]), "--checkpoint", position]) == 0
@@ -168,6 +174,7 @@ def test_commands_read_both_checkpoints_of_a_run_that_changed_its_form(folders, 
     assert not [warning for warning in recwarn if "another run" in str(warning.message)]
 
 
+@pytest.mark.slow
 def test_exported_weights_start_both_forms(folders, tmp_path):
     file = tmp_path / "a.safetensors"
     assert cli.export(["--run", str(folders[0]), "--output", str(file)]) == 0
@@ -182,6 +189,7 @@ def test_exported_weights_start_both_forms(folders, tmp_path):
     assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.slow
 def test_layers_are_read_block_by_block(folders):
     lines = (folders[1] / "metrics.jsonl").read_text().splitlines()
     found = json.loads(next(line for line in lines if '"layers"' in line))["layers"]

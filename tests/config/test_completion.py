@@ -27,7 +27,7 @@ def completed(request):
 
     def complete(*words):
         ask = 'shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _mpjax_complete; printf "%s " "${COMPREPLY[@]}"'
-        asked = f"asked() {{ {within} {ask}; }}; asked \"$@\""
+        asked = f'asked() {{ {within} {ask}; }}; asked "$@"'
         command = [shell, "-fc" if shell == "zsh" else "-uc", f"{text}\n{asked}", shell, "-", *words]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         return found if shell == "bash" else [word for word in found if word.startswith(words[-1])]  # as zsh does
