@@ -11,7 +11,7 @@ from mpjax.commands.parts import Parts
 from mpjax.errors import UsageError
 from mpjax.loop.checksums import checksums_of
 from mpjax.loop.company import Alone, Company
-from mpjax.loop.roll_call import numbers
+from mpjax.loop.roll_call import by_value, numbers
 from mpjax.training import TrainState
 
 
@@ -39,11 +39,9 @@ def require_agreement(
     }
     said = company.gather(mine)
     for what in mine:
-        by_value: dict[str, list[int]] = {}
-        for process, found in enumerate(said):
-            by_value.setdefault(found[what], []).append(process)
-        if len(by_value) > 1:
-            groups = " and of ".join(numbers(who) for who in by_value.values())
+        who_says = by_value({process: found[what] for process, found in enumerate(said)})
+        if len(who_says) > 1:
+            groups = " and of ".join(map(numbers, who_says.values()))
             raise UsageError(
                 f"{what} of processes {groups} differ: all processes have to train the same; look for code, files or "
                 "environment variables that are not the same on all machines"

@@ -105,15 +105,25 @@ def _difference(said: Mapping[int, Mapping[str, str]]) -> str | None:
     """Returns a message that names each thing in which processes differ, with the values, or None."""
     lines = []
     for name in sorted(set().union(*said.values())):
-        by_value: dict[str, list[int]] = {}
-        for process in sorted(said):
-            by_value.setdefault(said[process].get(name, "not there"), []).append(process)
-        if len(by_value) > 1:
-            lines.append(f"  {name}: " + ", ".join(f"{v} on process {numbers(who)}" for v, who in by_value.items()))
+        who_says = by_value({process: said[process].get(name, "not there") for process in sorted(said)})
+        if len(who_says) > 1:
+            lines.append(f"  {name}: " + ", ".join(f"{v} on process {numbers(who)}" for v, who in who_says.items()))
     if not lines:
         return None
     shown = "\n".join(lines[:20] + ([f"  and {len(lines) - 20} more"] if lines[20:] else []))
     return f"the processes differ, and have to be started with the same settings and code:\n{shown}"
+
+
+def by_value(said: Mapping[int, str]) -> dict[str, list[int]]:
+    """Returns the processes that said each value, from the value of each process.
+
+    >>> by_value({0: "a", 1: "b", 2: "a"})
+    {'a': [0, 2], 'b': [1]}
+    """
+    found: dict[str, list[int]] = {}
+    for process, value in said.items():
+        found.setdefault(value, []).append(process)
+    return found
 
 
 def numbers(which: list[int]) -> str:
