@@ -13,7 +13,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.calls import wrap, wrapper_of
 from mpjax.precision.dtypes import BFLOAT16, widest
 from mpjax.precision.float8.recipes import E4M3
-from mpjax.precision.float8.scaling import largest_of, scale_of
+from mpjax.precision.float8.scaling import largest_of, quantise_by
 from mpjax.precision.reduction import scatter_sum
 from mpjax.training.layout import FSDP, TENSOR, Layout, over
 from mpjax.training.remat import Rematerialised, blocks_of
@@ -162,6 +162,6 @@ def _gather_in_float8(part: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.
       axes: the axes of the mesh that the parameter is divided over.
     """
     half = part.astype(BFLOAT16)
-    scale = scale_of(jax.lax.pmax(largest_of(half), axes), E4M3)
-    values = jax.lax.all_gather((half * scale.astype(BFLOAT16)).astype(E4M3), FSDP, axis=axis, tiled=True)
-    return values.astype(BFLOAT16) * (1 / scale).astype(BFLOAT16)
+    own = quantise_by(half, jax.lax.pmax(largest_of(half), axes), E4M3)
+    values = jax.lax.all_gather(own.values, FSDP, axis=axis, tiled=True)
+    return values.astype(BFLOAT16) * own.inverse.astype(BFLOAT16)

@@ -84,7 +84,12 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
       dtype: the float8 dtype.
       axis: the axis of numbers that share a scale, whose length is 1 in `inverse`; None if all share one.
     """
-    scale = scale_of(largest_of(x, axis), dtype)
+    return quantise_by(x, largest_of(x, axis), dtype)
+
+
+def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*T"], dtype: np.dtype) -> Quantised:
+    """Quantises an array as `quantise` does, by the largest finite absolute value of what it may be a part of."""
+    scale = scale_of(largest, dtype)
     return Quantised((x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
 
 
