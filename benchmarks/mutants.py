@@ -66,6 +66,7 @@ TARGETS = {
     "mpjax/precision/loss_scale.py": f"precision/loss_scale {SCALING}",
     "mpjax/precision/skip_step.py": f"precision/skip_step {SCALING}",
     "mpjax/precision/policy.py": f"precision/policy {RULES}",
+    "mpjax/precision/presets.py": RULES,
     "mpjax/precision/rules.py": RULES,
     "mpjax/training/train_step.py": "training/train_step training/metrics training/state training/train_call "
     "training/structure precision/scaled_loss training/setup",

@@ -28,7 +28,7 @@ from mpjax.loop.process import as_usual
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.loop.train import Explain
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 from mpjax.training import TrainState
 from mpjax.training.mesh import place, settle
 from mpjax.training.setup import pretrained_arrays

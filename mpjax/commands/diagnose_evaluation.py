@@ -17,7 +17,8 @@ from mpjax.commands.parts import Parts
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.training import diagnose_evaluation, mean_loss
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
 from mpjax.training import TrainState, evaluate, make_eval_step
 from mpjax.training.setup import Task
 

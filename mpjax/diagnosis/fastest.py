@@ -23,7 +23,8 @@ from mpjax.diagnosis.repair import Fault, smallest_rules
 from mpjax.diagnosis.search import flags_of, with_rules
 from mpjax.diagnosis.trace import run
 from mpjax.errors import UsageError
-from mpjax.precision.policy import PRESETS, Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import PRESETS, get_policy
 
 
 SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)

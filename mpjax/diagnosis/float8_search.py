@@ -16,7 +16,8 @@ from mpjax.diagnosis.search import first_enough, flags_of, minimal, pattern_of, 
 from mpjax.diagnosis.trace import Trace, decibels, run
 from mpjax.diagnosis.what_if import noise_in_blocks
 from mpjax.errors import PrecisionWarning, UsageError
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
 
 
 PRESET = "mixed_float8"

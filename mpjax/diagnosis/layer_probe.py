@@ -32,7 +32,8 @@ from mpjax.precision.casting.primitives import PRODUCTS, SUMS
 from mpjax.precision.casting.values import cast_like
 from mpjax.precision.casting.walk import bodies, holds_bodies
 from mpjax.precision.dtypes import is_floating
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,8 @@ from mpjax.errors import UsageError
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.modules import apply_policy
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import without_class
 
 

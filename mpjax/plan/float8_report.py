@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mpjax.plan.estimate import Estimate
 from mpjax.plan.roofline import COPIES, LAUNCH, PRODUCTS
 from mpjax.precision.dtypes import FLOAT32
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 
 
 def comparisons(plans: Sequence[Estimate]) -> list[str]:

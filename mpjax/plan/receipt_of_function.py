@@ -15,7 +15,8 @@ from mpjax.plan.runs import Target
 from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.dtype_audit import inputs_of
 from mpjax.precision.dtypes import path_name
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
 
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from mpjax.precision.loss_scale import dynamic_loss_scaling, no_loss_scaling, st
 from mpjax.precision.master import master_weights
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.moments import half_moments
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
 from mpjax.precision.policy_report import PolicyReport
+from mpjax.precision.presets import get_policy
 from mpjax.precision.reduction import reduce_gradients
 from mpjax.precision.scale_state import LossScaleState, loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import scale_loss, scaled_value_and_grad

@@ -21,7 +21,8 @@ from mpjax.precision.dtype_audit_report import Audit, Leaf, Operation, Upcast, W
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
 from mpjax.precision.float8.recipes import E4M3, E5M2, E8M0
 from mpjax.precision.modules import stored_dtypes
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
 from mpjax.precision.product_dtypes import AskedDtypes, asked_dtypes
 from mpjax.precision.rules import scope_lineage, winner
 

@@ -16,8 +16,9 @@ from mpjax.precision.float8.layers import is_quantised, not_covered, nothing_qua
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
 from mpjax.precision.policy_report import PolicyReport, Row
+from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import DEFAULTS, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm, winner
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import path_name, widest
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
 
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT16, FLOAT64, HALF, slow_half_reason
 from mpjax.precision.float8.recipes import emulated_reason
 from mpjax.precision.modules import storage_policy
-from mpjax.precision.policy import Policy, Preset, find_preset, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import Preset, find_preset, get_policy
 from mpjax.precision.rules import NORM
 
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 
 
 FLAGS = "--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 100 --steps 10"

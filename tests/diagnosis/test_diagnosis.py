@@ -16,7 +16,7 @@ from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.readings import EXPONENTS
 from mpjax.diagnosis.render.text import percent, row_texts
 from mpjax.diagnosis.trace import Row
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 
 
 FLOAT16 = np.dtype("float16")

@@ -10,7 +10,7 @@ from mpjax.diagnosis import progress
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.program import program_of, program_of_model
 from mpjax.diagnosis.readings import Recorder
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 
 
 FAMILIES = ["mlp", "resnet", "transformer", "unet"]

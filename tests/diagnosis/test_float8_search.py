@@ -11,7 +11,7 @@ from mpjax.diagnosis.fastest import Fastest
 from mpjax.diagnosis.float8_search import Float8Layers, float8_layers
 from mpjax.diagnosis.health import WITHOUT_ROUNDING, Reference, outputs_of
 from mpjax.diagnosis.program import program_of_model
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 
 
 PATHS = [f"blocks/{number}/linear" for number in range(4)]

@@ -12,7 +12,7 @@ from mpjax.diagnosis.program import program_of_function
 from mpjax.diagnosis.repair import Fault, is_repaired_outside, smallest_rules, with_lower_scale
 from mpjax.diagnosis.trace import run
 from mpjax.diagnosis.verdict import Finding
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 
 
 PARAMS = {"large": jnp.full((1, 1), 2.0**10), "small": jnp.ones((1, 1))}

@@ -7,7 +7,7 @@ from flax import nnx
 
 from mpjax.diagnosis.program import program_of_function, program_of_model
 from mpjax.diagnosis.what_if import noise_in_blocks
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 
 
 X = jax.random.normal(jax.random.key(0), (4, 64))

@@ -24,7 +24,7 @@ from mpjax.models.xception import SmallStem, Xception
 from mpjax.precision import apply_policy, audit, autocast
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.modules import storage_policy
-from mpjax.precision.policy import PRESETS
+from mpjax.precision.presets import PRESETS
 
 
 class Case(NamedTuple):

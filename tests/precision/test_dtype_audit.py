@@ -20,7 +20,7 @@ from mpjax.data import labelled_images
 from mpjax.errors import UsageError
 from mpjax.precision import Policy, apply_policy, audit, autocast
 from mpjax.precision.modules import storage_policy
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 
 
 F16, BF16, F32 = np.dtype("float16"), np.dtype(jnp.bfloat16), np.dtype("float32")

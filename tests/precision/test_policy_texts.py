@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.precision.policy import Policy, get_policy, parse_rules
+from mpjax.precision.policy import Policy, parse_rules
+from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import Rules, covers, scope_lineage
 
 

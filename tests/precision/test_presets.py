@@ -9,7 +9,7 @@ import pytest
 
 from mpjax.errors import UsageError
 from mpjax.precision import Policy, get_policy
-from mpjax.precision.policy import PRESETS, Preset, find_preset
+from mpjax.precision.presets import PRESETS, Preset, find_preset
 
 
 FLOAT32 = Policy("float32", "float32", "float32")

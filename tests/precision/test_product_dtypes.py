@@ -7,7 +7,7 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.precision import Policy, apply_policy, audit
 from mpjax.precision.float8.recipes import FLOAT8, ROWWISE
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 from mpjax.precision.product_dtypes import AskedDtypes, asked_dtypes
 
 

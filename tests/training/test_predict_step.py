@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.precision.policy import get_policy
+from mpjax.precision.presets import get_policy
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.predict_step import make_predict_step, outputs_for

@@ -22,7 +22,8 @@ from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, noted, nothi
 from mpjax.precision.casting.values import Origin, arrays_of, cast_like, split_arrays, values_of
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
-from mpjax.precision.policy import Policy, get_policy
+from mpjax.precision.policy import Policy
+from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import DEFAULTS, NORM, Rules, decide, scope_lineage, winner
 
 
