@@ -101,6 +101,7 @@ def call(name: str, argv: Sequence[str]) -> int:
         from mpjax.config.program import typed
 
         given = _named(command.load)(argv, prog=typed(name))
+        _named("mpjax.commands.host_memory:keep_freed_memory")()
         try:
             _named(command.run)(*(given if isinstance(given, tuple) else (given,)))
         except SystemExit as error:  # flags are read, so that it is not help: the user's code or a library wants to end

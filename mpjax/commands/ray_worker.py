@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpjax.commands.host_memory import keep_freed_memory
 from mpjax.commands.parts import CHECKPOINTS
 from mpjax.commands.train import run
 from mpjax.config import Config
@@ -42,6 +43,7 @@ def work(config: Config, exchange: Any, started_in: str) -> dict | None:
         return None  # another worker has met an error, and Ray starts again for those that followed it
     if os.path.isdir(started_in):
         os.chdir(started_in)
+    keep_freed_memory()
     warnings.showwarning = show_warning
     reports = Reports(config, first=ray.train.get_context().get_world_rank() == 0)
     try:
