@@ -7,16 +7,16 @@ import sys
 from importlib.metadata import entry_points
 
 
-_SETTINGS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_ARENA_MAX": (-8, 1)}
-"""What glibc's mallopt is told: take no large block from the kernel alone, return none to it, keep one heap."""
+_SETTINGS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**30), "M_ARENA_MAX": (-8, 1)}
+"""What glibc's mallopt is told: take large blocks from the heap too, return what is free beyond 1 GB, keep one heap."""
 
 
 def keep_freed_memory() -> bool:
     """Keeps freed memory in this process if it computes on a CPU and uses glibc.
 
-    XLA allocates the memory of each call anew. By default, glibc returns blocks of more than 32 MB to the kernel as
-    soon as they are freed, and the kernel clears every page of the next one: up to half the time of a step on a CPU
-    (docs/performance.md). Kept memory is returned when the process ends.
+    XLA allocates the memory of each call anew. By default, glibc returns large blocks to the kernel as soon as they are
+    freed, and the kernel clears every page of the next one, which took up to half the time of a step
+    (docs/performance.md). Up to 1 GB is kept.
 
     To be called before JAX starts its threads. Nothing changes where the environment sets glibc's memory already: in
     GLIBC_TUNABLES, or one of `_VARIABLES`.

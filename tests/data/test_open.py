@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
+from mpjax.data.batches import eval_batches, train_batches
 from mpjax.data.fields import Image, Label, Length, Mask, Tokens
 from mpjax.data.open import open_source
-from mpjax.data.stream import eval_batches, train_batches
 from mpjax.errors import DataWarning, UsageError
 
 

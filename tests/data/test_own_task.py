@@ -6,8 +6,8 @@ import pytest
 from mpjax.config.schema import Data
 from mpjax.config.user_code import given
 from mpjax.data import Image, Label, batch_fields, open_source
+from mpjax.data.batches import train_batches
 from mpjax.data.fields import Numbers
-from mpjax.data.stream import train_batches
 from mpjax.errors import UsageError
 
 

@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from mpjax.config.schema import Data
+from mpjax.data.batches import eval_batches, train_batches
 from mpjax.data.open import open_source
 from mpjax.data.sources.folder import open_folder
-from mpjax.data.stream import eval_batches, train_batches
 from mpjax.errors import UsageError
 
 

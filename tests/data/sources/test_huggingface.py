@@ -6,11 +6,11 @@ import pytest
 from PIL import Image as Picture
 
 from mpjax.config.schema import Data
+from mpjax.data.batches import eval_batches, train_batches
 from mpjax.data.examples import conform
 from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.open import open_source
 from mpjax.data.sources.huggingface import open_huggingface
-from mpjax.data.stream import eval_batches, train_batches
 from mpjax.data.table import Other, Text
 from mpjax.errors import UsageError
 

@@ -1,0 +1,113 @@
+"""Decides how the batches of a data set are read: from memory, or as a stream of examples decoded by threads."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpjax.config.limits import check_data
+from mpjax.config.schema import Data
+from mpjax.data.augment.on_device import normalisation
+from mpjax.data.examples import Source, require_examples
+from mpjax.data.fields import Image
+from mpjax.data.mixture import training_split
+from mpjax.data.order import epoch_size, order_of
+from mpjax.data.orientation import orientations_of
+from mpjax.data.read import SplitOfOne, fits_in_memory, read_all, read_batch, reader
+from mpjax.data.stream import WHOLE, Batch, Batches, BatchesInMemory, EvalBatches, Share, StreamedBatches, prefetched
+from mpjax.errors import UsageError
+
+
+def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE) -> Batches:
+    """Returns shuffled batches of `source.train`, from memory if the set fits into `config.in_memory_mb`.
+
+    Args:
+      source: the data set, or the first of a mixture.
+      config: batch and image size, memory and threads.
+      seed: the seed of the shuffle and of the random crops.
+      share: the part of each batch that this process reads.
+
+    Raises:
+      UsageError: an epoch is smaller than a batch, or `conform` refuses an example. A streamed set refuses an example
+        only when it reads it.
+    """
+    check_data(config)
+    require_batch(source, config)
+    batch_size = config.batch_size
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed: got {seed}; wanted 0 to 2**32 - 1, as in --seed 0")
+    read = reader(source, config, training=True)
+    for field in read.fields.values():
+        if isinstance(field, Image):
+            normalisation(config, field.shape[2])  # raises here, before the run writes anything
+    orientations = orientations_of(config, read.fields, seed)
+    split, order = training_split(source, config), order_of(source, batch_size, seed)
+    if fits_in_memory(source, config, read):
+        return BatchesInMemory(read_all(split, config.workers), order, share, orientations)
+    import grain
+
+    if source.mix:
+        positions = grain.MapDataset.range(order.steps_per_epoch).seed(seed).repeat()
+        indices = positions.map_with_index(lambda position, _: order.rows(position))
+    else:  # grain's shuffle needs no memory for the numbers of a large set
+        indices = (
+            grain.MapDataset.range(len(source.train))
+            .seed(seed)
+            .shuffle()
+            .batch(batch_size, drop_remainder=True)
+            .repeat()
+        )
+    rows = share.rows(batch_size)
+    _ = split.first  # read here and not by each thread
+
+    def batch(chosen: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Batch]:
+        # Drawn for the global batch, so that the crop of an example does not depend on the number of processes.
+        seeds = rng.integers(2**63, size=len(chosen))
+        return chosen[rows], split.batch(chosen[rows], seeds[rows])
+
+    def oriented(position: int, read: tuple[np.ndarray, Batch]) -> Batch:
+        chosen, found = read
+        return found | orientations.of(chosen, order.epochs(position)[rows])
+
+    batches = indices.random_map(batch).map_with_index(oriented)
+    return StreamedBatches(batches, batch_size, order.steps_per_epoch, config.workers)
+
+
+def require_batch(source: Source, config: Data) -> None:
+    """Raises UsageError if an epoch has fewer examples than a batch."""
+    for part in source.trained_on:
+        require_examples(config.train_split, len(part.train))
+    size = epoch_size(source)
+    if config.batch_size > size:
+        named = f"split '{config.train_split}' of '{source.name}'"
+        has = f"one pass through {named}, an epoch of the mixture, takes" if source.mix else f"{named} has"
+        raise UsageError(
+            f"{has} {size} examples, fewer than one batch of {config.batch_size}; write --data.batch_size {size} or "
+            "less",
+            repair={"data.batch_size": 2 ** (size.bit_length() - 1)},
+        )
+
+
+def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
+    """Returns all of `source.test` in order, in batches of `config.eval_batch_size` with a `weight` [B] of 1 or 0.
+
+    Each batch holds only the `share` of this process.
+
+    Raises:
+      UsageError: the split is empty, or `conform` refuses an example.
+    """
+    size, batch_size = len(source.test), config.eval_batch_size
+    check_data(config)
+    require_examples(config.test_split, size)
+    read = reader(source, config, training=False)
+    if fits_in_memory(source, config, read):
+        whole = read_all(SplitOfOne(source.test, read), config.workers)
+
+        def slices() -> Iterator[Batch]:
+            for start in range(0, size, batch_size):
+                yield {name: values[start : start + batch_size] for name, values in whole.items()}
+
+        return EvalBatches(slices, size, batch_size, share, whole)
+    import grain
+
+    batches = grain.MapDataset.range(size).batch(batch_size).map(lambda chosen: read_batch(source.test, chosen, read))
+    return EvalBatches(lambda: prefetched(batches, config.workers), size, batch_size, share)
