@@ -4,8 +4,9 @@ The same work for all: 32x32 images from memory, shifted by up to 4 pixels, mirr
 and JPEG photographs of 500x375 from memory, a random part of each resized to 224x224, mirrored and normalised, in
 batches of 128. The photographs are resized with antialiasing, which is what mpjax, Pillow and torchvision do unless
 told otherwise, and without, which is what tf.data does. Each library does it as its documentation has it; mpjax moves,
-mirrors and normalises on the device, inside a compiled function. Runs are interleaved; a run ends when its last batch
-is float32 on the device.
+mirrors and normalises on the device, inside a compiled function. Each loader has a process of its own, with the memory
+settings of mpjax's commands where its name says so and for mpjax itself. Runs are interleaved; a run ends when its last
+batch is float32 on the device.
 
     pip install torch torchvision tensorflow
     python benchmarks/input.py --output benchmarks/results/input_cpu.json
@@ -14,14 +15,19 @@ A peer that is not installed is left out by name.
 """
 
 import argparse
+import concurrent.futures
+import contextlib
+import functools
 import importlib.util
 import io
 import json
+import multiprocessing
 import pathlib
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import grain
 import jax
@@ -35,6 +41,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from machine import describe
 
 from mpjax import data
+from mpjax.commands.host_memory import keep_freed_memory
 from mpjax.config.schema import Data
 from mpjax.data import Source, labelled_images
 from mpjax.data.images.resizing import random_part
@@ -252,14 +259,39 @@ def rate(load: Loader, batch_size: int, seconds: float) -> tuple[float, float]:
     return examples / (time.perf_counter() - began), 1000 * (time.process_time() - used) / examples
 
 
-def compare(loaders: dict[str, Loader], batch_size: int, repeats: int, seconds: float) -> dict:
-    rates: dict[str, list[float]] = {name: [] for name in loaders}
-    costs: dict[str, list[float]] = {name: [] for name in loaders}
-    for _ in range(repeats):
-        for name, load in loaders.items():
-            speed, cost = rate(load, batch_size, seconds)
-            rates[name].append(speed)
-            costs[name].append(cost)
+@functools.cache
+def _loader(task: str, name: str) -> Loader:
+    return TASKS[task].loaders[name]()
+
+
+def measure(task: str, name: str, seconds: float) -> tuple[float, float]:
+    """Measures one loader, in the process that it has for itself."""
+    return rate(_loader(task, name), TASKS[task].batch_size, seconds)
+
+
+def begin(name: str) -> None:
+    """Prepares a loader's process."""
+    if name.startswith("mpjax") or name.endswith(KEPT):
+        keep_freed_memory()
+
+
+def compare(task: str, repeats: int, seconds: float) -> dict:
+    names = [name for name in TASKS[task].loaders if installed(*NEEDS.get(name, ()))]
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    costs: dict[str, list[float]] = {name: [] for name in names}
+    with contextlib.ExitStack() as stack:
+        own = multiprocessing.get_context("spawn")
+        processes = {
+            name: stack.enter_context(
+                concurrent.futures.ProcessPoolExecutor(1, mp_context=own, initializer=begin, initargs=(name,))
+            )
+            for name in names
+        }
+        for _ in range(repeats):
+            for name in names:
+                speed, cost = processes[name].submit(measure, task, name, seconds).result()
+                rates[name].append(speed)
+                costs[name].append(cost)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     fastest = max((name for name in medians if not name.startswith("mpjax")), key=medians.__getitem__)
     ratios = sorted(own / other for own, other in zip(rates["mpjax"], rates[fastest], strict=True))
@@ -276,6 +308,47 @@ def installed(*names: str) -> bool:
     return all(importlib.util.find_spec(name) for name in names)
 
 
+class Task(NamedTuple):
+    """Loaders that do the same work, by name; each is built in its own process."""
+
+    batch_size: int
+    loaders: dict[str, Callable[[], Loader]]
+
+
+KEPT = ", memory kept"
+NEEDS = {"torch": ("torch",), "tf.data": ("tensorflow",), f"tf.data{KEPT}": ("tensorflow",)}
+TASKS = {
+    "in memory, 32x32": Task(
+        SMALL_BATCH,
+        {
+            "mpjax": lambda: mpjax_small(small_images()),
+            "grain": lambda: with_grain(small_images(), shifted_and_mirrored, SMALL_BATCH),
+            "torch": lambda: with_torch(small_images(), shifted_and_mirrored, SMALL_BATCH),
+            "tf.data": lambda: tensorflow_small(small_images()),
+        },
+    ),
+    "JPEG to 224x224, antialiased": Task(
+        LARGE_BATCH,
+        {
+            "mpjax": lambda: mpjax_large(photographs(), antialias=True),
+            "grain": lambda: with_grain(photographs(), part_of_photograph, LARGE_BATCH),
+            "torch": lambda: with_torch(photographs(), part_of_photograph, LARGE_BATCH),
+            "tf.data": lambda: tensorflow_large(photographs(), antialias=True),
+        },
+    ),
+    "JPEG to 224x224": Task(
+        LARGE_BATCH,
+        {
+            "mpjax": lambda: mpjax_large(photographs(), antialias=False),
+            "mpjax, antialiased": lambda: mpjax_large(photographs(), antialias=True),
+            "mpjax, uint8": lambda: uint8_batches(photographs()),
+            "tf.data": lambda: tensorflow_large(photographs(), antialias=False),
+            f"tf.data{KEPT}": lambda: tensorflow_large(photographs(), antialias=False),
+        },
+    ),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
@@ -283,32 +356,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="the task to measure, such as 'JPEG to 224x224'")
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
-    images, files = small_images(), photographs()
-    small = {"mpjax": mpjax_small(images), "grain": with_grain(images, shifted_and_mirrored, SMALL_BATCH)}
-    averaged = {
-        "mpjax": mpjax_large(files, antialias=True),
-        "grain": with_grain(files, part_of_photograph, LARGE_BATCH),
-    }
-    linear = {"mpjax": mpjax_large(files, antialias=False), "mpjax, antialiased": averaged["mpjax"]}
-    linear["mpjax, uint8"] = uint8_batches(files)
-    if installed("torch"):
-        small["torch"] = with_torch(images, shifted_and_mirrored, SMALL_BATCH)
-        averaged["torch"] = with_torch(files, part_of_photograph, LARGE_BATCH)
-    if installed("tensorflow"):
-        small["tf.data"] = tensorflow_small(images)
-        averaged["tf.data"] = tensorflow_large(files, antialias=True)
-        linear["tf.data"] = tensorflow_large(files, antialias=False)
-    tasks = {
-        "in memory, 32x32": (small, SMALL_BATCH),
-        "JPEG to 224x224, antialiased": (averaged, LARGE_BATCH),
-    }
-    if "tf.data" in linear:
-        tasks["JPEG to 224x224"] = (linear, LARGE_BATCH)
-    found = {
-        name: compare(loaders, batch_size, arguments.repeats, arguments.seconds)
-        for name, (loaders, batch_size) in tasks.items()
-        if arguments.only in ("", name)
-    }
+    chosen = [task for task in TASKS if arguments.only in ("", task)]
+    if not installed("tensorflow"):  # the only peer that resizes without antialiasing
+        chosen = [task for task in chosen if task != "JPEG to 224x224"]
+    found = {task: compare(task, arguments.repeats, arguments.seconds) for task in chosen}
     absent = [name for name in ("torch", "tensorflow") if not installed(name)]
     present = [name for name in ("grain", "torch", "tensorflow", "PIL", "simplejpeg", "cv2") if name not in absent]
     text = json.dumps({"machine": describe(*present), "not_installed": absent, "tasks": found}, indent=2)

@@ -48,7 +48,7 @@ def arrays(folder, step):
     return read_checkpoint(folder / "checkpoints", str(step))[1]
 
 
-@pytest.fixture(scope="module", params=["module", "autocast"])
+@pytest.fixture(scope="module", params=["module", pytest.param("autocast", marks=pytest.mark.slow)])
 def whole(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("own") / request.param
     return folder, train(folder, "--precision.mode", request.param)

@@ -145,6 +145,7 @@ def test_a_run_of_two_goes_on_alone(together, tmp_path):
     assert 'coordinator = ""' in read_checkpoint(together[0] / "checkpoints", "8")[2]["config"]
 
 
+@pytest.mark.slow
 def test_a_run_alone_goes_on_in_two_until_one_is_asked_to_stop(alone, tmp_path):
     """The parameters divided among all four devices; both stop after the same step."""
     folder = cut(alone, tmp_path / "two")
@@ -164,7 +165,8 @@ def test_a_run_alone_goes_on_in_two_until_one_is_asked_to_stop(alone, tmp_path):
     assert {step: found[step] for step in range(1, 9)} == pytest.approx(losses(alone), rel=1e-5)
 
 
-@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [1, 0])
 def test_the_death_of_one_ends_the_other(alone, tmp_path, killed):
     folder = cut(alone, tmp_path / "killed")
     processes = start_both("--resume", "--output_dir", str(folder), "--steps", "100000")
@@ -217,6 +219,7 @@ def test_a_run_killed_at_a_random_moment_ends_and_goes_on_as_undisturbed(undistu
     assert losses(folder) == pytest.approx(undisturbed, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_stops_one_is_told_by_the_other(tmp_path):
     """One that fails alone, after it has joined."""
     port, flags = free_port(), [*SMALL, "--output_dir", str(tmp_path / "run")]

@@ -53,10 +53,11 @@ EVERYTHING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(f"{EVERYTHING} --precision.policy float32 --precision.loss_scale 1024", marks=pytest.mark.slow),
+        f"{EVERYTHING} --precision.policy float32 --precision.loss_scale 1024",
         "--precision.policy O1 --precision.loss_scale 1024 --precision.rules blocks/*/mlp/up float32",
     ],
     ids=["everything", "autocast"],

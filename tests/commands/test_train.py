@@ -246,7 +246,8 @@ def test_a_run_on_one_device_packs_its_state_and_resumes_bit_identical(tmp_path,
     assert "params/layers/0/bias" in read_checkpoint(whole / "checkpoints", "20")[1]
 
 
-@pytest.mark.parametrize("weights", [pytest.param("stochastic", marks=pytest.mark.slow), "kahan"])
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["stochastic", "kahan"])
 def test_a_run_without_float32_copies_or_moments_resumes_bit_identical_and_as_any_other(tmp_path, weights):
     """Steps that overflow included. What it has kept is there for a run of other settings, too."""
     half = ("--precision.policy", "float16", "--precision.master_weights", weights)
