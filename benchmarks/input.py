@@ -44,7 +44,7 @@ from mpjax import data
 from mpjax.commands.host_memory import keep_freed_memory
 from mpjax.config.schema import Data
 from mpjax.data import Source, labelled_images
-from mpjax.data.images.resizing import random_part
+from mpjax.data.images.resizing import draws, random_part
 
 
 MEAN, STD = 0.45, 0.22
@@ -149,7 +149,7 @@ def shifted_and_mirrored(image: np.ndarray, rng: np.random.Generator) -> np.ndar
 
 def part_of_photograph(file: bytes, rng: np.random.Generator) -> np.ndarray:
     with Image.open(io.BytesIO(file)) as picture:
-        box = random_part(*picture.size, rng)
+        box = random_part(*picture.size, draws(rng, 1)[0])
         image = np.asarray(picture.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box))
     return normalised(mirrored(image, rng))
 

@@ -9,6 +9,7 @@ from mpjax.config.schema import Data
 from mpjax.data.augment.on_device import normalisation
 from mpjax.data.examples import Source, require_examples
 from mpjax.data.fields import Image
+from mpjax.data.images.resizing import draws
 from mpjax.data.mixture import training_split
 from mpjax.data.order import epoch_size, order_of
 from mpjax.data.orientation import orientations_of
@@ -61,8 +62,8 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
     def batch(chosen: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Batch]:
         # Drawn for the global batch, so that the crop of an example does not depend on the number of processes.
-        seeds = rng.integers(2**63, size=len(chosen))
-        return chosen[rows], split.batch(chosen[rows], seeds[rows])
+        drawn = draws(rng, len(chosen))
+        return chosen[rows], split.batch(chosen[rows], drawn[rows])
 
     def oriented(position: int, read: tuple[np.ndarray, Batch]) -> Batch:
         chosen, found = read

@@ -171,7 +171,7 @@ class MixedSplit:
         """Returns the first example, as a batch of one."""
         return self.splits[0].first
 
-    def batch(self, indices: Sequence[int] | np.ndarray, seeds: np.ndarray | None = None) -> Arrays:
+    def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
         """Reads examples as one batch, each from its set; a message about one names its set and its number there."""
         ends = np.cumsum([len(split) for split in self.splits])
         numbers = np.asarray(indices)
@@ -182,7 +182,7 @@ class MixedSplit:
             if not places.size:
                 continue
             own = numbers[places] - (ends[owner] - len(split))
-            arrays = split.batch(own, None if seeds is None else seeds[places])
+            arrays = split.batch(own, None if drawn is None else drawn[places])
             for row, place in enumerate(places.tolist()):
                 rows[place] = {name: values[row] for name, values in arrays.items()}
         return {name: stacked([row[name] for row in rows]) for name in self.first}

@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -14,7 +15,18 @@ from mpjax.data.examples import Example, Examples, Source, array, conform
 from mpjax.data.fields import Fields, Image, Mask
 from mpjax.data.images.decoding import Picture, decode, read_header, read_plain_header
 from mpjax.data.images.interpolation import linear, require_packages
-from mpjax.data.images.resizing import Frame, Resize, averaged, centre, nearest, random_part, whole_pixels
+from mpjax.data.images.resizing import (
+    Box,
+    Frame,
+    Resize,
+    averaged,
+    centre,
+    draws,
+    nearest,
+    random_part,
+    resized,
+    whole_pixels,
+)
 from mpjax.errors import UsageError
 
 
@@ -46,27 +58,41 @@ class Reader:
     resize: Resize = averaged
     header: Callable[[bytes | np.ndarray, int], Picture] = read_header
 
-    def __call__(self, example: Example, rng: np.random.Generator | None = None) -> Arrays:
-        """Returns the fields in the batch dtypes; a random frame draws from `rng`."""
-        return self.settled(example, decoded(self.planned(example, rng)))
+    def __call__(self, example: Example) -> Arrays:
+        """Returns the fields in the batch dtypes; a random frame is always the same."""
+        drawn = draws(np.random.default_rng(0), 1)[0]
+        memory = {name: images[0] for name, images in self.memory(1).items()}
+        return self.settled(example, decoded(self.planned(example, drawn, memory)))
 
-    def planned(self, example: Example, rng: np.random.Generator | None = None) -> Plan:
-        """Reads the headers of images and masks and chooses their crop; decodes none."""
-        pictures = {name: field for name, field in self.fields.items() if isinstance(field, (Image, Mask))}
+    def memory(self, count: int) -> Arrays:
+        """Allocates uint8 [count, side, side, channels] for each field of images that are resized."""
+        images = {name: field for name, field in self.fields.items() if self.frame and isinstance(field, Image)}
+        return {name: aligned((count, *map(int, field.shape)), np.dtype(np.uint8)) for name, field in images.items()}
+
+    def planned(self, example: Example, drawn: np.ndarray, memory: Arrays) -> Plan:
+        """Reads the headers of images and masks and chooses their crop; decodes none.
+
+        Args:
+          example: as it is stored.
+          drawn: what a random frame draws.
+          memory: for each image that is resized, uint8 [side, side, channels], where its pixels go.
+        """
         plan = {}
         box = None
-        for name, field in pictures.items():
-            if name not in example:
+        for name, field in self.fields.items():
+            if name not in example or not isinstance(field, (Image, Mask)):
                 continue
-            channels = field.shape[2] if isinstance(field, Image) else 1
             value = _stored(name, example[name], field)
+            channels = field.shape[2] if isinstance(field, Image) else 1
             if self.frame is None:
                 plan[name] = functools.partial(decode, value, channels)
                 continue
             picture = self.header(value, channels)
-            box = box or self.frame(*picture.stored_size, rng or np.random.default_rng(0))
-            resize = self.resize if isinstance(field, Image) else nearest
-            plan[name] = functools.partial(resize, picture, field.shape[0], box)
+            box = box or self.frame(*picture.stored_size, drawn)
+            if isinstance(field, Image):
+                plan[name] = functools.partial(_resized_into, memory[name], self.resize, picture, box)
+            else:
+                plan[name] = functools.partial(resized, nearest, picture, int(field.shape[0] or 0), box)
         return plan
 
     def settled(self, example: Example, images: Arrays) -> Arrays:
@@ -80,6 +106,11 @@ class Reader:
 def decoded(plan: Plan) -> Arrays:
     """Decodes the images and masks of one example; a mask is never interpolated."""
     return {name: make() for name, make in plan.items()}
+
+
+def _resized_into(out: np.ndarray, resize: Resize, picture: Picture, box: Box) -> np.ndarray:
+    resize(picture, box, out)
+    return out
 
 
 def _stored(name: str, value: Any, field: Image | Mask) -> bytes | np.ndarray:
@@ -140,9 +171,9 @@ def read_batch(
     examples: Examples,
     indices: Sequence[int] | np.ndarray,
     read: Reader,
-    seeds: Sequence[int] | np.ndarray | None = None,
+    drawn: np.ndarray | None = None,
 ) -> Arrays:
-    """Reads the examples at `indices` as one batch; each example draws its random frame from its own seed.
+    """Reads the examples at `indices` as one batch; `drawn` has what a random frame of each draws.
 
     Raises:
       UsageError: an example does not match its fields or the dtypes of the first example; the message names it.
@@ -162,25 +193,32 @@ def read_batch(
 
     # One kind of work for all examples, then the next: after a decoder has run, Python's own code and data are no
     # longer in the processor's caches, and costs four times as much.
-    rngs = [None] * len(found) if seeds is None else [np.random.default_rng(seed) for seed in seeds]
-    plans = each(read.planned, found, rngs)
+    memory = read.memory(len(found))  # of the batch: images are resized into it, without a copy
+    rows = [{name: images[row] for name, images in memory.items()} for row in range(len(found))]
+    plans = each(read.planned, found, draws(np.random.default_rng(0), len(found)) if drawn is None else drawn, rows)
     settled = each(read.settled, found, each(decoded, plans))
     for number, example in zip(numbers, settled, strict=True):
         require_dtypes(example, settled[0], number, read)
-    return {field: stacked([example[field] for example in settled]) for field in settled[0]}
+    return {
+        name: memory[name] if name in memory else stacked([example[name] for example in settled]) for name in settled[0]
+    }
 
 
 _ALIGNMENT = 64
 """The bytes at whose multiples an array has to begin for JAX to use it on a CPU without a copy."""
 
 
-def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Stacks arrays of one shape and dtype; the result begins at a multiple of `_ALIGNMENT`."""
-    size = len(rows) * rows[0].nbytes
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Allocates an array that begins at a multiple of `_ALIGNMENT`."""
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
-    shape = (len(rows), *rows[0].shape)
-    return np.stack(rows, out=memory[begin : begin + size].view(rows[0].dtype).reshape(shape))
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Stacks arrays of one shape and dtype; the result begins at a multiple of `_ALIGNMENT`."""
+    return np.stack(rows, out=aligned((len(rows), *rows[0].shape), rows[0].dtype))
 
 
 def require_dtypes(example: Arrays, first: Arrays, number: int, read: Reader) -> None:
@@ -209,7 +247,7 @@ class Split(Protocol):
         """Returns the first example, as a batch of one."""
         ...
 
-    def batch(self, indices: Sequence[int] | np.ndarray, seeds: np.ndarray | None = None) -> Arrays:
+    def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
         """Reads examples as one batch, as `read_batch` does, in the dtypes of the first example."""
         ...
 
@@ -233,9 +271,9 @@ class SplitOfOne:
     def _first(self) -> Arrays:
         return read_batch(self.examples, [0], self.read)
 
-    def batch(self, indices: Sequence[int] | np.ndarray, seeds: np.ndarray | None = None) -> Arrays:
+    def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
         """Reads examples as one batch, in the dtypes of the first example."""
-        found = read_batch(self.examples, indices, self.read, seeds)
+        found = read_batch(self.examples, indices, self.read, drawn)
         require_dtypes(found, self.first, int(indices[0]), self.read)
         return found
 

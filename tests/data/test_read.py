@@ -7,7 +7,7 @@ import pytest
 from mpjax.config.schema import Data
 from mpjax.data.examples import Portion, labelled_images
 from mpjax.data.images.interpolation import linear
-from mpjax.data.images.resizing import centre, random_part
+from mpjax.data.images.resizing import centre, draws, random_part
 from mpjax.data.read import Reader, SplitOfOne, batch_fields, fits_in_memory, read_all, read_batch, reader
 from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.errors import UsageError
@@ -46,21 +46,22 @@ def test_one_bad_example_among_many_is_refused():
 def test_images_of_one_size_are_resized_whole():
     read = reader(SOURCE, Data(image_size=5), training=True)
     assert read.fields["image"].shape == (5, 5, 3)
-    assert read.frame(6, 8, np.random.default_rng(0)) == centre()(6, 8, np.random.default_rng(0))
+    assert read.frame(6, 8, None) == centre()(6, 8, None)
     assert read_batch(SOURCE.train, [3, 4], read)["image"].shape == (2, 5, 5, 3)
 
 
 def test_images_that_vary_are_cut_at_random_in_training_and_in_the_middle_in_evaluation():
     config = Data(image_size=224)
     assert reader(VARYING, config, training=True).frame is random_part
-    assert reader(VARYING, config, training=False).frame(256, 256, np.random.default_rng(0)) == (16, 16, 240, 240)
+    assert reader(VARYING, config, training=False).frame(256, 256, None) == (16, 16, 240, 240)
 
 
 def test_without_antialiasing_an_image_and_its_mask_are_cut_at_the_same_whole_pixels(monkeypatch):
     monkeypatch.setattr("mpjax.data.read.require_packages", lambda: None)
     read = reader(VARYING, Data(image_size=224, antialias=False), training=True)
     assert read.resize is linear
-    assert read.frame(500, 375, np.random.default_rng(7)) == (83, 14, 476, 327)  # 83.08, 14.05, 475.98, 326.67
+    (drawn,) = draws(np.random.default_rng(7), 1)  # of (83.08, 14.05, 475.98, 326.67)
+    assert read.frame(500, 375, drawn) == (83, 14, 476, 327)
 
 
 def test_the_shape_of_images_in_a_batch():
@@ -125,14 +126,15 @@ def test_a_bad_example_is_named():
 def test_the_headers_of_a_batch_are_read_before_any_image_is_decoded(monkeypatch):
     done = []
 
-    def frame(width, height, rng):
+    def frame(width, height, drawn):
         done.append("crop")
         return (0.0, 0.0, 1.0, 1.0)
 
-    def resize(picture, size, box):
+    def resize(picture, box, out):
+        out[:] = len(done)
         done.append("decode")
-        return np.zeros((size, size, 1), np.uint8)
 
     examples = List({"image": np.zeros((1, 1, 1), np.uint8), "label": 0} for _ in range(2))
-    read_batch(examples, [0, 1], Reader(labelled_images(1, (1, 1, 1)), frame, resize=resize))
+    batch = read_batch(examples, [0, 1], Reader(labelled_images(1, (1, 1, 1)), frame, resize=resize))
     assert done == ["crop", "crop", "decode", "decode"]
+    np.testing.assert_array_equal(batch["image"].ravel(), [2, 3])

@@ -23,7 +23,7 @@ def require_packages() -> None:
         ) from error
 
 
-def linear(picture: Picture, size: int, box: Box) -> np.ndarray:
+def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
     """Resizes a crop, rounded to whole pixels, by linear interpolation between the four nearest pixels.
 
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is not below the wanted size, so nothing of it is
@@ -34,11 +34,14 @@ def linear(picture: Picture, size: int, box: Box) -> np.ndarray:
     """
     import cv2
 
+    size = len(out)
     found = _plain_part(picture, size, box) if picture.header else None
     if found is None:
         found = _part(picture, size, box)
-    resized = cv2.resize(found, (size, size), interpolation=cv2.INTER_LINEAR)
-    return resized[..., None] if resized.ndim == 2 else resized
+    flat = out[..., 0] if out.shape[-1] == 1 else out  # OpenCV has no axis of one channel
+    resized = cv2.resize(found, (size, size), dst=flat, interpolation=cv2.INTER_LINEAR)
+    if resized is not flat:  # OpenCV takes memory of its own where it cannot use what it is given
+        flat[:] = resized
 
 
 def _part(picture: Picture, size: int, box: Box) -> np.ndarray:

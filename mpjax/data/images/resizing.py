@@ -12,27 +12,36 @@ from mpjax.data.images.decoding import Picture, pixels
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom of a crop, in pixels of the stored image."""
 
-Frame = Callable[[int, int, np.random.Generator], Box]
-"""A function from the width and height of an image to its crop; only random crops use the generator."""
+Frame = Callable[[int, int, np.ndarray], Box]
+"""A function from the width and height of an image, and what `draws` gives for it, to its crop; only random crops use
+the draws."""
 
-Resize = Callable[[Picture, int, Box], np.ndarray]
-"""A function from a picture, a side and a crop to uint8 [side, side, channels]; it raises UsageError if the picture
-cannot be decoded."""
+Resize = Callable[[Picture, Box, np.ndarray], None]
+"""A function that writes a crop of a picture into uint8 [side, side, channels], such as a row of a batch; it raises
+UsageError if the picture cannot be decoded."""
 
 
-def averaged(picture: Picture, size: int, box: Box) -> np.ndarray:
+def resized(resize: Resize, picture: Picture, size: int, box: Box) -> np.ndarray:
+    """Returns a crop resized to uint8 [size, size, channels], in memory of its own."""
+    out = np.empty((size, size, picture.channels), np.uint8)
+    resize(picture, box, out)
+    return out
+
+
+def averaged(picture: Picture, box: Box, out: np.ndarray) -> None:
     """Resizes a crop by linear interpolation with antialiasing: every pixel of the crop counts."""
-    return _resized(picture, size, box, Resampling.BILINEAR)
+    _resize(picture, box, out, Resampling.BILINEAR)
 
 
-def nearest(picture: Picture, size: int, box: Box) -> np.ndarray:
+def nearest(picture: Picture, box: Box, out: np.ndarray) -> None:
     """Resizes a crop of class numbers, which are never mixed."""
-    return _resized(picture, size, box, Resampling.NEAREST)
+    _resize(picture, box, out, Resampling.NEAREST)
 
 
-def _resized(picture: Picture, size: int, box: Box, resample: Resampling) -> np.ndarray:
+def _resize(picture: Picture, box: Box, out: np.ndarray, resample: Resampling) -> None:
+    size = len(out)
     box = shrunk(picture, size, box)
-    return pixels(picture.decoded().resize((size, size), resample, box=box))
+    out[:] = pixels(picture.decoded().resize((size, size), resample, box=box))
 
 
 def shrunk(picture: Picture, size: int, box: Box) -> Box:
@@ -58,8 +67,8 @@ def centre(share: float = 1.0) -> Frame:
     (50.0, 0.0, 150.0, 100.0)
     """
 
-    def frame(width: int, height: int, rng: np.random.Generator) -> Box:
-        del rng
+    def frame(width: int, height: int, drawn: np.ndarray) -> Box:
+        del drawn
         side = min(width, height) * share
         left, top = (width - side) / 2, (height - side) / 2
         return left, top, left + side, top + side
@@ -67,19 +76,32 @@ def centre(share: float = 1.0) -> Frame:
     return frame
 
 
-def random_part(width: int, height: int, rng: np.random.Generator) -> Box:
-    """Draws a random crop of 8% to 100% of the area and an aspect ratio of 3:4 to 4:3.
+_TRIES = 10
+_SMALLEST, _LONGEST = 0.08, 4 / 3
+
+
+def draws(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Draws what the random crops of `count` images need: float64 [count, tries, 4], uniform in [0, 1)."""
+    return rng.random((count, _TRIES, 4))
+
+
+def random_part(width: int, height: int, drawn: np.ndarray) -> Box:
+    """Returns a random crop of 8% to 100% of the area and an aspect ratio of 3:4 to 4:3.
 
     If none of ten draws fits into the image, it returns the centre square.
+
+    Args:
+      width, height: of the image.
+      drawn: of each try the area, the aspect ratio, and the place across and down, all in [0, 1).
     """
-    for _ in range(10):
-        area = rng.uniform(0.08, 1.0) * width * height
-        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-        across, down = np.sqrt(area * ratio), np.sqrt(area / ratio)
+    for of_area, of_ratio, to_left, to_top in drawn.tolist():
+        area = (_SMALLEST + (1 - _SMALLEST) * of_area) * width * height
+        ratio = _LONGEST ** (2 * of_ratio - 1)
+        across, down = math.sqrt(area * ratio), math.sqrt(area / ratio)
         if across <= width and down <= height:
-            left, top = rng.uniform(0, width - across), rng.uniform(0, height - down)
-            return float(left), float(top), float(left + across), float(top + down)
-    return centre()(width, height, rng)
+            left, top = to_left * (width - across), to_top * (height - down)
+            return left, top, left + across, top + down
+    return centre()(width, height, drawn)
 
 
 def whole_pixels(frame: Frame) -> Frame:
@@ -89,8 +111,8 @@ def whole_pixels(frame: Frame) -> Frame:
     (1.0, 0.0, 4.0, 1.0)
     """
 
-    def rounded(width: int, height: int, rng: np.random.Generator) -> Box:
-        return whole(frame(width, height, rng), width, height)
+    def rounded(width: int, height: int, drawn: np.ndarray) -> Box:
+        return whole(frame(width, height, drawn), width, height)
 
     return rounded
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mpjax.data.images.decoding import read_header
-from mpjax.data.images.resizing import averaged, centre, random_part, shrinks, shrunk, whole_pixels
+from mpjax.data.images.resizing import averaged, centre, draws, random_part, resized, shrinks, shrunk, whole_pixels
 from mpjax.errors import UsageError
 
 
@@ -13,10 +13,14 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def resized(stored, channels, size):
+def drawn(seed=0):
+    return draws(rng(seed), 1)[0]
+
+
+def centre_of(stored, channels, size):
     """The centre of an image, resized."""
     picture = read_header(stored, channels)
-    return averaged(picture, size, centre()(*picture.size, rng()))
+    return resized(averaged, picture, size, centre()(*picture.size, drawn()))
 
 
 def encoded(picture, form="PNG"):
@@ -26,13 +30,12 @@ def encoded(picture, form="PNG"):
 
 
 def test_centre_is_the_middle_square():
-    assert centre()(30, 20, rng()) == (5.0, 0.0, 25.0, 20.0)
-    assert centre(224 / 256)(256, 512, rng()) == (16.0, 144.0, 240.0, 368.0)
+    assert centre()(30, 20, drawn()) == (5.0, 0.0, 25.0, 20.0)
+    assert centre(224 / 256)(256, 512, drawn()) == (16.0, 144.0, 240.0, 368.0)
 
 
 def test_random_parts_are_inside_with_8_to_100_percent_and_ratio_up_to_4_to_3():
-    generator = rng()
-    boxes = np.array([random_part(40, 30, generator) for _ in range(500)])
+    boxes = np.array([random_part(40, 30, one) for one in draws(rng(), 500)])
     across, down = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     assert (boxes >= 0).all()
     assert (boxes <= [40, 30, 40, 30]).all()
@@ -44,26 +47,26 @@ def test_random_parts_are_inside_with_8_to_100_percent_and_ratio_up_to_4_to_3():
 
 
 def test_a_strip_that_no_part_fits_gives_its_middle():
-    assert random_part(1000, 10, rng()) == (495.0, 0.0, 505.0, 10.0)
+    assert random_part(1000, 10, drawn()) == (495.0, 0.0, 505.0, 10.0)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_resize_to_the_size_of_the_box_copies_it(channels):
     image = rng().integers(256, size=(4, 8, channels), dtype=np.uint8)
-    np.testing.assert_array_equal(resized(image, channels, 4), image[:, 2:6])
+    np.testing.assert_array_equal(centre_of(image, channels, 4), image[:, 2:6])
 
 
 def test_resize_averages():
     image = np.zeros((64, 64, 1), np.uint8)
     image[::2] = 200
-    np.testing.assert_allclose(resized(image, 1, 8), 100, atol=5)  # without averaging: 0 or 200
+    np.testing.assert_allclose(centre_of(image, 1, 8), 100, atol=5)  # without averaging: 0 or 200
 
 
 def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():
     # Decoded at 1/4, 72 x 24; the square in the middle spans the middle third of the gray levels.
     ramp = np.broadcast_to(np.linspace(0, 255, 288).astype(np.uint8)[None, :, None], (96, 288, 3))
     stored = encoded(Image.fromarray(ramp), "JPEG")
-    cut = resized(stored, 3, 24)
+    cut = centre_of(stored, 3, 24)
     np.testing.assert_allclose(cut[:, 0].mean(), 85, atol=3)
     np.testing.assert_allclose(cut[:, -1].mean(), 170, atol=3)
 
@@ -79,11 +82,11 @@ def test_a_jpeg_decoded_at_a_fraction_shows_the_same_part():
 )
 def test_what_cannot_be_resized(stored, channels, says):
     with pytest.raises(UsageError, match=says):
-        resized(stored, channels, 2)
+        centre_of(stored, channels, 2)
 
 
 def test_the_crops_of_a_seed_stay_the_same():
-    crops = [random_part(500, 375, rng(7)), random_part(40, 30, rng(7))]
+    crops = [random_part(500, 375, drawn(7)), random_part(40, 30, drawn(7))]
     wanted = [(83.07891066116876, 14.047410940443642, 475.9750776190669, 326.67191155682946)]
     wanted += [(6.646312852893501, 1.1237928752354907, 38.07800620952535, 26.13375292454636)]
     np.testing.assert_allclose(crops, wanted, rtol=1e-12)
@@ -91,9 +94,9 @@ def test_the_crops_of_a_seed_stay_the_same():
 
 def test_a_crop_is_resized_as_pillow_does_to_the_last_bit():
     photo = rng().integers(256, size=(150, 200, 3), dtype=np.uint8)
-    stored, box = encoded(Image.fromarray(photo), "JPEG"), random_part(200, 150, rng(3))
+    stored, box = encoded(Image.fromarray(photo), "JPEG"), random_part(200, 150, drawn(3))
     wanted = Image.open(io.BytesIO(stored)).resize((64, 64), Image.Resampling.BILINEAR, box=box)
-    np.testing.assert_array_equal(averaged(read_header(stored, 3), 64, box), np.asarray(wanted))
+    np.testing.assert_array_equal(resized(averaged, read_header(stored, 3), 64, box), np.asarray(wanted))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_a_crop_is_resized_as_pillow_does_to_the_last_bit():
     ],
 )
 def test_whole_pixels_are_inside_and_at_least_one(box, rounded):
-    assert whole_pixels(lambda *_: box)(10, 7, rng()) == rounded
+    assert whole_pixels(lambda *_: box)(10, 7, drawn()) == rounded
 
 
 @pytest.mark.parametrize(
