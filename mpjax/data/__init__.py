@@ -6,7 +6,7 @@ from mpjax.data.examples import Source, conform, labelled_images
 from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens
 from mpjax.data.open import open_source
 from mpjax.data.order import epoch_size
-from mpjax.data.read import batch_fields
+from mpjax.data.reader import batch_fields
 from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.data.stream import Batches, EvalBatches, Share
 

@@ -13,7 +13,8 @@ from mpjax.data.images.resizing import draws
 from mpjax.data.mixture import training_split
 from mpjax.data.order import epoch_size, order_of
 from mpjax.data.orientation import orientations_of
-from mpjax.data.read import SplitOfOne, fits_in_memory, read_all, read_batch, reader
+from mpjax.data.read import SplitOfOne, fits_in_memory, read_all, read_batch
+from mpjax.data.reader import reader
 from mpjax.data.stream import WHOLE, Batch, Batches, BatchesInMemory, EvalBatches, Share, StreamedBatches, prefetched
 from mpjax.errors import UsageError
 

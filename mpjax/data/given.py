@@ -14,7 +14,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Source
 from mpjax.data.fields import Image
 from mpjax.data.images.decoding import FileBytes, named_errors, opened
-from mpjax.data.read import Arrays, reader
+from mpjax.data.reader import Arrays, reader
 from mpjax.data.stream import Batch, padded_batch
 from mpjax.errors import UsageError
 

@@ -14,7 +14,8 @@ import numpy as np
 from mpjax.config.schema import Data
 from mpjax.data.examples import Portion, Source
 from mpjax.data.fields import Field, Image, Label, Mask
-from mpjax.data.read import Arrays, Split, SplitOfOne, batch_fields, reader, stacked
+from mpjax.data.read import Split, SplitOfOne, stacked
+from mpjax.data.reader import Arrays, batch_fields, reader
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpjax.data.order import Order
 from mpjax.data.orientation import AtRandom, Orientations
-from mpjax.data.read import Arrays
+from mpjax.data.reader import Arrays
 from mpjax.errors import UsageError
 
 

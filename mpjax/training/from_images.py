@@ -8,7 +8,7 @@ import numpy as np
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import Source
-from mpjax.data.read import reader
+from mpjax.data.reader import reader
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of
 from mpjax.training.setup import Task

@@ -12,7 +12,7 @@ from mpjax.config.user_code import given
 from mpjax.data import Image, Label, open_source
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.fields import Mask, Numbers
-from mpjax.data.read import batch_fields
+from mpjax.data.reader import batch_fields
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -1,0 +1,48 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mpjax.config.schema import Data
+from mpjax.data.examples import labelled_images
+from mpjax.data.images.interpolation import linear
+from mpjax.data.images.resizing import centre, draws, random_part
+from mpjax.data.read import read_batch
+from mpjax.data.reader import batch_fields, reader
+from mpjax.data.sources.synthetic import synthetic_source
+from mpjax.errors import UsageError
+
+
+SOURCE = synthetic_source(3, (8, 6, 3), 1100)
+VARYING = dataclasses.replace(SOURCE, fields=labelled_images(3, (None, None, 3)))
+
+
+def test_images_of_one_size_are_resized_whole():
+    read = reader(SOURCE, Data(image_size=5), training=True)
+    assert read.fields["image"].shape == (5, 5, 3)
+    assert read.frame(6, 8, None) == centre()(6, 8, None)
+    assert read_batch(SOURCE.train, [3, 4], read)["image"].shape == (2, 5, 5, 3)
+
+
+def test_images_that_vary_are_cut_at_random_in_training_and_in_the_middle_in_evaluation():
+    config = Data(image_size=224)
+    assert reader(VARYING, config, training=True).frame is random_part
+    assert reader(VARYING, config, training=False).frame(256, 256, None) == (16, 16, 240, 240)
+
+
+def test_without_antialiasing_an_image_and_its_mask_are_cut_at_the_same_whole_pixels(monkeypatch):
+    monkeypatch.setattr("mpjax.data.reader.require_packages", lambda: None)
+    read = reader(VARYING, Data(image_size=224, antialias=False), training=True)
+    assert read.resize is linear
+    (drawn,) = draws(np.random.default_rng(7), 1)  # of (83.08, 14.05, 475.98, 326.67)
+    assert read.frame(500, 375, drawn) == (83, 14, 476, 327)
+
+
+def test_the_shape_of_images_in_a_batch():
+    assert batch_fields(SOURCE, Data())["image"].shape == (8, 6, 3)
+    assert batch_fields(VARYING, Data(image_size=5))["image"].shape == (5, 5, 3)
+
+
+def test_images_that_vary_need_a_size():
+    with pytest.raises(UsageError, match=r"images of several sizes, \(None, None, 3\).*--data.image_size 224"):
+        reader(VARYING, Data(), training=True)
