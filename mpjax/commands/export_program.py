@@ -11,8 +11,8 @@ from mpjax import data
 from mpjax.config import Config
 from mpjax.config.commands import Export
 from mpjax.config.paths import expanded
+from mpjax.data.example_reader import reader
 from mpjax.data.read import SplitOfOne
-from mpjax.data.reader import reader
 from mpjax.errors import UsageError, first_line
 from mpjax.report.files import write_atomically
 from mpjax.training.eval_step import in_evaluation

@@ -7,8 +7,8 @@ import numpy as np
 
 from mpjax.commands.parts import Parts
 from mpjax.config import Config
+from mpjax.data.example_reader import reader
 from mpjax.data.read import read_batch
-from mpjax.data.reader import reader
 from mpjax.report.mask_pictures import side_by_side
 from mpjax.training import TrainState
 from mpjax.training.mesh import place

@@ -7,6 +7,7 @@ import numpy as np
 from mpjax.config.limits import check_data
 from mpjax.config.schema import Data
 from mpjax.data.augment.on_device import normalisation
+from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source, require_examples
 from mpjax.data.fields import Image
 from mpjax.data.images.resizing import draws
@@ -14,7 +15,6 @@ from mpjax.data.mixture import training_split
 from mpjax.data.order import epoch_size, order_of
 from mpjax.data.orientation import orientations_of
 from mpjax.data.read import SplitOfOne, fits_in_memory, read_all, read_batch
-from mpjax.data.reader import reader
 from mpjax.data.stream import WHOLE, Batch, Batches, BatchesInMemory, EvalBatches, Share, StreamedBatches, prefetched
 from mpjax.errors import UsageError
 

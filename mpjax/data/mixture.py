@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from mpjax.config.schema import Data
+from mpjax.data.example_reader import Arrays, batch_fields, reader
 from mpjax.data.examples import Portion, Source
 from mpjax.data.fields import Field, Image, Label, Mask
 from mpjax.data.read import Split, SplitOfOne, stacked
-from mpjax.data.reader import Arrays, batch_fields, reader
 from mpjax.errors import DataWarning, UsageError
 
 

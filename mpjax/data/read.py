@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpjax.config.schema import Data
+from mpjax.data.example_reader import Arrays, Reader, aligned, decoded
 from mpjax.data.examples import Examples, Source
 from mpjax.data.images.resizing import draws
-from mpjax.data.reader import Arrays, Reader, aligned, decoded
 from mpjax.errors import UsageError
 
 

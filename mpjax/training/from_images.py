@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from mpjax.config.schema import Data
+from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source
-from mpjax.data.reader import reader
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of
 from mpjax.training.setup import Task

@@ -11,8 +11,8 @@ from mpjax.config.schema import Data
 from mpjax.config.user_code import given
 from mpjax.data import Image, Label, open_source
 from mpjax.data.augment.preparation import preparation_of
+from mpjax.data.example_reader import batch_fields
 from mpjax.data.fields import Mask, Numbers
-from mpjax.data.reader import batch_fields
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
+from mpjax.data.example_reader import batch_fields, reader
 from mpjax.data.examples import labelled_images
 from mpjax.data.images.interpolation import linear
 from mpjax.data.images.resizing import centre, draws, random_part
 from mpjax.data.read import read_batch
-from mpjax.data.reader import batch_fields, reader
 from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.errors import UsageError
 
@@ -31,7 +31,7 @@ def test_images_that_vary_are_cut_at_random_in_training_and_in_the_middle_in_eva
 
 
 def test_without_antialiasing_an_image_and_its_mask_are_cut_at_the_same_whole_pixels(monkeypatch):
-    monkeypatch.setattr("mpjax.data.reader.require_packages", lambda: None)
+    monkeypatch.setattr("mpjax.data.example_reader.require_packages", lambda: None)
     read = reader(VARYING, Data(image_size=224, antialias=False), training=True)
     assert read.resize is linear
     (drawn,) = draws(np.random.default_rng(7), 1)  # of (83.08, 14.05, 475.98, 326.67)
