@@ -1,46 +1,29 @@
-"""Decodes, resizes and checks one example: which part of an image is cut, and where its pixels go."""
+"""Decodes, resizes and checks examples: which part of an image is cut, and where its pixels go."""
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from mpjax.config.schema import Data
 from mpjax.data.beside_images import require_one_frame
-from mpjax.data.examples import Example, Source, array, conform
+from mpjax.data.examples import Example, Source, array, require_fields
 from mpjax.data.fields import Fields, Image, Mask
 from mpjax.data.images.decoding import Picture, decode, read_header, read_plain_header
 from mpjax.data.images.interpolation import linear, require_packages
-from mpjax.data.images.resizing import (
-    Box,
-    Frame,
-    Resize,
-    averaged,
-    centre,
-    draws,
-    nearest,
-    random_part,
-    resized,
-    whole_pixels,
-)
+from mpjax.data.images.resizing import Box, Frame, Resize, averaged, centre, draws, nearest, random_part, whole_pixels
+from mpjax.data.stacking import Arrays, Numbered, aligned, conform_all
 from mpjax.errors import UsageError
 
-
-Arrays = dict[str, np.ndarray]
-"""Maps each field to an array [N, ...]."""
-
-Plan = dict[str, Callable[[], np.ndarray]]
-"""Maps each image and mask of an example to a function that decodes it."""
 
 _EVALUATED_SHARE = 224 / 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Decodes, resizes and checks single examples.
+    """Decodes, resizes and checks examples.
 
     Args:
       fields: the fields of the result; images and masks have one size.
@@ -57,74 +40,72 @@ class Reader:
     header: Callable[[bytes | np.ndarray, int], Picture] = read_header
 
     def __call__(self, example: Example) -> Arrays:
-        """Returns the fields in the batch dtypes; a random frame is always the same."""
-        drawn = draws(np.random.default_rng(0), 1)[0]
-        memory = {name: images[0] for name, images in self.memory(1).items()}
-        return self.settled(example, decoded(self.planned(example, drawn, memory)))
+        """Returns the fields of one example in the batch dtypes; a random frame is always the same."""
+        return {name: values[0] for name, values in self.batch([example]).items()}
 
-    def memory(self, count: int) -> Arrays:
-        """Allocates uint8 [count, side, side, channels] for each field of images that are resized."""
-        images = {name: field for name, field in self.fields.items() if self.frame and isinstance(field, Image)}
-        return {
-            name: aligned((count, _side(field), _side(field), field.shape[2]), np.dtype(np.uint8))
-            for name, field in images.items()
-        }
-
-    def planned(self, example: Example, drawn: np.ndarray, memory: Arrays) -> Plan:
-        """Reads the headers of images and masks and chooses their crop; decodes none.
+    def batch(
+        self, examples: Sequence[Example], drawn: np.ndarray | None = None, numbers: Sequence[int] | None = None
+    ) -> Arrays:
+        """Returns the fields of several examples as arrays [N, ...] in the batch dtypes.
 
         Args:
-          example: as it is stored.
-          drawn: what a random frame draws.
-          memory: for each image that is resized, uint8 [side, side, channels], where its pixels go.
+          examples: as they are stored.
+          drawn: what a random frame draws for each; None: the same for all batches of this size.
+          numbers: the number of each, for error messages.
+
+        Raises:
+          UsageError: an example does not match the fields, or has another dtype than the first one.
         """
-        plan = {}
-        box = None
+        named = Numbered(self.name, numbers)
+        named.each(functools.partial(require_fields, fields=self.fields), examples)
+        columns: dict[str, list | np.ndarray] = {name: [example[name] for example in examples] for name in self.fields}
+        if self.frame:
+            drawn = draws(np.random.default_rng(0), len(examples)) if drawn is None else drawn
+            self._crop(columns, self.frame, drawn, named)
+        else:
+            for name, field in self.fields.items():
+                if isinstance(field, Image | Mask):
+                    columns[name] = named.each(functools.partial(_decoded, name, field), columns[name])
+        return conform_all(columns, self.fields, named)
+
+    def _crop(self, columns: dict[str, list | np.ndarray], frame: Frame, drawn: np.ndarray, named: Numbered) -> None:
+        """Replaces images by their crops, uint8 [N, side, side, channels], and masks by uint8 [N, side, side].
+
+        One kind of work is done for all examples, then the next: after a decoder has run, Python's own code and data
+        are no longer in the processor's caches, and cost four times as much.
+        """
+
+        def box(picture: Picture, row: np.ndarray) -> Box:
+            return frame(*picture.stored_size, row)
+
+        boxes = None
         for name, field in self.fields.items():
-            if name not in example or not isinstance(field, (Image, Mask)):
+            if not isinstance(field, Image | Mask):
                 continue
-            value = _stored(name, example[name], field)
-            channels = field.shape[2] if isinstance(field, Image) else 1
-            if self.frame is None:
-                plan[name] = functools.partial(decode, value, channels)
-                continue
-            picture = self.header(value, channels)
-            box = box or self.frame(*picture.stored_size, drawn)
-            if isinstance(field, Image):
-                plan[name] = functools.partial(_resized_into, memory[name], self.resize, picture, box)
-            else:
-                plan[name] = functools.partial(resized, nearest, picture, _side(field), box)
-        return plan
+            pictures = named.each(functools.partial(self._opened, name, field), columns[name])
+            boxes = boxes or named.each(box, pictures, drawn)  # of the first image; its mask is cut alike
+            side = cast(int, field.shape[0])
+            crops = aligned((len(pictures), side, side, _channels(field)), np.dtype(np.uint8))
+            named.each(nearest if isinstance(field, Mask) else self.resize, pictures, boxes, crops)
+            columns[name] = crops[..., 0] if isinstance(field, Mask) else crops
 
-    def settled(self, example: Example, images: Arrays) -> Arrays:
-        """Returns the fields in the batch dtypes, with decoded images and masks; a mask loses its channel axis."""
-        for name, value in images.items():
-            if isinstance(self.fields[name], Mask) and value.ndim > 2:
-                images = {**images, name: value[..., 0]}
-        return conform({**example, **images}, self.fields)
+    def _opened(self, name: str, field: Image | Mask, value: Any) -> Picture:
+        """Reads the header of an image, or of a mask [H, W]; decodes nothing."""
+        if not isinstance(value, bytes):
+            value = array(name, value)
+            if isinstance(field, Mask) and value.ndim == 2:
+                value = value[..., None]
+        return self.header(value, _channels(field))
 
 
-def decoded(plan: Plan) -> Arrays:
-    """Decodes the images and masks of one example; a mask is never interpolated."""
-    return {name: make() for name, make in plan.items()}
+def _decoded(name: str, field: Image | Mask, value: Any) -> np.ndarray:
+    """Returns an image, or a mask without its channel axis, at its stored size."""
+    found = decode(value, _channels(field)) if isinstance(value, bytes) else array(name, value, field)
+    return found[..., 0] if isinstance(field, Mask) and found.shape[2:] == (1,) else found
 
 
-def _side(field: Image | Mask) -> int:
-    """Returns the side of images or masks that are resized to a square."""
-    return cast(int, field.shape[0])
-
-
-def _resized_into(out: np.ndarray, resize: Resize, picture: Picture, box: Box) -> np.ndarray:
-    resize(picture, box, out)
-    return out
-
-
-def _stored(name: str, value: Any, field: Image | Mask) -> bytes | np.ndarray:
-    """Returns a stored image or mask, encoded or as an array; a mask [H, W] becomes [H, W, 1]."""
-    if isinstance(value, bytes):
-        return value
-    pixels = array(name, value)
-    return pixels[..., None] if isinstance(field, Mask) and pixels.ndim == 2 else pixels
+def _channels(field: Image | Mask) -> int:
+    return field.shape[2] if isinstance(field, Image) else 1
 
 
 def reader(source: Source, config: Data, *, training: bool) -> Reader:
@@ -171,15 +152,3 @@ def _resized(field: Any, size: int) -> Any:
 def batch_fields(source: Source, config: Data) -> Fields:
     """Returns the fields of a batch: those of `source`, images and masks in the size that `config` sets."""
     return reader(source, config, training=True).fields
-
-
-_ALIGNMENT = 64
-"""The bytes at whose multiples an array has to begin for JAX to use it on a CPU without a copy."""
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocates an array that begins at a multiple of `_ALIGNMENT`."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNMENT
-    return memory[begin : begin + size].view(dtype).reshape(shape)

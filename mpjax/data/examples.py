@@ -27,11 +27,7 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
     >>> example["image"].dtype, example["label"].dtype
     (dtype('float32'), dtype('int32'))
     """
-    if missing := [name for name in fields if name not in example]:
-        raise UsageError(
-            f"{missing[0]}: missing; the example has {', '.join(example) or 'nothing'}; "
-            f"wanted {' and '.join(fields)}; a function for --data.preprocess must return them all"
-        )
+    require_fields(example, fields)
     settled = {name: field.settle(name, array(name, example[name], field)) for name, field in fields.items()}
     leading = {name: value.shape[: value.ndim - fields[name].rank] for name, value in settled.items()}
     (first, batch), *others = leading.items()
@@ -43,6 +39,16 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
                 f"wanted one {name} per {first}: {batch}"
             )
     return settled
+
+
+def require_fields(example: Mapping[str, Any], fields: Fields) -> None:
+    """Raises UsageError if an example lacks a field."""
+    if missing := fields.keys() - example.keys():
+        first = next(name for name in fields if name in missing)
+        raise UsageError(
+            f"{first}: missing; the example has {', '.join(example) or 'nothing'}; "
+            f"wanted {' and '.join(fields)}; a function for --data.preprocess must return them all"
+        )
 
 
 def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:

@@ -11,10 +11,11 @@ import numpy as np
 
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.data.example_reader import Arrays, reader
+from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source
 from mpjax.data.fields import Image
 from mpjax.data.images.decoding import FileBytes, named_errors, opened
+from mpjax.data.stacking import Arrays
 from mpjax.data.stream import Batch, padded_batch
 from mpjax.errors import UsageError
 

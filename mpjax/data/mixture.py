@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.example_reader import Arrays, batch_fields, reader
+from mpjax.data.example_reader import batch_fields, reader
 from mpjax.data.examples import Portion, Source
 from mpjax.data.fields import Field, Image, Label, Mask
-from mpjax.data.read import Split, SplitOfOne, stacked
+from mpjax.data.read import Split, SplitOfOne
+from mpjax.data.stacking import Arrays, stacked
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -3,16 +3,15 @@
 import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from mpjax.config.schema import Data
-from mpjax.data.example_reader import Arrays, Reader, aligned, decoded
+from mpjax.data.example_reader import Reader
 from mpjax.data.examples import Examples, Source
-from mpjax.data.images.resizing import draws
-from mpjax.errors import UsageError
+from mpjax.data.stacking import Arrays, require_dtypes
 
 
 _CHUNK = 512
@@ -29,49 +28,9 @@ def read_batch(
     Raises:
       UsageError: an example does not match its fields or the dtypes of the first example; the message names it.
     """
-    # Fetching records one by one costs fifteen times as much.
     numbers = [int(index) for index in indices]
-    found = examples.__getitems__(numbers)
-
-    def each(function: Callable[..., Any], *arguments: Iterable) -> list:
-        done = []
-        for number, *its in zip(numbers, *arguments, strict=True):
-            try:
-                done.append(function(*its))
-            except UsageError as error:
-                raise UsageError(f"{error} (example {number} of {read.name})") from error
-        return done
-
-    # One kind of work for all examples, then the next: after a decoder has run, Python's own code and data are no
-    # longer in the processor's caches, and costs four times as much.
-    memory = read.memory(len(found))  # of the batch: images are resized into it, without a copy
-    rows = [{name: images[row] for name, images in memory.items()} for row in range(len(found))]
-    plans = each(read.planned, found, draws(np.random.default_rng(0), len(found)) if drawn is None else drawn, rows)
-    settled = each(read.settled, found, each(decoded, plans))
-    for number, example in zip(numbers, settled, strict=True):
-        require_dtypes(example, settled[0], number, read)
-    return {
-        name: memory[name] if name in memory else stacked([example[name] for example in settled]) for name in settled[0]
-    }
-
-
-def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Stacks arrays of one shape and dtype; the result begins at a multiple of `_ALIGNMENT`."""
-    return np.stack(rows, out=aligned((len(rows), *rows[0].shape), rows[0].dtype))
-
-
-def require_dtypes(example: Arrays, first: Arrays, number: int, read: Reader) -> None:
-    """Raises UsageError if dtypes differ from the first example: uint8 is scaled on the device, float32 is not.
-
-    Raises:
-      UsageError: a dtype differs; the message names the example.
-    """
-    for name, value in example.items():
-        if value.dtype != first[name].dtype:
-            raise UsageError(
-                f"{name}: example {number} of {read.name} is {value.dtype}, others are {first[name].dtype}; wanted one "
-                f"dtype; write {name}.astype(np.float32) / 255 for all, or astype(np.uint8) for all"
-            )
+    # Fetching records one by one costs fifteen times as much.
+    return read.batch(examples.__getitems__(numbers), drawn, numbers)
 
 
 class Split(Protocol):
@@ -113,7 +72,7 @@ class SplitOfOne:
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
         """Reads examples as one batch, in the dtypes of the first example."""
         found = read_batch(self.examples, indices, self.read, drawn)
-        require_dtypes(found, self.first, int(indices[0]), self.read)
+        require_dtypes(found, self.first, int(indices[0]), self.read.name)
         return found
 
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpjax.data.example_reader import Arrays
 from mpjax.data.order import Order
 from mpjax.data.orientation import AtRandom, Orientations
+from mpjax.data.stacking import Arrays
 from mpjax.errors import UsageError
 
 

@@ -54,7 +54,7 @@ def name_of(stored: object) -> str:
     return getattr(stored, "path", "")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Picture:
     """A stored image whose header has been read, and whose pixels have not been decoded.
 

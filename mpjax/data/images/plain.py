@@ -40,22 +40,22 @@ def plain_header(stored: bytes) -> Plain | None:
     while True:
         if len(stored) < at + 4 or stored[at] != 0xFF:
             return None
-        marker, length = stored[at + 1], struct.unpack_from(">H", stored, at + 2)[0]
-        body = stored[at + 4 : at + 2 + length]
-        if len(body) != length - 2:
+        marker, length = stored[at + 1], 256 * stored[at + 2] + stored[at + 3]
+        end = at + 2 + length
+        if length < 2 or len(stored) < end:
             return None
         if marker == _JFIF:
-            jfif = length >= 16 and body[:5] == b"JFIF\0"
+            jfif = length >= 16 and stored[at + 4 : at + 9] == b"JFIF\0"
             if not jfif:
                 return None
         elif marker == _FRAME:
-            if frame or (frame := _frame(body, at + 5)) is None:
+            if frame or (frame := _frame(stored[at + 4 : end], at + 5)) is None:
                 return None
         elif marker == _SCAN:
             return frame if jfif else None
         elif marker not in _OTHER:
             return None
-        at += 2 + length
+        at = end
 
 
 def _frame(body: bytes, height_at: int) -> Plain | None:

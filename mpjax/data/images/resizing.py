@@ -21,13 +21,6 @@ Resize = Callable[[Picture, Box, np.ndarray], None]
 UsageError if the picture cannot be decoded."""
 
 
-def resized(resize: Resize, picture: Picture, size: int, box: Box) -> np.ndarray:
-    """Returns a crop resized to uint8 [size, size, channels], in memory of its own."""
-    out = np.empty((size, size, picture.channels), np.uint8)
-    resize(picture, box, out)
-    return out
-
-
 def averaged(picture: Picture, box: Box, out: np.ndarray) -> None:
     """Resizes a crop by linear interpolation with antialiasing: every pixel of the crop counts."""
     _resize(picture, box, out, Resampling.BILINEAR)

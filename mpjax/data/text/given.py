@@ -8,9 +8,9 @@ import numpy as np
 
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.data.example_reader import Arrays
 from mpjax.data.examples import Source, conform
 from mpjax.data.given import Given
+from mpjax.data.stacking import Arrays
 from mpjax.data.text.blocks import framed
 from mpjax.data.text.given_table import DELIMITERS, column_of_table
 from mpjax.data.text.plain_tokenizers import Tokenizer

@@ -12,7 +12,7 @@ from PIL import Image
 from mpjax.data.images import interpolation
 from mpjax.data.images.decoding import decode, read_header, read_plain_header
 from mpjax.data.images.interpolation import linear, require_packages
-from mpjax.data.images.resizing import averaged, draws, random_part, resized
+from mpjax.data.images.resizing import averaged, draws, random_part
 from mpjax.errors import UsageError
 
 
@@ -35,6 +35,12 @@ def photo(width, height, seed=0):
     parts[0][: height // 3, width // 2 :] += 90
     grain = generator.integers(-6, 7, (height, width, 1))
     return (0.6 * parts[0] + 0.4 * parts[1] + grain).clip(0, 255).astype(np.uint8)
+
+
+def resized(resize, picture, size, box):
+    out = np.empty((size, size, picture.channels), np.uint8)
+    resize(picture, box, out)
+    return out
 
 
 def encoded(pixels, form="JPEG", mode="RGB", **options):
