@@ -33,7 +33,6 @@ import grain
 import jax
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -69,6 +68,9 @@ def small_images() -> np.ndarray:
 
 def photographs() -> list[bytes]:
     """JPEG files of 500x375: parts of scikit-learn's two sample photographs."""
+    # Imported late: it starts threads, whose memory `keep_freed_memory` could not set any more.
+    from sklearn.datasets import load_sample_images
+
     rng = np.random.default_rng(0)
     pictures = [Image.fromarray(image) for image in load_sample_images().images]
     files = []
@@ -89,14 +91,14 @@ def with_mpjax(source: Source, config: Data) -> Loader:
     fields = data.batch_fields(source, config)
 
     @jax.jit
-    def prepare(batch, key):
+    def prepare(batch, step):
+        key = jax.random.fold_in(jax.random.key(0), step)
         return data.prepare(batch, key, config=config, fields=fields)["image"]
 
     def load() -> Iterator[jax.Array]:
-        key = jax.random.key(0)
         stream = batches.from_position(0)
         for step in range(batches.steps_per_epoch):
-            yield prepare(jax.device_put(next(stream)), jax.random.fold_in(key, step))
+            yield prepare(jax.device_put(next(stream)), step)
 
     return load
 

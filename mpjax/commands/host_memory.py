@@ -18,8 +18,8 @@ def keep_freed_memory() -> bool:
     freed, and the kernel clears every page of the next one, which took up to half the time of a step
     (docs/performance.md). Up to 1 GB is kept.
 
-    To be called before JAX starts its threads. Nothing changes where the environment sets glibc's memory already: in
-    GLIBC_TUNABLES, or one of `_VARIABLES`.
+    To be called before JAX, scikit-learn or others start threads: a thread stays with the heap that it began with.
+    Nothing changes where the environment sets glibc's memory already: in GLIBC_TUNABLES, or one of `_VARIABLES`.
 
     Returns:
       True if freed memory is kept from here on.

@@ -43,8 +43,8 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
 
 def require_fields(example: Mapping[str, Any], fields: Fields) -> None:
     """Raises UsageError if an example lacks a field."""
-    if missing := fields.keys() - example.keys():
-        first = next(name for name in fields if name in missing)
+    if not fields.keys() <= example.keys():
+        first = next(name for name in fields if name not in example)
         raise UsageError(
             f"{first}: missing; the example has {', '.join(example) or 'nothing'}; "
             f"wanted {' and '.join(fields)}; a function for --data.preprocess must return them all"

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 
 from mpjax.data.images.decoding import Picture, pixels
-from mpjax.data.images.plain import ENDS, at_least
+from mpjax.data.images.plain import ENDS, first_rows
 from mpjax.data.images.resizing import Box, shrinks, shrunk, whole
 from mpjax.errors import UsageError
 
@@ -72,8 +72,9 @@ def _plain_part(picture: Picture, size: int, box: Box) -> np.ndarray | None:
     across, down = width / header.width, height / header.height
     box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     left, top, right, bottom = map(int, whole(box, width, height))
-    cut, cut_height = at_least((bottom + _BELOW) * fraction, stored, header)
-    shape = (-(-cut_height // fraction), width, picture.channels)
+    rows = min((bottom + _BELOW) * fraction, header.height)
+    cut = first_rows(rows, stored, header) if rows < header.height else stored
+    shape = (-(-rows // fraction), width, picture.channels)
     memory = _memory(math.prod(shape))
     try:
         found = simplejpeg.decode_jpeg(cut, colours, min_width=width, min_height=shape[0], buffer=memory)

@@ -17,14 +17,12 @@ class Plain:
     Args:
       width, height: in pixels.
       channels: 1 or 3.
-      rows_per_unit: rows of pixels that are coded together, 8 or 16.
       height_at: the position of the height in the file.
     """
 
     width: int
     height: int
     channels: int
-    rows_per_unit: int
     height_at: int
 
 
@@ -68,19 +66,17 @@ def _frame(body: bytes, height_at: int) -> Plain | None:
         return None
     if sampling[0] not in (_SAMPLING if channels == 3 else {(1, 1)}) or any(other != (1, 1) for other in sampling[1:]):
         return None
-    return Plain(width, height, channels, 8 * sampling[0][1], height_at)
+    return Plain(width, height, channels, height_at)
 
 
-def at_least(rows: int, stored: bytes, header: Plain) -> tuple[bytes, int]:
-    """Returns a JPEG of the first `rows` rows or a few more, and its height: the same file with another height.
+def first_rows(rows: int, stored: bytes, header: Plain) -> bytes:
+    """Returns a JPEG of the first rows, fewer than in `stored`: the same file with another height.
 
-    A decoder of the result passes over the rest of the scan, and warns of it (`ENDS`).
+    A decoder of the result passes over the rest of the scan, and warns of it (`ENDS`). The last row may differ from the
+    whole image's, if chroma is interpolated between rows.
     """
-    height = -(-rows // header.rows_per_unit) * header.rows_per_unit
-    if height >= header.height:
-        return stored, header.height
     at = header.height_at
-    return b"".join((stored[:at], struct.pack(">H", height), memoryview(stored)[at + 2 :])), height
+    return b"".join((stored[:at], struct.pack(">H", rows), memoryview(stored)[at + 2 :]))
 
 
 ENDS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
