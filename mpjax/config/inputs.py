@@ -68,8 +68,10 @@ class Data:
     std: Floats = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
     crop_padding: int = -1
-    """Augmentation: pixels of zero padding before a random crop back to size; 0: none; -1: 1, and none for the task
-    `own`, because its other columns stay where they are."""
+    """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the task `own`,
+    because its other columns stay where they are."""
+    crop_edges: Literal["black", "reflect"] = "black"
+    """Augmentation: padding of crop_padding, black or the image reflected at its edges."""
     flip: bool = False
     """Augmentation: flip images horizontally with probability 0.5."""
     alternate_flips: bool = False

@@ -131,6 +131,8 @@ def _ranges(settings: Config | Data, prefix: str = "") -> Iterator[str]:
 def _data(data: Data) -> Iterator[str]:
     if not -1 <= data.crop_padding < 2**31:
         yield f"--data.crop_padding is {data.crop_padding}: wanted a number of pixels, 0 for none"
+    if data.crop_edges != "black" and not data.padding:
+        yield f"--data.crop_edges {data.crop_edges}: images are not shifted; write --data.crop_padding 2"
     if not 0 <= data.random_erasing <= 1:
         yield f"--data.random_erasing is {data.random_erasing}: wanted a share from 0 to 1"
     if not 0 <= data.randaugment_magnitude <= 10:

@@ -129,6 +129,12 @@ def test_a_rate_of_nothing_is_freezing():
         check(load_config(["--optimizer.rates", "stem/*", "0"]))
 
 
+def test_reflected_edges_need_a_shift():
+    with pytest.raises(UsageError, match="--data.crop_edges reflect: images are not shifted"):
+        check(load_config(["--data.crop_edges", "reflect", "--data.crop_padding", "0"]))
+    check(load_config(["--data.crop_edges", "reflect"]))
+
+
 def test_alternating_flips_need_flips_and_normalised_filters_need_muon():
     with pytest.raises(UsageError, match="--data.alternate_flips without --data.flip: no image is flipped"):
         check(load_config(["--data.alternate_flips"]))

@@ -145,7 +145,7 @@ def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax
 
 
 def random_shift(
-    images: Num[Array, "B H W *C"], padding: int, key: jax.Array, *, fill: int = 0
+    images: Num[Array, "B H W *C"], padding: int, key: jax.Array, *, fill: int | None = 0
 ) -> Num[Array, "B H W *C"]:
     """Shifts each image by up to `padding` pixels along each axis, which is a random crop of the padded image.
 
@@ -153,14 +153,14 @@ def random_shift(
       images: images, or masks without channels.
       padding: the largest shift in pixels.
       key: the random key.
-      fill: the value of pixels that are shifted in.
+      fill: the value of pixels that are shifted in; None: the image reflected at its edges, which are not repeated.
 
     Returns:
       Images of the same dtype.
     """
     batch, height, width, *rest = images.shape
     edges = ((0, 0), (padding, padding), (padding, padding), *[(0, 0)] * len(rest))
-    padded = jnp.pad(images, edges, constant_values=fill)
+    padded = jnp.pad(images, edges, "reflect") if fill is None else jnp.pad(images, edges, constant_values=fill)
     offsets = jax.random.randint(key, (batch, 2), 0, 2 * padding + 1, dtype=jnp.int32)
 
     def cut(image: jax.Array, offset: jax.Array) -> jax.Array:

@@ -66,9 +66,10 @@ def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, j
     if config.random_resized_crop:
         images, mask = random_resized_crop(images, keys.crop, mask, area=(config.random_resized_crop, 1.0))
     if config.padding:
-        images = random_shift(images, config.padding, keys.shift)
-        # Pixels that are shifted in are black padding, which has no label.
-        mask = None if mask is None else random_shift(mask, config.padding, keys.shift, fill=IGNORED)
+        # Black pixels that are shifted in have no label; reflected ones have theirs.
+        fill, unlabelled = (None, None) if config.crop_edges == "reflect" else (0, IGNORED)
+        images = random_shift(images, config.padding, keys.shift, fill=fill)
+        mask = None if mask is None else random_shift(mask, config.padding, keys.shift, fill=unlabelled)
     if config.flip:
         flipped = functools.partial(random_flip, key=keys.flip)
         if config.alternate_flips:

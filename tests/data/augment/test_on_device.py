@@ -54,6 +54,15 @@ def test_padding_is_black_before_normalisation():
     assert sorted({float(value) for value in out.ravel()}) == [-1.0, 1.0]
 
 
+def test_reflected_edges_have_the_labels_of_their_pixels():
+    images = jnp.asarray(IMAGES[..., :1])
+    stored = images[..., 0].astype(jnp.int32)
+    config = Data(crop_padding=2, crop_edges="reflect")
+    out = prepare_batch({"image": images, "mask": stored}, KEY, config=config, fields={})
+    assert (out["mask"] != stored).any()
+    np.testing.assert_allclose(out["image"][..., 0] * 255, out["mask"], rtol=1e-5)
+
+
 def test_a_key_gives_the_same_images_again_and_another_key_others():
     config = Data(crop_padding=1, flip=True)
     once = prepare(jnp.asarray(IMAGES), config, KEY)

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mpjax.data.augment.crops import random_flip, random_shift
 from mpjax.data.fields import IGNORED
@@ -15,6 +16,14 @@ def test_random_shift_is_a_loop_over_offsets():
     offsets = np.asarray(jax.random.randint(KEY, (6, 2), 0, 5))
     wanted = [image[top : top + 5, left : left + 7] for image, (top, left) in zip(padded, offsets, strict=True)]
     np.testing.assert_array_equal(random_shift(jnp.asarray(IMAGES), 2, KEY), np.stack(wanted))
+
+
+@pytest.mark.parametrize("padding", [2, 6])  # 6: beyond the image's other edge, which reflects again
+def test_a_shift_may_reflect_the_image_at_its_edges(padding):
+    padded = np.pad(IMAGES, ((0, 0), (padding, padding), (padding, padding), (0, 0)), "reflect")
+    offsets = np.asarray(jax.random.randint(KEY, (6, 2), 0, 2 * padding + 1))
+    wanted = [image[top : top + 5, left : left + 7] for image, (top, left) in zip(padded, offsets, strict=True)]
+    np.testing.assert_array_equal(random_shift(jnp.asarray(IMAGES), padding, KEY, fill=None), np.stack(wanted))
 
 
 def test_every_offset_occurs_alike():
