@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -61,15 +61,15 @@ class Reader:
         columns: dict[str, list | np.ndarray] = {name: [example[name] for example in examples] for name in self.fields}
         if self.frame:
             drawn = draws(np.random.default_rng(0), len(examples)) if drawn is None else drawn
-            self._crop(columns, self.frame, drawn, named)
+            columns |= self._cropped(columns, self.frame, drawn, named)
         else:
             for name, field in self.fields.items():
                 if isinstance(field, Image | Mask):
                     columns[name] = named.each(functools.partial(_decoded, name, field), columns[name])
         return conform_all(columns, self.fields, named)
 
-    def _crop(self, columns: dict[str, list | np.ndarray], frame: Frame, drawn: np.ndarray, named: Numbered) -> None:
-        """Replaces images by their crops, uint8 [N, side, side, channels], and masks by uint8 [N, side, side].
+    def _cropped(self, columns: Mapping[str, Any], frame: Frame, drawn: np.ndarray, named: Numbered) -> Arrays:
+        """Returns the crops of images, uint8 [N, side, side, channels], and of masks, uint8 [N, side, side].
 
         One kind of work is done for all examples, then the next: after a decoder has run, Python's own code and data
         are no longer in the processor's caches, and cost four times as much.
@@ -78,7 +78,7 @@ class Reader:
         def box(picture: Picture, row: np.ndarray) -> Box:
             return frame(*picture.stored_size, row)
 
-        boxes = None
+        boxes, cropped = None, {}
         for name, field in self.fields.items():
             if not isinstance(field, Image | Mask):
                 continue
@@ -87,7 +87,8 @@ class Reader:
             side = cast(int, field.shape[0])
             crops = aligned((len(pictures), side, side, _channels(field)), np.dtype(np.uint8))
             named.each(nearest if isinstance(field, Mask) else self.resize, pictures, boxes, crops)
-            columns[name] = crops[..., 0] if isinstance(field, Mask) else crops
+            cropped[name] = crops[..., 0] if isinstance(field, Mask) else crops
+        return cropped
 
     def _opened(self, name: str, field: Image | Mask, value: Any) -> Picture:
         """Reads the header of an image, or of a mask [H, W]; decodes nothing."""

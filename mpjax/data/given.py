@@ -113,7 +113,7 @@ def given_split(source: Source, config: Data) -> Given:
     read = reader(source, config, training=False)
 
     def rows(example: Any) -> Arrays:
-        return {name: value[None] for name, value in read(example).items()}
+        return read.batch([example])
 
     names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
     return Given(names, lambda positions: source.test.__getitems__(list(positions)), rows)
@@ -142,7 +142,7 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Given:
                 raise UsageError(
                     f"{path}: a colour image (Pillow's mode {mode}); the model takes grayscale, 1 channel; convert it"
                 )
-        return {name: value[None] for name, value in read({"image": stored}).items()}
+        return read.batch([{"image": stored}])
 
     paths = [path for given in inputs for path in files_of(given)]
     return Given(paths, lambda positions: [paths[position] for position in positions], rows)

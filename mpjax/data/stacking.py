@@ -75,7 +75,7 @@ def _conform_at_once(columns: Mapping[str, Sequence | np.ndarray], fields: Field
         arrays = {name: _stacked_alike(name, values) for name, values in columns.items()}
         if any(found is None or found.ndim != 1 + fields[name].rank for name, found in arrays.items()):
             return None
-        return {name: _aligned(value) for name, value in conform(arrays, fields).items()}
+        return {name: _realigned(value) for name, value in conform(arrays, fields).items()}
     except UsageError:
         return None
 
@@ -121,7 +121,7 @@ def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(rows, out=aligned((len(rows), *rows[0].shape), rows[0].dtype))
 
 
-def _aligned(values: np.ndarray) -> np.ndarray:
+def _realigned(values: np.ndarray) -> np.ndarray:
     """Returns `values` themselves if they begin at a multiple of `_ALIGNMENT`, else a copy that does."""
     if values.ctypes.data % _ALIGNMENT == 0:
         return values
