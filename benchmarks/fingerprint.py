@@ -59,7 +59,7 @@ def fingerprint(checkout: pathlib.Path, flags: str, folder: pathlib.Path) -> dic
     dump = folder / "programs"
     execute(checkout, "train.py", flags, XLA_FLAGS=f"--xla_dump_to={dump} --xla_dump_hlo_as_text")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    abouts = {path.parts[-3]: json.loads(path.read_text()) for path in run.glob("checkpoints/*/about/metadata")}
+    abouts = {path.parts[-3]: json.loads(path.read_text()) for path in run.glob("checkpoints/*/about/data.json")}
     programs = sorted(dump.glob("*before_optimizations.txt"))
     return {
         "metrics": [{name: x for name, x in line.items() if not NO_TIMES.search(name)} for line in lines],

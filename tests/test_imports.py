@@ -18,7 +18,7 @@ from house import circles
 
 PACKAGE = pathlib.Path(mpjax.__file__).parent
 ORDER = ("precision", "config", "data", "models", "training", "loop", "diagnosis", "report", "plan", "commands")
-FOR_ALL = ("errors", "strict_json", "notebook", "extend")
+FOR_ALL = ("errors", "strict_json", "notebook", "jax_internals", "extend")
 WIRING = ("cli",)
 
 PUBLIC = [
@@ -209,3 +209,8 @@ def test_every_file_has_tests_beside_it(source):
     folder = pathlib.Path(__file__).parent / place.parent
     mirrored = (folder / f"test_{place.name}").is_file() or list((folder / place.stem).glob("test_*.py"))
     assert mirrored or place.name == "__init__.py" or str(place) in UNTESTED
+
+
+def test_one_file_names_what_jax_does_not_publish():
+    private = {str(path.relative_to(PACKAGE)) for path in sources() if "jax._src" in path.read_text()}
+    assert private == {"jax_internals.py"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
+from orbax.checkpoint import v1 as ocp
 
 from mpjax.loop.checksums import checksums_of, digest_of
 from mpjax.loop.stored import FORMAT, NOT_MEASURED, UNREADABLE, complete_checkpoints, score_file, stored_score
@@ -25,17 +25,14 @@ class Checkpoints:
     """
 
     def __init__(self, directory: pathlib.Path, *, keep: int = 2, first: bool = True):
-        policies = ocp.checkpoint_managers
-        best = policies.BestN(get_metric_fn=_score, n=1)
-        options = ocp.CheckpointManagerOptions(
-            # Without best_fn Orbax writes no scores, and a resumed run cannot tell which checkpoint is best.
-            best_fn=_score,
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-        )
+        policies = ocp.training.preservation_policies
+        kept = [policies.LatestN(keep), policies.BestN(get_metric_fn=_score, n=1)]
         self._directory = directory
         if first:
             _write_lost_scores(directory)
-        self._manager = ocp.CheckpointManager(directory.resolve(), options=options, item_names=("state", "about"))
+        self._checkpointer = ocp.training.Checkpointer(
+            directory.resolve(), context=_context(), preservation_policy=policies.AnyPreservationPolicy(kept)
+        )
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
         """Starts to write a checkpoint, unless one exists for this position.
@@ -46,20 +43,32 @@ class Checkpoints:
           about: the description, JSON values by name.
           score: the score, higher is better; None if it was not measured.
         """
-        if position in self._manager.all_steps():
+        if any(stored.step == position for stored in self._checkpointer.checkpoints):
             return
         arrays, score = to_arrays(state), NOT_MEASURED if score is None else score
         described = {**about, "format": FORMAT, "score": score, "checksums": checksums_of(arrays)}
         described["digest"] = digest_of(described)
-        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(described))
         with _written_to(self._directory):
-            self._manager.save(position, args=items, metrics={"score": score})
+            self._checkpointer.save_checkpointables_async(
+                position,
+                {"state": arrays, "about": described},
+                force=True,  # else none is written while another one is
+                metrics={"score": score},
+            )
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete."""
         with _written_to(self._directory):
-            self._manager.wait_until_finished()
-        self._manager.close()
+            self._checkpointer.close()
+
+
+def _context() -> ocp.Context:
+    """Returns a context in which the description is JSON. Orbax would take a dict for a tree of arrays."""
+    handlers = ocp.handlers.local_registry()
+    handlers.add(ocp.handlers.JsonHandler, checkpointable_name="about")
+    context = ocp.Context()
+    context.checkpointables.registry = handlers
+    return context
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from mpjax.config.limits import check_distributed
 from mpjax.config.schema import Distributed
 from mpjax.errors import UsageError
+from mpjax.jax_internals import cluster_environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +68,10 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
         )
     _check_slurm(environment)
     try:
-        from jax._src.clusters import ClusterEnv  # JAX has no public name for it
-
         with warnings.catch_warnings(action="ignore"):
-            found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(timeout))
+            found = cluster_environment().auto_detect_unset_distributed_params(
+                None, None, None, None, None, int(timeout)
+            )
     except Exception as error:  # each cluster raises its own: a variable that is missing, a service without rights
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(f"cannot find the other processes of this run: {reason}; write {_FLAGS}, {_ALONE}") from error

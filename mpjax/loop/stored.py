@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.sharding import Sharding
+from orbax.checkpoint import v1 as ocp
 
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.checksums import damaged, digest_of
@@ -27,11 +27,13 @@ NOT_MEASURED = -math.inf
 
 def complete_checkpoints(directory: pathlib.Path) -> list[int]:
     """Returns the positions of the complete checkpoints in a folder; an empty list if the folder does not exist."""
-    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
+    if not directory.is_dir():
+        return []
+    return sorted(stored.step for stored in ocp.path.step.standard_name_format().find_all(directory))
 
 
-_AT_ONCE = 4
-"""Gigabytes that are read at the same time, or the largest array: what the host holds on the way to the devices."""
+_AT_ONCE = 4_000_000_000
+"""Bytes that are read at the same time, or the largest array: what the host holds on the way to the devices."""
 
 Places = Callable[[str, tuple[int, ...]], Sharding]
 """A function from the path and the shape of an array to where it belongs."""
@@ -116,7 +118,7 @@ def _read(
         arrays, faults = {}, []
         if version <= FORMAT:
             faults = _edited(about)
-            arrays = _arrays(folder / "state", places)
+            arrays = _arrays(folder, places)
     except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
         faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
         arrays, about, version, cause = {}, {}, FORMAT, error
@@ -139,9 +141,8 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
 
     An array of a dtype that JAX would narrow, such as float64 without x64, is read onto the host.
     """
-    # A CheckpointManager would read the scores of all checkpoints.
-    with ocp.StandardCheckpointer() as reader:
-        shapes = dict(reader.metadata(folder).item_metadata)
+    # A Checkpointer would read the scores of all checkpoints.
+    shapes = ocp.metadata(folder, checkpointable_name="state").metadata
 
     def like(name: str, leaf):
         if places is None or jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
@@ -149,19 +150,20 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places(name, tuple(leaf.shape)))
 
     largest = max((math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes.values()), default=0)
-    handler: Any = ocp.StandardCheckpointHandler(  # accepts more paths than it declares
-        restore_concurrent_gb=max(_AT_ONCE, math.ceil(largest / 1e9))
-    )
-    with contextlib.closing(handler):
-        # A Checkpointer would wait for the other processes, also for one that failed.
-        args = ocp.args.StandardRestore({name: like(name, leaf) for name, leaf in shapes.items()})
-        return handler.restore(folder, args=args)
+    context = ocp.Context()
+    context.memory.read_concurrent_bytes = max(_AT_ONCE, largest)
+    # Else a process would wait for the others, also for one that failed.
+    this = jax.process_index()
+    context.multiprocessing.primary_host, context.multiprocessing.active_processes = this, {this}
+    with context:
+        abstract = {name: like(name, leaf) for name, leaf in shapes.items()}
+        return ocp.load(folder, abstract, checkpointable_name="state")
 
 
 def _description(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the description that `JsonSave` wrote."""
-    (file,) = (folder / "about").glob("metadata*")
-    return json.loads(file.read_text())
+    """Reads the description, from the file that Orbax 0.12 writes or from the one of earlier APIs."""
+    file = folder / "about" / "data.json"
+    return json.loads((file if file.is_file() else file.with_name("metadata")).read_text())
 
 
 def _edited(about: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from jax.experimental import topologies
 from mpjax.config.folders import default_cache_folder
 from mpjax.config.program import command_line
 from mpjax.errors import UsageError
+from mpjax.jax_internals import register_compiler
 
 
 PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
@@ -121,11 +122,8 @@ def load_compiler() -> None:
         return  # JAX loads its own packages when it first looks for devices
     # Platforms that are registered after JAX has chosen its devices are not tried for any.
     jax.devices()
-    # What the package's own hook calls. JAX offers plugins no public name.
-    from jax._src import xla_bridge
-
     with without_noise():
-        xla_bridge.register_plugin("cuda", priority=0, library_path=str(compiler_folder() / LIBRARY))
+        register_compiler(str(compiler_folder() / LIBRARY))
 
 
 def absent_devices(topology: str, target: str) -> list[Any]:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
+from mpjax.jax_internals import cudnn_checks
 from mpjax.plan.compiler import absent_devices, jaxlib_version, require_compiler
 from mpjax.plan.devices import GPUS, Gpu
 from mpjax.plan.runs import Target
@@ -138,23 +139,22 @@ def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
             yield
         return
     # JAX queries the installed cuDNN and the present GPU. Here there are none.
-    from jax._src.cudnn import fused_attention_stablehlo as fused
-
+    checks = cudnn_checks()
     major, minor, patch = CUDNN
     answers = {
         "check_cudnn_version": lambda: major * 10_000 + minor * 100 + patch,
         "check_compute_capability": lambda wanted: gpu.capability >= _numbers(wanted),
         "is_cuda_compute_capability_equal": lambda wanted: gpu.capability == _numbers(wanted),
     }
-    before = {name: getattr(fused, name) for name in answers if hasattr(fused, name)}
+    before = {name: getattr(checks, name) for name in answers}
     try:
         for name in before:
-            setattr(fused, name, answers[name])
+            setattr(checks, name, answers[name])
         with jax.default_device(device):
             yield
     finally:
         for name, function in before.items():
-            setattr(fused, name, function)
+            setattr(checks, name, function)
 
 
 def _numbers(capability: str) -> tuple[int, ...]:

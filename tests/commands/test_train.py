@@ -179,7 +179,7 @@ def test_a_resumed_run_says_what_it_does_otherwise(stopped, capsys):
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_ends_as_undisturbed(undisturbed, stopped):
     damaged = stopped / "checkpoints" / "14"
     shutil.copytree(undisturbed[0] / "checkpoints" / "14", damaged)
-    (about,) = (damaged / "about").glob("metadata*")
+    about = damaged / "about" / "data.json"
     about.write_text(about.read_text().replace("dynamic", "dynamix", 1))
     with pytest.warns(CheckpointWarning, match="14 is damaged .* using .*/7 instead$"):
         resume(stopped)

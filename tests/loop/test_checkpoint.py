@@ -52,7 +52,7 @@ def test_a_full_disk_is_a_system_error_that_names_the_folder(tmp_path, monkeypat
     def full(*args, **kwargs):
         raise ValueError("RESOURCE_EXHAUSTED: Error writing key in OCDBT database")
 
-    monkeypatch.setattr(checkpoints._manager, "save", full)
+    monkeypatch.setattr(checkpoints._checkpointer, "save_checkpointables_async", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         checkpoints.save(1, {"w": np.zeros(2)}, {}, score=None)
     assert caught.value.filename == str(tmp_path)

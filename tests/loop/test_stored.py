@@ -1,6 +1,8 @@
 """Stored checkpoints: which is chosen, what is read back and where to, what counts as complete, what is damaged."""
 
 import json
+import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +118,7 @@ def test_a_later_format_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, STATE, {}, score=None)
     checkpoints.close()
-    (about,) = (tmp_path / "1" / "about").glob("metadata*")
+    about = tmp_path / "1" / "about" / "data.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "format": 3}))
     with pytest.raises(UsageError, match="has format 3; this mpjax reads up to 2"):
         read_checkpoint(tmp_path)
@@ -155,7 +157,8 @@ ORBAX = pytest.mark.filterwarnings("ignore:coroutine", "ignore::pytest.PytestUnr
 @ORBAX
 def test_a_flipped_bit_of_the_newest_falls_back_to_the_one_before_with_a_warning_that_names_both(tmp_path):
     saved(tmp_path, 1, 2)
-    flipped(max((tmp_path / "2").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size), 300, 3)
+    for file in (tmp_path / "2" / "state").rglob("d/*"):
+        flipped(file, 150, 3)
     with pytest.warns(CheckpointWarning, match=r"checkpoint .*/2 is damaged \(.*\); .*; using .*/1 instead$"):
         position, arrays, _ = read_checkpoint(tmp_path)
     assert (position, arrays["params/w"][0]) == (1, 1.0)
@@ -165,7 +168,7 @@ def test_a_flipped_bit_of_the_newest_falls_back_to_the_one_before_with_a_warning
 
 def test_an_edited_description_is_refused(tmp_path):
     saved(tmp_path, 1)
-    (about,) = (tmp_path / "1" / "about").glob("metadata*")
+    about = tmp_path / "1" / "about" / "data.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "policy": "q"}))
     with pytest.raises(UsageError, match="its description has changed since it was saved"):
         read_checkpoint(tmp_path)
@@ -195,9 +198,21 @@ def test_a_damaged_score_of_an_old_checkpoint_blocks_nothing(tmp_path, content):
 
 def test_a_checkpoint_without_checksums_is_read_as_it_was(tmp_path):
     saved(tmp_path, 1)
-    (about,) = (tmp_path / "1" / "about").glob("metadata*")
+    about = tmp_path / "1" / "about" / "data.json"
     about.write_text(json.dumps({"policy": "p", "format": 1}))
     assert read_checkpoint(tmp_path)[2] == {"policy": "p", "format": 1}
+
+
+def test_checkpoints_of_orbax_before_its_v1_api_are_read_and_continued(tmp_path):
+    """Written by mpjax 0.1 of November 2026 with Orbax's CheckpointManager: 3 with score 0.9, 4 with 0.5."""
+    folder = shutil.copytree(pathlib.Path(__file__).parent / "written_before" / "orbax_0.12_v0", tmp_path / "run")
+    position, arrays, about = read_checkpoint(folder)
+    assert (position, about["policy"], about["score"]) == (4, "mixed_float16", 0.5)
+    assert arrays["params/blocks/0/kernel"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert (arrays["params/half"].dtype, arrays["params/half"].tolist()) == (jnp.bfloat16, [1.5, -2])
+    assert (float(arrays["scale"]), int(arrays["count"]), bool(arrays["finite"])) == (32768, 7, True)
+    saved(folder, 5, 6, 7, score=0.7)
+    assert (complete_checkpoints(folder), read_checkpoint(folder, "best")[0]) == ([3, 5, 6, 7], 3)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mpjax.jax_internals import cudnn_checks
 from mpjax.models.attention import implementation_for
 from mpjax.plan.devices import GPUS
 from mpjax.plan.target import mesh_of, traced_for
@@ -28,8 +29,7 @@ def test_what_keeps_cudnn_from_running_there_keeps_it_from_being_planned(plugin)
 
 
 def test_jax_is_told_what_the_gpu_can_and_outside_a_plan_nothing_is_changed(plugin):
-    from jax._src.cudnn import fused_attention_stablehlo as fused
-
+    fused = cudnn_checks()
     before = (fused.check_cudnn_version, fused.check_compute_capability, jax.config.jax_default_device)
 
     def fail():

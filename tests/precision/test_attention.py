@@ -1,7 +1,9 @@
 """Attention with scores and softmax in float32: right in half precision, on a CPU too, and in Flax's own layer."""
 
 import functools
+import warnings
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,6 +169,24 @@ def test_weights_can_be_sown():
     _, sown = nnx.capture(model, nnx.Intermediate)(X, sow_weights=True)
     (weights,) = jax.tree.leaves(sown)
     assert (weights.shape, weights.dtype) == ((2, 4, 5, 5), jnp.float16)
+
+
+@pytest.mark.skipif("nnx_sow_capture_noop" not in flax.config._values, reason="flax before 0.12.11 always sows")
+@pytest.mark.parametrize("only_in_capture", [False, True])
+def test_outside_a_capture_weights_are_sown_where_and_as_flax_sows_them(only_in_capture):
+    """Flax warns there, has an option that makes `sow` do nothing there, and is going to make it the only way."""
+    found = {}
+    for policy in ("float32", "mixed_float16"):
+        model = layer(policy)
+        flax.config.update("nnx_sow_capture_noop", only_in_capture)
+        try:
+            with warnings.catch_warnings(record=True, action="always") as told:
+                model(X, sow_weights=True)
+        finally:
+            flax.config.update("nnx_sow_capture_noop", False)
+        found[policy] = jax.tree.structure(nnx.state(model, nnx.Intermediate)), [w.category for w in told]
+    assert found["float32"] == found["mixed_float16"]
+    assert found["float32"][0].num_leaves == (0 if only_in_capture else 1)
 
 
 def test_an_attention_of_the_users_choice_is_left_alone():

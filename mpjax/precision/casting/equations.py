@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import jax
+from jax.extend import source_info_util
 
 from mpjax.notebook import file_or_cell
 
@@ -28,12 +29,6 @@ def bind(primitive, arrays: Sequence, params: dict) -> Sequence[jax.Array]:
         return [_SCATTERS[primitive.name](operand, indices, updates, **kept)]
     outputs = primitive.bind(*arrays, **params)
     return outputs if primitive.multiple_results else [outputs]
-
-
-try:
-    from jax._src.source_info_util import current_name_stack, user_context
-except ImportError:  # a future JAX: scopes are kept, but source lines point into this package
-    current_name_stack = user_context = None
 
 
 LIBRARIES = ("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/", "/mpjax/precision/", "/mpjax/diagnosis/")
@@ -83,10 +78,9 @@ def source_of(eqns: Iterable) -> str:
 
 def standing_at(eqn) -> AbstractContextManager:
     """Returns a context manager that gives traced operations the named scopes and source lines of an equation."""
-    if user_context is None or current_name_stack is None:
-        return jax.named_scope(str(eqn.source_info.name_stack))
     # Adds to the scopes that are already open, like jax.core.eval_jaxpr.
-    return user_context(eqn.source_info.traceback, name_stack=current_name_stack() + eqn.source_info.name_stack)
+    scopes = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=scopes)
 
 
 def first_outside(lines: list[SourceLine], folders: tuple[str, ...]) -> int:
