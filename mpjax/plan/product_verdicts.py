@@ -203,6 +203,6 @@ def _why(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> 
             'jax.config.update("jax_default_matmul_precision", "highest") keeps them'
         ), False
     narrow = all(dtype in HALF or dtype.startswith("float8") for dtype in ours)
-    if target.platform == "cpu" and narrow and set(run.operands) == {"float32"}:
-        return f"XLA computes {written(ours)} products of a CPU in float32", True
+    if target.platform == "cpu" and narrow and compared(ours, run.operands) == WIDER:
+        return f"XLA computes {written(ours)} products of a CPU in {runs}", True
     return f"XLA computes it in {runs}", False

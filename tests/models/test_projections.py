@@ -172,6 +172,7 @@ def test_a_rule_for_one_of_them_keeps_three_products(rule):
 
 
 def test_heads_that_are_divided_over_devices_keep_three_products():
+    model = module()
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
-        divided = products(module())
+        divided = products(model)
     assert divided == products(module("float32"))

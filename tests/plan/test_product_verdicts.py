@@ -58,10 +58,13 @@ def test_as_asked():
     assert (row.verdict, row.reason, row.count) == ("as asked", "", 1)
 
 
-def test_a_cpu_that_widens_half_precision_can_do_no_other():
-    row = of(run=runs("float32"), target=CPU)
+@pytest.mark.parametrize(
+    ("asked", "found"), [("float16", "float32"), ("float8_e4m3fn", "float32"), ("float8_e4m3fn", "bfloat16")]
+)
+def test_a_cpu_that_widens_half_precision_can_do_no_other(asked, found):
+    row = of(asks(asked), runs(found), policy=None, target=CPU)
     assert (row.verdict, row.device_limit) == ("wider", True)
-    assert row.reason == "XLA computes float16 products of a CPU in float32"
+    assert row.reason == f"XLA computes {asked} products of a CPU in {found}"
 
 
 def test_what_xla_widens_elsewhere_is_no_limit_of_the_device():

@@ -23,16 +23,20 @@ X = jax.ShapeDtypeStruct((64, 32), jnp.float32)
 PARAMS = {"up": jax.ShapeDtypeStruct((32, 32), jnp.float32), "down": jax.ShapeDtypeStruct((32, 8), jnp.float32)}
 
 
-def step(params, x):
+def step(params, x, half=jnp.bfloat16):
     """One step of gradient descent with half-precision products."""
 
     def loss(params):
         with jax.named_scope("up"):
-            h = jnp.tanh(x.astype(jnp.bfloat16) @ params["up"].astype(jnp.bfloat16))
+            h = jnp.tanh(x.astype(half) @ params["up"].astype(half))
         with jax.named_scope("down"):
-            return jnp.mean(jnp.square((h @ params["down"].astype(jnp.bfloat16)).astype(jnp.float32)))
+            return jnp.mean(jnp.square((h @ params["down"].astype(half)).astype(jnp.float32)))
 
     return jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g, params, jax.grad(loss)(params))
+
+
+# Products of bfloat16 are computed as such by some versions of XLA on a CPU; those of float16 by none so far.
+step_in_float16 = functools.partial(step, half=jnp.float16)
 
 
 def found(receipt, *kinds):
@@ -40,8 +44,8 @@ def found(receipt, *kinds):
 
 
 def test_a_cpu_says_that_it_widens_half_precision_and_updates_are_float32():
-    receipt = mpjax.receipt(step, PARAMS, X, policy="mixed_bfloat16")
-    assert receipt.line == "bfloat16 asked; this CPU computes 5 of 5 products in float32 (wider)"
+    receipt = mpjax.receipt(step_in_float16, PARAMS, X, policy="mixed_float16")
+    assert receipt.line == "float16 asked; this CPU computes 5 of 5 products in float32 (wider)"
     assert all(row.device_limit for row in receipt if row.kind == "product")
     assert found(receipt, "update") == {(name, "update", "float32", "as asked") for name in ("up", "down")}
     receipt.require(device_limits=False)
@@ -115,10 +119,10 @@ def test_an_array_that_a_function_takes_and_returns_is_no_parameter():
 
 
 def test_stages_of_jit_are_taken_as_they_are():
-    traced = jax.jit(step).trace(PARAMS, X)
-    assert mpjax.receipt(traced).line.startswith("bfloat16 asked; this CPU computes 5 of 5")
+    traced = jax.jit(step_in_float16).trace(PARAMS, X)
+    assert mpjax.receipt(traced).line.startswith("float16 asked; this CPU computes 5 of 5")
     compiled = traced.lower().compile()
-    assert mpjax.receipt(compiled, policy="mixed_bfloat16").line.startswith("bfloat16 asked; this CPU computes 5 of 5")
+    assert mpjax.receipt(compiled, policy="mixed_float16").line.startswith("float16 asked; this CPU computes 5 of 5")
     assert {row.verdict for row in mpjax.receipt(compiled) if row.kind == "product"} == {"unknown"}
 
 
@@ -387,7 +391,7 @@ def test_the_recipe_asked_for_is_as_asked_and_another_one_is_not(policy):
     model = blocks(policy)
     for asked in ("mixed_float8", "mixed_float8_rowwise", "mixed_float8_delayed", "mixed_mxfp8"):
         receipt = mpjax.receipt(gradients, model, WIDE, policy=asked)
-        wrong = {row.path for row in receipt if not row.device_limit}
+        wrong = {row.path for row in receipt if row.verdict != "as asked" and not row.device_limit}
         assert wrong == (set() if asked == policy else {"blocks/1"})
 
 

@@ -63,7 +63,7 @@ def nnx_lstm():
 
 SIZES = {
     **dict.fromkeys(["features", "in_features", "out_features", "hidden_features", "num_features", "channels"], WIDTH),
-    **dict.fromkeys(["num_embeddings", "embedding_size", "vocab_size", "embed_dim"], WIDTH),
+    **dict.fromkeys(["num_embeddings", "embedding_size", "vocab_size", "embed_dim", "max_seq_len"], WIDTH),
     **dict.fromkeys(["in_size", "out_size", "width_size", "input_size", "hidden_size", "output_size", "shape"], WIDTH),
     **dict.fromkeys(["in_channels", "out_channels", "output_channels", "query_size"], WIDTH),
     **dict.fromkeys(["num_heads", "groups", "num_groups", "depth", "lora_rank", "target_shape"], 2),
@@ -74,7 +74,7 @@ SIZES = {
 }
 # Arguments that are given though they have defaults: these would not do for layers this small, or not compute.
 OPTIONAL = {"num_groups", "channels", "deterministic", "use_running_average", "decode", "mode", "einsum_str", "key"}
-OPTIONAL |= {"rngs", "num_embeddings", "embedding_size", "vocab_size", "embed_dim"}
+OPTIONAL |= {"rngs", "num_embeddings", "embedding_size", "vocab_size", "embed_dim", "max_seq_len"}
 
 # What libraries call differently, or give in their own types.
 CONSTRUCTOR: dict[str, dict[str, Any]] = {

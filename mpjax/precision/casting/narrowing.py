@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
+from mpjax.precision.casting.jaxprs import opened, scan_counts
 from mpjax.precision.dtypes import HALF
 
 
@@ -94,9 +95,9 @@ def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | No
     bodies, first = [params[key] for key in ("jaxpr", "call_jaxpr") if key in params], 0
     if name == "cond":
         bodies, first = params["branches"], 1
-    if name == "scan" and places[-1] >= params["num_consts"]:
+    if name == "scan" and places[-1] >= scan_counts(params)[0]:
         bodies = []
-    bodies = [getattr(body, "jaxpr", body) for body in bodies]
+    bodies = [opened(body)[0] for body in bodies]
     if not bodies or places[0] < first or any(len(body.invars) + first != len(eqn.invars) for body in bodies):
         return [None], []
     found = [_followed(body, body.invars[place - first], once) for body in bodies for place in places]
