@@ -4,6 +4,7 @@ As a pytest plugin it writes one JSON file; as a script it prints what such file
 
     PYTHONPATH=. pytest -n auto -p benchmarks.suite --costs costs.json
     python benchmarks/suite.py costs.json
+    python benchmarks/suite.py --most 0 --output benchmarks/results/suite_cpu.json quick.json slow.json
 """
 
 import argparse
@@ -31,6 +32,7 @@ EVENTS = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
     "/jax/core/compile/backend_compile_duration": "compile",
 }
+PACKAGES = ("orbax", "grain", "tyro", "pytest")
 CAUSES = ("trace", "lower", "compile", "process", "sleep", "run")
 
 
@@ -112,7 +114,7 @@ class _Recorder:
     def __init__(self, config):
         self.file = pathlib.Path(config.getoption("--costs"))
         self.reports = not hasattr(config, "workerinput")
-        self.tests, self.start = {}, perf_counter()
+        self.tests, self.start, self.outcomes = {}, perf_counter(), collections.Counter()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item):
@@ -131,13 +133,16 @@ class _Recorder:
 
     def pytest_runtest_logreport(self, report):
         costs = dict(report.user_properties).get("costs")
+        if report.when == "call" or report.outcome != "passed":  # a test that is skipped has no call
+            self.outcomes[report.outcome] += 1
         if report.when == "teardown" and costs:
             self.tests[report.nodeid] = {name: round(value, 3) for name, value in costs.items()}
 
     def pytest_sessionfinish(self):
         if self.reports:
             wall = round(perf_counter() - self.start, 1)
-            self.file.write_text(json.dumps({"wall": wall, "tests": self.tests}, indent=0))
+            found = {"where": describe(*PACKAGES), "outcomes": self.outcomes, "wall": wall, "tests": self.tests}
+            self.file.write_text(json.dumps(found, indent=0))
 
 
 def causes_of(costs):
@@ -151,7 +156,10 @@ def summary(found):
     total = collections.Counter()
     for costs in found["tests"].values():
         total.update(costs)
+    where = found.get("where", {})
     return {
+        **{name: where[name] for name in ("python", "versions", "date") if where},
+        **found.get("outcomes", {}),
         "tests": len(found["tests"]),
         "wall": found["wall"],
         "cpu": round(total["cpu"]),
@@ -193,7 +201,8 @@ def main():
         print("", table_of(groups(found["tests"], lambda nodeid: nodeid.split("::")[0], arguments.most)), sep="\n")
         print("", table_of(groups(found["tests"], lambda nodeid: nodeid, arguments.most)), sep="\n")
     if arguments.output:
-        arguments.output.write_text(json.dumps({**describe("pytest"), "rings": rings}, indent=2) + "\n")
+        machine = {name: value for name, value in describe().items() if name in ("cores", "processor")}
+        arguments.output.write_text(json.dumps({**machine, "rings": rings}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

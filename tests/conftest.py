@@ -18,12 +18,14 @@ if platform.machine() == "x86_64":
 CHEAP = os.environ.get("MPJAX_TEST_XLA") != "optimized"
 if CHEAP:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"  # the workers use all cores already
 if CHEAP and version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = ""  # else a program's key names the folder
 
+import hypothesis
 import jax
 import pytest
 
@@ -32,6 +34,10 @@ from mpjax.config import load_config
 from mpjax.config.folders import default_cache_folder
 from mpjax.errors import UsageError
 
+
+# An example may compile, which takes as long as it takes.
+hypothesis.settings.register_profile("mpjax", deadline=None)
+hypothesis.settings.load_profile("mpjax")
 
 TESTS = pathlib.Path(__file__).parent
 PACKAGE = pathlib.Path(mpjax.__file__).parent

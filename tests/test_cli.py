@@ -317,6 +317,7 @@ def test_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_pa
     assert metrics_of(folder, steps) == metrics_of(undisturbed, steps)
 
 
+@pytest.mark.slow
 def test_a_float64_run_in_a_process_of_its_own(tmp_path):
     """64-bit arrays are switched on for the whole process, before the first array."""
     flags = ["--steps", "20", "--precision.policy", "float64", "--training.ema", "0.9"]

@@ -68,6 +68,7 @@ def train_two_steps(folder, *arguments):
     return summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [file for file in FILES if file.parent.name == "precision"], ids=name_of)
 def test_a_precision_file_trains_two_steps(file, tmp_path):
     flags = ["--model.name", "mlp", "--model.width", "64", "--model.depth", "4", "--data.name", "synthetic:8x8x1:10"]

@@ -1,6 +1,7 @@
 """The order of the folders, what `import mpjax` brings along, and the public names."""
 
 import ast
+import functools
 import importlib.metadata
 import pathlib
 import subprocess
@@ -54,6 +55,12 @@ def sources():
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def trees():
+    """The syntax tree of every file, by its path in the package."""
+    return {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sources()}
+
+
 def stage(module):
     """`mpjax.loop.train` belongs to `loop`."""
     parts = module.split(".")
@@ -73,16 +80,16 @@ def imported_stages(tree):
             assert node.level == 0, "imports are absolute"
 
 
-@pytest.mark.parametrize("source", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_folder_imports_only_those_before_it(source):
-    own = source.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if own == "extend":
-        return  # it imports nothing; what it names is for type checkers and readers (tests/test_extend.py)
-    allowed = {
-        *FOR_ALL,
-        *((*ORDER, *WIRING) if own in WIRING else ORDER[: ORDER.index(own) + 1] if own in ORDER else ()),
-    }
-    assert set(imported_stages(ast.parse(source.read_text()))) <= allowed
+def test_a_folder_imports_only_those_before_it():
+    wrong = {}
+    for source, tree in trees().items():
+        own = source.parts[0].removesuffix(".py")
+        if own == "extend":
+            continue  # it imports nothing; what it names is for type checkers and readers (tests/test_extend.py)
+        before = (*ORDER, *WIRING) if own in WIRING else ORDER[: ORDER.index(own) + 1] if own in ORDER else ()
+        if later := set(imported_stages(tree)) - {*FOR_ALL, *before}:
+            wrong[str(source)] = later
+    assert wrong == {}
 
 
 def test_every_folder_has_its_place():
@@ -141,6 +148,7 @@ def test_a_public_name_resolves_to_what_is_documented():
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
+@pytest.mark.slow
 def test_run_can_be_called_also_after_its_module_was_imported():
     code = "import mpjax.commands.train, mpjax\n"
     code += "try: mpjax.run(mpjax.Config(seed=-1))\n"
@@ -149,15 +157,11 @@ def test_run_can_be_called_also_after_its_module_was_imported():
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == wanted
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_what_is_defined_under_a_public_name_is_exported(name):
+def test_what_is_defined_under_a_public_name_is_exported():
     """Names of the design that some module defines are importable from mpjax."""
-    defined = any(
-        isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
-        for source in sources()
-        for node in ast.parse(source.read_text()).body
-    )
-    assert defined == (name in mpjax.__all__)
+    nodes = (node for tree in trees().values() for node in tree.body)
+    defined = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert defined & set(PUBLIC) == set(mpjax.__all__) & set(PUBLIC)
 
 
 def test_an_unknown_name_is_an_attribute_error_that_suggests_the_nearest():
@@ -189,26 +193,25 @@ def test_circles_are_found_also_through_an_import_inside_a_function(tmp_path):
     assert circles(tmp_path) == [["mpjax.a", "mpjax.b"]]
 
 
-@pytest.mark.parametrize("source", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_function_has_the_name_of_its_module(source):
-    defined = [node.name for node in ast.parse(source.read_text()).body if isinstance(node, ast.FunctionDef)]
-    assert source.stem not in defined
+def test_no_function_has_the_name_of_its_module():
+    functions = {path: {n.name for n in tree.body if isinstance(n, ast.FunctionDef)} for path, tree in trees().items()}
+    assert [str(path) for path, names in functions.items() if path.stem in names] == []
 
 
 UNTESTED = {
     "config/inputs.py",
-    "config/schema.py",
     "config/step.py",
 }
 """Files of which others' tests are: dataclasses and tables alone."""
 
 
-@pytest.mark.parametrize("source", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_file_has_tests_beside_it(source):
-    place = source.relative_to(PACKAGE)
-    folder = pathlib.Path(__file__).parent / place.parent
-    mirrored = (folder / f"test_{place.name}").is_file() or list((folder / place.stem).glob("test_*.py"))
-    assert mirrored or place.name == "__init__.py" or str(place) in UNTESTED
+def test_every_file_has_tests_beside_it():
+    def mirrored(place):
+        folder = pathlib.Path(__file__).parent / place.parent
+        return (folder / f"test_{place.name}").is_file() or any((folder / place.stem).glob("test_*.py"))
+
+    lacking = {str(place) for place in trees() if place.name != "__init__.py" and not mirrored(place)}
+    assert lacking == UNTESTED
 
 
 def test_one_file_names_what_jax_does_not_publish():

@@ -114,6 +114,7 @@ def test_the_command_answers_with_json_and_refuses_with_code_2(healthy, capsys):
     assert "error: no run in nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_fastest_policy_of_a_step(healthy, capsys):
     assert cli.diagnose(["--run", str(healthy), "--step", "8", "--search", "fastest"]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -165,6 +166,7 @@ def test_a_mesh_of_more_devices_than_are_here_is_replaced_with_a_warning():
     assert on_devices_here(fits) is fits
 
 
+@pytest.mark.slow
 def test_frozen_parameters_have_no_gradient_to_diagnose():
     config = load_config([*FLAGS, "--training.freeze", "layers/0"])
     parts = make_parts(config)

@@ -69,6 +69,7 @@ def autocast(folder_of):
     return folder_of("--precision.policy O1 --steps 20 --loop.eval_every 20")
 
 
+@pytest.mark.slow
 def test_a_run_under_autocast_is_measured_under_autocast_or_under_another_policy(autocast):
     own = recorded(autocast, 20)
     assert evaluate_run(Evaluation(run=str(autocast))) == own

@@ -21,6 +21,7 @@ def trained(folder_of):
     return folder_of(flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ema", "dtype"), [(False, "bfloat16"), (True, "float32")])
 def test_the_file_has_the_checkpoints_parameters_or_their_average(trained, tmp_path, ema, dtype):
     export_run(Export(run=str(trained), output=str(tmp_path / "a.safetensors"), checkpoint="20", ema=ema))

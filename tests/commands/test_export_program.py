@@ -40,6 +40,7 @@ def trained(folder_of):
     return folder_of("--steps 60 --loop.eval_every 60")
 
 
+@pytest.mark.slow
 def test_the_program_alone_predicts_as_the_run_does(trained, tmp_path, capsys):
     file = tmp_path / "digits.jaxexport"
     assert cli.export(["--run", str(trained), "--what", "program", "--output", str(file), "--platforms", "cpu"]) == 0

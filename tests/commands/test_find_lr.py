@@ -30,6 +30,7 @@ def test_each_update_has_its_rate_and_the_files_say_what_was_found(tmp_path, cap
         search("", tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_a_skipped_step_is_no_point_and_its_rate_comes_again(tmp_path):
     too_high = "--precision.policy mixed_float16 --precision.initial_scale 1073741824 --precision.max_scale 1073741824"
     found = search(f"{too_high} --updates 20 --highest 1e-3", tmp_path / "a")
@@ -39,6 +40,7 @@ def test_a_skipped_step_is_no_point_and_its_rate_comes_again(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_without_a_fall_there_is_no_suggestion(tmp_path, capsys):
     found = search("--updates 20 --highest 1e-5 --report.no_plot --training.accumulate auto", tmp_path / "a")
     assert found["suggestion"] is None

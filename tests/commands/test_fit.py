@@ -23,6 +23,7 @@ def of(flags, gather=None):
     return fitted(load_config([*FLAGS, *shlex.split(flags)]), *([gather] if gather else []))
 
 
+@pytest.mark.slow
 def test_a_run_stores_the_number_that_it_found(tmp_path, capsys):
     run(load_config([*FLAGS, "--data.batch_size", "auto", "--report.no_plot", "--output_dir", str(tmp_path / "run")]))
     stored = from_toml(tmp_path / "run" / "config.toml")
@@ -49,6 +50,7 @@ def test_memory_decides(monkeypatch):
         of("--data.batch_size auto --training.accumulate 1000")
 
 
+@pytest.mark.slow
 def test_a_batch_is_at_most_an_epoch_of_a_mixture(tmp_path):
     file = tmp_path / "few.py"
     file.write_text(
@@ -63,6 +65,7 @@ def test_a_batch_that_does_not_divide_is_not_said_to_be_too_large():
         of("--data.batch_size 3 --training.accumulate auto")
 
 
+@pytest.mark.slow
 def test_a_generated_set_stays_small():
     config, _ = of("--data.batch_size auto --data.name synthetic:4x4x1:2")
     assert config.data.batch_size == 4096

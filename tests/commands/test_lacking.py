@@ -41,6 +41,7 @@ def flowers(folder):
         Image.new("RGB", (8 + index % 3, 9), (200, 40 * (index % 2), 40)).save(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "first", "wanted"),
     [

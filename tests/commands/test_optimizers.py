@@ -36,6 +36,7 @@ def steps_of(flags, steps=3):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["novograd", "adafactor --optimizer.arguments min_dim_size_to_factor 4"])
 def test_norms_of_arrays_that_are_divided_are_of_the_whole(optimizer, monkeypatch):
     """Both look at whole arrays: the norm of each, and its rows and columns."""
@@ -46,6 +47,7 @@ def test_norms_of_arrays_that_are_divided_are_of_the_whole(optimizer, monkeypatc
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["--mesh.data 2", "--mesh.data 1 --mesh.fsdp 2"])
 def test_frozen_arrays_of_several_devices_keep_every_bit(mesh, monkeypatch):
     monkeypatch.setattr("mpjax.training.layout.SMALL", 1)
@@ -83,6 +85,7 @@ def folder(tmp_path_factory):
     return root / "run"
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_optimizer_logs_the_applied_rate(folder):
     """A fifth of four steps is no warm-up: 0.1, then a tenth of it after four steps."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -103,6 +106,7 @@ def test_a_run_of_ones_own_optimizer_needs_trust_to_resume(folder):
     run(load_config(["--resume", "--output_dir", str(folder), "--trust_code"]))
 
 
+@pytest.mark.slow
 def test_the_run_says_that_no_weight_decay_is_applied(tmp_path, capsys):
     run(config_of(f"--output_dir {tmp_path / 'a'} {QUIET} --optimizer.name adam --optimizer.learning_rate 0.01"))
     assert "no weight decay: adam takes no weight_decay" in capsys.readouterr().out

@@ -77,6 +77,7 @@ def test_the_test_set_is_measured_example_by_example(whole):
     assert metrics["test/student"] * 64 == pytest.approx(round(metrics["test/student"] * 64))
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_the_middle_with_its_parts(whole, tmp_path):
     folder, _ = whole
     mode = folder.name
@@ -97,6 +98,7 @@ def test_the_code_of_a_stored_run_needs_trust(whole):
         evaluate_run(Evaluation(run=str(folder)))
 
 
+@pytest.mark.slow
 def test_a_step_is_diagnosed_with_its_objective(whole):
     folder, _ = whole
     found = diagnose_run(Diagnose(run=str(folder), step=8, trust_code=True, search="none"))
@@ -140,6 +142,7 @@ def brief(folder, *flags):
     return load_config([*BRIEF, "--output_dir", str(folder), *flags])
 
 
+@pytest.mark.slow
 def test_parts_may_be_values_of_python(tmp_path):
     seen = []
 
@@ -174,6 +177,7 @@ def above(outputs, batch):
     return outputs[:, 0] > batch["x"][:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["--mesh.data", "--mesh.fsdp"])
 def test_parts_on_a_mesh_do_what_they_do_on_one_device(tmp_path, axis):
     """With an augmentation without random numbers, which differ from device to device."""
@@ -242,6 +246,7 @@ def test_a_failed_callback_is_named_and_the_run_can_go_on(tmp_path):
     assert list(complete_checkpoints(tmp_path / "run" / "checkpoints")) == [2]
 
 
+@pytest.mark.slow
 def test_a_failed_callback_is_a_line_and_an_exit_code(tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text("class Broken:\n    def logged(self, step, metrics):\n        return metrics['train/los']\n")
@@ -290,6 +295,7 @@ class Quiet:
         self._hear("close")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "error", "said", "step"),
     [

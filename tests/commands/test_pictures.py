@@ -89,6 +89,7 @@ def test_the_predicted_mask_is_that_of_predict(segmented, tmp_path):
         np.testing.assert_array_equal(found[2, f"masks/{number}"][:, 68:], coloured(mask))
 
 
+@pytest.mark.slow
 def test_the_number_is_a_setting_and_need_not_divide_among_devices(tmp_path):
     found = train(tmp_path / "a", f"{UNET} --steps 1 --data.test_split test[:3] --report.images 50")
     assert [name for _, name in found] == ["masks/0", "masks/1", "masks/2"]
@@ -107,6 +108,7 @@ def test_runs_without_masks_draw_nothing(flags):
     assert pictures.pictures_of(load_config([*UNET.split(), *flags.split()]), parts) is None
 
 
+@pytest.mark.slow
 def test_a_classification_writes_no_pictures_and_a_run_without_a_writer_for_them_draws_none(tmp_path, monkeypatch):
     assert train(tmp_path / "digits", "--model.name mlp --model.width 8 --steps 1 --report.no_plot") == {}
     monkeypatch.setattr(pictures, "make_predict_step", None)

@@ -50,6 +50,7 @@ def test_a_split_is_predicted_with_exactly_the_accuracy_of_its_evaluation(traine
         assert records[7]["input"] == "test[7]"
 
 
+@pytest.mark.slow
 def test_files_are_predicted_as_the_examples_that_they_hold(trained, images, capsys):
     split = predicted(capsys, run=str(trained), split="test[:7]", top=3)
     for inputs in ((str(images),), (f"{images}/*.png",), tuple(f"{images}/{i}.png" for i in range(7))):

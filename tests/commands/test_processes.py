@@ -138,6 +138,7 @@ def test_one_prints_and_writes(together):
     assert (folder / "config.toml").read_text() == to_toml(load_config([*SMALL, "--output_dir", str(folder)]))
 
 
+@pytest.mark.slow
 def test_a_run_of_two_goes_on_alone(together, tmp_path):
     folder = cut(together[0], tmp_path / "alone")
     run(load_config(["--resume", "--output_dir", str(folder)]))

@@ -59,6 +59,7 @@ def test_what_a_cpu_cannot_do_otherwise_is_accepted_and_said(quick, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_product_that_the_model_itself_widens_is_refused_with_its_module(quick):
     with pytest.raises(DtypeError) as error:
         mpjax.run(strict(quick), model=Careless)

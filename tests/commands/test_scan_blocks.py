@@ -78,6 +78,7 @@ def test_steps_are_those_of_single_blocks(flags):
             np.testing.assert_allclose(rows.ema[path], single.ema[path], rtol=0, atol=2e-5, err_msg=path)
 
 
+@pytest.mark.slow
 def test_a_skipped_step_of_a_stack_changes_nothing():
     """A loss scale of 2^127 makes gradients overflow."""
     flags = "--precision.policy mixed_float16 --precision.initial_scale 8388608 --precision.max_scale 8388608"
@@ -88,6 +89,7 @@ def test_a_skipped_step_of_a_stack_changes_nothing():
         np.testing.assert_array_equal(value, before.params[name])
 
 
+@pytest.mark.slow
 def test_the_step_has_as_many_equations_and_arrays_for_six_blocks_as_for_three():
     def counts(depth):
         config = config_of(f"--model.depth {depth} --optimizer.clip_norm 1 --precision.policy mixed_float16 {FORMS[1]}")
@@ -121,6 +123,7 @@ def test_a_checkpoint_goes_from_blocks_to_a_stack_and_back_with_every_bit(flags)
     assert all(saved[name].tobytes() == first[name].tobytes() for name in first)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_more_blocks_is_of_another_model():
     arrays = to_arrays(trained(FORMS[0], steps=0)[2])
     config = config_of(f"--model.depth 3 {FORMS[1]}")
@@ -223,6 +226,7 @@ def test_a_stack_is_not_divided_over_fsdp():
         make_parts(config_of(f"--mesh.data 1 --mesh.fsdp 2 {FORMS[1]}"))
 
 
+@pytest.mark.slow
 def test_a_stack_is_divided_over_tensor_as_its_blocks_are():
     config = config_of(f"--mesh.data 1 --mesh.tensor 2 {FORMS[1]}")
     spec = fresh_state(config, make_parts(config)).params["blocks/all/mlp/up/kernel"].sharding.spec

@@ -63,6 +63,7 @@ def test_all_seeds_are_in_one_plot(swept):
     assert "<!-- Thick: mean of 2 seeds." in text
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_group_for_a_comparison(swept, tmp_path, capsys):
     folder, _ = swept
     other = tmp_path / "other"
@@ -88,6 +89,7 @@ def test_a_command_on_one_run_names_the_folders_of_the_seeds(swept, command, set
         command(dataclasses.replace(settings, run=str(folder)))
 
 
+@pytest.mark.slow
 def test_a_sweep_resumes_what_has_begun_and_begins_the_rest(tmp_path):
     folder = tmp_path / "sweep"
     train(config_of(folder, "--seeds", "3"))
@@ -96,6 +98,7 @@ def test_a_sweep_resumes_what_has_begun_and_begins_the_rest(tmp_path):
     assert [read_checkpoint(folder / f"seed_{n}" / "checkpoints", "latest")[0] for n in (3, 5)] == [8, 8]
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_remembers_what_it_was_resumed_with(tmp_path):
     folder = tmp_path / "sweep"
     train(config_of(folder, "--seeds", "3"))
@@ -108,6 +111,7 @@ def test_a_resumed_sweep_remembers_what_it_was_resumed_with(tmp_path):
     assert from_toml(folder / "seed_3" / "config.toml").steps.amount == 8
 
 
+@pytest.mark.slow
 def test_seeds_that_have_begun_are_kept_though_the_config_lacks_them(tmp_path):
     folder = tmp_path / "sweep"
     train(config_of(folder, "--seeds", "3", "5"))
@@ -115,6 +119,7 @@ def test_seeds_that_have_begun_are_kept_though_the_config_lacks_them(tmp_path):
     assert train(load_config(["--resume", "--output_dir", str(folder)]))["seeds"] == [3, 5]
 
 
+@pytest.mark.slow
 def test_a_mean_over_runs_of_other_lengths_says_so(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert "warning" not in train(config_of(folder, "--seeds", "3", "5"))
@@ -154,6 +159,7 @@ def test_a_sweep_whose_first_run_is_refused_leaves_no_folder_or_its_settings_of_
     assert (folder / "config.toml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_seed_that_diverges_is_named_and_stops_no_other(tmp_path, capsys):
     flags = "--optimizer.learning_rate 1e30 --optimizer.warmup 0 --diagnosis.no_search"
     with pytest.raises(Diverged, match="2 of 2 runs diverged: seed 3: training diverged .*; seed 5: training diverged"):
@@ -169,6 +175,7 @@ def test_one_seed_has_no_spread():
     assert table(result, "runs/a").splitlines()[1] == "test loss  2.0000  (1 seed: its spread is not known)"
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_the_mean_and_standard_deviation_of_the_sweep(swept, tmp_path, capsys):
     folder, result = swept
     train(config_of(tmp_path / "other", "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))

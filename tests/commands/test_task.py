@@ -72,6 +72,7 @@ def test_parameters_travel_in_the_dtype_that_every_layer_casts_them_to(monkeypat
     assert layout.divided["layers/0/kernel"] == PartitionSpec("fsdp", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "arrays"), [("sgd", 4), ("adamw", 4), ("lamb", 6), ("lion", 4), ("novograd", 6), ("optax:adam", 6)]
 )

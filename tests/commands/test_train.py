@@ -132,6 +132,7 @@ def test_the_summary_counts_what_was_applied_and_what_was_skipped(undisturbed):
     assert summary["train/loss_scale"] < 2**24
 
 
+@pytest.mark.slow
 def test_a_run_without_a_report_draws_and_writes_no_events_and_with_one_does(tmp_path):
     flags = "--steps 3 --report.plot --report.plot_format svg pdf --report.tensorboard --optimizer.warmup 1"
     train(tmp_path / "a", *flags.split())
@@ -140,6 +141,7 @@ def test_a_run_without_a_report_draws_and_writes_no_events_and_with_one_does(tmp
     assert len(list((tmp_path / "a" / "tensorboard").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_rerunning_the_config_reproduces_the_metrics(undisturbed, tmp_path):
     folder, _ = undisturbed
     run(load_config(["--config", str(folder / "config.toml"), "--output_dir", str(tmp_path / "again")]))
@@ -147,11 +149,13 @@ def test_rerunning_the_config_reproduces_the_metrics(undisturbed, tmp_path):
     assert_same_arrays(tmp_path / "again", folder, 20)
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_run(undisturbed, tmp_path):
     train(tmp_path / "other", "--seed", "1", "--steps", "3", "--optimizer.warmup", "1")
     assert metrics_of(tmp_path / "other")[0]["train/loss"] != metrics_of(undisturbed[0])[0]["train/loss"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_bit_identical(undisturbed, stopped):
     """Steps 8 to 20 with every array, the scale and its counters, and the metrics but for times."""
     summary = resume(stopped)
@@ -176,6 +180,7 @@ def test_a_resumed_run_says_what_it_does_otherwise(stopped, capsys):
     assert printed.count("resumed with another") == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_run_ends_as_undisturbed(undisturbed, stopped):
     damaged = stopped / "checkpoints" / "14"
     shutil.copytree(undisturbed[0] / "checkpoints" / "14", damaged)
@@ -196,6 +201,7 @@ def test_an_empty_config_is_refused(stopped):
         evaluate_run(Evaluation(run=str(stopped)))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_told(undisturbed, tmp_path):
     train(tmp_path / "other", "--seed", "1", "--steps", "3", "--optimizer.warmup", "1", "--loop.save_every", "3")
     folder = shutil.copytree(undisturbed[0], tmp_path / "mixed")
@@ -204,6 +210,7 @@ def test_a_checkpoint_of_another_run_is_told(undisturbed, tmp_path):
         evaluate_run(Evaluation(run=str(folder), checkpoint="latest"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["1", "0"], ids=["on the device", "stacked"])
 def test_several_steps_in_a_call_are_the_same_run(undisturbed, tmp_path, memory):
     """As near as two programs come to each other, skipped steps included; evaluated and saved after the same steps."""
@@ -220,6 +227,7 @@ def test_several_steps_in_a_call_are_the_same_run(undisturbed, tmp_path, memory)
     )
 
 
+@pytest.mark.slow
 def test_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
     flags = ("--training.steps_per_call", "3")
     train(tmp_path / "whole", *flags)
@@ -268,6 +276,7 @@ def test_a_run_without_float32_copies_or_moments_resumes_bit_identical_and_as_an
         resume(stopped, "--precision.master_weights", "on", "--optimizer.moments", "float32", "--steps", "21")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", ["", "--data.in_memory_mb 0", "--training.steps_per_call 4"], ids=["memory", "stream", "device"]
 )
@@ -297,6 +306,7 @@ def test_a_run_on_a_mixture_resumes_bit_identical(tmp_path, flags):
     assert metrics["test/loss"] == pytest.approx(metrics_of(whole)[-1]["test/loss"])
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stopped):
     """What was being written when it was killed is no checkpoint."""
     (stopped / "checkpoints" / "7").rename(stopped / "checkpoints" / "7.orbax-checkpoint-tmp")
@@ -498,6 +508,7 @@ def test_settings_that_cannot_be_leave_no_folder(tmp_path, flags, says):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 def test_advice_is_given_at_the_start(tmp_path, capsys):
     """A scaler that bfloat16 does not need; a CPU without fast halves."""
     flags = ("--precision.policy", "mixed_bfloat16", "--precision.loss_scale", "dynamic", "--steps", "3")
@@ -552,6 +563,7 @@ class Recorder:
         self.told.append(complete_checkpoints(self.folder / "checkpoints"))
 
 
+@pytest.mark.slow
 def test_a_users_writer_receives_what_the_runs_own_do(undisturbed, tmp_path):
     writer = Recorder(tmp_path / "run")
     run(load_config([*SMALL, "--output_dir", str(writer.folder)]), writers=[writer])
@@ -574,12 +586,14 @@ def test_a_run_is_stopped_by_what_its_caller_passes(tmp_path):
     assert complete_checkpoints(tmp_path / "run" / "checkpoints") == [1]
 
 
+@pytest.mark.slow
 def test_a_profile_is_left_for_tensorboard(tmp_path):
     train(tmp_path / "a", "--steps", "12", "--profile")
     (traced,) = (tmp_path / "a" / "tensorboard" / "plugins" / "profile").iterdir()
     assert any(file.name.endswith(".xplane.pb") and file.stat().st_size > 1000 for file in traced.iterdir())
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_short_run_ends_with_it(tmp_path):
     train(tmp_path / "a", "--steps", "7", "--profile")
     assert (tmp_path / "a" / "tensorboard" / "plugins" / "profile").is_dir()
@@ -587,6 +601,7 @@ def test_a_profile_of_a_short_run_ends_with_it(tmp_path):
     assert (tmp_path / "b" / "tensorboard" / "plugins" / "profile").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_is_traced_when_it_is_asked_for_and_not_each_time_it_goes_on(tmp_path):
     # In a process of its own: the profiler hooks into every thread of its process.
     command = [sys.executable, "-c", "import sys; from mpjax.cli import train; sys.exit(train(sys.argv[1:]))"]
@@ -596,6 +611,7 @@ def test_a_run_is_traced_when_it_is_asked_for_and_not_each_time_it_goes_on(tmp_p
     assert "profile = false" in (tmp_path / "a" / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_resume_without_a_checkpoint_says_that_it_starts_anew(undisturbed, tmp_path, capsys):
     shutil.copytree(undisturbed[0], tmp_path / "a", ignore=shutil.ignore_patterns("checkpoints"))
     resume(tmp_path / "a", "--steps", "1")

@@ -70,13 +70,13 @@ def test_as_many_as_int32_counts_are_not():
     assert parse_duration("2147483647").in_steps(8, 100) == 2**31 - 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(0, 1e300), st.sampled_from(["examples", "epochs"]))
 def test_any_duration_survives_writing(amount, unit):
     assert parse_duration(str(Duration(amount, unit))) == Duration(amount, unit)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text() | st.from_regex(r"[0-9.e+-]{0,400} ?(steps|examples|epochs)?", fullmatch=True))
 def test_any_text_is_a_duration_or_refused_by_name(text):
     try:

@@ -212,7 +212,8 @@ TOML_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60)
 @given(st.sampled_from(ENTRIES), TOML_VALUES, st.none() | WORDS)
 def test_whatever_one_setting_of_a_file_is_the_file_is_read_or_named(tmp_path_factory, entry, value, renamed):
     whole = tomllib.loads(to_toml(Config()))
@@ -228,7 +229,7 @@ def test_whatever_one_setting_of_a_file_is_the_file_is_read_or_named(tmp_path_fa
             assert isinstance(from_toml(path), Config)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=3), st.integers(0, 3000), st.integers(0, 3))
 def test_whatever_bytes_stand_in_a_file_it_is_read_or_named(tmp_path_factory, written, at, dropped):
     content = to_toml(Config()).encode()
@@ -256,7 +257,7 @@ ARGUMENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ARGUMENTS)
 def test_whatever_the_arguments_they_are_settings_or_one_message(arguments):
     try:

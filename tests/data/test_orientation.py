@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpjax.config.schema import Data
@@ -16,7 +16,6 @@ FLIPS = Data(flip=True, alternate_flips=True)
 IMAGES = labelled_images(10, (4, 4, 1))
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6), rows=st.lists(st.integers(0, 2**40), min_size=1))
 def test_an_image_is_mirrored_in_one_of_two_consecutive_epochs(seed, epoch, rows):
     chosen = np.array(rows)

@@ -35,6 +35,7 @@ def test_synthetic_serves_one_task(tmp_path, task):
         open_source(Data(name="synthetic:4x6x3:5"), tmp_path, task)
 
 
+@pytest.mark.slow
 def test_digits_on_a_canvas_are_written_on_first_use(tmp_path):
     source = open_source(Data(name="digits_canvas"), tmp_path, "segmentation")
     assert source.fields == {"image": Image((32, 32, 1)), "mask": Mask((32, 32), 11)}

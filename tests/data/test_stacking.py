@@ -60,7 +60,7 @@ VALUES = st.one_of(
 
 
 @given(st.lists(VALUES, min_size=1, max_size=4), st.sampled_from([Label(3), Numbers((), np.dtype(np.float32))]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_batch_checked_at_once_is_as_if_checked_one_by_one(values, field):
     def attempt():
         try:

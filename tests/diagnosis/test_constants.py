@@ -138,6 +138,7 @@ def branches(x):
     return jax.lax.cond(jnp.max(x) * 0 + 2048 + 1 > 2048.5, lambda x: x, lambda x: 1.4 * x, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [turns, branches])
 def test_what_float32_decides_otherwise_is_in_the_reference(function):
     model = Net(function)
@@ -176,7 +177,7 @@ def _programs(function, *args):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-1e9, 1e9).filter(lambda c: c != 0), min_size=1, max_size=4))
 def test_every_constant_has_the_value_that_it_has_in_float32(numbers):
     def function(x):
@@ -221,7 +222,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(STEPS, min_size=1, max_size=4))
 def test_the_reference_is_the_float32_program_whatever_its_constants(steps):
     def function(x):

@@ -61,6 +61,7 @@ def test_under_a_tolerance_that_no_policy_keeps_the_fewest_products_are_left_out
     assert found.best.loss_error <= 5e-5
 
 
+@pytest.mark.slow
 def test_a_policy_without_a_product_in_half_precision_is_none(networks, batch):
     found = fastest_policy(Peak(1.0), networks.labels_loss, batch, tolerance=2e-5)
     assert found.best is None

@@ -64,6 +64,7 @@ def test_a_parameter_too_large_for_the_dtype_it_is_stored_in(networks):
     _check_repair(networks, model, loss_fn, batch, diagnosis, "float16", 1024.0)
 
 
+@pytest.mark.slow
 def test_gradients_too_small_without_scaling(networks):
     model, _, batch = networks.make("mlp")
 
@@ -239,6 +240,7 @@ def test_not_precision(networks, kind):
     assert diagnosis.rules == {}
 
 
+@pytest.mark.slow
 def test_a_learning_rate_too_high_is_not_precision(networks):
     model, loss_fn, batch = networks.make("mlp")
     optimizer = nnx.Optimizer(model, optax.sgd(1e9), wrt=nnx.Param)

@@ -43,6 +43,7 @@ def diagnose(model, loss=None, policy="mixed_float8"):
     return mpjax.diagnose(model, loss or loss_of(), batch(), policy=policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float8", "mixed_float8_rowwise", "mixed_mxfp8", "mixed_float8_delayed"])
 def test_a_healthy_step_is_healthy_and_has_its_noise_in_decibels(policy):
     found = diagnose(Net(nnx.Rngs(0)), policy=policy)
@@ -66,6 +67,7 @@ def test_an_outlier_weight_beside_which_others_underflow_is_taken_out_of_float8(
     assert any(line.startswith('Keep out of float8: "blocks/1/layer" = "bfloat16"') for line in found.advice)
 
 
+@pytest.mark.slow
 def test_gradients_that_an_outlier_row_flushes_are_found():
     def around(layer, x, number):
         if number != 1:
@@ -78,6 +80,7 @@ def test_gradients_that_an_outlier_row_flushes_are_found():
     assert found.verified
 
 
+@pytest.mark.slow
 def test_values_beyond_a_history_saturate_and_are_found():
     model = Net(nnx.Rngs(0))
     mpjax.apply_policy(model, "mixed_float8_delayed")
@@ -89,6 +92,7 @@ def test_values_beyond_a_history_saturate_and_are_found():
     assert "beyond the largest of the history" in found.evidence
 
 
+@pytest.mark.slow
 def test_what_bfloat16_loses_too_is_kept_in_float32():
     model = Net(nnx.Rngs(0))
 

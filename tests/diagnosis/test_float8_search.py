@@ -51,6 +51,7 @@ def found_of(model, tolerance: float = 0.05) -> Float8Layers:
     return float8_layers(make, Reference(full, outputs_of(WITHOUT_ROUNDING, full, 1.0), tolerance))
 
 
+@pytest.mark.slow
 def test_all_layers_of_a_healthy_step_can_be_in_float8():
     found = found_of(Net())
     assert (found.within, found.rules, found.float8_flops) == (True, {}, 1.0)
@@ -65,6 +66,7 @@ def test_all_layers_of_a_healthy_step_can_be_in_float8():
     assert "float8: 4 of 4 layers: --precision.policy mixed_float8\n" in str(found)
 
 
+@pytest.mark.slow
 def test_a_layer_with_an_outlier_is_left_out_although_its_decibels_do_not_show_it():
     found = found_of(Net(place=2))
     first, *others = found.layers
@@ -78,6 +80,7 @@ def test_a_layer_with_an_outlier_is_left_out_although_its_decibels_do_not_show_i
     assert lines[3].split()[:2] == ["no", "blocks/2/linear"]
 
 
+@pytest.mark.slow
 def test_where_one_layer_is_too_much_none_is_proposed():
     found = found_of(Net(), tolerance=1e-6)
     assert (found.within, [layer.float8 for layer in found.layers]) == (False, [False] * 4)

@@ -89,6 +89,7 @@ def test_turns_of_a_loop_are_read_together():
     assert layer.underflow == 1 / 13  # six results, six operands, and the weight
 
 
+@pytest.mark.slow
 def test_float32_is_read_too_and_rounds_nothing(networks):
     layers = jax.jit(lambda: probe(*networks.make("mlp"), policy="float32"))().by_layer()
     assert {layer.dtype for layer in layers} == {np.dtype("float32")}
@@ -147,6 +148,7 @@ def test_what_only_moves_values_is_not_read_again():
     assert inner == ["convert_element_type", "convert_element_type", "dot_general"]
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_is(networks):
     model, loss_fn, batch = networks.make("mlp")
     kind, kernel = type(model.head), model.head.kernel[...]

@@ -36,6 +36,7 @@ def mean_square(model, batch):
 BATCH = {"x": jnp.arange(8.0).reshape(2, 4) / 8, "y": jnp.array([0, 1])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("stored", ["float32", "mixed_bfloat16", "float16"])
 def test_the_model_is_left_as_it_was(training, stored):
@@ -182,6 +183,7 @@ def overflowing_linen():
     return lambda params, x: jnp.mean(net.apply({"params": params}, x) ** 2), params, x
 
 
+@pytest.mark.slow
 def test_of_a_model_in_a_scope_of_its_own_one_layer_is_enough():
     found = diagnose_function(*overflowing_linen(), policy="mixed_float16")
     assert (found.verdict, found.path) == ("overflow", "Deep/l2")
@@ -190,6 +192,7 @@ def test_of_a_model_in_a_scope_of_its_own_one_layer_is_enough():
     assert found.float32_flops < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", ["Deep/l0=float32", "*/head=float32", "Deep=float16"])
 def test_rules_that_are_there_already_are_no_obstacle(own):
     found = diagnose_function(*overflowing_linen(), policy=f"mixed_float16;{own}")

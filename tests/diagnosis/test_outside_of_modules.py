@@ -58,6 +58,7 @@ def bright(batch):
     return {**batch, "y": jnp.ones((2**16, 4))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss_fn", "policy", "path"),
     [
@@ -76,10 +77,12 @@ def test_the_advice_is_to_cast_what_goes_into_it(bright, loss_fn, policy, path):
     assert "With all of it in float32 the step is healthy (emulated)." in advice
 
 
+@pytest.mark.slow
 def test_the_advice_is_right(bright):
     assert diagnose(Net(rngs=nnx.Rngs(0)), in_float32, bright, policy=HALF_OUTPUT).verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_what_is_no_fault_of_the_loss_is_not_said_to_be(batch):
     def loss_fn(model, batch):
         return jnp.sum(nnx.sigmoid(model(1e5 * batch["x"])).astype(jnp.float32))  # too large for the first layer
@@ -88,6 +91,7 @@ def test_what_is_no_fault_of_the_loss_is_not_said_to_be(batch):
     assert not any("outside of all modules" in line for line in found.advice)
 
 
+@pytest.mark.slow
 def test_an_overflow_that_a_division_takes_back_is_still_one(batch):
     """The sums of the denominator are inf, the quotient is 0: the step is finite, and its loss is 1."""
     found = diagnose(Net(rngs=nnx.Rngs(0)), in_its_dtype, batch, policy=HALF_OUTPUT)

@@ -16,6 +16,7 @@ def mlp(networks):
     return networks.make("mlp")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 def test_updates_too_small_for_half_stored_parameters_stall_and_the_report_says_so(mlp, policy):
     found = diagnose(*mlp, policy=policy, tx=optax.sgd(1e-3))
@@ -61,6 +62,7 @@ def test_float32_parameters_move_under_the_same_updates(mlp):
     assert diagnose(*mlp, policy="mixed_bfloat16", tx=optax.sgd(1e-3)).verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_an_adam_whose_state_is_float16_gives_no_number(mlp):
     # Its second moments underflow and so does its eps: nothing divided by nothing.
     found = diagnose(*mlp, policy="float16", loss_scale=2.0**10, tx=optax.adam(1e-3))

@@ -118,6 +118,7 @@ def test_the_loss_falls(name, first, last):
     assert last[0] < ended < last[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("param_dtype", ["float16", "bfloat16"])
 def test_the_bare_loop_also_trains_parameters_stored_in_half_precision(param_dtype):
     _, ended = example("bare_loop").main(param_dtype=param_dtype)
@@ -216,12 +217,14 @@ class TestGradientPenalty:
         assert int(mpjax.loss_scale_state(opt_state).skipped) == 0
         return params
 
+    @pytest.mark.slow
     def test_parameters_are_the_same_with_scaling_on_and_off(self):
         off = self.train(mpjax.no_loss_scaling(optax.adam(3e-3)), "float32")
         on = self.train(mpjax.static_loss_scaling(optax.adam(3e-3), 2.0**10), "float32")
         for a, b in zip(jax.tree.leaves(off), jax.tree.leaves(on), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
+    @pytest.mark.slow
     def test_float16_with_scaling_follows_float32(self):
         exact = self.train(mpjax.no_loss_scaling(optax.sgd(1e-3)), "float32")
         half = self.train(mpjax.static_loss_scaling(optax.sgd(1e-3), 2.0**10), "mixed_float16")

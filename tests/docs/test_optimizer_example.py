@@ -18,6 +18,7 @@ def module():
     return found
 
 
+@pytest.mark.slow
 def test_it_trains_in_mixed_precision(module):
     summary = module.main(150)
     assert summary["policy"] == "params=float32,compute=float16,output=float32"

@@ -32,7 +32,7 @@ def test_the_sums_by_hand():
     assert checksums_of({"w": np.array([-1, 1], np.int32)}) == {"w": "int32[2] 0000000000000001"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 3 * 4096 * 4 - 1), st.integers(0, 7))
 def test_any_flipped_bit_is_found(byte, bit):
     flipped = bytearray(WORDS.tobytes())

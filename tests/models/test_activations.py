@@ -35,6 +35,7 @@ def test_only_the_input_is_kept_for_the_backward_pass(function):
     assert [(leaf.shape, leaf.dtype) for leaf in kept] == [((3, 4), jnp.float16)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "approximate"), [(gelu, False), (tanh_gelu, True)])
 def test_slopes_of_either_mode_and_slopes_of_slopes_are_the_exact_ones(function, approximate):
     """Against float64: the derivatives that JAX derives in float32 are off by up to 2e-5 for the tanh."""

@@ -78,6 +78,7 @@ def loss(model, x):
     return jnp.mean(jnp.square(model(x, jnp.array([4, 0], jnp.int32)).astype(jnp.float32)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "epsilon"), [("mixed_float16", 2**-10), ("mixed_bfloat16", 2**-7)])
 def test_under_autocast_it_is_near_float32(policy, epsilon):
     actual = jax.tree.leaves(nnx.jit(nnx.grad(autocast(loss, policy)))(module(), X))

@@ -45,6 +45,7 @@ def results(norm, call):
     return outputs, nnx.to_pure_dict(gradients[0]), gradients[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_relu", [False, True])
 def test_training_gives_the_numbers_of_flax(with_relu):
     flax, own = norms()

@@ -26,10 +26,12 @@ def test_parameter_count_without_the_classifier():
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == 109_482_240
 
 
+@pytest.mark.slow
 def test_texts_give_logits(model):
     assert model(TOKENS).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(model):
     lengths = jnp.array([4, 6], jnp.int32)
     padded = TOKENS.at[0, 4:].set(0)

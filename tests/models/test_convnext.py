@@ -37,6 +37,7 @@ def test_every_stage_after_the_first_halves_the_image_and_doubles_the_channels(p
     assert found == [*4 * stages[:1], *4 * stages[1:2], *10 * stages[2:3], *4 * stages[3:]]
 
 
+@pytest.mark.slow
 def test_images_of_which_no_pixel_would_be_left_are_refused():
     def call(model, x):
         return model(x)
@@ -51,6 +52,7 @@ def layer_norm(x):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
 
 
+@pytest.mark.slow
 def test_a_block_is_its_input_plus_a_scaled_perceptron_of_the_normalised_convolution():
     block = convnext.Block(4, 0.0, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (1, 7, 7, 4))

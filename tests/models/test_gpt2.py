@@ -26,6 +26,7 @@ def test_parameter_count():
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))) == 124_439_808
 
 
+@pytest.mark.slow
 def test_a_prediction_sees_what_is_before_it_only(model):
     before, after = model(TOKENS), model(TOKENS.at[:, 4].set((TOKENS[:, 4] + 1) % 20))
     assert before.shape == (2, 6, 20)
@@ -54,6 +55,7 @@ def test_logits_are_computed_in_half_and_leave_in_the_output_dtype(model, policy
     assert equations[-1].outvars[0].aval.dtype == output
 
 
+@pytest.mark.slow
 def test_what_is_added_to_the_shortcut_starts_smaller_the_deeper_the_network():
     model = gpt2.GPT2(vocabulary=20, length=8, width=128, depth=8, heads=2, rngs=nnx.Rngs(0))
     down, up = (float(jnp.std(getattr(model.blocks[3].mlp, name).kernel[...])) for name in ("down", "up"))

@@ -55,6 +55,7 @@ def products(model):
     return sorted(scope for scope, eqn in equations(traced) if eqn.primitive.name == "dot_general")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "epsilon"), [("mixed_float16", 2**-10), ("mixed_bfloat16", 2**-7)])
 def test_biases_behind_attention_give_what_they_give_before_it(policy, epsilon):
     exact, half = module("float32"), module(policy)
@@ -90,6 +91,7 @@ def test_each_kernel_is_cast_in_the_scope_of_its_layer():
     assert sorted(kernels) == ["key", "out", "query", "value"]
 
 
+@pytest.mark.slow
 def test_gradients_of_biases_are_sums_in_float32():
     """float16 has 5000 and 5004 and nothing between."""
     model = module("mixed_float16")

@@ -102,6 +102,7 @@ def small():
     return make(channels=1, width=16, num_classes=10, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.slow
 def test_a_block_starts_as_its_shortcut(small):
     x = jnp.abs(jax.random.normal(jax.random.key(0), (2, 4, 4, 16)))
     assert small.blocks[0].shortcut is resnet.identity

@@ -75,6 +75,7 @@ def test_initial_values_are_those_of_single_blocks_bit_for_bit(name):
         np.testing.assert_array_equal(rows[path], value, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradients_are_those_of_single_blocks_to_float32_rounding(name):
     inputs = MODELS[name][1]
@@ -115,6 +116,7 @@ def test_what_is_recomputed_changes_nothing(remat):
     assert_close(grads, gradients, relative=1e-6)
 
 
+@pytest.mark.slow
 def test_in_float16_the_difference_is_rounding():
     value, grads, _ = loss_and_gradients(build(False, policy="mixed_float16"))
     scanned, gradients, _ = loss_and_gradients(build(True, policy="mixed_float16"))
@@ -122,6 +124,7 @@ def test_in_float16_the_difference_is_rounding():
     assert_close(grads, gradients, relative=2e-2)
 
 
+@pytest.mark.slow
 def test_blocks_drop_the_same_features_as_one_by_one():
     """The keys of their random streams are those of single blocks, and so are the counters afterwards."""
     (value, grads, counts), (scanned, gradients, others) = (
@@ -152,6 +155,7 @@ def test_the_jaxpr_of_the_gradient_has_as_many_equations_for_six_blocks_as_for_t
     assert equations(3) == equations(6) > 100
 
 
+@pytest.mark.slow
 def test_a_rule_for_all_blocks_holds_in_both_forms():
     policy = "mixed_float16;blocks/*/mlp/up=float32"
     outputs = [build(scan, policy=policy)(TOKENS) for scan in (False, True)]

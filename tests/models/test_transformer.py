@@ -67,6 +67,7 @@ def test_the_residual_stream_is_in_half_precision():
     assert found == [jnp.bfloat16] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_a_bias_that_is_cast_apart_gives_the_layers_own_numbers_and_gradients(policy, monkeypatch):
     """Bit for bit: its gradient is added in float32."""

@@ -18,6 +18,7 @@ def test_parameter_count_for_3_channels_and_1_class():
     assert sum(leaf.size for leaf in jax.tree.leaves(parameters)) == 31_037_633
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 16), (15, 37), (17, 3), (32, 63)])
 def test_every_pixel_of_any_image_gets_logits(height, width):
     model = abstract(channels=2, num_classes=5, width=4)

@@ -30,6 +30,7 @@ def test_there_is_a_position_for_each_patch_and_one_for_the_class_token(pool, po
     assert model.positions.get_value().shape == (positions, 192)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["gap", "cls"])
 @pytest.mark.parametrize("shape", [(8, 8, 3), (8, 16, 1)])
 def test_images_give_logits(shape, pool):

@@ -18,6 +18,7 @@ def test_parameter_count_at_1000_classes():
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(abstract(), nnx.Param))) == 22_855_952
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stem", "side", "sides"),
     [(xception.ImageNetStem, 299, [147, 74, 37, 19, 10]), (xception.SmallStem, 32, [32, 16, 8, 4, 2])],

@@ -83,6 +83,7 @@ def test_batches_hold_what_the_fields_allow():
     assert largest == {"image": (0, 255), "label": (0, 6), "mask": (0, 2), "tokens": (0, 10), "length": (6, 6)}
 
 
+@pytest.mark.slow
 def test_a_step_whose_batches_say_what_to_flip_is_planned_and_measured():
     flags = "--model.name mlp --model.width 4 --data.batch_size 8 --data.flip --data.alternate_flips"
     config = load_config(flags.split())

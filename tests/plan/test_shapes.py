@@ -66,6 +66,7 @@ def test_a_task_of_other_fields_is_refused():
         fields_of("--data.name cifar10 --task language_modeling")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "digits_canvas"])
 def test_the_table_says_what_the_set_itself_says(name):
     task = "segmentation" if name == "digits_canvas" else "classification"

@@ -30,6 +30,7 @@ def rows(fn, *args, operation):
     return [eqn for _, eqn in equations(jaxpr) if eqn.primitive.name == operation]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "masked", "is_causal"), [(4, False, False), (4, False, True), (2, True, False), (1, True, True)]
 )
@@ -130,6 +131,7 @@ def layer(policy, **options):
 X = jnp.linspace(-1, 1, 160, dtype=jnp.float32).reshape(2, 5, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_flax_attention_compiles_for_a_cpu_and_has_its_softmax_in_float32(policy, dropout):

@@ -95,6 +95,7 @@ def test_a_module_takes_its_wrappers_along(again):
     assert type(again(module)) is Inner
 
 
+@pytest.mark.slow
 def test_an_unpickled_model_casts_in_a_process_that_never_set_a_policy(tmp_path):
     model = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.LayerNorm(2, rngs=nnx.Rngs(0)))
     apply_policy(model, "params=float32,compute=float16,output=bfloat16")

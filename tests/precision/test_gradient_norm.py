@@ -19,7 +19,7 @@ from mpjax.precision.scaled_loss import unscaled
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @given(x=arrays.arrays(np.float32, 7, elements=st.floats(width=32)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_is_finite_exactly_where_every_value_is(dtype, x):
     """Values whose squares overflow included."""
     given_values = {"w": jnp.asarray(x).astype(dtype), "b": jnp.float32(1e30)}

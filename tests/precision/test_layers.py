@@ -31,6 +31,7 @@ def inputs(kind):
     return jax.random.normal(jax.random.key(1), shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("kind", ["linear", "general", "batched", "conv", "grouped", "transposed"])
 def test_results_are_those_of_flax_in_half_precision_bit_for_bit(kind, dtype):
@@ -45,6 +46,7 @@ def test_results_are_those_of_flax_in_half_precision_bit_for_bit(kind, dtype):
     assert np.array_equal(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "general", "conv", "grouped", "transposed"])
 def test_the_gradient_of_a_bias_is_summed_in_float32(kind):
     module, x = layer(kind), inputs(kind)
@@ -147,7 +149,8 @@ def test_models_after_the_same_policy_have_equal_graphs():
     assert type(one).__name__ == "Conv"
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=25)
 @example(batch=(3,), others=(3,), features=(4,), bias=True)
 @given(
     batch=st.lists(st.integers(1, 3), max_size=2).map(tuple),

@@ -334,7 +334,7 @@ class Machine:
                 self.since_change = []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sequence=st.lists(st.booleans(), min_size=1, max_size=40),
     interval=st.integers(1, 5),
@@ -496,7 +496,7 @@ def trajectories(name):
 
 
 @pytest.mark.parametrize("name", INNERS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(bad=st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH))
 def test_wherever_overflows_fall_the_run_equals_a_float32_run_without_those_steps(name, bad):
     scaled, plain, skipped = trajectories(name)(jnp.array(bad))

@@ -65,6 +65,7 @@ def test_there_are_forty():
     assert len(OPTIMIZERS) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_overflow_leaves_no_trace_in_any_optimizer(name):
     first, *others = GRADIENTS

@@ -30,7 +30,7 @@ PIECES = [
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=10).map("".join)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS)
 def test_any_text_is_a_policy_or_refused(text):
     try:
@@ -40,7 +40,7 @@ def test_any_text_is_a_policy_or_refused(text):
     assert isinstance(found, Policy) or found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(TEXTS, max_size=3))
 def test_any_texts_are_rules_or_refused(texts):
     try:
@@ -50,7 +50,7 @@ def test_any_texts_are_rules_or_refused(texts):
     assert isinstance(found, Rules) or "rule" in found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, st.text(max_size=20))
 def test_any_pattern_covers_a_scope_or_does_not(pattern, scope):
     assert isinstance(covers(pattern, scope_lineage(scope)), bool)

@@ -87,6 +87,7 @@ def test_integers_and_gradients_of_integers_stay_as_they_are():
     assert average({"count": counts})["count"].tolist() == [3, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gradients",
     [
@@ -116,6 +117,7 @@ def test_gradients_that_jax_has_summed_in_float16_are_an_error_that_names_both_w
     )
 
 
+@pytest.mark.slow
 def test_gradients_summed_over_one_of_two_axes_are_an_error_that_names_it():
     def gradients(params, x):
         params = jax.lax.pcast(params, "data", to="varying")
@@ -147,6 +149,7 @@ def test_the_sum_is_not_averaged_and_a_scattered_one_is_its_part():
     assert [shard.data.shape for shard in scattered.addressable_shards] == [(1, 2), (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_buckets_hold_neighbours_of_one_dtype_and_give_back_every_array(dtype, monkeypatch):
     monkeypatch.setattr(reduction, "BUCKET", 40)

@@ -76,8 +76,9 @@ def test_beyond_the_largest_it_rounds_as_a_cast_does():
     ]
 
 
+@pytest.mark.slow
 @HALVES
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=st.lists(
         st.floats(-60000, 60000, width=32).filter(lambda v: v == 0 or abs(v) > 1e-30), min_size=64, max_size=64
@@ -104,6 +105,7 @@ def test_outside_jit_it_is_the_same():
     assert np.asarray(outside).tobytes() == np.asarray(rounded(values, "bfloat16")).tobytes()
 
 
+@pytest.mark.slow
 def test_every_array_of_every_update_has_a_seed_of_its_own():
     seeds = [seed_of(seed, jnp.int32(draws), number) for seed in (0, 1) for draws in range(20) for number in range(20)]
     assert len({int(each) for each in seeds}) == 800

@@ -30,6 +30,7 @@ def test_steps_have_integer_ticks_and_rates_need_not():
     assert any(tick != np.round(tick) for tick in of_rates.get_xticks())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
 def test_the_same_figure_has_the_same_bytes_whenever_it_is_written(kind, tmp_path):
     program = (

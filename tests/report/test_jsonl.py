@@ -176,7 +176,7 @@ def numbers_or_named(file):
     assert said is None or f"{file}, line 1 is damaged" in said
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(["step", "time", "train/loss"]), VALUES)
 def test_whatever_one_value_of_a_line_is_the_file_is_numbers_or_the_line_is_named(tmp_path_factory, name, value):
     file = tmp_path_factory.mktemp("fuzz") / "metrics.jsonl"
@@ -184,7 +184,7 @@ def test_whatever_one_value_of_a_line_is_the_file_is_numbers_or_the_line_is_name
     numbers_or_named(file)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=3), st.integers(0, len(LINE)), st.integers(0, 3))
 def test_whatever_bytes_stand_in_a_line_the_file_is_numbers_or_the_line_is_named(
     tmp_path_factory, written, at, dropped

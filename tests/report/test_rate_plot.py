@@ -5,6 +5,7 @@ import pytest
 from mpjax.report import plot_rates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "first"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_the_ending_selects_the_format(tmp_path, ending, first):
     path = tmp_path / f"rates.{ending}"

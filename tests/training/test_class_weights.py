@@ -85,6 +85,7 @@ def test_equal_weights_change_nothing():
     assert float(found.value) == pytest.approx(float(wanted.value), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_ignored_examples_count_in_no_metric():
     logits, labels = jnp.eye(3)[jnp.array([0, 1, 1])] * 9, jnp.array([0, 2, IGNORED_LABEL])
     compared = by_class((), 0.0, ignores=True)
@@ -135,6 +136,7 @@ def test_an_image_of_ignored_pixels_costs_nothing():
     assert pixels_by_class(WEIGHTS, jnp.asarray(PIXELS), mask, ignore=IGNORED).tolist() == [0.0]
 
 
+@pytest.mark.slow
 def test_segmentation_is_weighted_in_training_and_not_in_evaluation():
     def weighted(logits, mask, *, ignore):
         return pixels_by_class(WEIGHTS, logits, mask, ignore=ignore)

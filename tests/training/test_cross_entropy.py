@@ -79,6 +79,7 @@ def of_tokens(chunk, dtype=jnp.float32):
     return jax.value_and_grad(loss, argnums=(0, 1)), (x, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 3, 5, 10, 64])
 def test_loss_and_gradients_in_chunks_are_those_of_all_tokens(chunk):
     whole, inputs = of_tokens(0)

@@ -67,6 +67,7 @@ def test_without_weights_every_example_counts(parts):
     assert evaluate(*parts, batches)["value"] == 1.5
 
 
+@pytest.mark.slow
 def test_evaluation_uses_the_running_statistics_and_touches_nothing(trainer, batch):
     made = trainer(policy="mixed_float16")
     made.run([batch(1)])

@@ -67,6 +67,7 @@ def histories(state):
     return {name: np.asarray(value) for name, value in state.stats.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_remembers_the_largest_activation_weight_and_gradient_of_all_devices(layout):
     step, begun = begin(layout=layout)
@@ -102,6 +103,7 @@ def test_micro_batches_are_one_step_of_the_history_which_has_the_largest_of_them
     assert (history[:, [0, *range(2, 17)]] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["data", "fsdp"])
 @pytest.mark.parametrize("recipe", ["float8", "float8_delayed", "mxfp8"])
 def test_two_devices_train_as_one(recipe, layout):

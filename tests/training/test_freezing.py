@@ -59,6 +59,7 @@ FROZEN = ("first/bias", "first/kernel", "norm/bias", "norm/scale")
 STATISTICS = ("norm/mean", "norm/var")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "cast"), [("mixed_float16", None), ("float32", "mixed_float16")])
 def test_frozen_arrays_keep_every_bit_and_the_others_train(batch, policy, cast):
     """Four steps of AdamW with weight decay and a moving average; the third overflows, the fourth is resumed."""

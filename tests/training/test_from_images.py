@@ -37,6 +37,7 @@ def test_the_kernel_of_a_new_run_whitens_its_images(tmp_path):
     np.testing.assert_allclose(whitened, np.diag(variances / (variances + 5e-4)), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_step_leaves_it_and_a_resumed_run_takes_it_from_the_checkpoint(tmp_path, monkeypatch):
     config = settings(tmp_path / "run", "--steps", "1")
     run(config)

@@ -133,6 +133,7 @@ class Wide(nnx.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P(None, "fsdp"), P("fsdp", None)])
 def test_float8_travel_halves_the_bytes_and_changes_no_bit(spec):
     kernels = [f"blocks/{i}/kernel" for i in range(4)]

@@ -76,6 +76,7 @@ def test_moments_masters_and_averages_are_divided_as_their_parameter_and_the_res
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "scales"), [(P("fsdp", None), (32, 2)), (P(None, "fsdp"), (64, 1))])
 def test_a_float8_moment_and_its_scales_are_divided_as_their_parameter(spec, scales):
     params = {"large": jnp.ones((64, 256))}
@@ -86,6 +87,7 @@ def test_a_float8_moment_and_its_scales_are_divided_as_their_parameter(spec, sca
     assert [x.addressable_shards[0].data.shape for x in moment] == [values, scales, scales]
 
 
+@pytest.mark.slow
 def test_scales_that_do_not_divide_are_on_every_device():
     params = {"large": jnp.ones((64, 300))}
     layout = Layout(make_mesh(data=1, fsdp=2), divided={"large": P(None, "fsdp")})
@@ -94,6 +96,7 @@ def test_scales_that_do_not_divide_are_on_every_device():
     assert [each.spec for each in shardings] == [P(None, "fsdp"), P(), P()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [stochastic_weights, compensated_weights])
 def test_an_update_of_divided_half_precision_state_is_that_of_one_device(wrap):
     tx = dynamic_loss_scaling(wrap(float8_moments(optax.adamw(1e-2))))

@@ -99,6 +99,7 @@ def test_ignored_pixels_do_not_count_whatever_their_label():
     np.testing.assert_allclose(loss, [(0.126928 + 0.313262) / 2], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_ignored_pixels_have_no_gradient_and_the_others_a_finite_one():
     labels = jnp.array([[[0, 255], [1, 255]]])
     grads = jax.grad(lambda x: cross_entropy_over(x, labels, ignore=255)[0])(PIXELS)

@@ -25,7 +25,7 @@ def floats(*values):
 EXAMPLES = st.lists(st.tuples(st.integers(-100, 100), st.integers(0, 5)), min_size=1, max_size=8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(examples=EXAMPLES, data=st.data())
 def test_the_parts_of_any_split_add_up_to_the_mean_of_the_whole(examples, data):
     def part(rows):

@@ -51,7 +51,7 @@ def sizes_of(text):
     return {name: int(size) for name, size in re.findall(r"--mesh\.([a-z]+) (-?\d+)", text)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sizes=st.tuples(*[st.integers(-2, 9)] * 3), devices=st.integers(1, 16))
 def test_sizes_have_the_right_product_or_the_message_names_some_that_have(sizes, devices):
     asked = dict(zip(NAMES, sizes, strict=True))

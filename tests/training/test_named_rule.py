@@ -70,6 +70,7 @@ def quick(names, *chosen):
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in sorted(names)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(OPTAX)
 @pytest.mark.parametrize("name", quick(NAMES, "lion", "adafactor", "momo", "noisy_sgd", "sm3"))
 def test_every_optimizer_of_optax_skips_an_overflow_resumes_and_is_optaxs(name):
@@ -164,6 +165,7 @@ def test_every_optimizer_trains_with_the_default_schedule_or_says_what_to_write(
     assert all(np.all(np.isfinite(p)) for p in params.values())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(OPTAX)
 @pytest.mark.parametrize("name", sorted(NOT_FROM_ZERO))
 def test_a_rule_that_divides_by_a_rate_of_zero_is_refused_only_where_the_rate_begins_at_zero(name):

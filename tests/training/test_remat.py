@@ -79,6 +79,7 @@ def plain(tree):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_loss_gradients_statistics_and_random_streams_are_the_same_bit_for_bit_operation_by_operation(remat):
     results = []
@@ -91,6 +92,7 @@ def test_loss_gradients_statistics_and_random_streams_are_the_same_bit_for_bit_o
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_compiled_they_are_the_same_but_for_rounding(remat, policy):

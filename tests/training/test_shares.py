@@ -111,6 +111,7 @@ def test_the_mean_of_the_devices_means_would_be_another():
     assert abs((first + second) / 2 - whole) > 0.01
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_parts_of_a_divided_parameter_are_on_different_devices(axis):
     state, _ = after(layout_on(axis), [batch_of()], tx=dynamic_loss_scaling(optax.adam(0.1)))
@@ -162,6 +163,7 @@ def test_gradients_of_divided_parameters_are_scattered_in_reduce_dtype(policy, r
     assert collectives(layout, "all_gather", policy=policy, tx=tx) == ["bfloat16"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_sum_in_half_precision_is_of_gradients_of_the_mean(accumulate):
     """And not of gradients times the weight of the batch, 8 * 1000 here, which overflow."""
@@ -171,6 +173,7 @@ def test_a_sum_in_half_precision_is_of_gradients_of_the_mean(accumulate):
     assert metrics["finite"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [True, False])
 @BOTH
 def test_parameters_stored_in_half_precision_train_as_on_one_device(axis, told):
@@ -191,6 +194,7 @@ def test_parameters_stored_in_half_precision_train_as_on_one_device(axis, told):
     assert seen[-1] == {"bfloat16"}
 
 
+@pytest.mark.slow
 def test_batch_norms_see_the_whole_batch_or_their_devices_share():
     batch = batch_of([1] * 8)
     one, _ = after(None, [batch], norm=True)
@@ -205,6 +209,7 @@ def test_batch_norms_see_the_whole_batch_or_their_devices_share():
     np.testing.assert_allclose(own.stats["norm/mean"], 0.5 * before.mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_statistics_are_the_same_on_both_devices_and_counters_count_as_on_one(axis, accumulate):

@@ -96,6 +96,7 @@ def test_an_objective_that_does_not_use_mixed_labels_is_an_error_where_images_ar
     refused(tmp_path, said, objective=lambda model, batch: {"loss": entropy(model, batch)}, **{setting: value})
 
 
+@pytest.mark.slow
 def test_an_objective_that_uses_mixed_labels_trains(tmp_path):
     seen = []
 

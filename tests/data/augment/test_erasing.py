@@ -13,6 +13,7 @@ KEY = jax.random.key(0)
 PLAIN = jnp.full((3000, 24, 24, 2), 100.0)
 
 
+@pytest.mark.slow
 def test_the_share_of_erased_images_is_the_probability():
     changed = np.asarray(erased(PLAIN, KEY, 0.25) != 100).any((1, 2, 3))
     assert changed.mean() == pytest.approx(0.25, abs=0.02)
@@ -40,6 +41,7 @@ def test_what_is_erased_is_a_rectangle_of_standard_normal_noise_in_all_channels(
     assert images[inside].std() == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_dtype_stays(dtype):
     assert random_erasing(jnp.ones((4, 8, 8, 3), dtype), KEY).dtype == dtype

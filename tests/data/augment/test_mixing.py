@@ -42,6 +42,7 @@ def test_the_targets_shares_are_the_images(mix):
     assert len(np.unique(np.round(worth, 3))) > 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "variance"), [(0.2, 0.178571), (1.0, 0.083333), (4.0, 0.027778)])
 def test_mixups_share_is_beta_distributed(alpha, variance):
     """Beta(a, a) has mean 1/2 and variance 1 / (4 (2 a + 1))."""
@@ -58,6 +59,7 @@ def test_cutmix_conserves_pixels_and_its_targets_are_exactly_their_shares():
     np.testing.assert_array_equal(np.asarray(targets)[:, 1], (ones / 256).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_cutmix_pastes_one_rectangle_from_the_same_place_of_the_partner():
     plain = jax.random.normal(KEY, (8, 16, 16, 2))
     images, targets = jax.jit(cutmix, static_argnums=3)(plain, jnp.eye(8), KEY, 1.0)
@@ -78,6 +80,7 @@ def test_the_border_cuts_what_is_pasted_to_0_32_on_average():
     assert 0.29 < float(targets[:4000, 1].mean()) < 0.325
 
 
+@pytest.mark.slow
 def test_masks_get_the_rectangles_of_their_images():
     images = jnp.broadcast_to(jnp.arange(8, dtype=jnp.float32)[:, None, None, None], (8, 16, 16, 1))
     cut, masks = jax.jit(cutmix_masks, static_argnums=3)(images, images[..., 0].astype(jnp.int32), KEY, 1.0)
@@ -86,6 +89,7 @@ def test_masks_get_the_rectangles_of_their_images():
     assert (np.asarray(masks) != np.asarray(images[..., 0])).any()
 
 
+@pytest.mark.slow
 def test_either_is_cutmix_for_its_share_of_the_images():
     jitted = jax.jit(lambda *batch: mixup_or_cutmix(*batch, 4.0, 1.0, cutmix_share=0.25))
     images, _ = jitted(*halves(4000, side=8), KEY)

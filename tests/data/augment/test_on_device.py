@@ -48,6 +48,7 @@ def test_no_augmentation_without_a_key():
     np.testing.assert_allclose(prepare(jnp.asarray(IMAGES), config), IMAGES / 255, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_is_black_before_normalisation():
     white = jnp.full((64, 2, 2, 1), 255, jnp.uint8)
     out = prepare(white, Data(crop_padding=1, mean=(0.5,), std=(0.5,)), KEY)

@@ -35,6 +35,7 @@ def one(value, dtype=jnp.float32):
     return jnp.array([value], dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", IMAGES.values(), ids=IMAGES)
 def test_invert_autocontrast_and_equalize_equal_pillows(image):
     np.testing.assert_array_equal(ours(image, lambda images: pixels.invert()), pillow(image, ImageOps.invert))

@@ -67,6 +67,7 @@ def many():
     return np.asarray(out), np.asarray(mask)
 
 
+@pytest.mark.slow
 def test_every_operation_occurs_alike(many):
     """All strongest images of both directions are distinct but for autocontrast, equalize and invert."""
     kinds = [image.tobytes() for image in many[0]]
@@ -86,6 +87,7 @@ def test_masks_move_with_their_images_and_only_with_them(many):
     np.testing.assert_array_equal(images[moved][..., 0], red[moved])
 
 
+@pytest.mark.slow
 def test_magnitude_0_leaves_all_but_the_operations_without_a_strength(many):
     images = jnp.tile(jnp.asarray(IMAGE)[None], (2000, 1, 1, 1))
     out, mask = augmented(images, KEY, None, operations=1, magnitude=0.0)

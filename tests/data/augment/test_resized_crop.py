@@ -53,6 +53,7 @@ def test_masks_equal_pytorchs_nearest_stretch(size):
     np.testing.assert_array_equal(out, by_torch(masks[..., None], "nearest-exact", size)[..., 0])
 
 
+@pytest.mark.slow
 def test_the_whole_image_at_its_size_is_the_image():
     whole = boxes([(0, 0, 20, 27)] * 4)
     np.testing.assert_array_equal(resized(jnp.asarray(IMAGES), whole, (20, 27)), IMAGES)
@@ -73,6 +74,7 @@ def test_images_and_masks_are_cut_alike():
     assert np.asarray(mask).mean((1, 2)).std() > 0.1
 
 
+@pytest.mark.slow
 def test_crops_take_8_to_100_percent_of_an_image():
     """Of a ramp in both directions, a crop shows as much as its box is large.
 

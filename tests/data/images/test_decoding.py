@@ -94,7 +94,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         FileBytes.read(str(tmp_path / "a.png"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP"]), st.data())
 def test_whatever_the_bytes_of_an_image_it_is_decoded_or_refused(form, data):
     content = bytearray(encoded(Image.new("RGB", (5, 7), (1, 2, 3)), form))

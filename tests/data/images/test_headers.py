@@ -67,7 +67,7 @@ def test_sequences_one_after_the_other():
     assert (count, [at(index) for index in range(count)]) == (5, [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"]),
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=4),

@@ -63,7 +63,7 @@ def interpolated(pixels, size):
 
 
 @extra
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     side=st.integers(8, 40),
     besides=st.integers(0, 20),
@@ -159,7 +159,7 @@ def test_a_jpeg_cut_short_anywhere_is_refused_as_by_pillow(progressive):
 
 
 @extra
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_damaged_jpeg_is_refused_or_decoded_as_by_pillow(data):
     content = bytearray(encoded(photo(24, 24), subsampling=data.draw(st.integers(0, 2))))
@@ -204,7 +204,7 @@ def either(read, stored, channels, size, seed):
 
 
 @extra
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SMALL_JPEGS, st.sampled_from([1, 3]), st.sampled_from([4, 9, 24, 60]), st.integers(0, 9))
 def test_rows_down_to_the_end_of_the_crop_have_the_pixels_of_the_whole(stored, channels, size, seed):
     found, whole_image = (either(read, stored, channels, size, seed) for read in (read_plain_header, read_header))
@@ -213,7 +213,7 @@ def test_rows_down_to_the_end_of_the_crop_have_the_pixels_of_the_whole(stored, c
 
 
 @extra
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(SMALL_JPEGS, st.data())
 def test_a_damaged_jpeg_is_refused_or_decoded_in_part_as_the_whole_is(stored, data):
     content = bytearray(stored)

@@ -107,7 +107,7 @@ def test_masks_that_are_no_integers_are_errors():
         found([[[0.0, 1.0]]], 2)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     values=st.lists(st.integers(-300, 300), min_size=1, max_size=5, unique=True),
     ignored=st.lists(st.integers(301, 303), max_size=2, unique=True),

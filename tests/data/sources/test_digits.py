@@ -72,6 +72,7 @@ def test_leaves_progress_bars_as_they_were(tmp_path):
         tfds.disable_progress_bar()
 
 
+@pytest.mark.slow
 def test_processes_may_prepare_at_once(tmp_path):
     processes = [subprocess.Popen([sys.executable, "-c", PREPARE, tmp_path]) for _ in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
@@ -117,6 +118,7 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch, error):
         digits.prepare_digits(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_process_killed_halfway_leaves_nothing_that_counts(tmp_path):
     halfway = PREPARE.replace(
         "\nprepare_digits(",

@@ -26,6 +26,7 @@ def splits(folder):
     }
 
 
+@pytest.mark.slow
 def test_sizes_shapes_and_dtypes(splits):
     for name, count in (("train", 2000), ("test", 400)):
         images, masks = splits[name]

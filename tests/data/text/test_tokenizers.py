@@ -150,6 +150,7 @@ def test_from_the_hub(bert, monkeypatch):
     assert load_tokenizer("owner/name").vocabulary == 8
 
 
+@pytest.mark.slow
 def test_without_the_packages(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     code = "import sys\nsys.modules |= dict.fromkeys(['tokenizers', 'huggingface_hub'])\n"

@@ -163,6 +163,7 @@ def small_gpt2(scan, seed=0):
     return GPT2(vocabulary=11, length=4, width=6, depth=3, heads=3, dropout=0.0, scan_blocks=scan, rngs=nnx.Rngs(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["mpjax", "huggingface"])
 def test_the_file_of_a_stack_is_that_of_single_blocks_and_loads_into_both(tmp_path, layout):
     files = [tmp_path / f"{scan}.safetensors" for scan in (False, True)]

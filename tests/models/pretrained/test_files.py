@@ -150,7 +150,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(JSON | st.builds(lambda value: {"weight_map": {"w": value}}, JSON))
 def test_whatever_an_index_says_its_files_are_found_or_it_is_named(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("fuzz")

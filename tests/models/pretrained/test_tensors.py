@@ -82,7 +82,7 @@ def read_or_named(path):
     assert str(path) in said or "cannot be read" in said
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from("abc"),
     st.sampled_from(["dtype", "shape", "data_offsets", "more", None]),
@@ -101,7 +101,7 @@ def test_whatever_one_field_of_a_header_is_the_file_is_read_or_named(tmp_path_fa
     read_or_named(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 7)), max_size=3), st.integers(0, len(WHOLE)))
 def test_whatever_bits_of_a_file_are_flipped_or_cut_off_it_is_read_or_named(tmp_path_factory, flipped, kept):
     content = bytearray(WHOLE)

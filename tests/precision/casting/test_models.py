@@ -243,6 +243,7 @@ def resnet_by_hand(params, x, half, pool=plain_pool, norm=batch_norm, relu=jax.n
     return dense(jnp.mean(x, (1, 2)), params["head"], half)
 
 
+@pytest.mark.slow
 @EACH_OF_LINEN
 def test_a_residual_network_of_linen(half):
     net, params = of_linen(LinenResNet(), IMAGES)
@@ -250,6 +251,7 @@ def test_a_residual_network_of_linen(half):
     assert_as_by_hand(net, resnet_by_hand, params, IMAGES, half=half)
 
 
+@pytest.mark.slow
 @EACH_OF_NNX
 def test_a_residual_network_of_nnx(half):
     make = functools.partial(ResNet, STAGES, Bottleneck, ImageNetStem, channels=3, width=8, num_classes=10)
@@ -259,6 +261,7 @@ def test_a_residual_network_of_nnx(half):
     assert_as_by_hand(net, by_hand, params, IMAGES, half=half)
 
 
+@pytest.mark.slow
 def test_batch_norms_of_many_rows_round_the_gradient_of_their_input_once(monkeypatch):
     monkeypatch.setattr("mpjax.models.batch_norm.MANY", 8)
     test_a_residual_network_of_nnx("bfloat16")
@@ -362,6 +365,7 @@ def encoder_by_hand(attend, params, tokens, mask, half):
     return dense(layer_norm(x, params["norm"]).mean(1), params["head"], half)
 
 
+@pytest.mark.slow
 @EACH_OF_LINEN
 def test_a_transformer_encoder_of_linen(half):
     net, params = of_linen(LinenEncoder(), TOKENS, VISIBLE)
@@ -422,6 +426,7 @@ def scanned(layer, policy):
     return net
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("half", "saved"), [("float32", None), ("float16", None), ("bfloat16", "dots_saveable")])
 def test_encoder_layers_in_a_scan_rematerialised_with_a_derivative_rule(half, saved):
     policy = saved and getattr(jax.checkpoint_policies, saved)
@@ -497,12 +502,14 @@ def unet_by_hand(params, x, half):
     return conv_bias(normed(conv_bias(joined, "conv3"), "norm4"), "head")
 
 
+@pytest.mark.slow
 @EACH_OF_LINEN
 def test_a_unet_of_linen(half):
     net, params = of_linen(LinenUNet(), IMAGES[:2])
     assert_as_by_hand(net, unet_by_hand, params, IMAGES[:2], half=half)
 
 
+@pytest.mark.slow
 @EACH_OF_NNX
 def test_a_unet_of_nnx(half):
     net, params = of_nnx(lambda: NnxUNet(nnx.Rngs(0)))

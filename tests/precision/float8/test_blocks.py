@@ -28,6 +28,7 @@ def random(rows, *axes):
     return x if axes[0] is None else jnp.moveaxis(x, 0, axes[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outer", [(0, 0), (0, None), (None, 0), (1, 0), (None, 1)])
 @pytest.mark.parametrize("inner", [(0, 0), (0, None), (None, 0)])
 def test_batches_of_batches_are_multiplied_as_one_by_one(monkeypatch, outer, inner):

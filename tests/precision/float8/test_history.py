@@ -33,6 +33,7 @@ def ended(model):
     variable.set_value(end_step(variable[...]))
 
 
+@pytest.mark.slow
 def test_calls_of_a_step_in_training_remember_the_largest_values_and_those_in_evaluation_do_not():
     model = layer()
     model(jnp.full((2, 64), 3.0))
@@ -133,6 +134,7 @@ def step_of(loss) -> Any:
     return step, rest
 
 
+@pytest.mark.slow
 def test_a_layer_called_several_times_in_a_step_has_the_gradient_of_all_calls_and_one_history():
     x, c = jax.random.normal(jax.random.key(0), (2, 32, 64))
 

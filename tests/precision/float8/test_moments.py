@@ -38,6 +38,7 @@ def test_a_number_is_within_an_eighth_and_its_mean_is_exact(spread):
     assert np.linalg.norm(mean - x) < 0.15 * np.linalg.norm(once - x)
 
 
+@pytest.mark.slow
 def test_groups_of_zeros_and_numbers_that_are_not_finite_stay_what_they_are():
     x = jnp.zeros((2, 128)).at[1, 3].set(jnp.inf).at[1, 4].set(jnp.nan)
     found = back(x, 0)
@@ -45,6 +46,7 @@ def test_groups_of_zeros_and_numbers_that_are_not_finite_stay_what_they_are():
     assert not np.isfinite(found[1, 3:5]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "groups"), [(37, 1), (128, 1), (300, 3)])
 def test_groups_are_along_the_last_axis_and_the_last_may_be_short(columns, groups):
     x = numbers(shape=(2, 5, columns)).at[0, 0, -1].set(1e6)
@@ -57,6 +59,7 @@ def test_groups_are_along_the_last_axis_and_the_last_may_be_short(columns, group
     np.testing.assert_allclose(found[0, 0, -1], 1e6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_first_moments_take_a_byte_second_ones_two_and_small_ones_four():
     tx = float8_moments(optax.adamw(1e-3))
     state = tx.init({"w": jnp.ones((64, 128)), "b": jnp.ones(128), "thin": jnp.ones((512, 8))}).inner_state[0]
@@ -66,6 +69,7 @@ def test_first_moments_take_a_byte_second_ones_two_and_small_ones_four():
     assert str(state.mu["thin"].dtype) == "float32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [optax.adamw(1e-2), optax.sgd(1e-3, momentum=0.9)], ids=["adamw", "momentum"])
 def test_a_run_ends_where_float32_does(rule):
     wanted = numbers()

@@ -106,6 +106,7 @@ def test_attention_scores_without_batch_axes_stay_wide(module):
     assert products(attention, params, *shaped((128, 64))) == ["bfloat16"] * 2 + ["float8_e4m3fn"] * 3
 
 
+@pytest.mark.slow
 def test_a_weight_from_the_left_is_multiplied_as_one_from_the_right():
     w = jax.random.normal(jax.random.key(0), (2, 64, 64))
     x = jax.random.normal(jax.random.key(1), (32, 64))

@@ -101,6 +101,7 @@ def test_a_gradient_of_a_gradient_is_near_whatever_the_scale(recipe, scale):
         assert decibels(one, other) > 18  # of several roundings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_a_third_derivative_is_near_too(recipe):
     x, w = jax.random.normal(jax.random.key(0), (2, 64, 64))
@@ -177,6 +178,7 @@ def test_checkpointing_changes_no_gradient(recipe):
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_forward_mode_is_refused_with_what_to_write(recipe):
     x, w = (jnp.ones((32, 64)), jnp.ones((64, 32)))

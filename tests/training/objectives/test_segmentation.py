@@ -28,6 +28,7 @@ class Fixed:
 BATCH = {"image": jnp.array([[[0, 1], [1, 2]]], jnp.float32)[..., None], "mask": jnp.array([[[0, 0], [2, IGNORED]]])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "dtype"), [("float32", "float32"), ("mixed_float16", "float16")])
 def test_images_reach_the_model_in_the_compute_dtype(policy, dtype):
     model = Fixed()

@@ -68,6 +68,7 @@ def test_equal_programs_are_one_kind():
     assert kinds["stem/conv1"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"remat": "full"}, {"policy": "O1"}])
 def test_each_runs_forward_and_backward_in_both_dtypes_between_neighbours_in_half(settings):
     one = products("xception", **settings)[0]
