@@ -141,6 +141,7 @@ def test_public_names_are_those_of_the_design_and_errors():
     assert {"Policy", "apply_policy", "master_weights", "make_train_step", "Config", "run"} <= set(mpjax.__all__)
 
 
+@pytest.mark.slow
 def test_a_public_name_resolves_to_what_is_documented():
     """In a fresh interpreter: `mpjax.run` is the function, not the module of that name."""
     code = "import mpjax, types; values = [getattr(mpjax, name) for name in mpjax.__all__]\n"
@@ -181,6 +182,7 @@ def test_a_folder_is_an_attribute_of_the_package(folder):
     assert getattr(mpjax, folder).__name__ == f"mpjax.{folder}"
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_around_others():
     """Not even by an import inside a function."""
     assert circles(PACKAGE) == []

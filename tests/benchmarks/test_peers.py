@@ -35,6 +35,7 @@ def test_mpjax_keeps_the_sentences(sentence, evidence):
     assert evidence in found["evidence"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sentence", "evidence"),
     [

@@ -37,6 +37,7 @@ def test_the_file_has_the_checkpoints_parameters_or_their_average(trained, tmp_p
         np.testing.assert_array_equal(array, wanted[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_what_a_run_wrote_is_where_a_model_can_start(trained, tmp_path, capsys):
     argv = ["--run", str(trained), "--output", str(tmp_path / "a.safetensors"), "--dtype", "float32"]
     assert cli.export(argv) == 0

@@ -57,6 +57,7 @@ def test_the_program_alone_predicts_as_the_run_does(trained, tmp_path, capsys):
     assert right == pytest.approx(evaluate_run(Evaluation(run=str(trained)))["test/accuracy"], abs=1 / len(examples))
 
 
+@pytest.mark.slow
 def test_the_program_is_computed_under_another_policy(trained, tmp_path):
     file = tmp_path / "digits.jaxexport"
     export_run(Export(run=str(trained), output=str(file), what="program", policy="float32", platforms=("cpu", "tpu")))

@@ -93,6 +93,7 @@ def test_a_run_of_ones_own_optimizer_logs_the_applied_rate(folder):
     assert rates == pytest.approx([0.1 * 0.1 ** (step / 4) for step in range(4)], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_frozen_parameters_without_moments(folder):
     saved = read_checkpoint(folder / "checkpoints")[1]
     assert "params/layers/0/kernel" in saved

@@ -257,6 +257,7 @@ def test_a_failed_callback_is_a_line_and_an_exit_code(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(said)
 
 
+@pytest.mark.slow
 def test_a_callback_that_exits_leaves_a_checkpoint_and_an_exit_code(tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text("import sys\n\nclass Done:\n    def evaluated(self, step, metrics, model):\n        sys.exit(0)\n")

@@ -65,6 +65,7 @@ def segmented(tmp_path_factory):
     return folder, found, len(traced)
 
 
+@pytest.mark.slow
 def test_each_evaluation_shows_the_same_examples_with_their_masks_and_one_program_predicts(segmented):
     folder, found, traced = segmented
     assert sorted(found) == [(1, "masks/0"), (1, "masks/20"), (2, "masks/0"), (2, "masks/20")]

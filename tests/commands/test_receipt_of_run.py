@@ -43,6 +43,7 @@ def read(config):
     return json.loads(pathlib.Path(config.output_dir, "receipt.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_says_in_one_line_what_its_products_run_in_and_writes_the_rest(quick, capsys):
     mpjax.run(quick)
     line = "float16 asked; this CPU computes 8 of 8 products in float32 (wider)"

@@ -172,6 +172,7 @@ def test_a_resumed_run_ends_bit_identical(undisturbed, stopped):
     }
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_what_it_does_otherwise(stopped, capsys):
     resume(stopped, "--seed", "1", "--optimizer.learning_rate", "0.03", "--steps", "8")
     printed = capsys.readouterr().out
@@ -315,6 +316,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(undisturbed, stop
     assert metrics_of(stopped) == metrics_of(undisturbed[0])
 
 
+@pytest.mark.slow
 def test_resuming_takes_the_runs_own_settings_and_flags_override(stopped):
     summary = resume(stopped, "--steps", "9", "--training.label_smoothing", "0")
     assert summary["attempts"] == 9
@@ -372,6 +374,7 @@ def test_a_run_under_autocast_keeps_float32_and_goes_on_under_another_mode(tmp_p
     assert resume(tmp_path / "a", "--precision.mode", "module", "--steps", "9")["attempts"] == 9
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_scaler_state_loads_with_a_warning(stopped, monkeypatch):
     def without_scaler(*args, **options):
         position, arrays, about = read_checkpoint(*args, **options)

@@ -76,6 +76,7 @@ def test_any_duration_survives_writing(amount, unit):
     assert parse_duration(str(Duration(amount, unit))) == Duration(amount, unit)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.text() | st.from_regex(r"[0-9.e+-]{0,400} ?(steps|examples|epochs)?", fullmatch=True))
 def test_any_text_is_a_duration_or_refused_by_name(text):

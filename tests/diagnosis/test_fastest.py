@@ -53,6 +53,7 @@ def test_where_float16_overflows_bfloat16_is_taken(networks, batch):
     assert json.loads(found.to_json())["tried"][1]["loss_error"] == "NaN"
 
 
+@pytest.mark.slow
 def test_under_a_tolerance_that_no_policy_keeps_the_fewest_products_are_left_out(networks, batch):
     found = fastest_policy(Peak(1.0), networks.labels_loss, batch, tolerance=5e-5)
     assert [within for _, within in tried(found)] == [False, False, False, False, True, True]

@@ -55,6 +55,7 @@ def test_a_healthy_step_is_healthy_and_has_its_noise_in_decibels(policy):
     assert "SQNR dB" in str(found)
 
 
+@pytest.mark.slow
 def test_an_outlier_weight_beside_which_others_underflow_is_taken_out_of_float8():
     model = Net(nnx.Rngs(0))
     kernel = model.blocks[1]["layer"].kernel

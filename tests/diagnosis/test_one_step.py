@@ -266,6 +266,7 @@ def test_a_module_without_a_dtype_is_repaired_where_its_input_comes_from():
     assert (found.rules, found.verified) == ({"first": "float32"}, True)
 
 
+@pytest.mark.slow
 def test_an_overflow_beside_a_scale_that_is_too_high_is_repaired_by_rules_and_a_lower_scale():
     model, x = MLP(8, 8, 6, 4, rngs=nnx.Rngs(0)), jax.random.normal(jax.random.key(1), (8, 8))
     model.layers[3].kernel[...] *= 1e6

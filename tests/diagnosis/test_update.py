@@ -33,6 +33,7 @@ def test_updates_too_small_for_half_stored_parameters_stall_and_the_report_says_
     assert rows[found.path].underflow > 0.5  # of the rest the gradient is zero
 
 
+@pytest.mark.slow
 def test_updates_that_move_half_stored_parameters_are_healthy(mlp):
     found = diagnose(*mlp, policy="bfloat16", tx=optax.sgd(10.0))
     assert found.verdict == "healthy"

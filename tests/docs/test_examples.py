@@ -234,6 +234,7 @@ class TestGradientPenalty:
         assert moved > 0.05
         assert apart < 0.01 * moved
 
+    @pytest.mark.slow
     def test_a_small_inner_gradient_underflows_unless_it_is_scaled(self):
         module = example("gradient_penalty")
         params = jax.tree.map(lambda p: 1e-3 * p, module.create_params(jax.random.key(0)))

@@ -326,6 +326,7 @@ def large(tx, value=None):
 MOMENT = jnp.asarray(np.random.default_rng(0).normal(size=(32, 256)), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [optax.adam(0.1), half_moments(optax.adam(0.1))], ids=["float32", "bfloat16"])
 def test_float8_moments_are_plain_ones_for_another_run_and_the_other_way_round(plain):
     eight = float8_moments(optax.adam(0.1))

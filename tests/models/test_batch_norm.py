@@ -57,6 +57,7 @@ def test_training_gives_the_numbers_of_flax(with_relu):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_relu", [False, True])
 def test_many_rows_are_added_up_in_two_stages_to_the_same_numbers(monkeypatch, with_relu):
     _, own = norms()
@@ -98,6 +99,7 @@ def test_relu_has_one_derivative_for_small_and_for_large_arrays(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), large, small)
 
 
+@pytest.mark.slow
 def test_the_second_derivative_is_that_of_flax():
     flax, own = norms()
 

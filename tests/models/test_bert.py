@@ -39,6 +39,7 @@ def test_padding_changes_nothing(model):
     np.testing.assert_allclose(model(TOKENS[:1, :4]), model(TOKENS, lengths)[:1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_segments_all_is_the_first(model):
     zeros, ones = jnp.zeros_like(TOKENS), jnp.ones_like(TOKENS)
     np.testing.assert_array_equal(model(TOKENS), model(TOKENS, None, zeros))

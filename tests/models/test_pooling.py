@@ -13,6 +13,7 @@ def plain(x, window, stride, padding):
     return nnx.max_pool(x, (window, window), strides=(stride, stride), padding=padding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "stride", "padding", "size"),
     [

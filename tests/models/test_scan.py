@@ -108,6 +108,7 @@ def test_the_loop_keeps_for_its_backward_pass_what_costs_much_to_compute(remat, 
     assert found == [8, 16 + 8 - 1 - products]  # the result of the last product, down, is never read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_what_is_recomputed_changes_nothing(remat):
     value, grads, _ = loss_and_gradients(build(True, dropout=0.5))

@@ -39,6 +39,7 @@ def test_images_give_logits(shape, pool):
     assert logits.shape == (3, 5)
 
 
+@pytest.mark.slow
 def test_without_positions_the_mean_over_patches_does_not_see_their_order():
     model = small(depth=1)
     images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))

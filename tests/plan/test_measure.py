@@ -11,6 +11,7 @@ from mpjax.plan import measure
 from mpjax.plan.measure import is_here, measure_step, random_batch, times_of
 
 
+@pytest.mark.slow
 def test_a_run_s_step_is_run_on_all_devices_and_the_median_of_its_times_counts(small, monkeypatch):
     def two_steps(step, state):
         after = step(step(state))

@@ -133,6 +133,7 @@ class Nothing(nnx.Module):
         self.number = nnx.Param(jnp.zeros(()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Single, Stacked, Resident.of])
 def test_each_image_is_trained_on_in_both_orientations_by_two_devices_in_two_micro_batches(kind):
     # An image is [0, 2 ** number] or, mirrored, [2 ** number, 0]: a sum of pixels is the set of its images.

@@ -107,6 +107,7 @@ def test_ignored_pixels_have_no_gradient_and_the_others_a_finite_one():
     assert float(grads[0, 0, 0, 1]) == pytest.approx(0.119203 / 2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_image_of_ignored_pixels_costs_nothing():
     labels = jnp.full((1, 2, 2), 255)
     for loss in (cross_entropy_over, dice_loss):

@@ -139,6 +139,7 @@ def _with_optax(name, inputs):
     return params
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(OPTAX)
 @pytest.mark.parametrize("name", quick(set(NAMES) - REFUSED, "lion", "adafactor", "momo", "prodigy", "dadapt_adamw"))
 def test_every_optimizer_trains_with_the_default_schedule_or_says_what_to_write(name):

@@ -30,6 +30,7 @@ def halves(size, side=16):
     return images, jax.nn.one_hot(labels.astype(jnp.int32), 2, dtype=jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 def test_the_targets_shares_are_the_images(mix):
     """An image of its own number is worth the mean of its target's numbers, however it was mixed."""
@@ -97,6 +98,7 @@ def test_either_is_cutmix_for_its_share_of_the_images():
     assert averaged.mean() == pytest.approx(0.75, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 def test_one_trace_serves_every_key(mix):
     traces = []

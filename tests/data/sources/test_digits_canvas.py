@@ -34,6 +34,7 @@ def test_sizes_shapes_and_dtypes(splits):
         assert (images.dtype, masks.dtype) == (np.uint8, np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_there_are_11_classes_of_which_the_background_takes_five_sixths(split, splits):
     share = np.bincount(splits[split][1].ravel(), minlength=11) / splits[split][1].size

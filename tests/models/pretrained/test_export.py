@@ -40,6 +40,7 @@ def bits(model):
     return {name: np.asarray(variable.get_value()).tobytes() for name, variable in variables_of(model).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["mpjax", "huggingface", "timm"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_what_is_exported_and_loaded_again_is_bit_identical(tmp_path, layout, dtype):
@@ -180,6 +181,7 @@ def test_the_file_of_a_stack_is_that_of_single_blocks_and_loads_into_both(tmp_pa
     np.testing.assert_allclose(stacked(tokens), single(tokens), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_of_a_stack_that_are_skipped_keep_their_values(tmp_path):
     export_safetensors(small_gpt2(True), tmp_path / "a.safetensors")
     model = small_gpt2(True, seed=1)

@@ -46,6 +46,7 @@ def test_batches_of_batches_are_multiplied_as_one_by_one(monkeypatch, outer, inn
     np.testing.assert_allclose(found, of(multiplied_in_blocks)(a, b), rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_scales_alone_may_have_a_batch(monkeypatch):
     monkeypatch.setattr(jax.nn, "scaled_matmul", scaled_matmul)
     a, b = (quantise_blocks(random(rows, None, None), E4M3) for rows in (5, 2))

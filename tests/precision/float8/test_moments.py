@@ -26,6 +26,7 @@ def back(x, seed):
     return np.asarray(ungrouped(grouped(x, jnp.uint32(seed))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
 def test_a_number_is_within_an_eighth_and_its_mean_is_exact(spread):
     x = numbers(spread)

@@ -144,6 +144,7 @@ def test_rules_by_scope_take_products_out_and_in():
     assert by_scope("mixed_bfloat16;a=float8") == {"a": "float8_e4m3fn", "b": "bfloat16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_gradients_of_gradients_are_right_within_autocast_and_outside_of_it(scale):
     x, w, c = jax.random.normal(jax.random.key(0), (3, 64, 64))

@@ -65,6 +65,7 @@ def test_results_and_gradients_have_the_dtypes_of_their_operands(recipe, dtype):
     assert [(g.shape, g.dtype) for g in gradients] == [(x.shape, dtype), (w.shape, dtype)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 @pytest.mark.parametrize("scale", [1e-4, 1e3])
@@ -84,6 +85,7 @@ def test_a_value_that_is_not_finite_spoils_its_row_and_no_other(recipe, bad, sca
 FLOAT32 = np.dtype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 @pytest.mark.parametrize("scale", [1e-15, 1e-3, 1.0, 1e3, 1e15])
 def test_a_gradient_of_a_gradient_is_near_whatever_the_scale(recipe, scale):
@@ -164,6 +166,7 @@ def test_a_product_with_batch_axes_is_left_alone():
     assert [eqn.primitive.name for _, eqn in equations(jaxpr)] == ["dot_general"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_checkpointing_changes_no_gradient(recipe):
     x, w = operands()

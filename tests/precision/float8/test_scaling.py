@@ -24,6 +24,7 @@ def test_inf_and_nan_are_not_scaled(largest):
     assert float(scale_of(jnp.float32(largest), E4M3)) == 1.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), min_size=1, max_size=8))
 def test_a_quantised_value_is_that_of_ml_dtypes_and_within_a_sixteenth(numbers):
     x = np.array(numbers, np.float32)
