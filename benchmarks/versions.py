@@ -39,8 +39,12 @@ def table(rings):
 def sentence(rings):
     """The line of the README."""
     jax = sorted({ring["versions"]["jax"] for ring in rings.values()}, key=_parts)
-    *others, last = pythons(rings)
-    return f"Tested on Python {', '.join(others)} and {last}, with jax {jax[0]} to {jax[-1]}."
+    return f"Tested on Python {_listed(pythons(rings))}, with jax {_listed(jax)}."
+
+
+def _listed(words):
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def classifiers(rings):

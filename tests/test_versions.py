@@ -65,5 +65,5 @@ def test_other_runs_give_other_tables_lines_and_classifiers():
     page, readme, project = VERSIONS["written"](rings, page, readme, project)
     assert page.splitlines()[7] == "| quick | 3.10.1 | 0.10 |" + " 1.2 |" * 6 + " 1,234 | 5 | 1.5 | 2026-01-02 |"
     assert page.endswith("\n\n## Next\n")
-    assert readme == "a\nTested on Python 3.9 and 3.10, with jax 0.9 to 0.10.\nb\n"
+    assert readme == "a\nTested on Python 3.9 and 3.10, with jax 0.9 and 0.10.\nb\n"
     assert project.count("\n") == 2
