@@ -33,6 +33,7 @@ class Checkpoints:
         self._checkpointer = ocp.training.Checkpointer(
             directory.resolve(), context=_context(), preservation_policy=policies.AnyPreservationPolicy(kept)
         )
+        self._saving: ocp.AsyncResponse[bool] | None = None
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:
         """Starts to write a checkpoint, unless one exists for this position.
@@ -49,17 +50,24 @@ class Checkpoints:
         described = {**about, "format": FORMAT, "score": score, "checksums": checksums_of(arrays)}
         described["digest"] = digest_of(described)
         with _written_to(self._directory):
-            self._checkpointer.save_checkpointables_async(
+            self._wait()
+            self._saving = self._checkpointer.save_checkpointables_async(
                 position,
                 {"state": arrays, "about": described},
-                force=True,  # else none is written while another one is
+                force=True,  # Orbax's default policy decides by time
                 metrics={"score": score},
             )
 
     def close(self) -> None:
         """Waits until the last checkpoint is complete."""
-        with _written_to(self._directory):
-            self._checkpointer.close()
+        with _written_to(self._directory), contextlib.closing(self._checkpointer):
+            self._wait()
+
+    def _wait(self) -> None:
+        """Waits for the checkpoint that is being written, and raises its error; else its thread would stay."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
 
 def _context() -> ocp.Context:

@@ -67,11 +67,10 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
             f"finds the others is missing: pip install kubernetes, or write {_FLAGS}, {_ALONE}"
         )
     _check_slurm(environment)
+    detect = cluster_environment().auto_detect_unset_distributed_params
     try:
         with warnings.catch_warnings(action="ignore"):
-            found = cluster_environment().auto_detect_unset_distributed_params(
-                None, None, None, None, None, int(timeout)
-            )
+            found = detect(None, None, None, None, None, int(timeout))
     except Exception as error:  # each cluster raises its own: a variable that is missing, a service without rights
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(f"cannot find the other processes of this run: {reason}; write {_FLAGS}, {_ALONE}") from error

@@ -1,12 +1,15 @@
 """Writing checkpoints: the same position twice, beside a donated state, beside a leftover, on a full disk."""
 
+import resource
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mpjax.loop.checkpoint import Checkpoints
-from mpjax.loop.stored import read_checkpoint
+from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 
 
 STATE = {"scale": jnp.float32(32768), "count": jnp.int32(7)}
@@ -44,6 +47,34 @@ def test_one_cut_short_is_passed_over_and_written_anew(tmp_path):
     checkpoints.save(4, STATE, {}, score=None)
     checkpoints.close()
     assert read_checkpoint(tmp_path)[0] == 4
+
+
+@pytest.mark.parametrize(
+    "then", [lambda kept: kept.save(2, STATE, {}, score=None), Checkpoints.close], ids=["save", "close"]
+)
+def test_an_error_in_the_background_is_raised_by_the_next_save_and_by_close(tmp_path, then):
+    """A file may not grow beyond 20 kB, as on a disk that fills up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints = Checkpoints(tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        checkpoints.save(1, {"w": np.random.default_rng(0).standard_normal(100_000)}, {}, score=None)
+        with pytest.raises(OSError, match="OUT_OF_RANGE") as caught:
+            then(checkpoints)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(tmp_path)
+    assert complete_checkpoints(tmp_path) == []
+
+
+def test_no_thread_is_left_of_a_checkpoint_that_was_written(tmp_path):
+    before = {thread.name for thread in threading.enumerate()}
+    checkpoints = Checkpoints(tmp_path)
+    for position in range(3):
+        checkpoints.save(position, STATE, {}, score=None)
+    checkpoints.close()
+    left = [thread.name for thread in threading.enumerate() if thread.name not in before]
+    assert [name for name in left if "_run_loop" in name or "save_finalize" in name] == []
 
 
 def test_a_full_disk_is_a_system_error_that_names_the_folder(tmp_path, monkeypatch):
