@@ -14,6 +14,9 @@ from mpjax.loop.stored import read_checkpoint
 from mpjax.models.mlp import MLP
 
 
+pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own
+
+
 @pytest.fixture(scope="module")
 def trained(folder_of):
     """A short run whose parameters are stored in bfloat16 and averaged in float32."""

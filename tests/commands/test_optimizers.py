@@ -14,6 +14,9 @@ from mpjax.loop.stored import read_checkpoint
 from mpjax.training.setup import state_shapes
 
 
+pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own
+
+
 MLP = "--model.name mlp --model.width 8 --data.name synthetic:4x4x1:3 --data.batch_size 20 --data.eval_batch_size 50"
 EVERY = "--diagnosis.every 2"
 QUIET = "--report.no_plot --report.no_tensorboard"

@@ -12,6 +12,9 @@ from mpjax.errors import UsageError
 from mpjax.precision.presets import get_policy
 
 
+pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own
+
+
 FLAGS = "--model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 100 --steps 10"
 
 

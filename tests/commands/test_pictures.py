@@ -20,6 +20,9 @@ from mpjax.data.images.decoding import decode
 from mpjax.report.mask_pictures import coloured
 
 
+pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own
+
+
 UNET = """
 --task segmentation --data.name digits_canvas --model.name unet --model.width 2 --model.depth 1 --steps 2
 --data.crop_padding 0 --data.test_split test[:40] --data.eval_batch_size 40 --data.batch_size 8 --loop.eval_every 1

@@ -25,6 +25,9 @@ from mpjax.training.mesh import make_mesh
 from mpjax.training.setup import pretrained_arrays
 
 
+pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own
+
+
 VIT = (
     "--model.name vit_ti16 --model.width 8 --model.depth 2 --model.heads 2 --model.patch 4 --data.name digits "
     "--data.batch_size 16 --data.eval_batch_size 100 --steps 4 --optimizer.name adamw --optimizer.warmup 0 "

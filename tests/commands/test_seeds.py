@@ -21,6 +21,9 @@ from mpjax.errors import Diverged, UsageError
 from mpjax.loop.stored import read_checkpoint
 
 
+pytestmark = pytest.mark.slow  # each runs whole commands; what they are made of has tests of its own
+
+
 SMALL = shlex.split("""
 --model.name mlp --model.width 8 --data.name synthetic:8x8x1:10 --data.batch_size 8 --data.eval_batch_size 8 --steps 6
 --loop.log_every 3 --loop.eval_every 3 --report.no_tensorboard --report.plot_format svg --precision.policy float32

@@ -33,6 +33,8 @@ def loss_fn(params, x):
 
 # Pages with a whole training run, and those that use a package of an extra.
 MARKS = {"docs/training.md": [pytest.mark.optimized], "docs/data.md": [pytest.mark.extra]}
+# They diagnose, or train on several devices.
+MARKS |= {page: [pytest.mark.slow] for page in ("docs/diagnosis.md", "docs/your_own_loop.md", "docs/devices.md")}
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -17,6 +17,9 @@ from mpjax.training.tuning.products import PRODUCTS, arrays_like, products_of
 from mpjax.training.tuning.tune_products import kinds_of
 
 
+pytestmark = pytest.mark.slow  # layers are timed and trained
+
+
 SETTINGS = {
     "xception": {"width": 4, "depth": 1},
     "resnet18": {"width": 4},
