@@ -119,6 +119,7 @@ FLOWS = {
     "custom_vjp": _own_rule,
     "custom_jvp": _own_slope,
     "functions": lambda x: jax.lax.logistic(x) + jnp.expm1(x) + jnp.exp2(x) + jnp.arcsinh(x),
+    "polynomials": lambda x: jnp.log2(jnp.abs(x) + 1) + jnp.polyval(jnp.array([0.5, -1.0, 2.0], x.dtype), x),
     "cumsum": lambda x: jnp.cumsum(x, axis=0),
     "scatter": lambda x: x.at[jnp.array([0, 1, 0])].add(x[:3]),
 }
@@ -132,7 +133,14 @@ def _flow_program(function, dtype):
     return program_of(loss_of, jax.random.normal(jax.random.key(0), (6, 4)), {}), loss_of
 
 
-QUICK_FLOWS = (("scan", "float16"), ("cond", "bfloat16"), ("custom_vjp", "float16"), ("remat", "bfloat16"))
+QUICK_FLOWS = (
+    ("jit", "float16"),
+    ("polynomials", "float16"),
+    ("scan", "float16"),
+    ("cond", "bfloat16"),
+    ("custom_vjp", "float16"),
+    ("remat", "bfloat16"),
+)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ SUMS = frozenset({"reduce_sum", "reduce_window_sum", "cumsum", "scatter-add", "s
 """Primitives that round after each of many additions. Only the device itself reproduces its rounding."""
 
 PRODUCTS = frozenset({"reduce_prod", "cumprod", "integer_pow", "scatter-mul"}) | frozenset(
-    {"logistic", "exp2", "expm1", "asin", "acos", "asinh", "atanh", "atan2"}
+    {"logistic", "exp2", "expm1", "asin", "acos", "asinh", "atanh", "atan2", "log2", "one_minus_square", "polynomial"}
 )
 """Primitives that round after each of many multiplications. Only the device itself reproduces its rounding.
 
