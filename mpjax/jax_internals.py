@@ -5,11 +5,11 @@ everything else works on.
 """
 
 import importlib
+import importlib.metadata
 from types import ModuleType
 from typing import Any
 
 import jax
-import jaxlib
 
 from mpjax.errors import UsageError
 
@@ -32,7 +32,8 @@ def register_compiler(library: str) -> None:
     Raises:
       UsageError: this version of JAX cannot.
     """
-    packages = " ".join(f"{package}=={jaxlib.__version__}" for package in ("jax-cuda12-plugin", "jax-cuda12-pjrt"))
+    version = importlib.metadata.version("jaxlib")
+    packages = " ".join(f"{package}=={version}" for package in ("jax-cuda12-plugin", "jax-cuda12-pjrt"))
     purpose = f"loading a compiler without its packages; write: pip install --no-deps {packages}"
     register = _private("jax._src.xla_bridge", "register_plugin", purpose)
     register("cuda", priority=0, library_path=library)

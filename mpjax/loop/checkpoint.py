@@ -26,13 +26,12 @@ class Checkpoints:
 
     def __init__(self, directory: pathlib.Path, *, keep: int = 2, first: bool = True):
         policies = ocp.training.preservation_policies
-        kept = [policies.LatestN(keep), policies.BestN(get_metric_fn=_score, n=1)]
+        kept: Any = policies.AnyPreservationPolicy([policies.LatestN(keep), policies.BestN(get_metric_fn=_score, n=1)])
         self._directory = directory
         if first:
             _write_lost_scores(directory)
-        self._checkpointer = ocp.training.Checkpointer(
-            directory.resolve(), context=_context(), preservation_policy=policies.AnyPreservationPolicy(kept)
-        )
+        folder = str(directory.resolve())
+        self._checkpointer = ocp.training.Checkpointer(folder, context=_context(), preservation_policy=kept)
         self._saving: ocp.AsyncResponse[bool] | None = None
 
     def save(self, position: int, state, about: Mapping[str, Any], *, score: float | None) -> None:

@@ -142,7 +142,7 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
     An array of a dtype that JAX would narrow, such as float64 without x64, is read onto the host.
     """
     # A Checkpointer would read the scores of all checkpoints.
-    shapes = ocp.metadata(folder, checkpointable_name="state").metadata
+    shapes = ocp.metadata(str(folder), checkpointable_name="state").metadata
 
     def like(name: str, leaf):
         if places is None or jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
@@ -157,7 +157,7 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
     context.multiprocessing.primary_host, context.multiprocessing.active_processes = this, {this}
     with context:
         abstract = {name: like(name, leaf) for name, leaf in shapes.items()}
-        return ocp.load(folder, abstract, checkpointable_name="state")
+        return ocp.load(str(folder), abstract, checkpointable_name="state")
 
 
 def _description(folder: pathlib.Path) -> dict[str, Any]:
