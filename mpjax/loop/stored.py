@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import pathlib
 import shutil
@@ -17,6 +18,14 @@ from orbax.checkpoint import v1 as ocp
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.checksums import damaged, digest_of
 
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Returns False for arrays that Orbax could not open beside the one whose error it raised: asyncio reports them."""
+    message = record.getMessage()
+    return not ("exception was never retrieved" in message and 'Error opening "zarr' in message)
+
+
+logging.getLogger("asyncio").addFilter(_is_news)
 
 FORMAT = 2
 """Version of the layout. Readers refuse later versions. Version 1 has no checksums."""
