@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend import core
 
 from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.measurements import Marks, joined, none_like
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.readings import Site
-from mpjax.precision.casting.jaxprs import scan_counts
+from mpjax.precision.casting.jaxprs import closed, opened, scan_counts
 from mpjax.precision.dtypes import FLOAT32, is_floating
 
 
@@ -85,7 +86,8 @@ def while_loop(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[P
     def go_on(state):
         return quiet.run_body(params["cond_jaxpr"], [*cond_consts, *loop.pairs(state)], place)[0].low
 
-    state = jax.lax.while_loop(go_on, lambda state: loop.turn(state)[0], loop.start)
+    turn = lambda state: loop.turn(state)[0]  # noqa: E731
+    state = _with_every_rounding(lambda start: jax.lax.while_loop(go_on, turn, start), loop.start)
     return _held(emulator, loop.ended(state), eqn)
 
 
@@ -104,12 +106,27 @@ def scan(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
 
     loop = _Loop(emulator, once, carry, place.path, row)
     options = {"length": params["length"], "reverse": params["reverse"]}
-    state, ys = jax.lax.scan(loop.turn, loop.start, columns, **options)
+    run = lambda start, columns: jax.lax.scan(loop.turn, start, columns, **options)  # noqa: E731
+    state, ys = _with_every_rounding(run, loop.start, columns)
     stacked = [
         Pair(wide, low, place.path, free, Marks(m.finite.all(), m.reference_finite.all(), m.flushed.max(initial=-1)))
         for (wide, low, m), free in zip(ys, loop.free_ys, strict=True)
     ]
     return _held(emulator, [*loop.ended(state), *stacked], eqn)
+
+
+def _with_every_rounding(run: Callable, *args):
+    """Runs a loop without the leave that XLA takes to compute several operations in float32 and round once.
+
+    Inside another loop, the program that is compiled is the outermost loop's.
+    """
+    program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
+    body, consts = opened(program)
+    given = [*consts, *jax.tree.leaves(args)]
+    call = core.jaxpr_as_fun(closed(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ()))
+    if not any(isinstance(x, Tracer) for x in given):
+        call = jax.jit(call, compiler_options={"xla_allow_excess_precision": False})
+    return jax.tree.unflatten(jax.tree.structure(shapes), call(*given))
 
 
 class _Loop:

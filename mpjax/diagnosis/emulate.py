@@ -35,7 +35,7 @@ from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder
 from mpjax.diagnosis.sites import parameter_site, site_of
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
-from mpjax.precision.casting.primitives import CALLS, PRODUCTS, SUMS
+from mpjax.precision.casting.primitives import CALLS, MATRIX_PRODUCTS, PRODUCTS, SUMS
 from mpjax.precision.casting.walk import called, evaluated
 from mpjax.precision.dtypes import BFLOAT16, is_floating
 from mpjax.precision.float8.scaling import SATURATE
@@ -208,7 +208,10 @@ class Emulator:
         wide = with_own_scales(eqn, wide, exact) if self.reference else wide
         ranged = self.ranged or any(var.aval.dtype == BFLOAT16 for var in eqn.outvars)  # bfloat16 has float32's range
         native = SUMS | PRODUCTS if ranged else SUMS
-        if any(getattr(atom.aval, "dtype", None) in FLOAT8 for atom in eqn.invars):
+        given_dtypes = {getattr(atom.aval, "dtype", None) for atom in eqn.invars}
+        if BFLOAT16 in given_dtypes:
+            native |= MATRIX_PRODUCTS  # a CPU that multiplies bfloat16 as such adds in an order of its own
+        if given_dtypes & set(FLOAT8):
             native = frozenset()  # devices add products of float8 in float32
         if some_half and rounds and eqn.primitive.name in native:
             room = 1.0 if ranged else room_for(lows)

@@ -80,7 +80,9 @@ def smallest_repair(
     # A module whose own operations overflow or underflow must not be replaced by its submodules.
     readings = zip(trace.sites, trace.readings, strict=True)
     to_blame = {
-        site.path for site, reading in readings if reading.overflow > 0 or reading.lost_share > reference.tolerance
+        _innermost(site.path, program.modules)
+        for site, reading in readings
+        if reading.overflow > 0 or reading.lost_share > reference.tolerance
     }
     found = None
     for repairs in map(_remembering, (emulated, under_rules)):
@@ -90,6 +92,11 @@ def smallest_repair(
     if found is None:
         return ("",) if under_rules([""]) else None
     return tuple(path for path in program.modules if path in found)
+
+
+def _innermost(path: str, modules: Sequence[str]) -> str:
+    """Returns the innermost module around a path, which may end in scopes that are not modules, as an einsum's is."""
+    return max((module for module in modules if is_in(path, module)), key=len, default="")
 
 
 def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:

@@ -112,5 +112,8 @@ def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]
 
 
 def _holds_operands(each: Instruction) -> bool:
-    """Returns True if the type holds operands and results, as any `-start` does but that of an all-reduce."""
-    return each.opcode.endswith("-start") and each.opcode != "all-reduce-start"
+    """Returns True if the type holds operands and results, as that of a `-start` does.
+
+    Before jaxlib 0.12, the type of an all-reduce's held results alone; since then, it is a pair of tuples.
+    """
+    return each.opcode.endswith("-start") and (each.opcode != "all-reduce-start" or each.type.startswith("(("))

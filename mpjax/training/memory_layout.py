@@ -11,6 +11,7 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend import core
 
+from mpjax.precision.casting.jaxprs import closed, opened
 from mpjax.precision.dtypes import HALF
 
 
@@ -37,11 +38,12 @@ def row_major_before_casts(run: Callable, select: Callable[[Any], Any]) -> Calla
         leaves, treedef = jax.tree.flatten(shapes)
         numbered = jax.tree.unflatten(treedef, range(len(leaves)))
         places = [place for place in jax.tree.leaves(select(numbered)) if len(leaves[place].shape) == 4]
-        casts = {equation.outvars[0]: equation.invars[0] for equation in program.jaxpr.eqns if _widens(equation)}
-        results = list(program.jaxpr.outvars)
+        body, consts = opened(program)
+        casts = {equation.outvars[0]: equation.invars[0] for equation in body.eqns if _widens(equation)}
+        results = list(body.outvars)
         for place in places:
             results[place] = casts.get(results[place], results[place])
-        narrow = core.ClosedJaxpr(program.jaxpr.replace(outvars=results), program.consts)
+        narrow = closed(body.replace(outvars=results), consts)
         found = core.jaxpr_as_fun(narrow)(*jax.tree.leaves(args))
         for place in places:
             found[place] = row_major(found[place]).astype(leaves[place].dtype)

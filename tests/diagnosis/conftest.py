@@ -111,8 +111,8 @@ def as_written(fn, *, one_by_one=False):
 
     Args:
       fn: the function.
-      one_by_one: whether its operations are to run one by one, each a program of its own. Float16 needs that for every
-        bit to be right: compiled as a whole, its last bits were others.
+      one_by_one: whether its operations are to run one by one, each a program of its own. Every bit is right only then:
+        compiled as a whole, sums of products in float16, or in bfloat16 on jaxlib 0.12, add in another order.
     """
     if not one_by_one:
         return jax.jit(fn, compiler_options={"xla_allow_excess_precision": False})

@@ -119,13 +119,14 @@ def start(task: TaskName, dtype: Dtype) -> Callable[[int], dict]:
         name: {key: jnp.ones(s.shape) if key == "var" else jnp.zeros(s.shape) for key, s in leaves.items()}
         for name, leaves in _flat(shapes.get("batch_stats", {})).items()
     }
+    # Scalar arrays: the defaults, Python numbers, would make the step compile twice.
+    counts: dict[str, Any] = {"scale": jnp.float32(2.0**15), "fin_steps": jnp.int32(0)}
     state = State.create(
         apply_fn=model.apply,
         params=params,
         tx=optimizer(task),
         batch_stats=unflatten_dict(stats),
-        # A scalar array: the default, a Python number, would make the step compile twice.
-        dynamic_scale=DynamicScale(scale=jnp.float32(2.0**15), fin_steps=jnp.int32(0)) if dtype == "float16" else None,
+        dynamic_scale=DynamicScale(**counts) if dtype == "float16" else None,
     )
     state = state.replace(step=jnp.int32(0))
 

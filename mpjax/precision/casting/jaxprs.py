@@ -14,6 +14,20 @@ import jax
 from jax.extend import core
 
 
+# JAX 0.12 keeps the name of the closed class for programs of before, without publishing it.
+_Closed: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Returns True for a jaxpr, open or closed."""
+    return isinstance(value, core.Jaxpr | _Closed)
+
+
+def closed(body, consts: Sequence):
+    """Returns the jaxpr with this body and these values of its constants; the converse of `opened`."""
+    return _Closed(body, consts)
+
+
 def opened(jaxpr) -> tuple[Any, Sequence]:
     """Returns the body of a jaxpr and the values of its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
@@ -37,7 +51,7 @@ def as_function(eqn, debug_info) -> Callable:
     inputs = [var for var in eqn.invars if not isinstance(var, core.Literal)]
     unique = list(dict.fromkeys(inputs))
     body = core.Jaxpr((), unique, list(eqn.outvars), [eqn], eqn.effects, debug_info=debug_info)
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))
+    run = core.jaxpr_as_fun(closed(body, ()))
 
     def function(*values):
         by_var = {var: v for var, v in zip(eqn.invars, values, strict=True) if not isinstance(var, core.Literal)}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.extend import core
 
-from mpjax.precision.casting.jaxprs import opened, scope_of
+from mpjax.precision.casting.jaxprs import is_jaxpr, opened, scope_of
 from mpjax.precision.casting.primitives import ENTERED
 
 
@@ -112,13 +112,9 @@ def held_by(eqn) -> list:
     """Returns the jaxprs inside control flow or a call; an empty list for other equations."""
     if not holds_bodies(eqn):
         return []
-    return [node for node in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr) if _is_jaxpr(node)]
+    return [node for node in jax.tree.leaves(eqn.params, is_leaf=is_jaxpr) if is_jaxpr(node)]
 
 
 def called(eqn):
     """Returns the jaxpr of a call."""
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-
-
-def _is_jaxpr(node) -> bool:
-    return isinstance(node, core.Jaxpr | core.ClosedJaxpr)
