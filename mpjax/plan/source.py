@@ -5,6 +5,7 @@ the first computation, the Python frames of each instruction.
 """
 
 import functools
+import itertools
 import re
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _WRAPPED = re.compile(r"\b(?:jvp|transpose|vmap|remat|checkpoint)\(([^()]*)\)")
 _REPEATED = re.compile(r"(transpose\()?(jvp\([^()]+\))(\))?/(?:[^/]+/)*?\2/")
+_JOINED = re.compile(r"(?P<around>|.*?/)\((?P<names>.+)\)")
 _CALLED = re.compile(r"\b\w+\([^()]*\)")
 _NO_MODULES = {
     "body",
@@ -57,9 +59,37 @@ def module_of(each: Instruction) -> Module:
     return module_named(name_of(each))
 
 
+def stacks_of(name: str) -> list[str]:
+    """Returns the name stacks that a name stands for: itself, or all of those whose instructions XLA joined in one.
+
+    jaxlib 0.12 names such an instruction after all of them: `jit(f)/(jvp(up)/add:jvp(down)/add)`.
+    """
+    found = _JOINED.fullmatch(name)
+    if not found:
+        return [name]
+    parts, depth = [""], 0
+    for character in found["names"]:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == ":" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [stack for part in parts for stack in stacks_of(found["around"] + part)]
+
+
 @functools.lru_cache(maxsize=4096)
-def module_named(stack: str) -> Module:
-    """Returns the module of a name stack with an operation at its end: `jit(f)/jvp(stem)/conv/add`."""
+def module_named(name: str) -> Module:
+    """Returns the module of a name stack with an operation at its end: `jit(f)/jvp(stem)/conv/add`.
+
+    For several instructions that XLA joined in one, it is the innermost module around all of them.
+    """
+    modules = [_module_of(stack) for stack in stacks_of(name)]
+    levels = zip(*(module.path.split("/") for module in modules), strict=False)
+    around = itertools.takewhile(lambda level: len(set(level)) == 1, levels)
+    return Module("/".join(level[0] for level in around), any(module.backward for module in modules))
+
+
+def _module_of(stack: str) -> Module:
     backward = "transpose(" in stack
     while (once := _REPEATED.sub(r"\1\2\3/", stack)) != stack:  # a derivative rule repeats the scopes around it
         stack = once

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mpjax.plan.dtype_order import NARROWER, compared, dtype_of_bits
 from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
 from mpjax.plan.runs import dtype_of
-from mpjax.plan.source import Module, module_of, name_of
+from mpjax.plan.source import Module, module_of, name_of, stacks_of
 
 
 _SUMS = ("all-reduce", "reduce-scatter")
@@ -59,7 +59,8 @@ def sums_of(program: Program) -> list[Sum]:
             arrays = tuple((dtype, dims) for text, dims in _arrays(computation, each) if (dtype := dtype_of(text)))
             if arrays:
                 name = name_of(each)
-                found.append(Sum(by, module_of(each), bool(name), name.rpartition("/")[2] in _WRITTEN, arrays))
+                written = all(stack.rpartition("/")[2] in _WRITTEN for stack in stacks_of(name))
+                found.append(Sum(by, module_of(each), bool(name), written, arrays))
     return found
 
 
