@@ -97,8 +97,14 @@ def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingPr
     Raises:
       UsageError: XLA cannot compile it for the GPU.
     """
-    # The machine code is never read, so the lowest optimization level is enough.
-    options = {**own, "xla_gpu_cuda_data_dir": toolkit_folder(), "xla_backend_optimization_level": 0}
+    # The machine code is never read: the lowest optimization level is enough, and no real linker is wanted, which XLA
+    # finds once PyTorch is imported and which knows fewer GPUs.
+    options = {
+        **own,
+        "xla_gpu_cuda_data_dir": toolkit_folder(),
+        "xla_gpu_libnvjitlink_mode": "LIB_NV_JIT_LINK_MODE_DISABLED",
+        "xla_backend_optimization_level": 0,
+    }
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as first:
