@@ -6,12 +6,12 @@ import errno
 import os
 import pathlib
 
-from mpjax.config.load import CONFIG_FILE, from_toml
+from mpjax.config.load import CONFIG_FILE, settings_in
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
-from mpjax.config.user_code import is_of_a_run, require_trust
+from mpjax.config.user_code import as_stored, is_of_a_run, require_trust
 from mpjax.errors import UsageError
 
 
@@ -160,9 +160,9 @@ def _taken(folder: pathlib.Path) -> str:
 def run_settings(config: Config, folder: pathlib.Path) -> str:
     """Returns the text of the run's config.toml, which repeats the run when it is used elsewhere.
 
-    `resume`, `profile` and the section `distributed` are left off because they are for one command only.
+    `resume`, `profile`, `cache_dir` and the section `distributed` are left off: they are for one command only.
     """
-    once = {"resume": False, "profile": False, "distributed": Distributed()}
+    once = {"resume": False, "profile": False, "cache_dir": "", "distributed": Distributed()}
     return to_toml(dataclasses.replace(config, output_dir=str(folder), **once))
 
 
@@ -202,11 +202,12 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
         raise UsageError(f"{folder} holds runs of several seeds: write {each}")
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed")
-    config = from_toml(folder / CONFIG_FILE)
+    config = settings_in(folder / CONFIG_FILE)
     if config.seeds:
         raise UsageError(f"{folder} is for runs of several seeds, none of which has begun; wanted the folder of a run")
     require_trust(config, folder, trusted=trust_code)
-    return config
+    config = dataclasses.replace(config, cache_dir="")  # compiled programs are code
+    return config if trust_code else as_stored(config)
 
 
 def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:

@@ -12,7 +12,7 @@ from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
 from mpjax.config.schema import Config
-from mpjax.config.user_code import is_of_a_run, require_trust
+from mpjax.config.user_code import as_stored, is_of_a_run, require_trust
 from mpjax.errors import UsageError
 
 
@@ -59,6 +59,8 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
         written = [flag for path in paths if path not in runs for flag in _checked_flags(path, prog)]
         said = _parse([*written, *flags], prog)
         require_trust(config, runs[-1].parent, trusted=said.trust_code, said=said)
+        config = dataclasses.replace(config, cache_dir=said.cache_dir)  # compiled programs are code
+        config = config if said.trust_code else as_stored(config, said)
     return dataclasses.replace(config, trust_code=False)  # trust is for this command only
 
 
@@ -202,7 +204,15 @@ def _parse(flags: list[str], prog: str) -> Config:
 def from_toml(file: str | pathlib.Path) -> Config:
     """Reads the settings of one TOML file; a setting that is not in the file has its default.
 
+    The code that the file of a run names is not loaded with them, unless `config_of_run` is told to trust it.
+
     Raises:
       UsageError: the file is missing, unreadable or wrong; the message names it.
     """
-    return _parse(_checked_flags(pathlib.Path(file), typed("train")), typed("train"))
+    config = settings_in(pathlib.Path(file))
+    return as_stored(config) if is_of_a_run(pathlib.Path(file)) else config
+
+
+def settings_in(file: pathlib.Path) -> Config:
+    """Reads the settings of a TOML file without a mark on code that they name, like `from_toml` otherwise."""
+    return _parse(_checked_flags(file, typed("train")), typed("train"))

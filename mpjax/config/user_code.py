@@ -1,5 +1,6 @@
 """Loads functions and classes that settings name, and refuses the code of a stored run unless the user trusts it."""
 
+import dataclasses
 import difflib
 import importlib
 import importlib.util
@@ -33,6 +34,10 @@ CODE = (
 _IN_PYTHON = "python:"
 
 
+class Stored(str):
+    """The value of a setting that may name code, as a stored run has it: its code is not loaded."""
+
+
 class Given(str):
     """The value of a setting that names code, for a function or class that was given in Python.
 
@@ -58,16 +63,39 @@ def given(value: Any) -> Given:
     return named
 
 
+def as_stored(config: Config, said: Config | None = None) -> Config:
+    """Returns settings of a stored run with those that may name code as `Stored`, except what the user said too."""
+    for name in CODE:
+        section, _, field = name.partition(".")
+        old = getattr(config, section)
+        value = getattr(old, field)
+        if said and value == getattr(getattr(said, section), field):
+            continue
+        if isinstance(value, str):
+            new: Any = Stored(value)
+        elif isinstance(value, dict):
+            new = {Stored(spec): share for spec, share in value.items()}
+        else:
+            new = tuple(map(Stored, value))
+        config = dataclasses.replace(config, **{section: dataclasses.replace(old, **{field: new})})
+    return config
+
+
 def code_of(config: Config) -> dict[str, str]:
     """Returns the settings that name code outside mpjax, as a dict from setting to value."""
     found = {}
     for name in CODE:
         section, _, field = name.partition(".")
         value = getattr(getattr(config, section), field)
-        specs = [spec for spec in ([value] if isinstance(value, str) else value) if names_code(spec)]
+        is_code = names_code if section == "data" and field in ("name", "mix") else _has_colon
+        specs = [spec for spec in ([value] if isinstance(value, str) else value) if is_code(spec)]
         if outside := [spec for spec in specs if not _is_own(spec)]:
             found[name] = " ".join(outside)
     return found
+
+
+def _has_colon(spec: str) -> bool:
+    return ":" in spec
 
 
 def files_of(config: Config) -> dict[str, pathlib.Path]:
@@ -82,7 +110,7 @@ def files_of(config: Config) -> dict[str, pathlib.Path]:
 
 
 def names_code(spec: str) -> bool:
-    """Returns True for `FILE.py:NAME` and `package.module:NAME`, and False for `hf:PATH` and the like."""
+    """Returns True for data of `FILE.py:NAME` and `package.module:NAME`, and False for `hf:PATH` and the like."""
     where, colon, _ = spec.partition(":")
     return bool(colon) and where not in DATA_KINDS
 
@@ -129,11 +157,13 @@ def load_function(spec: str, *, flag: str) -> Callable:
       flag: the name of the setting, for messages.
 
     Raises:
-      UsageError: there is no such file, module, function or class, the file is not valid Python, or it calls
+      UsageError: the code is that of a stored run (mpjax's own excepted), there is no such file, module, function or class, the file is not valid Python, or it calls
         `sys.exit`. For a missing name the message lists the functions and classes of the module.
     """
     if isinstance(spec, Given):
         return spec.value
+    if isinstance(spec, Stored) and not _is_own(spec):
+        raise UsageError(f"{flag} {spec} is code that a stored run names; read it, and if you trust it write --trust_code")
     if spec.startswith(_IN_PYTHON):
         raise UsageError(f"{flag} {spec}: the run was given this in Python; name it as FILE.py:NAME")
     where, colon, name = spec.rpartition(":")

@@ -1,13 +1,15 @@
 """A run from elsewhere runs no code unless the user says so."""
 
+import pathlib
 import shutil
 
 import pytest
 
 from mpjax.cli import diagnose, evaluate, export, train
-from mpjax.config import Config, load_config, to_toml
+from mpjax.config import Config, from_toml, load_config, to_toml
+from mpjax.config.folders import config_of_run
 from mpjax.config.schema import Data, Model, Optimizer
-from mpjax.config.user_code import code_of, load_function, require_trust
+from mpjax.config.user_code import CODE, code_of, load_function, require_trust
 from mpjax.errors import UsageError
 
 
@@ -94,3 +96,51 @@ def test_a_file_that_exits_when_it_is_imported_is_an_error(tmp_path):
 
 def test_trust_is_not_stored(downloaded):
     assert load_config(["--resume", "--output_dir", str(downloaded), "--trust_code"]).trust_code is False
+
+
+PREFIXES = ["", "hf:", "folder:", "synthetic:", "mpjax:", "./"]
+DATA_SETTINGS = ("data.name", "data.mix")  # of which `hf:PATH` and the like are data
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("setting", CODE)
+def test_no_setting_of_a_stored_run_loads_code_under_any_name(tmp_path, monkeypatch, setting, prefix):
+    monkeypatch.chdir(tmp_path)
+    file = pathlib.Path(f"{prefix}evil.py") if prefix != "hf:" else tmp_path / "hf:" / "evil.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("import pathlib; pathlib.Path('trace').touch()\ndef f(*args, **kwargs): pass\n")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    section, name = setting.split(".")
+    spec = f"{file}:f" if prefix != "hf:" else "hf:/evil.py:f"
+    value = {"data.mix": f"{{{spec!r} = 0.5}}", "training.metrics": f"[{spec!r}]"}.get(setting, repr(spec))
+    value = f"[{spec!r}]" if setting in ("loop.callbacks", "report.writers") else value
+    (tmp_path / "run" / "config.toml").write_text(f"trust_code = true\n[{section}]\n{name} = {value}\n")
+    run = tmp_path / "run"
+    ways = [
+        lambda: config_of_run(run),
+        lambda: from_toml(run / "config.toml"),
+        lambda: load_config(["--resume", "--output_dir", str(run)]),
+        lambda: load_config(["--config", str(run / "config.toml")]),
+    ]
+    for read in ways:
+        try:
+            found = getattr(getattr(read(), section), name)
+        except UsageError as error:
+            assert "--trust_code" in str(error)
+            continue
+        for loaded in (found,) if isinstance(found, str) else found:
+            with pytest.raises(UsageError, match="trust it write --trust_code"):
+                load_function(loaded, flag=f"--{setting}")
+    assert not pathlib.Path("trace").exists()
+    trusted = getattr(getattr(config_of_run(run, trust_code=True), section), name)
+    load_function(trusted if isinstance(trusted, str) else next(iter(trusted)), flag=f"--{setting}")
+    assert pathlib.Path("trace").exists()
+
+
+def test_no_cache_comes_from_a_stored_run(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.toml").write_text('cache_dir = "/evil"\n')
+    assert config_of_run(tmp_path, trust_code=True).cache_dir == ""
+    resume = ["--resume", "--output_dir", str(tmp_path)]
+    assert load_config(resume).cache_dir == load_config(["--config", str(tmp_path / "config.toml")]).cache_dir == ""
+    assert load_config([*resume, "--cache_dir", "/mine"]).cache_dir == "/mine"

@@ -2,10 +2,12 @@
 
 import dataclasses
 import difflib
+import json
+import os
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,31 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
     return [path.as_posix() for path in sorted(whole, key=lambda path: (path.parts[:-1], _version(path.name)))]
 
 
+def _require_features_of_tfds(folder: str | os.PathLike) -> None:
+    """Raises UsageError if the description of a prepared set names classes of other packages, which would be imported.
+
+    It does too if the description is damaged.
+    """
+    file = pathlib.Path(folder, "features.json")
+    if not file.exists():
+        return
+    try:
+        named = list(_classes_in(json.loads(file.read_bytes())))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} is not JSON: {error}; prepare the set again") from None
+    if others := [name for name in named if not name.startswith("tensorflow_datasets.")]:
+        raise UsageError(f"{file} names the class {others[0]!r}: wanted features of tensorflow_datasets alone")
+
+
+def _classes_in(described: Any) -> Iterator[str]:
+    if isinstance(described, list):
+        described = dict(enumerate(described))
+    for key, value in described.items() if isinstance(described, dict) else ():
+        if key in ("pythonClassName", "python_class_name", "type") and isinstance(value, str) and "." in value:
+            yield value
+        yield from _classes_in(value)
+
+
 def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     """Opens the set `config.name`: its newest version, or the version that the name ends in.
 
@@ -59,7 +86,9 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
 
     from mpjax.data.sources import digits
 
-    builder: Any = tfds.builder_from_directory(_folder(config.name, data_dir))
+    folder = _folder(config.name, data_dir)
+    _require_features_of_tfds(folder)
+    builder: Any = tfds.builder_from_directory(folder)
     if builder.info.file_format is None or builder.info.file_format.value != _FORMAT:
         stored = "an unknown format" if builder.info.file_format is None else builder.info.file_format.value
         raise UsageError(

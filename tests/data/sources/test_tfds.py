@@ -126,6 +126,21 @@ def test_a_format_that_cannot_be_read_without_tensorflow(own_dir, stored):
         open_prepared(Data(name="tiny_tensor"), own_dir)
 
 
+def test_a_set_that_names_a_class_of_another_package_imports_nothing(own_dir, monkeypatch):
+    features = own_dir / "tiny_tensor/1.0.0/features.json"
+    text = features.read_text()
+    (own_dir / "evil_of_tfds.py").write_text("raise SystemError('imported')")
+    monkeypatch.syspath_prepend(own_dir)
+    tiny = Data(name="tiny_tensor")
+    for name in ("evil_of_tfds.Tensor", "\\u0065vil_of_tfds.Tensor"):
+        features.write_text(text.replace("tensorflow_datasets.core.features.tensor_feature.Tensor", name))
+        with pytest.raises(UsageError, match=r"features.json names the class 'evil_of_tfds.*alone"):
+            open_prepared(tiny, own_dir)
+    features.write_text(text[:50])
+    with pytest.raises(UsageError, match=r"features.json is not JSON: .*; prepare the set again"):
+        open_prepared(tiny, own_dir)
+
+
 def test_files_that_were_not_copied(own_dir):
     next((own_dir / "tiny_tensor/1.0.0").glob("*train*")).unlink()
     with pytest.raises(UsageError, match=r"files of split 'train' are missing: tiny_tensor-train.array_record"):
