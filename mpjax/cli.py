@@ -12,7 +12,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mpjax.errors import CallbackError, Diverged, Interrupted, UsageError, exit_code_of, failure, show_warning
+from mpjax.errors import (
+    CallbackError,
+    Diverged,
+    Interrupted,
+    UsageError,
+    exit_code_of,
+    failure,
+    printable,
+    show_warning,
+)
 
 
 class Command(NamedTuple):
@@ -199,5 +208,5 @@ def exit_code(command: Callable[[], None]) -> int:
 
 
 def _fail(error: object, code: int) -> int:
-    print(f"error: {error}" if code < 128 else error, file=sys.stderr)
+    print(printable(f"error: {error}" if code < 128 else error), file=sys.stderr)
     return code

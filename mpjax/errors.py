@@ -1,6 +1,7 @@
 """Exceptions and warnings of mpjax, with the exit code of each exception."""
 
 import pathlib
+import re
 import sys
 import traceback
 import warnings
@@ -92,10 +93,22 @@ WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning, LoggerWarning
 """The warnings that are for the user of a command, and not for its programmer."""
 
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: object) -> str:
+    """Returns a text with control characters written out: names of files and arrays may hold a terminal's commands.
+
+    >>> printable("a\\x1b[2J")
+    'a\\\\x1b[2J'
+    """
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], str(text))
+
+
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Prints warnings of mpjax on one line, and other warnings as Python does; for `warnings.showwarning`."""
     if issubclass(category, WARNINGS):
-        print(f"warning: {message}", file=sys.stderr)
+        print(f"warning: {printable(message)}", file=sys.stderr)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 

@@ -100,3 +100,7 @@ def test_an_error_of_other_code_is_told_in_one_line():
     error = ZeroDivisionError("by zero.\nThe error occurred while tracing")
     assert errors.first_line(error) == "ZeroDivisionError: by zero"
     assert errors.first_line(KeyError()) == "KeyError: "
+
+
+def test_names_hold_no_commands_for_the_terminal():
+    assert errors.printable("a\x1b[2J\x9b1m\u202etxt\r\x07 ä\tb\nc") == "a\\x1b[2J\\x9b1m\\u202etxt\\r\\x07 ä\tb\nc"

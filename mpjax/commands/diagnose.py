@@ -22,7 +22,7 @@ from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.fastest import Fastest
 from mpjax.diagnosis.progress import progress_at
 from mpjax.diagnosis.training import diagnose_step, fastest_of_step
-from mpjax.errors import PrecisionWarning, UsageError
+from mpjax.errors import PrecisionWarning, UsageError, printable
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.process import as_usual
 from mpjax.loop.resume import adopt
@@ -63,7 +63,7 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     text = f"{what} of {folder}\n{found}"
     if isinstance(found, Diagnosis):
         text += f"\nsee {write(found, folder, name)}"
-    print(found.to_json() if settings.json else text)
+    print(found.to_json() if settings.json else printable(text))
     return found
 
 

@@ -4,6 +4,7 @@ import pathlib
 
 from mpjax.config.program import command_line
 from mpjax.diagnosis.diagnosis import Diagnosis
+from mpjax.files import write_atomically
 from mpjax.report import read_metrics
 
 
@@ -12,12 +13,12 @@ NO_DTYPE_REPAIRS = "Look at the learning rate, the data and the parameters: no c
 
 def write(found: Diagnosis, folder: pathlib.Path, name: str) -> pathlib.Path:
     """Writes `diagnosis_<name>.json` and the page beside it; returns the path of the page."""
-    found.to_json(folder / f"diagnosis_{name}.json")
+    write_atomically(folder / f"diagnosis_{name}.json", f"{found.to_json()}\n".encode())
     metrics = folder / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []
     scales = [(r["step"], r["train/loss_scale"], r["train/skipped"]) for r in records if "train/loss_scale" in r]
     page = folder / f"diagnosis_{name}.html"
-    found.to_html(page, scales=scales)
+    write_atomically(page, found.to_html(scales=scales).encode())
     return page
 
 

@@ -17,7 +17,7 @@ from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
 from mpjax.config.prediction import Prediction
 from mpjax.config.save import changes
-from mpjax.errors import CheckpointWarning, UsageError
+from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import read_checkpoint
 from mpjax.precision.loss_scale import no_loss_scaling
@@ -65,7 +65,8 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     if settings.json:
         print(strict_json.encode({"checkpoint": position, "policy": str(plan.policy), **metrics}))
     else:
-        print(f"checkpoint {position} of {folder}, trained under {about['policy']}, evaluated under {plan.policy}")
+        said = f"checkpoint {position} of {folder}, trained under {about['policy']}, evaluated under {plan.policy}"
+        print(printable(said))
         for name, value in metrics.items():
             print(f"  {name:<16}{value:.6f}")
     return metrics

@@ -6,7 +6,7 @@ from mpjax.commands.evaluate import trained_state
 from mpjax.commands.task import open_task
 from mpjax.config.commands import Export, check_export
 from mpjax.config.folders import config_of_run, with_policy
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, printable
 from mpjax.models.pretrained import PretrainedReport, export_safetensors
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
@@ -38,10 +38,10 @@ def export_run(settings: Export) -> PretrainedReport | None:
 
         params = state.ema if settings.ema else state.params
         said = write_program(settings, config, plan, source, task, params, state.stats)
-        print(f"checkpoint {position} of {folder}: {said}")
+        print(printable(f"checkpoint {position} of {folder}: {said}"))
         return None
 
     model = task.structure.assemble(state.ema if settings.ema else state.params, state.stats)
     report = export_safetensors(model, settings.output, dtype=settings.dtype or None, layout=settings.layout)
-    print(f"checkpoint {position} of {folder}: {report.totals}")
+    print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report

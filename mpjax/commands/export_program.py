@@ -14,7 +14,7 @@ from mpjax.config.paths import expanded
 from mpjax.data.example_reader import reader
 from mpjax.data.read import SplitOfOne
 from mpjax.errors import UsageError, first_line
-from mpjax.report.files import write_atomically
+from mpjax.files import write_atomically
 from mpjax.training.eval_step import in_evaluation
 from mpjax.training.precision_plan import PrecisionPlan
 from mpjax.training.predict_step import logits_for

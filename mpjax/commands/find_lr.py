@@ -16,6 +16,7 @@ from mpjax.config.folders import check_new_folder, new_folder
 from mpjax.config.limits import is_auto
 from mpjax.config.rate_search import RateSearch
 from mpjax.config.user_code import given
+from mpjax.files import write_atomically
 from mpjax.training.range_test import Point, Suggestion, Watch, growing_rates, suggest
 from mpjax.training.setup import pretrained_arrays
 
@@ -60,7 +61,7 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
         "smoothed": list(found.smoothed),
         "config": to_toml(config),
     }
-    (folder / "find_lr.json").write_text(strict_json.encode(result, indent=1) + "\n")
+    write_atomically(folder / "find_lr.json", f"{strict_json.encode(result, indent=1)}\n".encode())
     for file in report.image_files(folder / "find_lr", config.report) if points else ():
         report.plot_rates(points, found.smoothed, found.rate, file, report.title_of(config))
     print(strict_json.encode(result) if settings.json else _text(settings, found, points, ended, folder))

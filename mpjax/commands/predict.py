@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import io
 import math
 import pathlib
 import sys
@@ -17,7 +18,8 @@ from mpjax.config import Config
 from mpjax.config.paths import expanded
 from mpjax.config.prediction import Prediction, check_prediction
 from mpjax.data.given import Given, given_batches, given_images, given_split, takes_images
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, printable
+from mpjax.files import replacing
 from mpjax.training.eval_step import AHEAD
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, place
@@ -63,7 +65,7 @@ def predict_run(settings: Prediction) -> int:
     sharding = layout.evaluation(batch_size)
 
     with _lines(None if masks else settings.output) as file, _progress(settings, len(given.names)) as at:
-        skip = (lambda said: print(f"skipped: {said}", file=sys.stderr)) if settings.skip_bad else None
+        skip = (lambda said: print(printable(f"skipped: {said}"), file=sys.stderr)) if settings.skip_bad else None
         batches = given_batches(given, batch_size, workers=config.data.workers, skip=skip)
 
         def computed() -> Iterator[tuple[np.ndarray, Mapping[str, np.ndarray], Mapping[str, np.ndarray]]]:
@@ -183,16 +185,16 @@ def _lines(output: str | None) -> Iterator[TextIO]:
     if not output:
         yield sys.stdout
         return
-    path = expanded(output)
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            yield file
-        unfinished.replace(path)
-    except FileNotFoundError as error:
-        raise UsageError(f"--output {output}: there is no folder {path.parent}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    path = expanded(output).resolve()
+    if not path.parent.is_dir():
+        raise UsageError(f"--output {output}: there is no folder {path.parent}")
+    is_device = path.exists() and not path.is_file()
+    with open(path, "wb") if is_device else replacing(path) as file:
+        lines = io.TextIOWrapper(file, "utf-8")
+        try:
+            yield lines
+        finally:
+            lines.detach()  # which writes what is left, and leaves the file open
 
 
 @contextlib.contextmanager

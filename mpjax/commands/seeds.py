@@ -16,7 +16,7 @@ from mpjax.config.limits import check, is_auto, require_types
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
-from mpjax.errors import Diverged, UsageError
+from mpjax.errors import Diverged, UsageError, printable
 from mpjax.report.wording import number
 
 
@@ -139,7 +139,7 @@ def _trained(
             summaries[seed] = run(alone)
         except Diverged as error:
             diverged[seed] = str(error).splitlines()[0]
-            print(f"seed {seed}: {error}", flush=True)
+            print(printable(f"seed {seed}: {error}"), flush=True)
         except UsageError:
             file = own / CONFIG_FILE
             if file.exists() and file.read_text() == run_settings(alone, own):  # it took steps with these settings

@@ -5,6 +5,7 @@ import datetime
 import errno
 import os
 import pathlib
+import secrets
 
 from mpjax.config.load import CONFIG_FILE, settings_in
 from mpjax.config.paths import expanded
@@ -13,6 +14,7 @@ from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
 from mpjax.config.user_code import as_stored, is_of_a_run, require_trust
 from mpjax.errors import UsageError
+from mpjax.files import links_in
 
 
 def cache_folder(config: Config) -> pathlib.Path:
@@ -20,7 +22,7 @@ def cache_folder(config: Config) -> pathlib.Path:
 
     It is `cache_dir` if set, else that of `default_cache_folder`.
     """
-    return made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder())
+    return made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder(), mode=0o700)
 
 
 def default_cache_folder() -> pathlib.Path:
@@ -53,15 +55,19 @@ def run_folder(config: Config) -> pathlib.Path:
     return folder
 
 
+_UNFINISHED = f".{CONFIG_FILE}."
+"""How the names begin that a killed run may leave behind before its folder holds a run."""
+
+
 def _claim(file: pathlib.Path, text: str) -> None:
     """Writes a new file atomically; if two runs start at once, only one succeeds.
 
     Raises:
       FileExistsError: the file exists.
     """
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished = file.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
     try:
-        with unfinished.open("w") as opened:
+        with unfinished.open("x") as opened:
             opened.write(text)
             opened.flush()
             os.fsync(opened.fileno())
@@ -86,6 +92,7 @@ def check_run_folder(config: Config) -> pathlib.Path:
     if not config.resume:
         return check_new_folder(config)
     folder = expanded(config.output_dir)
+    _require_no_links(folder)
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
     if config.seeds and is_of_a_run(folder / CONFIG_FILE):
@@ -96,6 +103,17 @@ def check_run_folder(config: Config) -> pathlib.Path:
             f"or --output_dir {folder / seed_folder(seeds[0])} to resume one"
         )
     return folder
+
+
+_OTHERS = ("wandb",)
+"""Folders in that of a run that other programs write, with links of their own."""
+
+
+def _require_no_links(folder: pathlib.Path) -> None:
+    """Raises UsageError if a run's folder holds a link, through which a file elsewhere would be read or overwritten."""
+    for link in links_in(folder):
+        if link.relative_to(folder).parts[0] not in _OTHERS:
+            raise UsageError(f"{link} is a link to {os.readlink(link)}: wanted the file itself, or a folder, in a run")
 
 
 def seed_folder(seed: int) -> str:
@@ -122,7 +140,7 @@ def check_new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
     folder = expanded(config.output_dir)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: wanted a folder as --output_dir")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(not entry.name.startswith(_UNFINISHED) for entry in folder.iterdir()):
         raise UsageError(_taken(folder))
     return folder
 
@@ -173,14 +191,14 @@ def _default_name(config: Config, prefix: str) -> pathlib.Path:
     return pathlib.Path("runs", f"{prefix}{name}-{now}")
 
 
-def made(folder: pathlib.Path) -> pathlib.Path:
-    """Creates a folder if it is absent, and returns it.
+def made(folder: pathlib.Path, *, mode: int = 0o777) -> pathlib.Path:
+    """Creates a folder if it is absent, with the permissions `mode` less the umask, and returns it.
 
     Raises:
       UsageError: it cannot be created.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make folder {folder}: {error.strerror}") from None
     return folder
@@ -202,6 +220,7 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
         raise UsageError(f"{folder} holds runs of several seeds: write {each}")
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed")
+    _require_no_links(folder)
     config = settings_in(folder / CONFIG_FILE)
     if config.seeds:
         raise UsageError(f"{folder} is for runs of several seeds, none of which has begun; wanted the folder of a run")

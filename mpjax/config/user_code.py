@@ -157,13 +157,15 @@ def load_function(spec: str, *, flag: str) -> Callable:
       flag: the name of the setting, for messages.
 
     Raises:
-      UsageError: the code is that of a stored run (mpjax's own excepted), there is no such file, module, function or class, the file is not valid Python, or it calls
-        `sys.exit`. For a missing name the message lists the functions and classes of the module.
+      UsageError: a stored run names the code, there is no such file, module, function or class, the file is not valid
+        Python, or it calls `sys.exit`. For a missing name the message lists the functions and classes of the module.
     """
     if isinstance(spec, Given):
         return spec.value
     if isinstance(spec, Stored) and not _is_own(spec):
-        raise UsageError(f"{flag} {spec} is code that a stored run names; read it, and if you trust it write --trust_code")
+        raise UsageError(
+            f"{flag} {spec} is code that a stored run names; read it, and if you trust it write --trust_code"
+        )
     if spec.startswith(_IN_PYTHON):
         raise UsageError(f"{flag} {spec}: the run was given this in Python; name it as FILE.py:NAME")
     where, colon, name = spec.rpartition(":")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from mpjax.errors import printable
 from mpjax.loop.messages import Line, Message
 from mpjax.loop.process import StopRequest
 
@@ -207,7 +208,7 @@ class Company:
             )
         if not self._failed:
             self._failed = True
-            print(f"error: {text}", file=sys.stderr, flush=True)
+            print(printable(f"error: {text}"), file=sys.stderr, flush=True)
             self.end(message["code"])
 
 

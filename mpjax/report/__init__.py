@@ -4,9 +4,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from mpjax.files import write_atomically
 from mpjax.report.console import console_writer
 from mpjax.report.figure import image_files
-from mpjax.report.files import write_atomically
 from mpjax.report.jsonl import jsonl_writer, read_metrics
 from mpjax.report.plot import plot_curves
 from mpjax.report.rate_plot import plot_rates

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from mpjax.config.choices import BEST
+from mpjax.errors import printable
 from mpjax.report.live_table import notebook_writer
 from mpjax.report.pace import Pace
 from mpjax.report.wording import duration, evaluation_fields, training_fields
@@ -62,7 +63,7 @@ class _PlainConsole:
         pass  # the files are in the run's folder
 
     def message(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass  # the caller owns the stream
@@ -106,7 +107,7 @@ class _LiveConsole:
         pass  # the files are in the run's folder
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, emoji=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

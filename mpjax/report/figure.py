@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mpjax.config.schema import Report
-from mpjax.report.files import write_atomically
+from mpjax.files import write_atomically
 
 
 BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#4D4D4D"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpjax import strict_json
 from mpjax.errors import UsageError
-from mpjax.report.files import AppendFile, naming, write_atomically
+from mpjax.files import AppendFile, naming, write_atomically
 from mpjax.report.writer import Writer
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from mpjax import notebook
+from mpjax.errors import printable
 from mpjax.report.pace import Pace
 from mpjax.report.wording import duration, evaluation_fields, training_fields
 from mpjax.report.writer import Writer
@@ -87,7 +88,7 @@ class _LiveTable:
         pass  # the files are in the run's folder
 
     def message(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         if not self._current:

@@ -16,7 +16,7 @@ from typing import Any
 from mpjax import strict_json
 from mpjax.config.choices import BEST
 from mpjax.config.score import ACCURACY, Score
-from mpjax.report.files import write_atomically
+from mpjax.files import write_atomically
 from mpjax.report.wording import count, duration, number, rate
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpjax.report.files import AppendFile
+from mpjax.files import AppendFile
 from mpjax.report.writer import Writer
 
 

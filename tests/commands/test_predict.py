@@ -1,6 +1,8 @@
 """Predictions of a stored run: the split as evaluated, files in order, bad files named."""
 
 import json
+import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -147,3 +149,11 @@ def test_the_losses_of_a_language_model_are_those_of_its_evaluation(folder_of, t
     short, long = predicted(capsys, run=str(folder), inputs=(str(tmp_path / "a.txt"),))
     assert (short["tokens"], long["tokens"]) == (16, 13 * 9 + 1)
     assert long["perplexity"] == pytest.approx(np.exp(long["loss"]))
+
+
+def test_a_device_is_written_and_not_replaced(trained, images, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
+        predict_run(Prediction(run=str(trained), inputs=(str(images),), output=str(tmp_path / "pipe")))
+        assert len(reader.communicate(timeout=60)[0].splitlines()) == 7
+    assert (tmp_path / "pipe").is_fifo()

@@ -1,5 +1,6 @@
 """A run from elsewhere runs no code unless the user says so."""
 
+import os
 import pathlib
 import shutil
 
@@ -7,7 +8,7 @@ import pytest
 
 from mpjax.cli import diagnose, evaluate, export, train
 from mpjax.config import Config, from_toml, load_config, to_toml
-from mpjax.config.folders import config_of_run
+from mpjax.config.folders import cache_folder, check_run_folder, config_of_run
 from mpjax.config.schema import Data, Model, Optimizer
 from mpjax.config.user_code import CODE, code_of, load_function, require_trust
 from mpjax.errors import UsageError
@@ -99,7 +100,6 @@ def test_trust_is_not_stored(downloaded):
 
 
 PREFIXES = ["", "hf:", "folder:", "synthetic:", "mpjax:", "./"]
-DATA_SETTINGS = ("data.name", "data.mix")  # of which `hf:PATH` and the like are data
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -123,14 +123,9 @@ def test_no_setting_of_a_stored_run_loads_code_under_any_name(tmp_path, monkeypa
         lambda: load_config(["--config", str(run / "config.toml")]),
     ]
     for read in ways:
-        try:
+        with pytest.raises(UsageError, match="trust it write --trust_code"):
             found = getattr(getattr(read(), section), name)
-        except UsageError as error:
-            assert "--trust_code" in str(error)
-            continue
-        for loaded in (found,) if isinstance(found, str) else found:
-            with pytest.raises(UsageError, match="trust it write --trust_code"):
-                load_function(loaded, flag=f"--{setting}")
+            load_function(found if isinstance(found, str) else next(iter(found)), flag=f"--{setting}")
     assert not pathlib.Path("trace").exists()
     trusted = getattr(getattr(config_of_run(run, trust_code=True), section), name)
     load_function(trusted if isinstance(trusted, str) else next(iter(trusted)), flag=f"--{setting}")
@@ -144,3 +139,32 @@ def test_no_cache_comes_from_a_stored_run(tmp_path):
     resume = ["--resume", "--output_dir", str(tmp_path)]
     assert load_config(resume).cache_dir == load_config(["--config", str(tmp_path / "config.toml")]).cache_dir == ""
     assert load_config([*resume, "--cache_dir", "/mine"]).cache_dir == "/mine"
+
+
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "checkpoints", "tensorboard/events", "summary.json"])
+def test_a_link_in_a_run_is_refused_before_anything_is_written(tmp_path, name):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    (run / name).parent.mkdir(parents=True)
+    elsewhere.write_text("")
+    (run / "config.toml").touch()
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(elsewhere)
+    for read in (
+        lambda: config_of_run(run, trust_code=True),
+        lambda: check_run_folder(Config(output_dir=str(run), resume=True)),
+    ):
+        with pytest.raises(UsageError, match=rf"run/{name} is a link to .*/elsewhere: wanted the file itself"):
+            read()
+
+
+def test_a_run_that_was_killed_before_it_began_is_started_again(tmp_path):
+    (tmp_path / ".config.toml.0123456789abcdef").write_text("half")
+    assert check_run_folder(Config(output_dir=str(tmp_path))) == tmp_path
+
+
+def test_the_cache_is_private_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        assert cache_folder(Config(cache_dir=str(tmp_path / "cache"))).stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

@@ -30,7 +30,10 @@ def named(stack, frame=0):
             Module("blocks/1/mlp/up", True),
         ),
         ("jit(f)/jvp(layers/0)/layers/0/add", Module("layers/0/layers/0", False)),
-        ("jit(f)/(transpose(jvp(blocks/0/up))/transpose:transpose(jvp(blocks/0/down))/transpose)", Module("blocks/0", True)),
+        (
+            "jit(f)/(transpose(jvp(blocks/0/up))/transpose:transpose(jvp(blocks/0/down))/transpose)",
+            Module("blocks/0", True),
+        ),
         ("jit(f)/jvp(up)/(add:(mul:sub))", Module("up", False)),
         ("(jit(f)/jvp(up)/add:jit(f)/jvp(down)/add)", Module("", False)),
         ("jit(train_step)/add", Module("", False)),

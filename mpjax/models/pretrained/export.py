@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
 from mpjax.errors import UsageError
+from mpjax.files import replacing
 from mpjax.models.pretrained.layouts import layouts_of
 from mpjax.models.pretrained.layouts.entry import Layout
 from mpjax.models.pretrained.load import cast, losses, refusal
@@ -110,11 +111,5 @@ def _write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], layout: str) -
     # Transformers refuses a file without `format`. There is only this item because safetensors writes several in any
     # order, so that equal models would give different files.
     about = {"format": "np" if layout == "mpjax" else "pt"}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(file.name + ".tmp")
-    try:
-        save_file(dict(tensors), temporary, metadata=about)
-        os.replace(temporary, file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(file) as opened:
+        save_file(dict(tensors), pathlib.Path(opened.name), metadata=about)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mpjax import strict_json
+from mpjax.files import write_atomically
 from mpjax.training.setup import Task
 from mpjax.training.tuning.products import Product, Program, arrays_like
 from mpjax.training.tuning.timing import GAIN, Timed, Timing, rules_of, side_by_side
@@ -114,16 +115,13 @@ def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
 def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -> pathlib.Path:
     """Writes the result for `key` and returns the path of the file."""
     file = tuning_file(folder, key)
-    file.parent.mkdir(parents=True, exist_ok=True)
     found = {
         "key": _plain(key),
         "products": [{"type": one.type, "modules": one.modules, **one.timing._asdict()} for one in tuning.timed],
         "rules": tuning.proposed,
         "step": tuning.step and tuning.step._asdict(),
     }
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(strict_json.encode(found, indent=2) + "\n")
-    unfinished.replace(file)  # atomic, because another run may read the file
+    write_atomically(file, f"{strict_json.encode(found, indent=2)}\n".encode())  # another run may read the file
     return file
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpjax.report.files import AppendFile, naming, write_atomically
+from mpjax.files import AppendFile, links_in, naming, write_atomically
 
 
 FULL = Path("/dev/full")
@@ -63,3 +63,27 @@ def test_a_reader_sees_the_whole_old_file_or_the_whole_new_one(tmp_path):
         write_atomically(path, b"second")
         assert reader.read() == b"first, longer"
     assert path.read_bytes() == b"second"
+
+
+def test_only_a_regular_file_is_replaced(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "precious")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for path in (link, tmp_path / "pipe", tmp_path / "folder", Path("/dev/null")):
+        with pytest.raises(OSError, match=f"wanted a regular file or none: .*{path.name}"):
+            write_atomically(path, b"theirs")
+    with pytest.raises(OSError, match="link"):
+        AppendFile(link, new=False)
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert link.is_symlink()
+    assert sorted(links_in(tmp_path)) == [link]
+
+
+def test_no_link_in_the_place_of_a_temporary_file_is_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * size)  # a name that was guessed
+    (tmp_path / ".summary.json.00000000.tmp").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "summary.json", b"theirs")
+    assert not (tmp_path / "precious").exists()

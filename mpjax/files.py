@@ -1,11 +1,14 @@
-"""Writes the files of a run: whole records, whole files, and errors that name the file."""
+"""Writes files: whole records, whole files in the place of regular files only, and errors that name the file."""
 
 import contextlib
 import errno
 import io
 import os
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextlib.contextmanager
@@ -30,7 +33,7 @@ class AppendFile:
         self.path = path
         with naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = io.FileIO(path, "x" if new else "a")
+            self._file = io.FileIO(path, "x" if new else "a", opener=_no_link)
 
     def append(self, record: bytes) -> None:
         """Writes the bytes of one record.
@@ -49,6 +52,10 @@ class AppendFile:
         self._file.close()
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def _sync(folder: Path) -> None:
     """Makes the names in a folder durable if the file system supports it."""
     with contextlib.suppress(OSError):
@@ -59,22 +66,48 @@ def _sync(folder: Path) -> None:
             os.close(opened)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces the content of the file at `path` atomically: a reader, or a crash, sees the old file or the new one.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Opens a new file that takes the place of the file at `path` when it is whole.
+
+    What is no regular file is never replaced: a link, a device or a pipe is an error.
 
     Raises:
       OSError: the file cannot be written; the message names the file.
     """
-    temporary = path.with_name(path.name + ".tmp")
     with naming(path):
+        _require_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with open(temporary, "wb") as file:
-                file.write(content)
+            # A name that nobody can guess, and O_EXCL does not follow links.
+            with open(temporary, "xb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
+            _require_regular(path)
             os.replace(temporary, path)
             _sync(path.parent)
-        except BaseException:
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces the content of the file at `path` atomically, as `replacing` does."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def _require_regular(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise OSError(errno.EINVAL, "is a link, a folder or a device: wanted a regular file or none", str(path))
+
+
+def links_in(folder: Path) -> Iterator[Path]:
+    """Yields the links below a folder, without following them."""
+    for where, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(where, name)
+            if path.is_symlink():
+                yield path
