@@ -14,7 +14,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF
-from mpjax.precision.master import step_to
+from mpjax.precision.master import nearest, step_to
 from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16, stochastic_round
 
 
@@ -109,7 +109,7 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
         full = jax.tree.map(_sum, _given(params), state.compensation, is_leaf=_is_none)
         updates, inner_state = inner.update(_wide(updates), state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
-        kept = jax.tree.map(_kept, params, moved)
+        kept = jax.tree.map(lambda p, new: nearest(new, p.dtype) if p.dtype in HALF else new, params, moved)
         rest = jax.tree.map(
             lambda p, new, near: (new - near).astype(p.dtype) if p.dtype in HALF else None, params, moved, kept
         )
@@ -134,17 +134,13 @@ def _is_none(node) -> bool:
 
 
 def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
-    return param if rest is None else param.astype(FLOAT32) + rest.astype(FLOAT32)
-
-
-def _kept(param: jax.Array, moved: jax.Array) -> jax.Array:
-    """Returns the float32 value that a parameter's dtype keeps of `moved`; `moved` itself if that is float32.
-
-    XLA may remove a cast to half precision and back, and nothing would be left over.
-    """
-    if param.dtype == BFLOAT16:  # fuses with the update; float16 would lose its subnormal numbers
-        return jax.lax.reduce_precision(moved, exponent_bits=8, mantissa_bits=7)
-    return jax.lax.optimization_barrier(moved.astype(param.dtype)).astype(FLOAT32) if param.dtype in HALF else moved
+    """Returns a parameter with what rounding left over; without, where the user has set it to another value since."""
+    if rest is None:
+        return param
+    value, rest = param.astype(FLOAT32), rest.astype(FLOAT32)
+    # Half of the distance between two numbers may be left over. A little less rounds to the parameter in any case.
+    belongs = nearest(value + rest * (1 - 2.0**-9), param.dtype) == value
+    return jnp.where(belongs, value + rest, value)
 
 
 def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:

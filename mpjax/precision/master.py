@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import FLOAT32, HALF
+from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF
 from mpjax.precision.stochastic_rounding import stochastic_round
 
 
@@ -62,7 +62,9 @@ def master_weights(
     def update(updates, state, params=None, **extra):
         if params is None:
             raise UsageError("master_weights needs the parameters: tx.update(grads, opt_state, params)")
-        full = _full(state.masters, params)
+        chance = state.roundings is not None
+        masters = jax.tree.map(lambda p, m: m if m is None else _current(m, p, chance), params, state.masters)
+        full = _full(masters, params)
         updates = jax.tree.map(lambda g: g.astype(FLOAT32) if g.dtype in HALF else g, updates)
         updates, inner_state = inner.update(updates, state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
@@ -82,6 +84,32 @@ def master_weights(
 def _full(masters, params):
     """Returns the parameters, with the masters in place of those stored in half precision."""
     return jax.tree.map(lambda m, p: p if m is None else m, masters, params, is_leaf=lambda node: node is None)
+
+
+def _current(master: jax.Array, param: jax.Array, chance: bool) -> jax.Array:
+    """Returns a master where it rounds to its parameter, and the parameter where the user has set that to another value.
+
+    Args:
+      master: float32 array.
+      param: half-precision array of the same shape.
+      chance: whether masters are rounded to one of both neighbours, and not to the nearest.
+    """
+    value = param.astype(FLOAT32)
+    rounds = nearest(master, param.dtype) == value
+    if chance:
+        beyond = jnp.nextafter(param, jnp.where(master > value, jnp.inf, -jnp.inf).astype(param.dtype)).astype(FLOAT32)
+        rounds |= (jnp.minimum(value, beyond) < master) & (master < jnp.maximum(value, beyond))
+    return jnp.where(rounds, master, value)
+
+
+def nearest(values: jax.Array, dtype) -> jax.Array:
+    """Returns float32 values rounded to the nearest numbers of a half dtype, in float32.
+
+    XLA may remove a cast to half precision and back, and nothing would be rounded.
+    """
+    if dtype == BFLOAT16:  # fuses with the update; float16 would lose its subnormal numbers
+        return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=7)
+    return jax.lax.optimization_barrier(values.astype(dtype)).astype(FLOAT32)
 
 
 def _rounded_by_chance(params, before, after, key: jax.Array):

@@ -122,13 +122,16 @@ def test_no_setting_of_a_stored_run_loads_code_under_any_name(tmp_path, monkeypa
         lambda: load_config(["--resume", "--output_dir", str(run)]),
         lambda: load_config(["--config", str(run / "config.toml")]),
     ]
+
+    def load(config):
+        found = getattr(getattr(config, section), name)
+        load_function(found if isinstance(found, str) else next(iter(found)), flag=f"--{setting}")
+
     for read in ways:
         with pytest.raises(UsageError, match="trust it write --trust_code"):
-            found = getattr(getattr(read(), section), name)
-            load_function(found if isinstance(found, str) else next(iter(found)), flag=f"--{setting}")
+            load(read())
     assert not pathlib.Path("trace").exists()
-    trusted = getattr(getattr(config_of_run(run, trust_code=True), section), name)
-    load_function(trusted if isinstance(trusted, str) else next(iter(trusted)), flag=f"--{setting}")
+    load(config_of_run(run, trust_code=True))
     assert pathlib.Path("trace").exists()
 
 

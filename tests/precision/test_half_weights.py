@@ -99,3 +99,20 @@ def test_parameters_are_needed(wrap):
     state = tx.init({"w": jnp.ones(2, jnp.bfloat16)})
     with pytest.raises(UsageError, match="need the parameters"):
         tx.update({"w": jnp.ones(2)}, state)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_what_is_left_over_belongs_to_the_parameter_that_left_it(half):
+    tx = compensated_weights(optax.sgd(1.0))
+    values = np.float32([1 + 2**-8, 1 + 3 * 2**-9, 1 + 2**-11, 1 - 2**-12, 3])
+    start = jnp.zeros(len(values), half)
+    updates, state = jax.jit(tx.update)(-values, tx.init(start), start)
+    params = optax.apply_updates(start, updates)
+    kept = np.asarray(state.compensation)
+    assert np.count_nonzero(kept) >= 2
+    _, again = jax.jit(tx.update)(0 * values, state, params)
+    np.testing.assert_array_equal(again.compensation, kept)
+    loaded = jnp.full_like(params, 2.0**-14)
+    updates, state = jax.jit(tx.update)(0 * values, state, loaded)
+    assert optax.apply_updates(loaded, updates).tolist() == [2.0**-14] * len(values)
+    assert not np.asarray(state.compensation).any()

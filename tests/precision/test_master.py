@@ -286,3 +286,26 @@ def test_members_of_an_ensemble_keep_masters_of_their_own(stochastic):
     np.testing.assert_allclose(state.inner_state.masters["w"][:, 0], [0.999, 1.0, 0.998], rtol=1e-6)
     assert state.finite.tolist() == [True, False, True]
     assert bits(optax.apply_updates(params, updates)["w"][1]) == bits(params["w"][1])
+
+
+HARD = np.float32(
+    [0.0, -0.0, 1e-9, -1e-9, 3e-8, -3e-8, 6e-8, 1e-40, 1 + 2**-8, 1 + 3 * 2**-9, 1 + 2**-11, 1 - 2**-9, 65519]
+)
+
+
+@pytest.mark.parametrize("chance", [False, True])
+@pytest.mark.parametrize("half", HALVES)
+def test_a_parameter_that_the_user_sets_takes_the_place_of_its_copy_and_no_other(half, chance):
+    tx = master_weights(optax.sgd(1.0), stochastic_rounding=chance)
+    start = jnp.zeros(len(HARD), half)
+    updates, state = jax.jit(tx.update)(-HARD, tx.init(start), start)
+    params = optax.apply_updates(start, updates)
+    masters = np.asarray(state.masters)
+    updates, state = jax.jit(tx.update)(0 * HARD, state, params)  # nothing was set: every copy stays
+    np.testing.assert_array_equal(state.masters, masters)
+    loaded = params.at[4:].set(3.0)
+    updates, state = jax.jit(tx.update)(0 * HARD, state, loaded)
+    np.testing.assert_array_equal(state.masters, np.where(np.arange(len(HARD)) < 4, masters, np.float32(3)))
+    assert optax.apply_updates(loaded, updates)[4:].tolist() == [3.0] * (len(HARD) - 4)
+    updates, state = jax.jit(tx.update)(0 * HARD, state, jnp.full_like(start, jnp.nan))
+    assert np.isnan(state.masters).all()

@@ -21,6 +21,8 @@ def number_of(constant) -> float | None:
     """Returns the value of a real scalar that is known at trace time; None if it is unknown or not a scalar."""
     if isinstance(constant, jax.core.Tracer) or np.ndim(constant) > 0:
         return None
+    if jax.dtypes.issubdtype(getattr(constant, "dtype", None), jax.dtypes.extended):  # a typed random key
+        return None
     array = np.asarray(constant)
     return _checked(array) if is_floating(array) or array.dtype.kind in "iu" else None
 

@@ -800,3 +800,19 @@ def test_a_jitted_function_under_autocast_is_compiled_once():
     before = control_flow._jitted.cache_info().misses
     fn(w)
     assert control_flow._jitted.cache_info().misses == before
+
+
+CONSTANTS = ["bool", "int4", "uint4", "int8", "uint8", "int32", "uint32", "float16", "bfloat16", "float32", "complex64"]
+
+
+@pytest.mark.parametrize("make", [lambda dtype: jnp.ones((), dtype), lambda dtype: np.ones((), jnp.dtype(dtype))])
+def test_a_function_may_close_over_a_constant_of_any_dtype(make):
+    for constant in [jax.random.key(0), *map(make, [*CONSTANTS, "float8_e4m3fn", "float8_e5m2"])]:
+
+        def fn(x, constant=constant):
+            if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+                return (x @ x) * jax.random.uniform(constant, x.shape)
+            return (x @ x) * jnp.real(jnp.asarray(constant).astype(jnp.complex64))
+
+        program = str(jax.make_jaxpr(mpjax.autocast(fn, "mixed_float16"))(jnp.ones((4, 4))))
+        assert "preferred_element_type=float16" in program or "f16[4,4] = dot_general" in program
