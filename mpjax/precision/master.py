@@ -87,7 +87,7 @@ def _full(masters, params):
 
 
 def _current(master: jax.Array, param: jax.Array, chance: bool) -> jax.Array:
-    """Returns a master where it rounds to its parameter, and the parameter where the user has set that to another value.
+    """Returns a master where it rounds to its parameter, and the parameter where the user has set another value.
 
     Args:
       master: float32 array.

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import check_same_dtypes
+from mpjax.precision.dtypes import check_same_dtypes, path_name
 from mpjax.precision.skip_step import CountedState, select
 
 
@@ -64,11 +65,16 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
       group: the name of the optimizer whose gradients count, if several share a scale; by default all must be finite.
 
     Raises:
-      UsageError: no optimizer has the name `group`.
+      UsageError: no optimizer has the name `group`, or a leaf of `new` differs in shape from that of `old`.
       DtypeError: a leaf of `new` differs in dtype from that of `old`; the message lists all such leaves by path.
     """
     state = loss_scale_state(opt_state)
     check_same_dtypes(new, old, names=("new", "old"))
+    pairs = zip(jax.tree_util.tree_leaves_with_path(new), jax.tree.leaves(old), strict=False)
+    for (path, a), b in pairs:
+        if np.shape(a) != np.shape(b):
+            name = path_name(path) or "the value itself"
+            raise UsageError(f"{name} has shape {np.shape(a)} in new and {np.shape(b)} in old: wanted equal shapes")
     if group is None:
         return select(state.finite, new, old)
     inner_state = state.inner_state.inner_state if isinstance(state.inner_state, CountedState) else state.inner_state

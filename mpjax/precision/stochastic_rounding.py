@@ -49,7 +49,9 @@ def stochastic_bfloat16(values: Float[Array, "*S"], seed: UInt[Array, ""]) -> Fl
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     carried = bits + (scrambled(values.shape, seed) & jnp.uint32(0xFFFF))
     rounded = jax.lax.bitcast_convert_type((carried >> jnp.uint32(16)).astype(jnp.uint16), jnp.bfloat16)
-    return jnp.where(jnp.isfinite(values), rounded, values.astype(jnp.bfloat16))
+    # From the largest number on, the upper neighbour is infinite: as with `astype`.
+    has_neighbours = (bits & jnp.uint32(0x7FFFFFFF)) < jnp.uint32(0x7F7F0000)
+    return jnp.where(has_neighbours, rounded, values.astype(jnp.bfloat16))
 
 
 def scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:

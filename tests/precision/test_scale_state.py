@@ -27,6 +27,12 @@ def test_where_finite_takes_the_new_tree_after_a_good_step_and_the_old_after_a_b
         np.testing.assert_array_equal(jax.random.key_data(picked["key"]), jax.random.key_data(wanted["key"]))
 
 
+def test_where_finite_refuses_leaves_that_would_be_broadcast():
+    state = dynamic_loss_scaling(optax.sgd(0.1)).init(jnp.zeros(3))
+    with pytest.raises(UsageError, match=r"b/0 has shape \(3, 1\) in new and \(3,\) in old: wanted equal shapes"):
+        where_finite(state, {"a": jnp.ones(2), "b": [jnp.ones((3, 1))]}, {"a": jnp.ones(2), "b": [jnp.ones(3)]})
+
+
 def test_where_finite_refuses_trees_of_different_dtypes():
     state = dynamic_loss_scaling(optax.sgd(1.0)).init(GOOD)
     new, old = {"w": jnp.ones(2, jnp.float16), "b": jnp.ones(2)}, {"w": jnp.ones(2), "b": jnp.ones(2)}

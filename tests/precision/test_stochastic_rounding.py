@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpjax.precision.stochastic_rounding import seed_of, stochastic_round
+from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16, stochastic_round
 
 
 HALVES = pytest.mark.parametrize("half", ["float16", "bfloat16"])
@@ -74,6 +74,15 @@ def test_beyond_the_largest_it_rounds_as_a_cast_does():
     assert np.unique(np.asarray(rounded(many, "float16"), np.float32), axis=0).tolist() == [
         [65504.0, 65504.0, INF, -65504.0, INF]
     ]
+
+
+def test_fused_it_rounds_as_a_cast_does_beyond_the_largest_too():
+    largest = float(jnp.finfo(jnp.bfloat16).max)
+    values = np.float32(
+        [largest, np.nextafter(np.float32(largest), np.float32(INF)), np.finfo(np.float32).max, -largest]
+    )
+    found = {tuple(map(float, stochastic_bfloat16(values, jnp.uint32(seed)))) for seed in range(200)}
+    assert found == {(largest, largest, INF, -largest)}
 
 
 @pytest.mark.slow
