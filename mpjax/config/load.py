@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import itertools
 import pathlib
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -104,8 +105,8 @@ def read_flags(file: pathlib.Path) -> list[str]:
             )
         return list(_flatten(table, Config(), ""))
     except FileNotFoundError:
-        near = difflib.get_close_matches(file.name, [f.name for f in file.parent.glob("*.toml")], n=1, cutoff=0.4)
-        hint = f"; did you mean {file.parent / near[0]}?" if near else ""
+        near = difflib.get_close_matches(file.stem, [f.stem for f in file.parent.glob("*.toml")], n=1)
+        hint = f"; did you mean {file.parent / near[0]}.toml?" if near else ""
         raise UsageError(f"no config file {file}{hint}") from None
     except UsageError as error:
         raise UsageError(f"in {file}: {error}") from None
@@ -197,8 +198,30 @@ def _other_kind(value: object, default: object) -> str | None:
     return None
 
 
+_OF_OTHER_PROGRAMS = {
+    **dict.fromkeys(("lr", "learning_rate"), "--optimizer.learning_rate VALUE"),
+    **dict.fromkeys(("wd", "weight_decay"), "--optimizer.weight_decay VALUE"),
+    **dict.fromkeys(("bs", "batch_size"), "--data.batch_size VALUE"),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "--steps 'VALUE epochs'"),
+    **dict.fromkeys(("fp16", "amp", "half"), "--precision.policy mixed_float16"),
+    "bf16": "--precision.policy mixed_bfloat16",
+    **dict.fromkeys(("model", "arch"), "--model.name VALUE"),
+    "dataset": "--data.name VALUE",
+}
+"""Flags as other programs call them, and what to write here."""
+
+
 def _parse(flags: list[str], prog: str) -> Config:
-    return parse(Config, flags, prog=prog, description=DESCRIPTION)
+    try:
+        return parse(Config, flags, prog=prog, description=DESCRIPTION)
+    except UsageError as error:
+        for flag, value in itertools.pairwise([*flags, ""]):
+            name, _, joined = flag.removeprefix("--").partition("=")
+            here = _OF_OTHER_PROGRAMS.get(name.replace("-", "_"), "")
+            if here and flag.startswith("--") and f"unrecognized options: {flag}" in str(error):
+                here = here.replace("VALUE", joined or ("VALUE" if value.startswith("--") else value) or "VALUE")
+                raise UsageError(f"unrecognized options: {flag}; write {here} ({prog} --help lists all)") from None
+        raise
 
 
 def from_toml(file: str | pathlib.Path) -> Config:

@@ -1,6 +1,8 @@
 """Files and flags through one strict parser."""
 
 import contextlib
+import re
+import shlex
 import time
 import tomllib
 
@@ -279,3 +281,27 @@ def test_a_word_of_a_table_or_list_is_no_flag_either(file):
         with pytest.raises(UsageError, match="which would be read as a flag"):
             load_config(["--config", file(text, "short.toml")])
     assert load_config(["--config", file("[data]\nmean = [-0.5]", "mean.toml")]).data.mean == (-0.5,)
+
+
+@pytest.mark.parametrize(
+    ("flags", "instead"),
+    [
+        ("--lr 0.1", "--optimizer.learning_rate 0.1"),
+        ("--learning-rate=0.1", "--optimizer.learning_rate 0.1"),
+        ("--batch-size 32", "--data.batch_size 32"),
+        ("--epochs 3", "--steps '3 epochs'"),
+        ("--wd 0.1", "--optimizer.weight_decay 0.1"),
+        ("--fp16", "--precision.policy mixed_float16"),
+        ("--bf16 --steps 3", "--precision.policy mixed_bfloat16"),
+        ("--arch vit_b16", "--model.name vit_b16"),
+        ("--dataset digits", "--data.name digits"),
+    ],
+)
+def test_a_flag_as_other_programs_call_it_is_named_as_here(flags, instead):
+    with pytest.raises(UsageError) as caught:
+        load_config(shlex.split(flags), prog="train")
+    flag = re.split("[ =]", flags)[0]
+    assert re.fullmatch(
+        rf"unrecognized options: {flag}\S*; write {instead} \(train --help lists all\)", str(caught.value)
+    )
+    load_config(shlex.split(instead))
