@@ -11,7 +11,7 @@ from mpjax.precision.casting.equations import bind, standing_at
 from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened
 from mpjax.precision.casting.numbers import computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
-from mpjax.precision.casting.primitives import MATRIX_PRODUCTS
+from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, REPEATS
 from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, note
 from mpjax.precision.casting.values import Origin, Value, avals_of, cast, cast_like, joined, values_of
 from mpjax.precision.casting.walk import evaluated
@@ -104,10 +104,14 @@ class Interpreter(NamedTuple):
             full = rule == "full" or compute_dtype == FLOAT32 or square or (name == "sub" and peak)
             dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
         arrays = [once.cast(value.array, dtype) for value in inputs]
+        if name in REPEATS and dtype in HALF:  # widened before it fans out, so that its gradients are added in float32
+            arrays[0] = once.cast(arrays[0], FLOAT32)
         params = _product(eqn, dtype) if rule == "low" else eqn.params
         outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
         if outputs is None:
             outputs = bind(eqn.primitive, arrays, params)
+        if name in REPEATS and dtype in HALF:
+            outputs = [cast(output, dtype) for output in outputs]
         number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
         own, origin = _all_own(inputs), joined(inputs)

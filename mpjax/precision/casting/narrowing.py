@@ -6,6 +6,7 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.precision.casting.jaxprs import opened, scan_counts
+from mpjax.precision.casting.primitives import REPEATS
 from mpjax.precision.dtypes import HALF
 
 
@@ -13,9 +14,6 @@ _MOVES = frozenset(
     {"reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p", "slice", "rev", "gather", "dynamic_slice"}
 )
 """Primitives that keep the values of their first operand, so that a cast may as well come before them."""
-
-_REPEATS = frozenset({"broadcast_in_dim", "gather"})
-"""Those of them that may use a value several times: their derivatives add."""
 
 _CALLS = frozenset(
     {
@@ -66,7 +64,7 @@ def _uses(jaxpr: core.Jaxpr, var: Any, *, once: bool = False) -> list[np.dtype |
 
 def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | None], list[int]]:
     """Returns the uses of `var` inside a jaxpr, and the positions of the outputs that have its values."""
-    moves, calls = (_MOVES - _REPEATS, _CALLS - _OWN_DERIVATIVE - {"scan"}) if once else (_MOVES, _CALLS)
+    moves, calls = (_MOVES - REPEATS, _CALLS - _OWN_DERIVATIVE - {"scan"}) if once else (_MOVES, _CALLS)
     casts: list[np.dtype | None] = []
     outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]
     for eqn in jaxpr.eqns:

@@ -22,6 +22,9 @@ XLA builds functions such as `logistic` from several operations, and each of the
 is 1.
 """
 
+REPEATS = frozenset({"broadcast_in_dim", "gather"})
+"""Primitives that may use a value of their first operand several times: their derivatives add."""
+
 CALLS = frozenset(
     {
         *("jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"),
