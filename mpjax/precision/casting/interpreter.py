@@ -106,6 +106,8 @@ class Interpreter(NamedTuple):
         arrays = [once.cast(value.array, dtype) for value in inputs]
         if name in REPEATS and dtype in HALF:  # widened before it fans out, so that its gradients are added in float32
             arrays[0] = once.cast(arrays[0], FLOAT32)
+        elif name in _STRETCH and dtype in HALF:
+            arrays = [_stretched(array, eqn.outvars[0].aval.shape, once) for array in arrays]
         params = _product(eqn, dtype) if rule == "low" else eqn.params
         outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
         if outputs is None:
@@ -118,6 +120,13 @@ class Interpreter(NamedTuple):
         if origin == Origin.UNKNOWN and name in MATRIX_PRODUCTS:
             origin = Origin.BATCH  # one of the operands does
         return [Value(array, number, peak, own, origin) for array in outputs]
+
+
+def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
+    """Returns a half-precision operand in the shape of the result, if it has axes of size 1 in place of others."""
+    if np.ndim(array) != len(shape) or array.shape == shape:
+        return array
+    return cast(jax.lax.broadcast_in_dim(once.cast(array, FLOAT32), shape, range(len(shape))), array.dtype)
 
 
 class _CastOnce:
@@ -239,6 +248,9 @@ _KEEP_A_PEAK = frozenset(
 
 # Primitives in which an array made of one scalar counts as that scalar: zeros of a `where`, bounds of a clip.
 _FILL = frozenset({"select_n", "max", "min", "clamp", "broadcast_in_dim", "reshape", "transpose", "eq", "ne"})
+
+# Primitives that repeat an operand along its axes of size 1.
+_STRETCH = frozenset({"add", "sub", "mul", "div", "rem", "max", "min", "atan2", "nextafter"})
 
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"})
 
