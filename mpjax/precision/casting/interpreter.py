@@ -255,4 +255,4 @@ _STRETCH = frozenset({"add", "sub", "mul", "div", "rem", "max", "min", "atan2", 
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"})
 
 # Primitives with independent operands: each keeps its dtype.
-_EACH = frozenset({"optimization_barrier", "sort", "psum", "psum_invariant", "pmax", "pmin", "device_put"})
+_EACH = frozenset({"optimization_barrier", "sort", "pmax", "pmin", "device_put"})

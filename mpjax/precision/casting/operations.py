@@ -21,6 +21,7 @@ FULL = frozenset(
         *("acos", "acosh", "asin", "asinh", "atanh", "cosh", "sinh", "tan"),
         *("erf_inv", "lgamma", "digamma", "polygamma", "igamma", "igammac", "zeta", "regularized_incomplete_beta"),
         *("reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"),
+        *("psum", "psum_invariant", "reduce_scatter"),
     }
 )
 

@@ -214,4 +214,14 @@ def test_shard_map_over_two_devices():
         out_specs=P(),
     )
     dot = by_hand("float16")
-    assert_same(jax.jit(outside)(X, W), dot(X[:2], W) + dot(X[2:], W))
+    assert_same(jax.jit(outside)(X, W), dot(X[:2], W).astype(F32) + dot(X[2:], W).astype(F32))
+
+
+def test_means_over_devices_are_summed_in_float32():
+    """In float16, 2 times 60000 would be inf before it is divided by 2."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    mean = jax.shard_map(
+        lambda x, w: lax.pmean(plain(x, w), "data"), mesh=mesh, in_specs=(P("data"), P()), out_specs=P()
+    )
+    found = jax.jit(mpjax.autocast(mean, "float16"))(jnp.ones((2, 1)), jnp.full((1, 3), 6e4))
+    assert_same(found, jnp.full((1, 3), 6e4, F32))
