@@ -9,8 +9,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.errors import UsageError
 from mpjax.plan import target
+from mpjax.plan.compiled import compiled_for
 from mpjax.plan.devices import GPUS
-from mpjax.plan.target import mesh_of, target_text, toolkit_folder
+from mpjax.plan.target import mesh_of, target_text
 
 
 def test_a_description_has_the_facts_of_the_gpu():
@@ -49,8 +50,7 @@ def test_xla_compiles_for_every_gpu_in_the_table(plugin, name):
     assert device.compute_capability == ".".join(map(str, GPUS[name].capability))
     array = jax.ShapeDtypeStruct((64, 64), jnp.float16, sharding=NamedSharding(mesh, PartitionSpec()))
     step = jax.jit(lambda x, w: jax.nn.softmax((x @ w).astype(jnp.float32)))
-    compiled = step.lower(array, array).compile(compiler_options={"xla_gpu_cuda_data_dir": toolkit_folder()})
-    assert "ENTRY" in compiled.as_text()
+    assert "ENTRY" in compiled_for(step.lower(array, array), name).as_text()
 
 
 def test_planning_leaves_the_devices_of_this_process_as_they_are(plugin):
