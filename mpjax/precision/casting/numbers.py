@@ -10,7 +10,8 @@ agree.
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import jax.core
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mpjax.precision.casting.primitives import ELEMENTWISE, plain
@@ -21,7 +22,7 @@ def number_of(constant) -> float | None:
     """Returns the value of a real scalar that is known at trace time; None if it is unknown or not a scalar."""
     if isinstance(constant, jax.core.Tracer) or np.ndim(constant) > 0:
         return None
-    if jax.dtypes.issubdtype(getattr(constant, "dtype", None), jax.dtypes.extended):  # a typed random key
+    if jnp.issubdtype(getattr(constant, "dtype", np.dtype(float)), jax.dtypes.extended):  # a typed random key
         return None
     array = np.asarray(constant)
     return _checked(array) if is_floating(array) or array.dtype.kind in "iu" else None
