@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from mpjax.precision.casting.primitives import ELEMENTWISE, plain
 from mpjax.precision.dtypes import float_range, is_floating
@@ -20,7 +21,7 @@ from mpjax.precision.dtypes import float_range, is_floating
 
 def number_of(constant) -> float | None:
     """Returns the value of a real scalar that is known at trace time; None if it is unknown or not a scalar."""
-    if isinstance(constant, jax.core.Tracer) or np.ndim(constant) > 0:
+    if isinstance(constant, Tracer) or np.ndim(constant) > 0:
         return None
     if jnp.issubdtype(getattr(constant, "dtype", np.dtype(float)), jax.dtypes.extended):  # a typed random key
         return None
