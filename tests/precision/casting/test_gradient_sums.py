@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 import mpjax
-from mpjax.precision.casting.gradient_sums import adding_to, sum_of_gradients
+from mpjax.precision.casting.gradient_sums import adding_to
 
 
 TERMS = 4000
@@ -73,8 +75,25 @@ def test_each_read_of_an_array_adds_to_its_gradient_in_float32():
     x = jnp.ones((), jnp.bfloat16)
 
     def read(x):
-        total, array = sum_of_gradients(x), lax.stop_gradient(x)
-        return sum(adding_to(total, array).astype(jnp.float32) for _ in range(300))
+        wide, array = x.astype(jnp.float32), lax.stop_gradient(x)
+        return sum(adding_to(wide, array).astype(jnp.float32) for _ in range(300))
 
     assert (read(x), jax.grad(read)(x)) == (300.0, 300.0)
     assert jax.grad(lambda x: sum(x.astype(jnp.float32) for _ in range(300)))(x) == 256.0  # in bfloat16
+
+
+def test_a_scan_that_runs_on_several_devices_adds_up_alike():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+
+    def fn(x, weights):
+        def local(x, weights):
+            array = half(x)
+            step = lambda total, weight: (total + jnp.sum(array * weight[0]).astype(jnp.float32), None)  # noqa: E731
+            zero = lax.pcast(jnp.float32(0), "data", to="varying")
+            return lax.psum(lax.scan(step, zero, weights)[0], "data")
+
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())(x, weights) / TERMS
+
+    wanted = jax.grad(fn)(X, WEIGHTS)
+    found = jax.jit(jax.grad(mpjax.autocast(fn, "mixed_bfloat16")))(X, WEIGHTS)
+    assert float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted)) < 0.01
