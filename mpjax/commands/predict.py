@@ -185,11 +185,11 @@ def _lines(output: str | None) -> Iterator[TextIO]:
     if not output:
         yield sys.stdout
         return
-    path = expanded(output).resolve()
+    path = expanded(output)
     if not path.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {path.parent}")
     is_device = path.exists() and not path.is_file()
-    with open(path, "wb") if is_device else replacing(path) as file:
+    with open(path, "wb") if is_device else replacing(path.resolve()) as file:
         lines = io.TextIOWrapper(file, "utf-8")
         try:
             yield lines
