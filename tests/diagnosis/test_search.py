@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpjax.diagnosis.search import _inside, is_in, minimal
+from mpjax.diagnosis.search import _innermost, _inside, is_in, minimal
 
 
 def _monotone(needed: list[frozenset]):
@@ -78,3 +78,10 @@ def test_a_module_to_blame_itself_is_not_left_for_all_that_it_holds():
 
     assert _inside(["net"], ["net", "net/a", "net/b"], {"net"}, repairs) == ["net"]
     assert _inside(["net"], ["net", "net/a", "net/b"], (), repairs) == ["net/a"]
+
+
+def test_what_a_scope_inside_a_module_does_counts_as_the_modules():
+    modules = ("blocks/1", "blocks/1/attention", "blocks/1/attention/query", "blocks/11")
+    assert _innermost("blocks/1/attention/btnh,bsnh->bnts", modules) == "blocks/1/attention"
+    assert _innermost("blocks/1/attention", modules) == "blocks/1/attention"
+    assert _innermost("loss", modules) == ""
