@@ -225,8 +225,7 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
     if config.seeds:
         raise UsageError(f"{folder} is for runs of several seeds, none of which has begun; wanted the folder of a run")
     require_trust(config, folder, trusted=trust_code)
-    config = dataclasses.replace(config, cache_dir="")  # compiled programs are code
-    return config if trust_code else as_stored(config)
+    return as_stored(config, trusted=trust_code)
 
 
 def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:

@@ -60,8 +60,7 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
         written = [flag for path in paths if path not in runs for flag in _checked_flags(path, prog)]
         said = _parse([*written, *flags], prog)
         require_trust(config, runs[-1].parent, trusted=said.trust_code, said=said)
-        config = dataclasses.replace(config, cache_dir=said.cache_dir)  # compiled programs are code
-        config = config if said.trust_code else as_stored(config, said)
+        config = as_stored(config, said, trusted=said.trust_code)
     return dataclasses.replace(config, trust_code=False)  # trust is for this command only
 
 
@@ -227,7 +226,8 @@ def _parse(flags: list[str], prog: str) -> Config:
 def from_toml(file: str | pathlib.Path) -> Config:
     """Reads the settings of one TOML file; a setting that is not in the file has its default.
 
-    The code that the file of a run names is not loaded with them, unless `config_of_run` is told to trust it.
+    The code that the file of a run names is not loaded with them, unless `config_of_run` is told to trust it, and the
+    run's cache is not used.
 
     Raises:
       UsageError: the file is missing, unreadable or wrong; the message names it.

@@ -63,9 +63,16 @@ def given(value: Any) -> Given:
     return named
 
 
-def as_stored(config: Config, said: Config | None = None) -> Config:
-    """Returns settings of a stored run with those that may name code as `Stored`, except what the user said too."""
-    for name in CODE:
+def as_stored(config: Config, said: Config | None = None, *, trusted: bool = False) -> Config:
+    """Returns settings of a stored run as they may be used: without its cache, and with what may name code marked.
+
+    Args:
+      config: the settings.
+      said: the settings that the user gave, whose code and cache are not the run's.
+      trusted: whether `--trust_code` was given, so that no code is marked as `Stored`.
+    """
+    config = dataclasses.replace(config, cache_dir=said.cache_dir if said else "")  # compiled programs are code
+    for name in () if trusted else CODE:
         section, _, field = name.partition(".")
         old = getattr(config, section)
         value = getattr(old, field)

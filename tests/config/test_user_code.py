@@ -139,6 +139,7 @@ def test_no_cache_comes_from_a_stored_run(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.toml").write_text('cache_dir = "/evil"\n')
     assert config_of_run(tmp_path, trust_code=True).cache_dir == ""
+    assert config_of_run(tmp_path).cache_dir == from_toml(tmp_path / "config.toml").cache_dir == ""
     resume = ["--resume", "--output_dir", str(tmp_path)]
     assert load_config(resume).cache_dir == load_config(["--config", str(tmp_path / "config.toml")]).cache_dir == ""
     assert load_config([*resume, "--cache_dir", "/mine"]).cache_dir == "/mine"

@@ -104,7 +104,8 @@ class Interpreter(NamedTuple):
             full = rule == "full" or compute_dtype == FLOAT32 or square or (name == "sub" and peak)
             dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
         arrays = [once.cast(value.array, dtype) for value in inputs]
-        if name in REPEATS and dtype in HALF:  # widened before it fans out, so that its gradients are added in float32
+        repeats = name in REPEATS and dtype in HALF
+        if repeats:  # widened before it fans out, so that its gradients are added in float32
             arrays[0] = once.cast(arrays[0], FLOAT32)
         elif name in _STRETCH and dtype in HALF:
             arrays = [_stretched(array, eqn.outvars[0].aval.shape, once) for array in arrays]
@@ -112,7 +113,7 @@ class Interpreter(NamedTuple):
         outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
         if outputs is None:
             outputs = bind(eqn.primitive, arrays, params)
-        if name in REPEATS and dtype in HALF:
+        if repeats:
             outputs = [cast(output, dtype) for output in outputs]
         number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
