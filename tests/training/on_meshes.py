@@ -36,8 +36,6 @@ STEPS, BAD, SAVED, BATCH = 20, 7, 10, 16
 MODELS = {
     "gpt2": "--task language_modeling --data.name docstrings --data.length 8 --model.name gpt2 --model.width 64 "
     "--model.depth 1 --model.heads 4 --optimizer.name adamw --optimizer.learning_rate 1e-3 --precision.policy float32",
-    "resnet": "--data.name synthetic:8x8x3:10 --model.name resnet18 --model.width 8 --training.batch_norm global "
-    "--optimizer.learning_rate 1e-2 --precision.policy float64",
     "unet": "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
     "--training.batch_norm global --optimizer.learning_rate 1e-2 --precision.policy float64",
 }
@@ -56,7 +54,7 @@ MESHES = {
 ALONE = ("one", "data", "fsdp", "tensor", "all")
 """Meshes of one process with eight devices."""
 
-IN_TWO = {"gpt2": ("one", "all"), "resnet": ("one", "both"), "unet": ("one", "both")}
+IN_TWO = {"gpt2": ("one", "all"), "unet": ("one", "both")}
 """Meshes of two processes with four each; "one" is the first device of the first process."""
 
 

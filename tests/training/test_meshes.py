@@ -14,9 +14,9 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-CASES = [("gpt2", 1), ("gpt2", 2), ("resnet", 2), ("unet", 2)]
+CASES = [("gpt2", 1), ("gpt2", 2), ("unet", 2)]
 """Models, and the numbers of processes that share the eight devices."""
-EXACT = {"gpt2": 1e-5, "resnet": 1e-9, "unet": 1e-9}
+EXACT = {"gpt2": 1e-5, "unet": 1e-9}
 """Relative tolerances: in float32, and in float64, as batch norms of few examples amplify the last bits of float32."""
 BAD = 6
 """The index of the step in which one example of the batch has an infinite loss."""
