@@ -1,5 +1,6 @@
 """How autocast runs a jaxpr again, equation by equation, with the casts that its lists of operations require."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.equations import bind, standing_at
+from mpjax.precision.casting.gradient_sums import ManyReads
 from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened
 from mpjax.precision.casting.numbers import computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
@@ -49,11 +51,12 @@ class Interpreter(NamedTuple):
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Returns the outputs of a jaxpr, open or closed, for inputs of any floating dtypes."""
-        once = _CastOnce()
+        once, many = _CastOnce(), ManyReads(opened(jaxpr)[0])
         narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
 
         def apply(eqn, scope: str, inputs: list[Value], debug_info) -> list[Value]:
             with standing_at(eqn):
+                inputs = many.operands(eqn, inputs)
                 if eqn.primitive.name in HANDLERS and not _is_full_precision(eqn):
                     return HANDLERS[eqn.primitive.name](self._replace(scope=scope).run, eqn, inputs, debug_info)
                 if self._keeps_its_dtypes(eqn, inputs, narrowed):
@@ -67,11 +70,14 @@ class Interpreter(NamedTuple):
     def _constant(self, array) -> Value:
         number = number_of(array)
         own = number is not None
-        return Value(array, number, own=own, origin=Origin.NUMBERS if own else self.closed_over)
+        return Value(array, number, own=own, constant=True, origin=Origin.NUMBERS if own else self.closed_over)
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
         """Returns True if an equation keeps its traced dtypes: no list casts it, or the program chose its dtypes."""
         if self.operations.rule(eqn.primitive.name) == "as_traced" or _is_full_precision(eqn) or _says_its_dtypes(eqn):
+            return True
+        # Positions times frequencies: half precision cannot count as far, and the dtype was the program's choice.
+        if self.operations.rule(eqn.primitive.name) == "low" and _all_constant(inputs):
             return True
         floating = [aval.dtype for aval in avals_of((*eqn.invars, *eqn.outvars)) if is_floating(aval)]
         if any(dtype.itemsize == 1 or dtype == FLOAT64 for dtype in floating):
@@ -88,7 +94,7 @@ class Interpreter(NamedTuple):
         self, eqn, inputs: list[Value], compute_dtype: np.dtype, recipe: Recipe | None, once: "_CastOnce"
     ) -> list[Value]:
         name = eqn.primitive.name
-        rule = self.operations.rule(name)
+        rule = "widest" if _is_outer(eqn, inputs) else self.operations.rule(name)
         if name == "convert_element_type":
             return [_converted(eqn, inputs[0])]
         if name in _EACH:
@@ -109,7 +115,7 @@ class Interpreter(NamedTuple):
             arrays[0] = once.cast(arrays[0], FLOAT32)
         elif name in _STRETCH and dtype in HALF:
             arrays = [_stretched(array, eqn.outvars[0].aval.shape, once) for array in arrays]
-        params = _product(eqn, dtype) if rule == "low" else eqn.params
+        params = _product(eqn, dtype) if name in MATRIX_PRODUCTS else eqn.params
         outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
         if outputs is None:
             outputs = bind(eqn.primitive, arrays, params)
@@ -117,10 +123,10 @@ class Interpreter(NamedTuple):
             outputs = [cast(output, dtype) for output in outputs]
         number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
-        own, origin = _all_own(inputs), joined(inputs)
+        own, constant, origin = _all_own(inputs), _all_constant(inputs), joined(inputs)
         if origin == Origin.UNKNOWN and name in MATRIX_PRODUCTS:
             origin = Origin.BATCH  # one of the operands does
-        return [Value(array, number, peak, own, origin) for array in outputs]
+        return [Value(array, number, peak, own, constant, origin) for array in outputs]
 
 
 def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
@@ -178,6 +184,19 @@ def _all_own(inputs: Sequence[Value]) -> bool:
     return all(value.own for value in inputs if is_floating(value.array))
 
 
+def _all_constant(inputs: Sequence[Value]) -> bool:
+    return all(value.own or value.constant for value in inputs if is_floating(value.array))
+
+
+def _is_outer(eqn, inputs: Sequence[Value]) -> bool:
+    """Returns True for a product that adds up nothing: a multiplication, also of positions with learned frequencies."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+    return not contracted or (terms == 1 and any(value.own for value in inputs))
+
+
 def _narrows(eqn) -> bool:
     """Returns True if an equation is a cast to half precision in the program, outside a backward pass."""
     return (
@@ -203,7 +222,11 @@ def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
     arrays = cast_like((value.array for value in inputs), avals_of(eqn.invars))
     number = computed(eqn, [value.number for value in inputs])
     own, origin = _all_own(inputs), joined(inputs)
-    return [Value(array, number, own=own, origin=origin) for array in as_function(eqn, debug_info)(*arrays)]
+    constant = _all_constant(inputs) and eqn.primitive.name not in MATRIX_PRODUCTS
+    return [
+        Value(array, number, own=own, constant=constant, origin=origin)
+        for array in as_function(eqn, debug_info)(*arrays)
+    ]
 
 
 def _converted(eqn, value: Value) -> Value:
@@ -212,7 +235,8 @@ def _converted(eqn, value: Value) -> Value:
     if is_floating(traced) and traced.dtype == new:
         return value
     array = jax.lax.convert_element_type(value.array, new)
-    return Value(array, computed(eqn, [value.number]), own=_all_own([value]), origin=value.origin)
+    own, constant = _all_own([value]), _all_constant([value])
+    return Value(array, computed(eqn, [value.number]), own=own, constant=constant, origin=value.origin)
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:

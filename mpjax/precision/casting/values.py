@@ -36,6 +36,7 @@ class Value(NamedTuple):
         dtype of the other operands.
       peak: True for the largest of several values. Differences from it, as in a softmax, are computed in float32.
       own: True if the program made it only from keys, integers and numbers, and so chose its dtype.
+      constant: True if the program made it only from these and from arrays that it closed over, without a product.
       origin: what it depends on.
     """
 
@@ -43,12 +44,13 @@ class Value(NamedTuple):
     number: float | None = None
     peak: bool = False
     own: bool = False
+    constant: bool = False
     origin: Origin = Origin.UNKNOWN
 
     @property
     def fact(self) -> "Value":
         """Returns the value without its array, to use inside a call or a loop."""
-        return Value(None, self.number, own=self.own, origin=self.origin)
+        return Value(None, self.number, own=self.own, constant=self.constant, origin=self.origin)
 
 
 UNKNOWN = Value(None)

@@ -1,4 +1,4 @@
-"""Sums that only derivatives have are in float32: of what is gathered, broadcast, or read in every step of a loop."""
+"""Sums that only derivatives have are in float32: of arrays that are gathered, broadcast, or read many times."""
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,10 @@ PROGRAMS = {
     "average pool": lambda x: jnp.sum(
         lax.reduce_window(half(x)[None, :, :, None], 0.0, lax.add, (1, 8, 8, 1), (1, 1, 1, 1), "SAME")
     ),
+    "many reads": lambda x: sum(jnp.sum(y * abs(np.sin(i))) for y in [half(x)] for i in range(300)),
+    "many products": lambda x: sum(jnp.sum(y @ (KERNEL + i)) for y in [half(x)] for i in range(40)),
+    "many shifts": lambda x: sum(jnp.sum(jnp.roll(y, i, 0) * WEIGHTS[:16]) for y in [half(x)] for i in range(40)),
+    "copies of it": lambda x: jnp.sum(jnp.concatenate([half(x)] * 200) * WEIGHTS[:3200]),
     "scan": in_every_step,
     "map": lambda x: jnp.sum(lax.map(lambda weight: jnp.sin(weight * half(x)[0]), WEIGHTS)),
 }
