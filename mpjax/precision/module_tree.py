@@ -1,6 +1,8 @@
 """Names the modules of a Flax NNX model: the classes and parents that rules match, second names, and variables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import collections
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -73,3 +75,29 @@ def class_names(module: "nnx.Module") -> Iterator[str]:
     for cls in type(module).__mro__:
         if issubclass(cls, nnx.Module) and cls is not nnx.Module:
             yield cls.__name__
+
+
+_NUMBERED = re.compile(r"(.*\D)(\d+)")
+
+
+def with_lists(paths: Iterable[str]) -> dict[str, str]:
+    """Returns paths with consecutively numbered attributes as items of a list: `layer2/up` as `layer(s)/2/up`."""
+    names = {tuple(parts[: depth + 1]) for path in paths for parts in [path.split("/")] for depth in range(len(parts))}
+    numbers: dict[tuple[tuple[str, ...], str], set[int]] = collections.defaultdict(set)
+    for name in names:
+        if numbered := _NUMBERED.fullmatch(name[-1]):
+            numbers[name[:-1], numbered[1]].add(int(numbered[2]))
+    lists = {key for key, found in numbers.items() if 1 < len(found) == max(found) - min(found) + 1}
+
+    def place(parts: tuple[str, ...]) -> Iterator[str]:
+        for depth, part in enumerate(parts):
+            numbered = _NUMBERED.fullmatch(part)
+            is_item = numbered and (parts[:depth], numbered[1]) in lists
+            yield f"{numbered[1]}(s)/{int(numbered[2])}" if numbered and is_item else part
+
+    return {path: "/".join(place(tuple(path.split("/")))) for path in paths}
+
+
+def is_item(part: str) -> bool:
+    """Returns True for the name of an item of a list, and for that of a block of which a stack has several."""
+    return part.isdecimal() or part == "all"

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,14 +12,15 @@ from mpjax.errors import UsageError
 from mpjax.precision.attention import attention_fn_for
 from mpjax.precision.calls import modules_of, unwrap, wrap
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, require_x64, widest
-from mpjax.precision.float8.layers import is_quantised, not_covered, nothing_quantised, set_products, tags_of, why_wide
+from mpjax.precision.float8.layers import is_quantised, not_covered, nothing_quantised, set_products, why_wide
 from mpjax.precision.float8.recipes import Recipe
+from mpjax.precision.heads import layer_tags, leave_in_float32
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 from mpjax.precision.policy import Policy
 from mpjax.precision.policy_report import PolicyReport, Row
 from mpjax.precision.presets import get_policy
-from mpjax.precision.rules import DEFAULTS, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm, winner
+from mpjax.precision.rules import DEFAULTS, HEAD, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm, winner
 
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
     modules = modules_of(model)
     rules = rules_for_modules(policy)
-    tags = tags_of(modules)
+    tags = layer_tags(modules)
     decided = decide(rules, lineages_of(modules, tags), second_names(modules))
 
     variables = variables_by_module(model, modules)
@@ -73,6 +74,8 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
         notes += _not_understood(path, module)
         value = rules[rule] if rule else None
         row = _apply(path, module, variables[path], policy, rule, value)
+        output_dtype = _output_dtype(path, module, tags, policy, rule, value)
+        leave_in_float32(module, wide=policy.computes(value) in HALF and _is_wide(output_dtype))
         recipe = policy.multiplies(value)
         if set_products(module, recipe):
             row = row._replace(compute_dtype=recipe.forward if recipe else None)
@@ -84,6 +87,21 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     if policy.recipes:
         notes += not_covered(rules, modules, tags)
     return PolicyReport(rows, notes)
+
+
+def _output_dtype(path: str, module, tags: dict, policy: Policy, rule: str | None, value) -> np.dtype | None:
+    """Returns the dtype in which a module's results leave, if the policy or a rule says so."""
+    from flax import nnx
+
+    # An embedding may compute tied logits. A head that a preset keeps out of float8 is a head all the same.
+    at_the_end = isinstance(module, nnx.Embed) or HEAD.removeprefix("type:") in tags.get(path, ())
+    if path == "" or (at_the_end and rule in (None, *DEFAULTS)):
+        return policy.output_dtype
+    return value.output_dtype if isinstance(value, Policy) else None
+
+
+def _is_wide(dtype: np.dtype | None) -> bool:
+    return dtype is not None and dtype not in HALF
 
 
 def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
@@ -108,9 +126,13 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """Returns the policy's rules, followed by the default rule for norms."""
-    default = {} if NORM in policy.rules else {NORM: widest(policy.compute_dtype, FLOAT32)}
-    return Rules({**policy.rules, **default})
+    """Returns the policy's rules, followed by the default rules for norms and for the head."""
+    default: dict[str, Any] = {NORM: widest(policy.compute_dtype, FLOAT32)}
+    if policy.compute_dtype in HALF and policy.output_dtype not in HALF:
+        default[HEAD] = dataclasses.replace(policy, rules=())
+    return Rules(
+        {**policy.rules, **{pattern: value for pattern, value in default.items() if pattern not in policy.rules}}
+    )
 
 
 def storage_policy(policy: Policy) -> Policy:
@@ -131,7 +153,7 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
       UsageError: the policy's products are in float8, and no linear layer of the model would multiply in it.
     """
     modules = modules_of(model)
-    tags = tags_of(modules)
+    tags = layer_tags(modules)
     lineages = lineages_of(modules, tags)
     decided = {lineage[-1][0]: winner(policy.rules, lineage) for lineage in lineages}
     # Layers that are not Flax's may have products by weights too, which autocast finds.
@@ -143,7 +165,7 @@ def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
 def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
     """Returns True if a linear layer of the model multiplies in float8 under a policy."""
     modules = modules_of(model)
-    tags = tags_of(modules)
+    tags = layer_tags(modules)
     for lineage in lineages_of(modules, tags):
         path, types = lineage[-1]
         pattern = winner(policy.rules, lineage)

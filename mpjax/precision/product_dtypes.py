@@ -7,8 +7,9 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.calls import modules_of
-from mpjax.precision.float8.layers import SMALLEST_SIDE, is_linear, is_quantised, sides, tags_of, why_wide
+from mpjax.precision.float8.layers import SMALLEST_SIDE, is_linear, is_quantised, sides, why_wide
 from mpjax.precision.float8.recipes import Recipe
+from mpjax.precision.heads import layer_tags
 from mpjax.precision.module_tree import class_names, second_names
 from mpjax.precision.modules import rules_for_modules
 from mpjax.precision.policy import Policy
@@ -59,7 +60,7 @@ class PolicyForModules:
         self._held: dict[str, Any] = {
             path: module for one in modules.values() for path, module in modules_of(one).items()
         }
-        tags = tags_of(self._held) if self._held else {}
+        tags = layer_tags(self._held) if self._held else {}
         none = frozenset()
         self._types = {path: frozenset(class_names(each)) | tags.get(path, none) for path, each in self._held.items()}
         self._rules = None if policy is None else rules_for_modules(policy)

@@ -20,13 +20,16 @@ NORM = "type:norm"
 LINEAR = "linear_layer"
 """The tag of layers that can multiply in float8; a module's tags stand among the names of its classes."""
 
+HEAD = "type:head"
+"""The pattern of the layer that produces a model's output; `mpjax.precision.heads` says which it is."""
+
 FIRST_OR_LAST = "type:first_or_last"
 """The pattern of layers at the ends of a model; `mpjax.precision.float8.layers` says which they are."""
 
 SMALL_PRODUCT = "type:small_product"
 """The pattern of linear layers with few inputs or outputs, or uneven numbers of them."""
 
-DEFAULTS = frozenset({NORM, FIRST_OR_LAST, SMALL_PRODUCT})
+DEFAULTS = frozenset({NORM, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
 """The patterns of rules that presets have. Only they may match nothing, as not every model has such layers."""
 
 NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm", "WeightNorm", "SpectralNorm"})

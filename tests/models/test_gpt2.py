@@ -9,6 +9,7 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models import gpt2
 from mpjax.precision import apply_policy
+from mpjax.precision.casting.walk import equations
 
 
 @pytest.fixture
@@ -46,13 +47,13 @@ def test_logits_are_products_with_the_embeddings_of_tokens(model):
 
 
 @pytest.mark.parametrize(("policy", "output"), [("mixed_float16", jnp.float32), ("O3", jnp.float16)])
-def test_logits_are_computed_in_half_and_leave_in_the_output_dtype(model, policy, output):
+def test_logits_are_products_in_half_precision_that_leave_in_the_output_dtype(model, policy, output):
     apply_policy(model, policy)
     with jax.numpy_dtype_promotion("standard"):  # O3's norm, which is Flax's, has a float32 epsilon
-        equations = jax.make_jaxpr(model)(TOKENS).eqns
-    products = [eqn for eqn in equations if eqn.primitive.name == "dot_general"]
-    assert (products[-1].outvars[0].aval.shape, products[-1].outvars[0].aval.dtype) == ((2, 6, 20), jnp.float16)
-    assert equations[-1].outvars[0].aval.dtype == output
+        traced = jax.make_jaxpr(model)(TOKENS)
+    *_, logits = [eqn for _, eqn in equations(traced) if eqn.primitive.name == "dot_general"]
+    assert [operand.aval.dtype for operand in logits.invars] == [jnp.float16] * 2
+    assert (logits.outvars[0].aval.shape, logits.outvars[0].aval.dtype) == ((2, 6, 20), output)
 
 
 @pytest.mark.slow

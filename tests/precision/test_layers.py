@@ -100,7 +100,7 @@ def test_the_gradient_of_an_embedding_is_summed_in_float32_and_only_rows_are_cas
 
 def test_an_embedding_used_for_logits_computes_them_in_half_precision():
     module = nnx.Embed(5, 4, rngs=nnx.Rngs(0))
-    apply_policy(module, "mixed_float16")
+    apply_policy(module, "p=f32,c=f16,o=f16")
     assert module.attend(jnp.ones((2, 4))).dtype == jnp.float16
     assert module.dtype == jnp.float16
 
@@ -128,7 +128,7 @@ def test_a_users_subclass_keeps_its_own_call():
     module, plain = Doubled(4, 8, rngs=nnx.Rngs(0)), nnx.Linear(4, 8, rngs=nnx.Rngs(0))
     for each in (module, plain):
         each.bias.set_value(jnp.ones(8))
-        apply_policy(each, "mixed_float16")
+        apply_policy(each, "p=f32,c=f16,o=f16")
     x = jnp.ones((2, 4))
     assert np.array_equal(module(x), 2 * plain(x))
 

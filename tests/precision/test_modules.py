@@ -106,15 +106,15 @@ def test_the_report_has_a_row_for_each_submodule_with_parameters_or_a_dtype():
     }  # fmt: skip
     assert report["stem"] == ("stem", "Conv", F32, F16, "policy")
     assert report["layers/1/bn"] == ("layers/1/bn", "BatchNorm", F32, F32, "type:norm")
-    assert report["head/layers/2"] == ("head/layers/2", "Linear", F32, F16, "policy")
+    assert report["head/layers/2"] == ("head/layers/2", "Linear", F32, F16, "type:head")
 
 
 def test_the_report_prints_as_a_table():
     report = apply_policy(nnx.Sequential(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.Dropout(0.5)), "bfloat16")
     assert str(report).splitlines() == [
         "path      type    param_dtype  compute_dtype  rule",
-        "--------  ------  -----------  -------------  ------",
-        "layers/0  Linear  bfloat16     bfloat16       policy",
+        "--------  ------  -----------  -------------  ---------",
+        "layers/0  Linear  bfloat16     bfloat16       type:head",
     ]
 
 

@@ -7,6 +7,7 @@ from flax import nnx
 
 from mpjax.precision import apply_policy
 from mpjax.precision.calls import name_scopes
+from mpjax.precision.casting.walk import equations
 
 
 class Block(nnx.Module):
@@ -37,7 +38,7 @@ def scopes(model):
     graph, state = nnx.split(model)
     jaxpr = jax.make_jaxpr(lambda s, x: nnx.merge(graph, s)(x))(state, jnp.ones((1, 2), jnp.float32)).jaxpr
     wanted = ("dot_general", "tanh")
-    return [(e.primitive.name, str(e.source_info.name_stack)) for e in jaxpr.eqns if e.primitive.name in wanted]
+    return [(eqn.primitive.name, scope) for scope, eqn in equations(jaxpr) if eqn.primitive.name in wanted]
 
 
 NAMED = [

@@ -1,9 +1,7 @@
 """Which layers of a Flax NNX model multiply in float8, and the tags by which rules find those that better do not."""
 
-import collections
 import inspect
 import math
-import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +12,8 @@ from mpjax.precision.calls import owner_of_call
 from mpjax.precision.float8.history import keep_history
 from mpjax.precision.float8.products import Float8Dot
 from mpjax.precision.float8.recipes import Recipe
+from mpjax.precision.float32_products import DOT_GENERAL
+from mpjax.precision.module_tree import is_item, with_lists
 from mpjax.precision.rules import FIRST_OR_LAST, LINEAR, SMALL_PRODUCT
 
 
@@ -37,7 +37,7 @@ def is_linear(module: Any) -> bool:
         return False
     if getattr(module, "dot_general_cls", None) is not None or getattr(module, "batch_axis", None):
         return False
-    return module.dot_general in (None, jax.lax.dot_general) or is_quantised(module)
+    return module.dot_general in (None, jax.lax.dot_general, DOT_GENERAL) or is_quantised(module)
 
 
 def _leaves_the_product_to_flax(cls: type) -> bool:
@@ -79,7 +79,7 @@ def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     from flax import nnx
 
     tags: dict[str, frozenset[str]] = {}
-    listed = _with_lists(modules)
+    listed = with_lists(modules)
     by_place = {listed[path]: module for path, module in modules.items()}
     for path, module in modules.items():
         linear = is_linear(module)
@@ -94,42 +94,16 @@ def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     return tags
 
 
-_NUMBERED = re.compile(r"(.*\D)(\d+)")
-
-
-def _with_lists(paths: Iterable[str]) -> dict[str, str]:
-    """Returns paths with consecutively numbered attributes as items of a list: `layer2/up` as `layer(s)/2/up`."""
-    names = {tuple(parts[: depth + 1]) for path in paths for parts in [path.split("/")] for depth in range(len(parts))}
-    numbers: dict[tuple[tuple[str, ...], str], set[int]] = collections.defaultdict(set)
-    for name in names:
-        if numbered := _NUMBERED.fullmatch(name[-1]):
-            numbers[name[:-1], numbered[1]].add(int(numbered[2]))
-    lists = {key for key, found in numbers.items() if 1 < len(found) == max(found) - min(found) + 1}
-
-    def place(parts: tuple[str, ...]) -> Iterator[str]:
-        for depth, part in enumerate(parts):
-            numbered = _NUMBERED.fullmatch(part)
-            is_item = numbered and (parts[:depth], numbered[1]) in lists
-            yield f"{numbered[1]}(s)/{int(numbered[2])}" if numbered and is_item else part
-
-    return {path: "/".join(place(tuple(path.split("/")))) for path in paths}
-
-
 def _is_first_or_last(path: str, modules: Mapping[str, Any]) -> bool:
     parts = path.split("/")
-    if not any(map(_is_item, parts)):
+    if not any(map(is_item, parts)):
         return True
     outer = "/".join(parts[:-1])
-    if not parts[-1].isdecimal() or any(map(_is_item, parts[:-1])):
+    if not parts[-1].isdecimal() or any(map(is_item, parts[:-1])):
         return False
     beside = [other.rpartition("/") for other, module in modules.items() if _has_weight(module)]
     numbers = [int(name) for holder, _, name in beside if holder == outer and name.isdecimal()]
     return int(parts[-1]) in (min(numbers), max(numbers))
-
-
-def _is_item(part: str) -> bool:
-    """Returns True for the name of an item of a list, and for that of a block of which a stack has several."""
-    return part.isdecimal() or part == "all"
 
 
 def _has_weight(module: Any) -> bool:
@@ -160,14 +134,16 @@ def set_products(module: Any, recipe: Recipe | None) -> bool:
         return True
     if is_quantised(module):
         keep_history(module, None)
-        module.dot_general = inspect.signature(_flax_class(module).__init__).parameters["dot_general"].default
+        module.dot_general = default_product(module)
     return False
 
 
-def _flax_class(module: Any) -> type:
+def default_product(module: Any) -> Any:
+    """Returns the `dot_general` that Flax gives a linear layer by default."""
     from flax import nnx
 
-    return nnx.Linear if isinstance(module, nnx.Linear) else nnx.LinearGeneral
+    flax_class = nnx.Linear if isinstance(module, nnx.Linear) else nnx.LinearGeneral
+    return inspect.signature(flax_class.__init__).parameters["dot_general"].default
 
 
 def why_wide(module: Any, recipe: Recipe | None) -> str | None:

@@ -1,0 +1,47 @@
+"""Products of half-precision arrays whose results leave in float32, in which GPUs and TPUs add them up anyway."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mpjax.precision.dtypes import FLOAT32
+
+
+@dataclasses.dataclass(frozen=True)
+class InFloat32:
+    """A product of two arrays whose result is in float32. Its derivative is that of the product in their own dtype."""
+
+    product: Callable
+
+    def __call__(self, x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        """Returns the product of `x` and `kernel` in float32, or in the dtype of wider operands."""
+        if jnp.result_type(x, kernel).itemsize >= FLOAT32.itemsize:
+            return self.product(x, kernel, *args, **kwargs)
+
+        own = functools.partial(self.product, **kwargs)
+
+        @jax.custom_jvp
+        def in_float32(x, kernel):
+            return own(x, kernel, *args, preferred_element_type=FLOAT32)
+
+        @in_float32.defjvp
+        def _(primals, tangents):
+            (x, kernel), (dx, dkernel) = primals, tangents
+            change = own(dx, kernel, *args) + own(x, dkernel, *args)
+            return in_float32(x, kernel), change.astype(FLOAT32)
+
+        return in_float32(x, kernel)
+
+
+DOT_GENERAL = InFloat32(jax.lax.dot_general)
+CONVOLUTION = InFloat32(jax.lax.conv_general_dilated)
+
+
+def leaves_in_float32(module: Any) -> bool:
+    """Returns True for a layer of Flax whose products leave in float32."""
+    names = ("dot_general", "conv_general_dilated")
+    return any(isinstance(getattr(module, name, None), InFloat32) for name in names)

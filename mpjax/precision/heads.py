@@ -1,0 +1,162 @@
+"""The layer that produces a model's output: its products are in half precision, and their sums leave in float32.
+
+A logit of 40 in bfloat16 is off by up to 0.125, and its probability by 13 %. The sums are in float32 in any case: a
+head only keeps them.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import jax
+
+from mpjax.precision.calls import has_call, unwrap, wrap, wrapper_of
+from mpjax.precision.float8.layers import default_product, is_linear, is_quantised, tags_of
+from mpjax.precision.float32_products import CONVOLUTION, DOT_GENERAL
+from mpjax.precision.module_tree import class_names, is_item, with_lists
+from mpjax.precision.rules import HEAD
+
+
+_NAMES = re.compile(r"(.*_)?(heads?|classifier|logits|outputs?|out|readout|final|last|fc)(_.*)?", re.IGNORECASE)
+
+
+def layer_tags(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Returns the tags of layers, by module path, with `head` for those that produce the model's output."""
+    tags = tags_of(modules)
+    return tags | {path: tags.get(path, frozenset()) | {HEAD.removeprefix("type:")} for path in heads_of(modules)}
+
+
+def heads_of(modules: Mapping[str, Any]) -> list[str]:
+    """Returns the paths of the layers that produce a model's outputs, as far as names and form tell.
+
+    A head is a `Linear`, `LinearGeneral` or `Conv` with Flax's own product that no block of a list holds, or the last
+    layer of a list, or of attributes that are numbered one after the other. It is named as heads are, as `head`,
+    `lm_head`, `classifier`, `fc` or `output_layer`; or it is the only linear layer there is, or the model itself.
+    Attention and recurrent cells have none, and neither has a model that cannot be called.
+
+    Args:
+      modules: the modules of a model by path.
+    """
+    from flax import nnx
+
+    if "" not in modules or not has_call(type(modules[""])):
+        return []
+    places = with_lists(modules)
+    inner = [path for path, module in modules.items() if isinstance(module, nnx.RNNCellBase) or _attends(module)]
+    last = _last_of_lists({places[path] for path, module in modules.items() if _has_parameters(module)})
+    candidates = [
+        path
+        for path, module in modules.items()
+        if keeps_sums(module)
+        and not _is_stacked(module)
+        and not any(path.startswith(f"{outer}/" if outer else "") for outer in inner)
+        and _is_outermost(places[path], last)
+    ]
+    named = [path for path in candidates if any(map(_NAMES.fullmatch, path.split("/")))]
+    linear = [path for path in candidates if not isinstance(modules[path], nnx.Conv)]
+    return named or (linear if len(linear) == 1 else [path for path in candidates if path == ""])
+
+
+def _attends(module: Any) -> bool:
+    return any("attention" in name.lower() or "attn" in name.lower() for name in class_names(module))
+
+
+def _has_parameters(module: Any) -> bool:
+    from flax import nnx
+
+    return any(isinstance(held, nnx.Param) for held in vars(module).values())
+
+
+def _last_of_lists(places: Iterable[str]) -> dict[str, int]:
+    """Returns the largest index in each list of layers."""
+    last: dict[str, int] = {}
+    for place in places:
+        parts = place.split("/")
+        for depth, part in enumerate(parts):
+            if part.isdecimal():
+                outer = "/".join(parts[:depth])
+                last[outer] = max(last.get(outer, 0), int(part))
+    return last
+
+
+def _is_outermost(place: str, last: Mapping[str, int]) -> bool:
+    """Returns True for a layer that no list holds, or that is the last item of the only list around it."""
+    parts = place.split("/")
+    if any(map(is_item, parts[:-1])):
+        return False
+    return not is_item(parts[-1]) or last.get("/".join(parts[:-1])) == int(parts[-1])
+
+
+def _is_stacked(module: Any) -> bool:
+    """Returns True for a layer that stands for several, which a loop takes one by one."""
+    from flax import nnx
+
+    if isinstance(module, nnx.Conv):
+        return module.kernel.ndim != len(module.kernel_size) + 2
+    sizes = (module.in_features, module.out_features)
+    return module.kernel.ndim != sum(1 if isinstance(size, int) else len(size) for size in sizes)
+
+
+def keeps_sums(module: Any) -> bool:
+    """Returns True for a layer whose products `leave_in_float32` can change: one of Flax's, with Flax's product."""
+    from flax import nnx
+
+    if type(module) is nnx.Conv:
+        return module.conv_general_dilated in (jax.lax.conv_general_dilated, CONVOLUTION)
+    return type(module) in (nnx.Linear, nnx.LinearGeneral) and is_linear(module) and not is_quantised(module)
+
+
+def leave_in_float32(module: Any, *, wide: bool) -> None:
+    """Makes products of a head and tied logits of an embedding leave in float32; if not `wide`, as Flax has them."""
+    from flax import nnx
+
+    if isinstance(module, nnx.Embed):
+        if wide:
+            wrap(module, AttendsInFloat32())
+        else:
+            unwrap(module, AttendsInFloat32)
+    elif keeps_sums(module) and type(module) is nnx.Conv:
+        module.conv_general_dilated = CONVOLUTION if wide else jax.lax.conv_general_dilated
+    elif keeps_sums(module):
+        module.dot_general = DOT_GENERAL if wide else default_product(module)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttendsInFloat32:
+    """A wrapper for an embedding whose tied logits (`attend`) leave in float32; its calls do not change."""
+
+    depth: ClassVar[int] = 5
+
+    def __call__(self, call, module, *args, **kwargs):
+        """Calls an embedding."""
+        return call(module, *args, **kwargs)
+
+    def __reduce__(self):
+        return _attends_in_float32, ()
+
+    def __post_init__(self):
+        from flax import nnx
+
+        if not hasattr(nnx.Embed.attend, _NAME):
+            nnx.Embed.attend = _looking_for_wrapper(nnx.Embed.attend)
+
+
+_NAME = "_mpjax_attends"
+
+
+def _attends_in_float32() -> AttendsInFloat32:
+    return AttendsInFloat32()
+
+
+def _looking_for_wrapper(attend: Callable) -> Callable:
+    @functools.wraps(attend)
+    def attend_or_logits(self, query, *args, **kwargs):
+        if wrapper_of(self, AttendsInFloat32) is None:
+            return attend(self, query, *args, **kwargs)
+        query, table = self.promote_dtype((query, self.embedding[...]), dtype=self.dtype)
+        return DOT_GENERAL(query, table, (((query.ndim - 1,), (1,)), ((), ())), *args, **kwargs)
+
+    setattr(attend_or_logits, _NAME, True)
+    return attend_or_logits
