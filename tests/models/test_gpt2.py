@@ -51,9 +51,9 @@ def test_logits_are_products_in_half_precision_that_leave_in_the_output_dtype(mo
     apply_policy(model, policy)
     with jax.numpy_dtype_promotion("standard"):  # O3's norm, which is Flax's, has a float32 epsilon
         traced = jax.make_jaxpr(model)(TOKENS)
-    *_, logits = [eqn for _, eqn in equations(traced) if eqn.primitive.name == "dot_general"]
-    assert [operand.aval.dtype for operand in logits.invars] == [jnp.float16] * 2
-    assert (logits.outvars[0].aval.shape, logits.outvars[0].aval.dtype) == ((2, 6, 20), output)
+    products = [eqn for _, eqn in equations(traced) if eqn.primitive.name == "dot_general"]
+    (logits,) = [eqn for eqn in products if eqn.outvars[0].aval.shape == (2, 6, 20)]
+    assert [atom.aval.dtype for atom in (*logits.invars, *logits.outvars)] == [jnp.float16, jnp.float16, output]
 
 
 @pytest.mark.slow
