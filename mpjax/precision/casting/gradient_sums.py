@@ -1,11 +1,15 @@
 """Adds the gradients of a half-precision array that is read many times in float32, without reading a float32 copy."""
 
 import collections
+import math
 
 import jax
 from jax.extend import core
 
+from mpjax.precision.casting.jaxprs import scan_counts
+from mpjax.precision.casting.primitives import ADDING, REPEATS, STRETCH
 from mpjax.precision.casting.values import Value
+from mpjax.precision.casting.walk import bodies
 from mpjax.precision.dtypes import FLOAT32, HALF
 
 
@@ -37,14 +41,16 @@ def _(primals, tangents):
     return adding_to(*primals), tangents[0].astype(primals[1].dtype)
 
 
+def _reads(body) -> collections.Counter:
+    """Returns how many operands of a jaxpr's equations each variable is."""
+    return collections.Counter(atom for eqn in body.eqns for atom in eqn.invars if not isinstance(atom, core.Literal))
+
+
 class ManyReads:
     """The variables of a jaxpr that many of its equations read, and a float32 sum for the gradient of each."""
 
     def __init__(self, body):
-        reads = collections.Counter(
-            atom for eqn in body.eqns for atom in eqn.invars if not isinstance(atom, core.Literal)
-        )
-        self._many = {var for var, count in reads.items() if count >= MANY}
+        self._many = {var for var, count in _reads(body).items() if count >= MANY}
         self._sums: dict[core.Var, tuple[jax.Array, jax.Array]] = {}
 
     def operands(self, eqn, inputs: list[Value]) -> list[Value]:
@@ -57,3 +63,31 @@ class ManyReads:
         if var not in self._sums:
             self._sums[var] = value.array.astype(FLOAT32), jax.lax.stop_gradient(value.array)
         return value._replace(array=adding_to(*self._sums[var]))
+
+
+def adds_in_half(jaxpr) -> bool:
+    """Returns True if a program adds up many terms in half precision, or its derivative would."""
+    return any(_body_adds(body) for body in bodies(jaxpr))
+
+
+def _body_adds(body) -> bool:
+    reads = _reads(body)
+    return any(count >= MANY and _is_half(var) for var, count in reads.items()) or any(map(_adds, body.eqns))
+
+
+def _adds(eqn) -> bool:
+    name, operands, params = eqn.primitive.name, eqn.invars, eqn.params
+    if name == "scan":
+        return params["length"] >= MANY and any(map(_is_half, operands[: scan_counts(params)[0]]))
+    if name in ADDING:
+        return _is_half(operands[0])
+    size = math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0
+    if name == "gather":
+        return _is_half(operands[0]) and size >= MANY * math.prod(params["slice_sizes"])
+    if name in REPEATS | STRETCH:
+        return any(_is_half(each) and size >= MANY * math.prod(each.aval.shape) > 0 for each in operands)
+    return False
+
+
+def _is_half(atom) -> bool:
+    return not isinstance(atom, core.Literal) and getattr(atom.aval, "dtype", None) in HALF

@@ -10,10 +10,10 @@ import numpy as np
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.equations import bind, standing_at
 from mpjax.precision.casting.gradient_sums import ManyReads
-from mpjax.precision.casting.jaxprs import as_function, is_transposed, opened
-from mpjax.precision.casting.numbers import computed, holds, number_of
+from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
+from mpjax.precision.casting.numbers import bounds, computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
-from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, REPEATS
+from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, REPEATS, SCATTERED_SUMS, STRETCH
 from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, note
 from mpjax.precision.casting.values import Origin, Value, avals_of, cast, cast_like, joined, values_of
 from mpjax.precision.casting.walk import evaluated
@@ -41,6 +41,8 @@ class Interpreter(NamedTuple):
       recipe_of: a function from named scope to the recipe of products with a weight there; None for `dtype_of`.
       scope: the named scopes around the jaxpr.
       closed_over: the origin of arrays that the program has closed over.
+      asked: True if half precision in the program is what its author wants there, as `dtype=` of a sum; False if a
+        policy put it there.
     """
 
     dtype_of: Callable[[str], np.dtype]
@@ -48,6 +50,7 @@ class Interpreter(NamedTuple):
     recipe_of: Callable[[str], Recipe | None] = _in_compute_dtype
     scope: str = ""
     closed_over: Origin = Origin.UNKNOWN
+    asked: bool = True
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Returns the outputs of a jaxpr, open or closed, for inputs of any floating dtypes."""
@@ -82,7 +85,7 @@ class Interpreter(NamedTuple):
         floating = [aval.dtype for aval in avals_of((*eqn.invars, *eqn.outvars)) if is_floating(aval)]
         if any(dtype.itemsize == 1 or dtype == FLOAT64 for dtype in floating):
             return True
-        if not set(floating) & set(HALF) or eqn.primitive.name == "convert_element_type":
+        if not self.asked or not set(floating) & set(HALF) or eqn.primitive.name == "convert_element_type":
             return False
         # The program itself asks for half precision: for random numbers, or for a sum or product with `dtype=`
         # (without it, jnp.sum and jnp.prod widen their input first).
@@ -105,21 +108,22 @@ class Interpreter(NamedTuple):
         if rule == "low":
             dtype = compute_dtype
         else:
-            # x * x is a square too, which is on the float32 list.
-            square = name == "mul" and eqn.invars[0] is eqn.invars[1]
-            full = rule == "full" or compute_dtype == FLOAT32 or square or (name == "sub" and peak)
-            dtype = FLOAT32 if full else _widest(inputs, fills=name in _FILL)
+            # x * x is a square too, and a difference from the largest value is a part of an exponential.
+            like = {"mul": "square", "sub": "exp"}.get(name, name)
+            alike = eqn.invars[0] is eqn.invars[1] if name == "mul" else peak
+            full = "full" in (rule, self.operations.rule(like) if alike else rule) or compute_dtype == FLOAT32
+            dtype = FLOAT32 if full else _widest(inputs, name)
         arrays = [once.cast(value.array, dtype) for value in inputs]
-        repeats = name in REPEATS and dtype in HALF
-        if repeats:  # widened before it fans out, so that its gradients are added in float32
-            arrays[0] = once.cast(arrays[0], FLOAT32)
-        elif name in _STRETCH and dtype in HALF:
+        within = dtype in HALF and (name in REPEATS or name in SCATTERED_SUMS)
+        if within:  # widened before it fans out, so that its gradients are added in float32; or before it is added
+            arrays = [once.cast(array, FLOAT32) for array in arrays]
+        elif name in STRETCH and dtype in HALF:
             arrays = [_stretched(array, eqn.outvars[0].aval.shape, once) for array in arrays]
         params = _product(eqn, dtype) if name in MATRIX_PRODUCTS else eqn.params
         outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
         if outputs is None:
             outputs = bind(eqn.primitive, arrays, params)
-        if repeats:
+        if within:
             outputs = [cast(output, dtype) for output in outputs]
         number = computed(eqn, [value.number for value in inputs])
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
@@ -176,7 +180,13 @@ def _with_own_dtypes(eqn) -> str:
 
 
 def _is_full_precision(eqn) -> bool:
-    return eqn.primitive.name == "jit" and eqn.params["name"] == FULL_PRECISION
+    """Returns True for a `full_precision` region, and for a function of JAX that is written for 32 bits and more."""
+    if eqn.primitive.name not in ("jit", "custom_jvp_call"):
+        return False
+    name, file = function_of(eqn)
+    numerical = any(folder in file for folder in ("/jax/_src/scipy/", "/jax/_src/numpy/linalg.py"))
+    statistics = name in ("cov", "corrcoef") and "/jax/_src/numpy/" in file
+    return eqn.params.get("name") == FULL_PRECISION or numerical or statistics
 
 
 def _all_own(inputs: Sequence[Value]) -> bool:
@@ -253,17 +263,18 @@ def _product(eqn, dtype: np.dtype | None) -> dict:
     return {**eqn.params, "preferred_element_type": dtype} if implied else eqn.params
 
 
-def _widest(inputs: Sequence[Value], *, fills: bool) -> np.dtype | None:
+def _widest(inputs: Sequence[Value], name: str) -> np.dtype | None:
     """Returns the widest dtype of the floating arrays, or a wider one to hold a known number; None without any.
 
-    An array whose elements are all one known number counts as an array, or as a number if the operation `fills`.
+    An array whose elements are all one known number counts as an array, or as a number if the operation fills with it.
     """
+    fills, held = name in _FILL, bounds if name in _BOUND else holds
     floating = [value for value in inputs if is_floating(value.array)]
     if not floating:
         return None
     arrays = [v for v in floating if v.number is None or (np.ndim(v.array) > 0 and not fills)] or floating
     dtype = widest(*(v.array.dtype for v in arrays))
-    return widest(dtype, *(v.array.dtype for v in floating if v.number is not None and not holds(dtype, v.number)))
+    return widest(dtype, *(v.array.dtype for v in floating if v.number is not None and not held(dtype, v.number)))
 
 
 # Primitives between the maximum and the subtraction in a softmax.
@@ -274,8 +285,8 @@ _KEEP_A_PEAK = frozenset(
 # Primitives in which an array made of one scalar counts as that scalar: zeros of a `where`, bounds of a clip.
 _FILL = frozenset({"select_n", "max", "min", "clamp", "broadcast_in_dim", "reshape", "transpose", "eq", "ne"})
 
-# Primitives that repeat an operand along its axes of size 1.
-_STRETCH = frozenset({"add", "sub", "mul", "div", "rem", "max", "min", "atan2", "nextafter"})
+# Primitives that compare with a number, or put it in the place of values.
+_BOUND = frozenset({"max", "min", "clamp", "select_n", "lt", "le", "gt", "ge"})
 
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"})
 

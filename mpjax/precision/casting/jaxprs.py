@@ -46,6 +46,13 @@ def manual_axes(params: dict) -> frozenset:
     return params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
 
 
+def function_of(eqn) -> tuple[str, str]:
+    """Returns the name and the file of the Python function whose jaxpr an equation holds, as far as they are known."""
+    held = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    known = getattr(opened(held)[0], "debug_info", None)
+    return getattr(known, "func_name", None) or "", getattr(known, "func_filename", None) or ""
+
+
 def as_function(eqn, debug_info) -> Callable:
     """Returns one equation as a function from all its inputs to its outputs. Its derivative rules still apply."""
     inputs = [var for var in eqn.invars if not isinstance(var, core.Literal)]

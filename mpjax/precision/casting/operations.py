@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from jax.extend.core import primitives
 
 from mpjax.errors import UsageError
-from mpjax.precision.casting.primitives import ENTERED, MATRIX_PRODUCTS
+from mpjax.precision.casting.primitives import ADDING, ENTERED, MATRIX_PRODUCTS
 
 
 LOW = MATRIX_PRODUCTS
@@ -118,3 +118,6 @@ def _names(operations: Iterable) -> frozenset[str]:
 
 
 OPERATIONS = Operations()
+
+SUMS_ALONE = Operations(frozenset(), FULL & ADDING, WIDEST | (FULL - ADDING))
+"""Lists for a program that casts by itself: sums run in float32, products in the dtypes of the program."""

@@ -25,6 +25,14 @@ is 1.
 REPEATS = frozenset({"broadcast_in_dim", "gather"})
 """Primitives that may use a value of their first operand several times: their derivatives add."""
 
+STRETCH = frozenset({"add", "sub", "mul", "div", "rem", "max", "min", "atan2", "nextafter"})
+"""Primitives that repeat an operand along its axes of size 1: their derivatives add."""
+
+SCATTERED_SUMS = frozenset({"scatter-add", "scatter-sub"})
+
+ADDING = SCATTERED_SUMS | {"reduce_window_sum", "cumsum", "cumlogsumexp", "psum", "psum_invariant", "reduce_scatter"}
+"""Primitives that add in the dtype of their operand. `reduce_sum` is none: `jnp.sum` widens before it."""
+
 CALLS = frozenset(
     {
         *("jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"),
