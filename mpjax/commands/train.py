@@ -203,7 +203,7 @@ def _train(
         if start >= when.steps:
             writer.message(f"nothing left to train: --steps is {when.steps}")
         notes = *advice(plan, jax.devices()[0], tuned=bool(tuning)), *advice_on(config.optimizer)
-        for note in filter(None, [fit, tuning, when.advice(start), *notes]):
+        for note in filter(None, [fit, tuning, when.advice(start), *parts.source.notes, *notes]):
             writer.message(note)
         checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=first)
         opened.enter_context(contextlib.closing(checkpoints))

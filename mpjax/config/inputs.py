@@ -63,6 +63,9 @@ class Data:
     """With training.steps_per_call above 1: in-memory data sets of at most this many MiB are kept on the device."""
     workers: int = 2
     """Threads that read and decode a streamed data set; 0: none, a batch is read when it is requested."""
+    range: Floats = ()
+    """Numbers of image files of more than 8 bits (16-bit, 32-bit or float grayscale) that become 0 and 1:
+    `--data.range 0 4095`; empty: all that the bits hold, and floats as they are stored."""
     mean: Floats = (0.0,)
     """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels."""
     std: Floats = (1.0,)

@@ -137,6 +137,8 @@ def _data(data: Data) -> Iterator[str]:
         yield f"--data.random_erasing is {data.random_erasing}: wanted a share from 0 to 1"
     if not 0 <= data.randaugment_magnitude <= 10:
         yield f"--data.randaugment_magnitude is {data.randaugment_magnitude}: wanted 0 to 10"
+    if data.range and (len(data.range) != 2 or len(set(data.range)) != 2 or not all(map(math.isfinite, data.range))):
+        yield f"--data.range is {data.range}: wanted two different numbers, as in --data.range 0 4095"
     if not all(0 < value < math.inf for value in data.std):
         yield f"--data.std is {data.std}: wanted positive numbers"
     if not all(map(math.isfinite, data.mean)):

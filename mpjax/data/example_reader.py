@@ -12,6 +12,7 @@ from mpjax.data.beside_images import require_one_frame
 from mpjax.data.examples import Example, Source, array, require_fields
 from mpjax.data.fields import Fields, Image, Mask
 from mpjax.data.images.decoding import Picture, decode, read_header, read_plain_header
+from mpjax.data.images.depth import EIGHT, Depth
 from mpjax.data.images.interpolation import linear, require_packages
 from mpjax.data.images.resizing import Box, Frame, Resize, averaged, centre, draws, nearest, random_part, whole_pixels
 from mpjax.data.stacking import Arrays, Numbered, aligned, conform_all
@@ -37,7 +38,7 @@ class Reader:
     frame: Frame | None
     name: str = "the data set"
     resize: Resize = averaged
-    header: Callable[[bytes | np.ndarray, int], Picture] = read_header
+    header: Callable[[bytes | np.ndarray, int, Depth], Picture] = read_header
 
     def __call__(self, example: Example) -> Arrays:
         """Returns the fields of one example in the batch dtypes; a random frame is always the same."""
@@ -69,7 +70,7 @@ class Reader:
         return conform_all(columns, self.fields, named)
 
     def _cropped(self, columns: Mapping[str, Any], frame: Frame, drawn: np.ndarray, named: Numbered) -> Arrays:
-        """Returns the crops of images, uint8 [N, side, side, channels], and of masks, uint8 [N, side, side].
+        """Returns the crops of images, [N, side, side, channels], and of masks, uint8 [N, side, side].
 
         One kind of work is done for all examples, then the next: after a decoder has run, Python's own code and data
         are no longer in the processor's caches, and cost four times as much.
@@ -85,7 +86,7 @@ class Reader:
             pictures = named.each(functools.partial(self._opened, name, field), columns[name])
             boxes = boxes or named.each(box, pictures, drawn)  # of the first image; its mask is cut alike
             side = cast(int, field.shape[0])
-            crops = aligned((len(pictures), side, side, _channels(field)), np.dtype(np.uint8))
+            crops = aligned((len(pictures), side, side, _channels(field)), _depth(field).dtype)
             named.each(nearest if isinstance(field, Mask) else self.resize, pictures, boxes, crops)
             cropped[name] = crops[..., 0] if isinstance(field, Mask) else crops
         return cropped
@@ -96,17 +97,22 @@ class Reader:
             value = array(name, value)
             if isinstance(field, Mask) and value.ndim == 2:
                 value = value[..., None]
-        return self.header(value, _channels(field))
+        return self.header(value, _channels(field), _depth(field))
 
 
 def _decoded(name: str, field: Image | Mask, value: Any) -> np.ndarray:
     """Returns an image, or a mask without its channel axis, at its stored size."""
-    found = decode(value, _channels(field)) if isinstance(value, bytes) else array(name, value, field)
+    encoded = isinstance(value, bytes)
+    found = decode(value, _channels(field), _depth(field)) if encoded else array(name, value, field)
     return found[..., 0] if isinstance(field, Mask) and found.shape[2:] == (1,) else found
 
 
 def _channels(field: Image | Mask) -> int:
     return field.shape[2] if isinstance(field, Image) else 1
+
+
+def _depth(field: Image | Mask) -> Depth:
+    return field.depth if isinstance(field, Image) else EIGHT
 
 
 def reader(source: Source, config: Data, *, training: bool) -> Reader:

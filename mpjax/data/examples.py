@@ -133,6 +133,7 @@ class Source:
       train: the examples to train on.
       test: the examples to evaluate on.
       mix: other sets to train on, of the same fields; this set has the rest of the examples, and alone is evaluated on.
+      notes: what the user is to know about how the examples are read.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Source:
     train: Examples
     test: Examples
     mix: "tuple[Portion, ...]" = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def trained_on(self) -> "tuple[Source, ...]":

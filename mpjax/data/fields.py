@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mpjax.data.images.depth import EIGHT, Depth
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import is_floating
 
@@ -65,9 +66,11 @@ class Image(_FromColumn):
 
     Args:
       shape: (H, W, C); H and W are None if they vary.
+      depth: the numbers that encoded images have; arrays are taken as they are.
     """
 
     shape: tuple[int | None, int | None, int]
+    depth: Depth = dataclasses.field(default=EIGHT, compare=False, repr=False, kw_only=True)
 
     @property
     def rank(self) -> int:

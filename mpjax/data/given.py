@@ -15,13 +15,10 @@ from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source
 from mpjax.data.fields import Image
 from mpjax.data.images.decoding import FileBytes, named_errors, opened
+from mpjax.data.images.depth import is_gray
 from mpjax.data.stacking import Arrays
 from mpjax.data.stream import Batch, padded_batch
 from mpjax.errors import UsageError
-
-
-GRAYSCALE = {"1", "L", "LA"}
-"""Pillow's modes of images without colours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +135,7 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Given:
         if image.shape[2] == 1:
             with named_errors(stored), opened(stored) as picture:
                 mode = picture.mode
-            if mode not in GRAYSCALE:
+            if not is_gray(mode):
                 raise UsageError(
                     f"{path}: a colour image (Pillow's mode {mode}); the model takes grayscale, 1 channel; convert it"
                 )

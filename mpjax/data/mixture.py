@@ -79,7 +79,8 @@ def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
     """
     for other in others:
         _require_agreement(first, other.source, config)
-    return dataclasses.replace(first, mix=tuple(others))
+    notes = [note for source in (first, *(other.source for other in others)) for note in source.notes]
+    return dataclasses.replace(first, mix=tuple(others), notes=tuple(notes))
 
 
 def _require_agreement(first: Source, other: Source, config: Data) -> None:

@@ -11,6 +11,7 @@ from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
 from mpjax.data.examples import MappedExamples, Portion, Source, renamed
 from mpjax.data.fields import Field, Image, Label, Mask
+from mpjax.data.image_range import in_range
 from mpjax.data.images.masks import mask_values, unknown_classes, with_decoded_mask
 from mpjax.data.mixture import mixed, named
 from mpjax.data.own_task import all_columns
@@ -37,6 +38,8 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     if "label" in columns and table.labelled and not function:
         table = table.labelled(columns["label"])
     chosen = {field: table.columns[column] for field, column in columns.items()}
+    images, notes = in_range({name: chosen[name] for name in chosen if name == "image"}, config, table.name)
+    chosen |= images
     rename = functools.partial(renamed, columns)
     train, test = (MappedExamples(split, rename) for split in table.open(tuple(dict.fromkeys(columns.values()))))
     stored = None if function else train
@@ -62,7 +65,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     if isinstance(mask := fields.get("mask"), Mask):
         values = mask_values(train, mask.num_classes, config, table.name, stored)
         train, test = (MappedExamples(split, values.with_class_numbers) for split in (train, test))
-    return Source(table.name, fields, train, test)
+    return Source(table.name, fields, train, test, notes=notes)
 
 
 def _require_scalars(table: Table, name: str) -> None:
@@ -95,7 +98,7 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
                 f"data set '{set_name}': image{f' ({origin})' if origin else ''}: {column}; wanted images [height, "
                 "width, channels]; write --data.preprocess FILE.py:FUNCTION with a function that returns an image"
             )
-        return Image(column.shape, origin=origin)
+        return Image(column.shape, depth=column.depth, origin=origin)
     known: Any = getattr(column, "num_classes", 0)
     num_classes = (config.stated_classes if name == "mask" else config.num_classes) or known
     if not num_classes:
@@ -156,7 +159,9 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
             raise UsageError(
                 f"data set '{config.name}' has only images and labels: it supports classification, not {task}"
             )
-        ignored = [name for name in ("preprocess", "columns", "num_classes", "ignore_index") if getattr(config, name)]
+        ignored = [
+            name for name in ("preprocess", "columns", "num_classes", "ignore_index", "range") if getattr(config, name)
+        ]
         if ignored:
             raise UsageError(
                 f"data set '{config.name}': its name sets shapes and classes; leave out --data.{ignored[0]}"
@@ -166,6 +171,10 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
     if not isinstance(table, Source):
         return as_task(table, task, config)
+    if config.range:
+        raise UsageError(
+            f"--data.range: --data.name {config.name} returns a Source, which is read as it is; leave it out"
+        )
     if config.ignore_index:
         raise UsageError(
             f"--data.ignore_index: --data.name {config.name} returns a Source, whose labels and masks are final; drop "

@@ -82,7 +82,7 @@ class PreprocessedExamples:
 def readable(value: Any, column: Column | None) -> Any:
     """Converts a stored value for a function: decodes an encoded image to pixels and UTF-8 bytes to str."""
     if isinstance(column, Image):
-        return decode(value, column.shape[2])
+        return decode(value, column.shape[2], column.depth)
     if isinstance(column, Text) and isinstance(value, bytes):
         return value.decode()
     return value

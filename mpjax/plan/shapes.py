@@ -107,7 +107,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...].
 
-    Numbers of a task of the user's own have their own dtype.
+    Images of more than 8 bits are float32, and numbers of a task of the user's own have their own dtype.
     """
 
     def shape_of(field) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStr
         return getattr(field, "shape", ())
 
     def dtype_of(field) -> Any:
-        return jnp.uint8 if isinstance(field, Image) else getattr(field, "dtype", jnp.int32)
+        return field.depth.dtype if isinstance(field, Image) else getattr(field, "dtype", jnp.int32)
 
     return {
         name: jax.ShapeDtypeStruct((batch_size, *shape_of(field)), dtype_of(field)) for name, field in fields.items()

@@ -105,12 +105,26 @@ class TinyPets(_Tiny):
         return {"image": files[0], "segmentation_mask": files[1], **labels}
 
 
+class TinyXray(_Tiny):
+    """PNGs of 16 bits, filled with 300."""
+
+    FEATURES = {  # noqa: RUF012
+        "image": tfds.features.Image(shape=(4, 4, 1), dtype=np.uint16),
+        "label": tfds.features.ClassLabel(num_classes=2),
+    }
+
+    def example(self, index):
+        buffer = io.BytesIO()
+        Image.fromarray(np.full((4, 4), 300, np.uint16)).save(buffer, "PNG")
+        return {"image": buffer.getvalue(), "label": index % 2}
+
+
 @pytest.fixture(scope="session")
 def tiny_sets(tmp_path_factory):
     """A folder of the sets above, whose code is not registered any more, as on a machine they were copied to."""
     folder = tmp_path_factory.mktemp("data")
     tfds.disable_progress_bar()
-    for builder in (TinyTensor, TinyJpeg, TinyText, TinySst2, TinyPets):
+    for builder in (TinyTensor, TinyJpeg, TinyText, TinySst2, TinyPets, TinyXray):
         builder(data_dir=folder, file_format="array_record").download_and_prepare()
     for info in folder.glob("*/*/dataset_info.json"):
         info.write_text(info.read_text().replace(__name__, "gone"))

@@ -1,4 +1,4 @@
-"""Reads the headers of images and decodes them on the host."""
+"""Opens images of one kind and decodes them on the host; an image of another kind is refused."""
 
 import contextlib
 import dataclasses
@@ -8,11 +8,12 @@ import math
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from mpjax.data.images.depth import EIGHT, Depth, depth_of, is_gray, lower_bits_lost
 from mpjax.data.images.plain import Plain, plain_header
 from mpjax.errors import DataWarning, UsageError
 
@@ -64,6 +65,7 @@ class Picture:
       stored_size: width and height.
       opens: opens the image with Pillow.
       header: the header of a plain JPEG, or None.
+      depth: the numbers that the images of the set have.
     """
 
     stored: bytes | np.ndarray
@@ -71,6 +73,7 @@ class Picture:
     stored_size: tuple[int, int]
     opens: Callable[[], Image.Image]
     header: Plain | None = None
+    depth: Depth = EIGHT
 
     @functools.cached_property
     def image(self) -> Image.Image:
@@ -97,28 +100,49 @@ class Picture:
         self.image.draft(None, (math.ceil(width), math.ceil(height)))
 
     def decoded(self) -> Image.Image:
-        """Decodes the image in the wanted channels.
+        """Decodes the image in the wanted channels, 8 bits each, or in fractions of its range (Pillow's mode F).
 
         Raises:
-          UsageError: the image is damaged.
+          UsageError: the image is damaged, it has other numbers than the set, or its colours would be lost.
         """
         with named_errors(self.stored):
-            self.image.load()
-            if self.image.mode == self.mode:
-                return self.image
-            if self.channels != 4 and _is_transparent(self.image):
-                # The text is the same for every image, so that Python shows the warning once.
-                warnings.warn(
-                    "image: some images have transparent pixels, which keep the colours stored under them; to change "
-                    "that, put the images on a background beforehand, or in the function of --data.preprocess",
-                    DataWarning,
-                    stacklevel=2,
+            image, lost = self.image, lower_bits_lost(self.image)
+            image.load()
+            called = name_of(self.stored) or "image"
+            if (found := depth_of(image)).name != self.depth.name:
+                raise UsageError(
+                    f"{called}: {found.name} (Pillow's mode {image.mode}), but the set has {self.depth.name} images, "
+                    "which are read in another range; wanted one kind in a set: convert the file, or remove it"
                 )
-            return self.image.convert(self.mode)
+            if lost:
+                _tell(
+                    "some images have 16 bits per channel, of which Pillow reads the upper 8; to keep all, store "
+                    "16-bit grayscale, or arrays (docs/extending.md)"
+                )
+            if self.channels != 4 and _is_transparent(image):
+                _tell(
+                    "some images have transparent pixels, which keep the colours stored under them; to change that, "
+                    "put the images on a background beforehand, or in the function of --data.preprocess"
+                )
+            if found.name != EIGHT.name:
+                return Image.fromarray(self.depth.fractions(image))
+            if image.mode == self.mode:
+                return image
+            if self.channels == 1 and _has_colours(image):
+                raise UsageError(
+                    f"{called}: a colour image (Pillow's mode {image.mode}); the set is grayscale, 1 channel; convert "
+                    "the file, or remove it"
+                )
+            return image.convert(self.mode)
 
 
-def read_header(stored: bytes | np.ndarray, channels: int) -> Picture:
-    """Reads the header of an encoded image of any mode (palette, grayscale and CMYK become RGB), or takes an array.
+def _tell(said: str) -> None:
+    # The text is the same for every image, so that Python shows the warning once.
+    warnings.warn(f"image: {said}", DataWarning, stacklevel=3)
+
+
+def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
+    """Reads the header of an encoded image (palette, grayscale and CMYK become RGB), or takes an array.
 
     Raises:
       UsageError: the header is damaged, or an array is not uint8 [height, width, channels] with 1, 3 or 4 channels.
@@ -127,47 +151,55 @@ def read_header(stored: bytes | np.ndarray, channels: int) -> Picture:
         raise UsageError(f"image: {channels} channels; only 1, 3 or 4 can be resized; write --data.image_size 0")
     if isinstance(stored, bytes):
         with named_errors(stored):
-            return _picture(opened(stored), stored, channels)
+            image = opened(stored)
+            return Picture(stored, channels, image.size, lambda: image, depth=depth)
     if stored.dtype != np.uint8 or stored.ndim != 3 or stored.shape[-1] != channels:
         raise UsageError(
             f"image: {stored.dtype} {stored.shape}; only uint8 [height, width, {channels}] can be resized; "
             "write --data.image_size 0 to take images as they are stored"
         )
-    return _picture(Image.fromarray(stored[..., 0] if channels == 1 else stored), stored, channels)
-
-
-def _picture(image: Image.Image, stored: bytes | np.ndarray, channels: int) -> Picture:
+    image = Image.fromarray(stored[..., 0] if channels == 1 else stored)
     return Picture(stored, channels, image.size, lambda: image)
 
 
-def read_plain_header(stored: bytes | np.ndarray, channels: int) -> Picture:
+def read_plain_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
     """Reads a header as `read_header` does, but leaves a plain JPEG unopened: to open it takes Pillow longer.
 
     Raises:
       UsageError: see `read_header`.
     """
-    if not isinstance(stored, bytes) or channels not in MODES:
-        return read_header(stored, channels)
+    if not isinstance(stored, bytes) or channels not in MODES or depth.name != EIGHT.name:
+        return read_header(stored, channels, depth)
     header = plain_header(stored)
     if header is None or header.width * header.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-        return read_header(stored, channels)
+        return read_header(stored, channels, depth)
     return Picture(stored, channels, (header.width, header.height), functools.partial(opened, stored), header)
 
 
-def decode(stored: bytes | np.ndarray, channels: int) -> np.ndarray:
-    """Decodes an encoded image at its stored size to uint8 [H, W, channels]; returns an array unchanged."""
-    return pixels(read_header(stored, channels).decoded()) if isinstance(stored, bytes) else stored
+def decode(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> np.ndarray:
+    """Decodes an encoded image at its stored size to `depth.dtype` [H, W, channels]; returns an array unchanged."""
+    return pixels(read_header(stored, channels, depth).decoded()) if isinstance(stored, bytes) else stored
 
 
 def pixels(image: Image.Image) -> np.ndarray:
-    """Returns uint8 [H, W, C]."""
+    """Returns uint8, or float32 of fractions, [H, W, C]."""
     values = np.asarray(image)
     return values[..., None] if values.ndim == 2 else values
+
+
+def _has_colours(image: Image.Image) -> bool:
+    """Returns True if a pixel has a colour that is no grey."""
+    if is_gray(image.mode):
+        return False
+    red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")), -1, 0)
+    return not (np.array_equal(red, green) and np.array_equal(green, blue))
 
 
 def _is_transparent(image: Image.Image) -> bool:
     """Returns True if an image has an alpha channel or a transparent colour, and is not fully opaque."""
     if "transparency" in image.info:
+        if depth_of(image) != EIGHT:
+            return True  # Pillow converts no such image
         image = image.convert("RGBA")
     if "A" not in image.getbands():
         return False
@@ -200,64 +232,3 @@ def named_errors(stored: object, called: str = "image") -> Iterator[None]:
         if isinstance(error, UnidentifiedImageError):  # Pillow names the buffer that the image was read into
             reason = f"not an image in one of the formats {', '.join(FORMATS)}"
         raise UsageError(f"{path or called}: cannot be decoded: {reason}; {advice}") from error
-
-
-SAMPLE = 1000
-_GRAY = {"1", "L", "LA"}
-_DEEP = ("I", "F")  # the first letters of Pillow's modes with more than 8 bits
-
-
-def stored_shape(count: int, open_at: Callable[[int], bytes | str], called: str) -> tuple[int | None, int | None, int]:
-    """Returns the shape [H, W, C] of the images of a set, from the headers of up to `SAMPLE` evenly spaced ones.
-
-    Reading the headers of a million files takes minutes. If all sampled images have one size, an image outside the
-    sample with another size is refused when it is read.
-
-    Args:
-      count: the number of images in the set.
-      open_at: a function from an index to the image's bytes or its path; only the header of a file is read.
-      called: the name of the images in error messages.
-
-    Returns:
-      H and W are None if they vary. C is 1 if all sampled images are grayscale, else 3.
-
-    Raises:
-      UsageError: a sampled image cannot be decoded, or has more than 8 bits per channel.
-    """
-    chosen = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
-    sizes, modes = _headers((open_at(int(index)) for index in chosen), called)
-    width, height = sizes.pop() if len(sizes) == 1 else (None, None)
-    return height, width, 1 if modes <= _GRAY else 3
-
-
-def evenly(sequences: Sequence[Sequence]) -> tuple[int, Callable[[int], tuple[int, int]]]:
-    """Returns the total length of several sequences, and a function from an index in all to (sequence, index in it).
-
-    >>> length, at = evenly(["ab", "cde"])
-    >>> length, at(3)
-    (5, (1, 1))
-    """
-    ends = np.cumsum([len(sequence) for sequence in sequences])
-
-    def at(index: int) -> tuple[int, int]:
-        which = int(np.searchsorted(ends, index, side="right"))
-        return which, index - (int(ends[which - 1]) if which else 0)
-
-    return int(ends[-1]), at
-
-
-def _headers(images: Iterable[bytes | str], called: str) -> tuple[set[tuple[int, int]], set[str]]:
-    sizes, modes = set(), set()
-    for stored in images:
-        where = stored if isinstance(stored, str) else called
-        if isinstance(stored, str):
-            require_regular(stored)
-        with named_errors(stored, called), opened(stored) as picture:
-            sizes.add(picture.size)
-            modes.add(picture.mode)
-            mode = picture.mode
-        if mode.startswith(_DEEP):
-            raise UsageError(
-                f"{where}: more than 8 bits per channel (Pillow's mode {mode}); wanted 8-bit images; convert them"
-            )
-    return sizes, modes

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 
 from mpjax.data.images.decoding import Picture, pixels
+from mpjax.data.images.depth import EIGHT
 from mpjax.data.images.plain import ENDS, first_rows
 from mpjax.data.images.resizing import Box, shrinks, shrunk, whole
 from mpjax.errors import UsageError
@@ -125,7 +126,7 @@ def _turbo_decoded(picture: Picture) -> np.ndarray | None:
 
     image, stored = picture.image, picture.stored
     colours = _PLAIN.get((image.mode, picture.mode))
-    if image.format != "JPEG" or colours is None or not isinstance(stored, bytes):
+    if image.format != "JPEG" or picture.depth.name != EIGHT.name or colours is None or not isinstance(stored, bytes):
         return None
     try:
         found = simplejpeg.decode_jpeg(stored, colours, min_width=image.width, min_height=image.height)

@@ -17,8 +17,8 @@ Frame = Callable[[int, int, np.ndarray], Box]
 the draws."""
 
 Resize = Callable[[Picture, Box, np.ndarray], None]
-"""A function that writes a crop of a picture into uint8 [side, side, channels], such as a row of a batch; it raises
-UsageError if the picture cannot be decoded."""
+"""A function that writes a crop of a picture into [side, side, channels], such as a row of a batch; raises UsageError
+if the picture cannot be decoded."""
 
 
 def averaged(picture: Picture, box: Box, out: np.ndarray) -> None:

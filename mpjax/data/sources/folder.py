@@ -13,7 +13,8 @@ from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example
 from mpjax.data.fields import Image, Label
-from mpjax.data.images.decoding import FileBytes, evenly, stored_shape
+from mpjax.data.images.decoding import FileBytes
+from mpjax.data.images.headers import evenly, stored_image
 from mpjax.data.table import Column, Table, advice_on_splits, base_names, parts_of
 from mpjax.errors import UsageError
 
@@ -92,10 +93,10 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
     )
     paths = [train.files["image"], test.files["image"]]
     count, at = evenly(paths)
-    height, width, channels = stored_shape(count, lambda index: paths[at(index)[0]][at(index)[1]], "image")
-    columns: dict[str, Column] = {"image": Image((height, width, channels)), **kinds}
+    image = stored_image(count, lambda index: paths[at(index)[0]][at(index)[1]], "image")
+    columns: dict[str, Column] = {"image": image, **kinds}
     if task == "segmentation":
-        columns["mask"] = Image((height, width, 1))
+        columns["mask"] = Image((*image.shape[:2], 1))
     return Table(set_name, columns, lambda names: (train.only(names), test.only(names)))
 
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example
 from mpjax.data.fields import Image, Label
-from mpjax.data.images.decoding import FileBytes, evenly, stored_shape
+from mpjax.data.images.decoding import FileBytes
+from mpjax.data.images.headers import evenly, stored_image
 from mpjax.data.sources import arrow
 from mpjax.data.sources.huggingface_files import NAME, load_splits
 from mpjax.data.table import Column, Other, Table, Text, parts_of, whole_numbers
@@ -109,7 +110,7 @@ def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Rea
     if isinstance(feature, datasets.ClassLabel):
         return Label(len(feature.names), names=tuple(feature.names)), _numbers(called)
     if isinstance(feature, datasets.Image):
-        return Image(_shape_of_images(name, train, test)), _images(called)
+        return _stored(name, train, test), _images(called)
     if isinstance(feature, datasets.Value):
         if feature.dtype in ("string", "large_string", "string_view"):
             return Text(), _texts(called)
@@ -171,7 +172,7 @@ def _content(stored: Mapping[str, Any]) -> bytes:
     return FileBytes.read(stored["path"]) if stored["bytes"] is None else stored["bytes"]
 
 
-def _shape_of_images(name: str, train: Any, test: Any) -> tuple[int | None, int | None, int]:
+def _stored(name: str, train: Any, test: Any) -> Image:
     splits = (train.select_columns([name]), test.select_columns([name]))
     count, at = evenly(splits)
 
@@ -180,7 +181,7 @@ def _shape_of_images(name: str, train: Any, test: Any) -> tuple[int | None, int 
         image = arrow.flat(splits[split][[row]][name]).to_pylist()[0] or {"bytes": b"", "path": ""}
         return image["path"] if image["bytes"] is None else image["bytes"]
 
-    return stored_shape(count, stored, f"column '{name}'")
+    return stored_image(count, stored, f"column '{name}'")
 
 
 def _classes(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[int]) -> tuple[Label, Read]:

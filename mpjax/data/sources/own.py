@@ -12,7 +12,7 @@ from mpjax.config.schema import Data
 from mpjax.config.user_code import load_function
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Image
-from mpjax.data.images.decoding import stored_shape
+from mpjax.data.images.headers import stored_image
 from mpjax.data.table import Column, Other, Part, Table, Text, parts_of
 from mpjax.errors import UsageError, failure
 
@@ -210,9 +210,10 @@ def _column(name: str, values: Sequence[Any], where: str) -> Column:
         return Text()
     if isinstance(first, bytes):
         try:
-            return Image(stored_shape(len(values), values.__getitem__, name))
+            stored_image(1, values.__getitem__, name)
         except UsageError:  # no images
             return Other("bytes")
+        return stored_image(len(values), values.__getitem__, name)
     array = np.asarray(first)
     if array.dtype.kind in "US":
         return Text()

@@ -16,6 +16,7 @@ from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, require_examples
 from mpjax.data.fields import Image, Label, Mask
+from mpjax.data.images.depth import EIGHT, SIXTEEN
 from mpjax.data.table import Column, Other, Table, Text
 from mpjax.errors import UsageError
 
@@ -133,7 +134,8 @@ def _column(feature: Any, classes: int = 0) -> Column:
         return Mask((shape[0], shape[1]), feature.num_classes)
     if isinstance(feature, (kinds.Image, kinds.Tensor)) and len(shape) == 3:
         height, width, channels = shape
-        return Image((height, width, channels or 3))
+        encoded = isinstance(feature, kinds.Image) and feature.np_dtype == np.uint16 and channels == 1
+        return Image((height, width, channels or 3), depth=SIXTEEN if encoded else EIGHT)
     dtype: Any = getattr(feature, "np_dtype", None)
     if isinstance(feature, kinds.Tensor) and len(shape) == 2 and np.issubdtype(dtype, np.integer):
         return Mask((shape[0], shape[1]), classes)
@@ -146,7 +148,9 @@ def _parser(features: dict[str, Any]) -> Callable[[bytes], Example]:
 
     wanted: Any = tfds.features.FeaturesDict(features)
     # mpjax decodes images itself: tfds uses OpenCV if it is installed, and OpenCV's pixels differ from Pillow's.
-    encoded = [n for n, f in features.items() if isinstance(f, tfds.features.Image) and f.np_dtype == np.uint8]
+    encoded = [
+        n for n, f in features.items() if isinstance(f, tfds.features.Image) and f.np_dtype in (np.uint8, np.uint16)
+    ]
     decoders = {name: tfds.decode.SkipDecoding() for name in encoded} or None
     return lambda record: wanted.deserialize_example_np(record, decoders=decoders)
 

@@ -41,7 +41,7 @@ def test_arrays_are_taken_as_they_are():
 
 
 def transparent(mode):
-    picture = Image.new("RGBA", (2, 2), (255, 0, 0, 128)).convert(mode)
+    picture = Image.new("RGBA", (2, 2), (90, 90, 90, 128)).convert(mode)
     if mode == "P":
         picture.info["transparency"] = 0
     return picture

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpjax.data.images.decoding import SAMPLE, evenly, stored_shape
+from mpjax.data.images.depth import Depth
+from mpjax.data.images.headers import SAMPLE, evenly, stored_image
 from mpjax.errors import UsageError
 
 
@@ -18,7 +19,7 @@ def encoded(width, height, mode="RGB", kind="PNG"):
 
 
 def shape_of(*images):
-    return stored_shape(len(images), images.__getitem__, "column 'img'")
+    return stored_image(len(images), images.__getitem__, "column 'img'").shape
 
 
 def test_one_size():
@@ -49,15 +50,18 @@ def test_bytes_are_named_after_their_column():
         shape_of(b"no image")
 
 
-def test_more_than_eight_bits():
-    with pytest.raises(UsageError, match=r"column 'img': more than 8 bits per channel \(Pillow's mode I;16\)"):
-        shape_of(encoded(5, 3, "I;16"))
+def test_the_numbers_are_those_of_all_sampled_images():
+    images = [encoded(5, 3, "I;16")] * 2
+    deep = stored_image(2, images.__getitem__, "image")
+    assert (deep.shape, deep.depth) == ((3, 5, 1), Depth("16-bit grayscale", (0, 65535)))
+    with pytest.raises(UsageError, match="column 'img': 16-bit grayscale, but others are 8-bit"):
+        shape_of(encoded(5, 3, "L"), encoded(5, 3, "I;16"))
 
 
 def test_a_sample_of_large_sets_from_first_to_last():
     asked = []
     image = encoded(5, 3)
-    assert stored_shape(10**6, lambda index: asked.append(index) or image, "image") == (3, 5, 3)
+    assert stored_image(10**6, lambda index: asked.append(index) or image, "image").shape == (3, 5, 3)
     assert (len(asked), asked[0], asked[-1]) == (SAMPLE, 0, 10**6 - 1)
     assert np.diff(asked).max() < 1010
 

@@ -103,7 +103,7 @@ def test_missing_says_where_it_looked_what_is_there_and_what_to_write(tiny_sets)
     assert "data set 'tiny_tensr' is not prepared" in message
     assert f"looked for {tiny_sets}/tiny_tensr/VERSION/dataset_info.json" in message
     assert "did you mean tiny_tensor" in message
-    there = (f"tiny_{name}/1.0.0" for name in ("jpeg", "pets", "sst2", "tensor", "text"))
+    there = (f"tiny_{name}/1.0.0" for name in ("jpeg", "pets", "sst2", "tensor", "text", "xray"))
     assert f"prepared there: {', '.join(there)}; always available: digits, digits_canvas, docstrings" in message
     assert "tfds build tiny_tensr --file_format=array_record --data_dir DIR" in message
 

@@ -1,0 +1,50 @@
+"""Decides which numbers of images of more than 8 bits become 0 and 1, and says so."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from mpjax.config.schema import Data
+from mpjax.data.fields import Image
+from mpjax.data.images.depth import EIGHT
+from mpjax.data.table import Column
+from mpjax.errors import UsageError
+
+
+def in_range(columns: Mapping[str, Column], config: Data, set_name: str) -> tuple[dict[str, Column], tuple[str, ...]]:
+    """Returns the columns with the range of their images, which is that of `config.range` or of their numbers.
+
+    Args:
+      columns: the columns that are read as images, and others.
+      config: `range` is empty, or the numbers that become 0 and 1.
+      set_name: the name of the data set.
+
+    Returns:
+      The columns, and what to say about each of more than 8 bits.
+
+    Raises:
+      UsageError: the files do not say their range, and neither does `config`; or `config` does, and there is no such
+        image.
+    """
+    found, notes = dict(columns), []
+    for name, column in columns.items():
+        if not isinstance(column, Image) or column.depth.name == EIGHT.name:
+            continue
+        depth, advice = column.depth, ""
+        if config.range:
+            low, high = config.range
+            depth = dataclasses.replace(depth, bounds=(low, high))
+        elif depth.bounds is None:
+            raise UsageError(
+                f"data set '{set_name}': {name}: {depth.name}, whose range the files do not say; write --data.range "
+                "LOW HIGH, the numbers that become 0 and 1, as in --data.range 0 4095 (0 1: as they are stored)"
+            )
+        else:
+            advice = "; for another range write --data.range LOW HIGH"
+        found[name] = dataclasses.replace(column, depth=depth)
+        notes.append(f"'{set_name}': {name}: {depth.told()}{advice}")
+    if config.range and not notes:
+        raise UsageError(
+            f"--data.range {' '.join(f'{bound:g}' for bound in config.range)}: '{set_name}' has no image files of more "
+            "than 8 bits per channel; 8 bits are scaled by 255 and arrays of floats are taken as they are: leave it out"
+        )
+    return found, tuple(notes)

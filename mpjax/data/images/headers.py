@@ -1,0 +1,68 @@
+"""Reads the headers of a sample of a set's images: their size, their channels and what their numbers are."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mpjax.data.fields import Image
+from mpjax.data.images.decoding import named_errors, opened, require_regular
+from mpjax.data.images.depth import EIGHT, depth_of, is_gray
+from mpjax.errors import UsageError
+
+
+SAMPLE = 1000
+
+
+def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str) -> Image:
+    """Returns the field of the images of a set, from the headers of up to `SAMPLE` evenly spaced ones.
+
+    Reading the headers of a million files takes minutes. An image outside the sample that has another size, colours
+    where the sample has none, or other numbers is refused when it is read.
+
+    Args:
+      count: the number of images in the set.
+      open_at: a function from an index to the image's bytes or its path; only the header of a file is read.
+      called: the name of the images in error messages.
+
+    Returns:
+      H and W are None if they vary. C is 1 if all sampled images are grayscale, else 3.
+
+    Raises:
+      UsageError: a sampled image cannot be decoded, or two have numbers of different kinds.
+    """
+    chosen = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
+    sizes: set[tuple[int, int]] = set()
+    gray, first, others = True, None, ""
+    for index in chosen:
+        stored = open_at(int(index))
+        if isinstance(stored, str):
+            require_regular(stored)
+        with named_errors(stored, called), opened(stored) as picture:
+            sizes.add(picture.size)
+            gray = gray and is_gray(picture.mode)
+            depth = depth_of(picture)
+        if first is None:
+            first, others = depth, f"{stored} is" if isinstance(stored, str) else "others are"
+        if depth != first:
+            raise UsageError(
+                f"{stored if isinstance(stored, str) else called}: {depth.name}, but {others} {first.name}, which is "
+                "read in another range; wanted one kind in a set: convert the files"
+            )
+    width, height = sizes.pop() if len(sizes) == 1 else (None, None)
+    return Image((height, width, 1 if gray else 3), depth=first or EIGHT)
+
+
+def evenly(sequences: Sequence[Sequence]) -> tuple[int, Callable[[int], tuple[int, int]]]:
+    """Returns the total length of several sequences, and a function from an index in all to (sequence, index in it).
+
+    >>> length, at = evenly(["ab", "cde"])
+    >>> length, at(3)
+    (5, (1, 1))
+    """
+    ends = np.cumsum([len(sequence) for sequence in sequences])
+
+    def at(index: int) -> tuple[int, int]:
+        which = int(np.searchsorted(ends, index, side="right"))
+        return which, index - (int(ends[which - 1]) if which else 0)
+
+    return int(ends[-1]), at
