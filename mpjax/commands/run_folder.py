@@ -10,6 +10,7 @@ from mpjax.commands.parts import CHECKPOINTS, Parts, resumed_state
 from mpjax.config import Config
 from mpjax.config.folders import run_folder
 from mpjax.config.load import CONFIG_FILE
+from mpjax.data.fingerprint import differences
 from mpjax.errors import CallbackError, UsageError
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
@@ -69,11 +70,21 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
 def resumed(
     config: Config, parts: Parts, folder: pathlib.Path, about: dict, company: Alone | Company
 ) -> tuple[int, TrainState, dict]:
-    """Reads the last checkpoint; returns its position, the state and its description."""
+    """Reads the last checkpoint; returns its position, the state and its description.
+
+    Raises:
+      UsageError: there is none, it is of another model, or of other data, and `config.other_data` is off.
+    """
     found: list = []
 
     def read(shapes: TrainState) -> TrainState:
         position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places_in(shapes), gather=company.gather)
+        if not config.other_data and (said := differences(then.get("data"), about["data"])):
+            raise UsageError(
+                f"--resume: the data is not that of checkpoint {position} in {folder}:\n  "
+                + "\n  ".join(said)
+                + "\nresume with the data of before, or, if this is meant, write --other_data"
+            )
         found.extend((position, then))
         return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
 

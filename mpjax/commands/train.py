@@ -34,6 +34,7 @@ from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
 from mpjax.config.score import score_of
+from mpjax.data.fingerprint import differences, fingerprint_of
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
@@ -164,11 +165,13 @@ def _train(
 
         # State: new, or from the last checkpoint
         begun = config.resume and bool(company.gather(complete_checkpoints(folder / CHECKPOINTS))[0])
+        data_read = fingerprint_of(parts.source, config.data, parts.batches, parts.tests) if first else None
         about = {
             "policy": str(plan.policy),
             "loss_scale": str(plan.loss_scale),
             "seed": config.seed,
             "config": to_toml(config),
+            "data": company.gather(data_read)[0],
         }
         report_of_weights = None
         if begun:
@@ -198,6 +201,8 @@ def _train(
             writer.message(f"resumed from step {start}" if begun else fresh)
         for name, old, new in changes(before["config"], about["config"]) if begun else ():
             writer.message(f"resumed with another {name}: {new}, before {old}")
+        for said in differences(before.get("data"), about["data"]):
+            writer.message(f"resumed on other data: {said}")
         if report_of_weights:
             writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:

@@ -178,9 +178,9 @@ def _taken(folder: pathlib.Path) -> str:
 def run_settings(config: Config, folder: pathlib.Path) -> str:
     """Returns the text of the run's config.toml, which repeats the run when it is used elsewhere.
 
-    `resume`, `profile`, `cache_dir` and the section `distributed` are left off: they are for one command only.
+    What is for one command only is left off: `resume`, `other_data`, `profile`, `cache_dir` and `distributed`.
     """
-    once = {"resume": False, "profile": False, "cache_dir": "", "distributed": Distributed()}
+    once = {"resume": False, "other_data": False, "profile": False, "cache_dir": "", "distributed": Distributed()}
     return to_toml(dataclasses.replace(config, output_dir=str(folder), **once))
 
 

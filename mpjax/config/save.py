@@ -37,6 +37,7 @@ _ELSEWHERE = (
     "resume",
     "seeds",
     "trust_code",
+    "other_data",
     "profile",
     "cache_dir",
     "steps",

@@ -124,6 +124,9 @@ class Config:
     trust_code: bool = False
     """Allow execution of code outside mpjax that the settings of a stored run name (--resume, or --config of a run's
     file): a model, or a function for its data. Code that this command line names does not need it."""
+    other_data: bool = False
+    """Allow --resume on other data than that of the checkpoint: other examples, labels, order or dtypes. The run says
+    what differs."""
     profile: bool = False
     """Trace calls 6 to 10 into the run's tensorboard folder, for the TensorBoard profile plugin and XProf."""
     cache_dir: str = ""

@@ -1,0 +1,141 @@
+"""A fingerprint of the data that a run reads, kept with its checkpoints, and how two of them differ."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mpjax.config.schema import Data
+from mpjax.data.example_reader import reader
+from mpjax.data.examples import Source
+from mpjax.data.mixture import training_split
+from mpjax.data.read import Split, SplitOfOne
+from mpjax.data.stacking import Arrays
+from mpjax.data.stream import Batches, BatchesInMemory, EvalBatches
+
+
+SAMPLE = 256
+"""The examples of a streamed split that are read, evenly spaced from the first to the last."""
+
+_AT_ONCE = 16  # of these examples, so that large images take little memory
+_AGAIN = 8  # that are read once more, to see whether reading gives the same
+
+Fingerprint = dict[str, Any]
+"""JSON values: what is known of `train` and of `test`."""
+
+
+def fingerprint_of(source: Source, config: Data, batches: Batches, tests: EvalBatches) -> Fingerprint:
+    """Returns the fingerprint of both splits, as the model gets them before they are augmented.
+
+    Every value of a split in memory counts, and of a streamed one the number of examples and `SAMPLE` of them. It is
+    the same in all processes.
+
+    Args:
+      source: the data set, or the first of a mixture.
+      config: how it is read.
+      batches: the batches of the training split.
+      tests: those of the test split.
+    """
+    arrays = batches.arrays if isinstance(batches, BatchesInMemory) else None
+    test = SplitOfOne(source.test, reader(source, config, training=False))
+    return {"train": _of_split(training_split(source, config), arrays), "test": _of_split(test, tests.arrays)}
+
+
+def _of_split(split: Split, arrays: Arrays | None) -> Mapping[str, Any]:
+    size = len(split)
+    chosen = np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(int))
+    rows = _hashes([arrays] if arrays else _read(split, chosen))
+    again = _hashes(_read(split, chosen[:_AGAIN]))
+    places = chosen[:_AGAIN] if arrays else np.arange(len(chosen[:_AGAIN]))
+    # A function of the user's may draw random numbers: what it returns says nothing about the data.
+    steady = [name for name in rows if np.array_equal(again[name], rows[name][places])]
+    factors = _factors(len(steady))
+    examples = sum((rows[name] * factor for name, factor in zip(steady, factors, strict=True)), start=np.uint64(0))
+    return {
+        "examples": size,
+        "looked_at": len(next(iter(rows.values()))),
+        "in_memory": arrays is not None,
+        "types": {name: f"{values.dtype} {list(values.shape[1:])}" for name, values in split.first.items()},
+        "values": {name: _digest(rows[name]) for name in steady},
+        "values_in_any_order": {name: _digest(np.sort(rows[name])) for name in steady},
+        "examples_in_any_order": _digest(np.sort(np.atleast_1d(examples))),
+    }
+
+
+def _read(split: Split, chosen: np.ndarray) -> Iterator[Arrays]:
+    return (split.batch(chosen[at : at + _AT_ONCE]) for at in range(0, len(chosen), _AT_ONCE))
+
+
+def _hashes(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
+    """Returns a hash of each example's value of each field, uint64 [N]: a sum of its words, each times a random factor.
+
+    That takes a quarter of the time of a cryptographic hash of each row, and two rows that differ have the same hash in
+    one of 2^33 cases.
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for part in parts:
+        for name, values in part.items():
+            found.setdefault(name, []).append(_of_rows(values))
+    return {name: np.concatenate(hashes) for name, hashes in found.items()}
+
+
+_CHUNK = 2**20  # words that are widened at a time
+
+
+def _of_rows(values: np.ndarray) -> np.ndarray:
+    rows = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+    words = -(-rows.shape[1] // 4)
+    factors, found = _factors(words), np.empty(len(rows), np.uint64)
+    step = max(1, _CHUNK // max(words, 1))
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        if rows.shape[1] % 4:
+            part = np.pad(part, ((0, 0), (0, -rows.shape[1] % 4)))
+        found[start : start + step] = part.view(np.uint32).astype(np.uint64) @ factors
+    return found
+
+
+def _factors(count: int) -> np.ndarray:
+    """Returns odd numbers that look random and are the same everywhere, uint64 [count]."""
+    return np.random.Philox(key=2026).random_raw(count) | np.uint64(1)
+
+
+def _digest(hashes: np.ndarray) -> str:
+    return hashlib.blake2b(hashes.tobytes(), digest_size=16).hexdigest()
+
+
+def differences(before: Fingerprint | None, now: Fingerprint) -> list[str]:
+    """Returns how the data differs, a line for each split and field.
+
+    Settings that change the values of a split, such as `--data.image_size` or `--data.length`, make a difference too.
+
+    Args:
+      before: of a checkpoint; None: it has none, and nothing is known to differ.
+      now: of this run.
+    """
+    return [f"{name}: {said}" for name, split in (before or {}).items() for said in _of_splits(split, now[name])]
+
+
+def _of_splits(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    if before["examples"] != now["examples"]:
+        yield f"{now['examples']:,} examples, before {before['examples']:,}"
+    if before["in_memory"] != now["in_memory"]:
+        kept = {True: "in memory", False: "streamed"}
+        yield f"{kept[now['in_memory']]}, before {kept[before['in_memory']]}, which has another order"
+    for name in sorted(before["types"].keys() | now["types"].keys()):
+        then, new = before["types"].get(name, "missing"), now["types"].get(name, "missing")
+        if then != new:
+            yield f"{name} is {new}, before {then}"
+    same_kind = all(before[what] == now[what] for what in ("examples", "in_memory", "looked_at", "types"))
+    both = before["values"].keys() & now["values"].keys()
+    if not same_kind or not (changed := sorted(n for n in both if before["values"][n] != now["values"][n])):
+        return
+    all_known = both == now["types"].keys()
+    if all_known and before["examples_in_any_order"] == now["examples_in_any_order"]:
+        yield "the same examples in another order"
+        return
+    looked_at = "" if now["looked_at"] == now["examples"] else f" in {now['looked_at']} examples that were looked at"
+    for name in changed:
+        alike = before["values_in_any_order"][name] == now["values_in_any_order"][name]
+        yield f"{name} has {'the same values at other examples' if alike else 'other values'}{looked_at}"
