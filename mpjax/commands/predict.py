@@ -6,11 +6,13 @@ import io
 import math
 import pathlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
 import numpy as np
+from PIL import Image
 
 from mpjax import data, strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
@@ -18,7 +20,7 @@ from mpjax.config import Config
 from mpjax.config.paths import expanded
 from mpjax.config.prediction import Prediction, check_prediction
 from mpjax.data.given import Given, given_batches, given_images, given_split, takes_images
-from mpjax.errors import UsageError, printable
+from mpjax.errors import DataWarning, UsageError, printable
 from mpjax.files import replacing
 from mpjax.training.eval_step import AHEAD
 from mpjax.training.layout import Layout
@@ -51,7 +53,9 @@ def predict_run(settings: Prediction) -> int:
         fields = data.batch_fields(source, config.data)
         check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     given = _given(settings, config, source)
-    masks = _folder_of_masks(settings, given) if config.task == "segmentation" else None
+    segments = config.task == "segmentation"
+    masks = _folder_of_masks(settings, given) if segments else None
+    values = _values(source) if segments else np.empty(0)
     layout = Layout(make_mesh())
     _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
     params = state.ema if settings.ema else state.params
@@ -87,8 +91,10 @@ def predict_run(settings: Prediction) -> int:
                     f"{given.names[owner]}: the model's output is not finite under {plan.policy}; "
                     "write --policy float32, or another --checkpoint"
                 )
-            if masks:
-                record["mask"] = _write_mask(masks / _mask_name(given.names[owner]), rows[0]["mask"])
+            if masks and given.mask:
+                record["mask"] = str(masks / _mask_name(given.names[owner]))
+                mask = given.mask(given.load([owner])[0], [row["mask"] for row in rows])
+                Image.fromarray(values[mask]).save(record["mask"])
             elif config.task == "language_modeling":
                 record |= _loss(rows)
             else:
@@ -172,11 +178,19 @@ def _mask_name(name: str) -> str:
     return f"{name if name.endswith(']') else pathlib.PurePath(name).stem}.png"
 
 
-def _write_mask(path: pathlib.Path, mask: np.ndarray) -> str:
-    from PIL import Image
-
-    Image.fromarray(mask).save(path)
-    return str(path)
+def _values(source: data.Source) -> np.ndarray:
+    """Returns the value of each class in the masks of the set, uint8 or uint16; its number if no PNG can hold that."""
+    field: Any = source.fields["mask"]
+    values = np.asarray(field.values or range(field.num_classes))
+    if values.min() >= 0 and values.max() < 2**16:
+        return values.astype(np.min_scalar_type(values.max()))
+    warnings.warn(
+        f"mask: the stored values go from {values.min()} to {values.max()}, which no PNG can hold: class numbers are "
+        "written instead",
+        DataWarning,
+        stacklevel=2,
+    )
+    return np.arange(field.num_classes, dtype=np.uint8)
 
 
 @contextlib.contextmanager

@@ -69,6 +69,14 @@ class Reader:
                     columns[name] = named.each(functools.partial(_decoded, name, field), columns[name])
         return conform_all(columns, self.fields, named)
 
+    def size(self, name: str, value: Any) -> tuple[int, int]:
+        """Returns width and height of a stored image, the field `name`."""
+        return self._opened(name, cast(Image, self.fields[name]), value).stored_size
+
+    def part(self, box: Box) -> "Reader":
+        """Returns a reader that resizes this part of every image."""
+        return dataclasses.replace(self, frame=lambda width, height, drawn: box)
+
     def _cropped(self, columns: Mapping[str, Any], frame: Frame, drawn: np.ndarray, named: Numbered) -> Arrays:
         """Returns the crops of images, [N, side, side, channels], and of masks, uint8 [N, side, side].
 

@@ -140,11 +140,13 @@ class Mask(_FromColumn):
       shape: (H, W); None where they vary.
       num_classes: the number of classes; values are in [0, num_classes). 0 means unknown, for a stored column.
       ignores: True if values may also be `IGNORED`.
+      values: the stored value of each class; empty: not known.
     """
 
     shape: tuple[int | None, int | None]
     num_classes: int
     ignores: bool = False
+    values: tuple[int, ...] = dataclasses.field(default=(), compare=False, repr=False, kw_only=True)
 
     def __post_init__(self):
         if self.num_classes > IGNORED:

@@ -11,13 +11,14 @@ import numpy as np
 
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
-from mpjax.data.example_reader import reader
+from mpjax.data.example_reader import Reader, reader
 from mpjax.data.examples import Source
-from mpjax.data.fields import Image
+from mpjax.data.fields import Image, Mask
 from mpjax.data.images.decoding import FileBytes, named_errors, opened
 from mpjax.data.images.depth import is_gray
 from mpjax.data.stacking import Arrays
 from mpjax.data.stream import Batch, padded_batch
+from mpjax.data.tiles import joined, squares_of
 from mpjax.errors import UsageError
 
 
@@ -29,12 +30,14 @@ class Given:
       names: the name of each input, for the result and for messages.
       load: a function from positions to stored inputs.
       rows: a function from a stored input to the fields of its rows, [n, ...]; it raises UsageError. A long text has
-        several rows, any other input has one.
+        several rows, and so has an image to segment that is not square; any other input has one.
+      mask: a function from a stored input and the masks of its rows to one mask of the image's size.
     """
 
     names: Sequence[str]
     load: Callable[[Sequence[int]], Sequence[Any]]
     rows: Callable[[Any], Arrays]
+    mask: Callable[[Any, Sequence[np.ndarray]], np.ndarray] | None = None
 
 
 class GivenBatch(NamedTuple):
@@ -106,13 +109,19 @@ def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
 
 
 def given_split(source: Source, config: Data) -> Given:
-    """Returns the examples of the test split, read as for evaluation."""
+    """Returns the examples of the test split, read as for evaluation; of one to segment, the image alone."""
+    names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
+    if isinstance(source.fields.get("mask"), Mask):
+
+        def images(positions: Sequence[int]) -> list[Any]:
+            return [example["image"] for example in source.test.__getitems__(list(positions))]
+
+        return _to_segment(names, images, source, config)
     read = reader(source, config, training=False)
 
     def rows(example: Any) -> Arrays:
         return read.batch([example])
 
-    names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
     return Given(names, lambda positions: source.test.__getitems__(list(positions)), rows)
 
 
@@ -128,9 +137,8 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Given:
       UsageError: there is no such file, a folder has no files or a glob matches none.
     """
     image: Any = source.fields["image"]
-    read = reader(dataclasses.replace(source, fields={"image": image}), config, training=False)
 
-    def rows(path: str) -> Arrays:
+    def stored_in(path: str) -> FileBytes:
         stored = FileBytes.read(path)
         if image.shape[2] == 1:
             with named_errors(stored), opened(stored) as picture:
@@ -139,10 +147,51 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Given:
                 raise UsageError(
                     f"{path}: a colour image (Pillow's mode {mode}); the model takes grayscale, 1 channel; convert it"
                 )
-        return read.batch([{"image": stored}])
+        return stored
+
+    def load(positions: Sequence[int]) -> list[str]:
+        return [paths[position] for position in positions]
 
     paths = [path for given in inputs for path in files_of(given)]
-    return Given(paths, lambda positions: [paths[position] for position in positions], rows)
+    if isinstance(source.fields.get("mask"), Mask):
+        return _to_segment(paths, load, source, config, stored_in)
+    read = _of_images(source, config)
+    return Given(paths, load, lambda path: read.batch([{"image": stored_in(path)}]))
+
+
+def _of_images(source: Source, config: Data) -> Reader:
+    return reader(dataclasses.replace(source, fields={"image": source.fields["image"]}), config, training=False)
+
+
+def _to_segment(
+    names: Sequence[str],
+    load: Callable[[Sequence[int]], Sequence[Any]],
+    source: Source,
+    config: Data,
+    stored_in: Callable[[Any], Any] = lambda image: image,
+) -> Given:
+    """Returns images whose every pixel gets a class: one that is resized is covered by squares, a row for each.
+
+    Args:
+      names: the name of each image.
+      load: a function from positions to inputs.
+      source: the set that the model was trained on.
+      config: the settings of the set.
+      stored_in: a function from an input to an encoded image or an array.
+    """
+    read = _of_images(source, config)
+
+    def rows(given: Any) -> Arrays:
+        stored = stored_in(given)
+        if read.frame is None:
+            return read.batch([{"image": stored}])
+        parts = [read.part(square).batch([{"image": stored}]) for square in squares_of(*read.size("image", stored))]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def mask(given: Any, masks: Sequence[np.ndarray]) -> np.ndarray:
+        return joined(masks, *read.size("image", stored_in(given))) if read.frame else masks[0]
+
+    return Given(names, load, rows, mask)
 
 
 def files_of(given: str) -> list[str]:

@@ -65,6 +65,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
     if isinstance(mask := fields.get("mask"), Mask):
         values = mask_values(train, mask.num_classes, config, table.name, stored)
         train, test = (MappedExamples(split, values.with_class_numbers) for split in (train, test))
+        fields["mask"] = dataclasses.replace(mask, values=values.classes)
     return Source(table.name, fields, train, test, notes=notes)
 
 

@@ -3,17 +3,19 @@
 import json
 import os
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.predict import predict_run
+from mpjax.commands.predict import _values, predict_run
 from mpjax.config.commands import Evaluation
 from mpjax.config.prediction import Prediction
+from mpjax.data.fields import Mask
 from mpjax.data.images.decoding import decode
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,50 @@ def test_masks_are_written_as_class_numbers(folder_of, tmp_path, capsys):
     assert [record["mask"] for record in records] == [f"{tmp_path}/masks/test[:3][{i}].png" for i in range(3)]
     mask = np.asarray(Image.open(records[0]["mask"]))
     assert (mask.dtype, mask.shape, mask.max() <= 10) == (np.uint8, (32, 32), True)
+
+
+SIZES = [(16, 16), (24, 16), (16, 40), (19, 23), (64, 32), (16, 16)]
+"""Widths and heights of the images below."""
+
+
+@pytest.mark.slow
+def test_a_mask_has_the_values_that_were_read_and_the_size_of_its_image(folder_of, tmp_path, capsys):
+    for number, (width, height) in enumerate(SIZES):
+        rows = np.arange(height)[:, None] * np.ones((1, width), int)
+        for kind, pixels in (("images", rows), ("masks", rows % 2 * 255)):
+            (tmp_path / "data" / kind).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "data" / kind / f"{number}.png")
+    folder = folder_of(
+        f"--task segmentation --data.name folder:{tmp_path}/data --data.train_split train --data.test_split train "
+        "--data.mask_values 0 255 --data.image_size 16 --data.batch_size 4 --model.name unet "
+        "--model.width 4 --steps 2 --precision.policy float32"
+    )
+    inputs = (f"{tmp_path}/data/images",)
+    records = predicted(capsys, run=str(folder), inputs=inputs, output=str(tmp_path / "a"), batch_size=4)
+    assert len(records) == len(SIZES)
+    masks = [mask_of(record) for record in records]
+    assert [mask.shape[::-1] for mask in masks] == SIZES
+    assert {int(value) for mask in masks for value in np.unique(mask)} <= {0, 255}
+    split = predicted(capsys, run=str(folder), split="train", output=str(tmp_path / "b"), batch_size=4)
+    assert sorted(mask_of(record).shape[::-1] for record in split) == sorted(SIZES)
+
+
+def mask_of(record):
+    with Image.open(record["mask"]) as mask:
+        return np.asarray(mask)
+
+
+def test_values_that_no_png_can_hold_are_told_of():
+    def source(values):
+        return SimpleNamespace(fields={"mask": Mask((4, 4), 2, values=values)})
+
+    assert _values(source((0, 255))).tolist() == [0, 255]
+    assert _values(source((0, 255))).dtype == np.uint8
+    assert _values(source((1000, 7))).dtype == np.uint16
+    assert _values(source(())).tolist() == [0, 1]
+    for values in ((-1, 0), (0, 2**16)):
+        with pytest.warns(DataWarning, match="which no PNG can hold: class numbers are written instead"):
+            assert _values(source(values)).tolist() == [0, 1]
 
 
 @pytest.mark.slow
