@@ -14,7 +14,8 @@ from mpjax.data.images.resizing import draws
 from mpjax.data.mixture import training_split
 from mpjax.data.order import epoch_size, order_of
 from mpjax.data.orientation import orientations_of
-from mpjax.data.read import SplitOfOne, fits_in_memory, read_all, read_batch
+from mpjax.data.read import SplitOfOne, fits_in_memory, read_all
+from mpjax.data.stacking import require_dtypes
 from mpjax.data.stream import WHOLE, Batch, Batches, BatchesInMemory, EvalBatches, Share, StreamedBatches, prefetched
 from mpjax.errors import UsageError
 
@@ -95,14 +96,16 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
     Each batch holds only the `share` of this process.
 
     Raises:
-      UsageError: the split is empty, or `conform` refuses an example.
+      UsageError: the split is empty, `conform` refuses an example, or the dtypes are not those of the training split.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)
     require_examples(config.test_split, size)
     read = reader(source, config, training=False)
+    split, trained = SplitOfOne(source.test, read), SplitOfOne(source.train, reader(source, config, training=True))
+    require_dtypes(split.first, trained.first, 0, read.name)
     if fits_in_memory(source, config, read):
-        whole = read_all(SplitOfOne(source.test, read), config.workers)
+        whole = read_all(split, config.workers)
 
         def slices() -> Iterator[Batch]:
             for start in range(0, size, batch_size):
@@ -111,5 +114,5 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
         return EvalBatches(slices, size, batch_size, share, whole)
     import grain
 
-    batches = grain.MapDataset.range(size).batch(batch_size).map(lambda chosen: read_batch(source.test, chosen, read))
+    batches = grain.MapDataset.range(size).batch(batch_size).map(split.batch)
     return EvalBatches(lambda: prefetched(batches, config.workers), size, batch_size, share)

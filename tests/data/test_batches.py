@@ -1,9 +1,13 @@
 import dataclasses
+import pathlib
 
+import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.data.batches import train_batches
+from mpjax.config.user_code import given
+from mpjax.data.batches import eval_batches, train_batches
+from mpjax.data.open import open_source
 from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.data.stream import BatchesInMemory, StreamedBatches
 from mpjax.errors import UsageError
@@ -45,3 +49,14 @@ def test_alternating_flips_without_flips_are_refused():
     config = dataclasses.replace(MEMORY, alternate_flips=True)
     with pytest.raises(UsageError, match="--data.alternate_flips without --data.flip: no image is flipped"):
         train_batches(SOURCE, config, 0)
+
+
+@pytest.mark.parametrize("config", [MEMORY, STREAM], ids=["memory", "stream"])
+@pytest.mark.parametrize("dtypes", [("uint8", "float32"), ("float32", "uint8")], ids="-".join)
+def test_the_splits_have_one_dtype(config, dtypes):
+    """Only uint8 pixels are scaled on the device: a model would be tested on numbers that it never saw."""
+    train, test = ([{"image": np.zeros((4, 4, 1), dtype), "label": 0}] * 4 for dtype in dtypes)
+    source = open_source(dataclasses.replace(config, name=given(lambda: (train, test)), num_classes=2), pathlib.Path())
+    said = f"example 0 of split 'test' of .* is {dtypes[1]}, others are {dtypes[0]}; wanted one dtype"
+    with pytest.raises(UsageError, match=said):
+        eval_batches(source, config)
