@@ -82,7 +82,8 @@ class DataWarning(UserWarning):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged or does not match; another one is used, or this one is used differently."""
+    """A checkpoint is damaged or does not match, and another one is used or this one differently; or the metrics of the
+    steps before it are lost."""
 
 
 class LoggerWarning(UserWarning):

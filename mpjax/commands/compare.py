@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpjax import strict_json
@@ -15,6 +15,7 @@ from mpjax.config.program import typed
 from mpjax.errors import UsageError
 from mpjax.report import comparison as curves
 from mpjax.report import comparison_view
+from mpjax.report.history import HISTORY_FILE, changed_settings, read_history
 from mpjax.report.jsonl import read_metrics
 from mpjax.report.titles import short_name, subject_of
 
@@ -26,7 +27,10 @@ IRRELEVANT = ("seed", "output_dir", "resume", "cache_dir", "data.data_dir", "loo
 
 
 class Run(NamedTuple):
-    """A run's folder, its model and data in words, its seed, its settings that matter by name, and its metrics."""
+    """A run's folder, its model and data in words, its seed, its settings that matter by name, and its metrics.
+
+    The text of a setting that changed when the run was resumed has all its values, and the steps that had them.
+    """
 
     folder: str
     subject: str
@@ -101,7 +105,21 @@ def _read(folder: str) -> Run:
         if not (path / file).is_file():
             raise UsageError(f"no run in {path} (no {file}); wanted the folder that {typed('train')} printed")
     config = from_toml(path / CONFIG_FILE)
-    return Run(folder, subject_of(config), config.seed, dict(_flat(config)), read_metrics(path / METRICS_FILE))
+    settings = _with_changes(dict(_flat(config)), changed_settings(read_history(path / HISTORY_FILE)))
+    return Run(folder, subject_of(config), config.seed, settings, read_metrics(path / METRICS_FILE))
+
+
+def _with_changes(settings: dict[str, Any], changed: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the settings with the values in turn of those that changed; a rule is told beside the other rules."""
+    told = dict(settings)
+    for name, values in changed.items():
+        if name in settings:
+            told[name] = values
+        elif owner := next((own for own in settings if name.startswith(f"{own}.")), ""):
+            told[owner] = f"{told[owner]} ({name.removeprefix(f'{owner}.')}: {values})"
+        elif name == "seed":
+            told[name] = values
+    return told
 
 
 def _flat(section: Any, prefix: str = ""):
@@ -142,10 +160,12 @@ def _grouped(runs: Sequence[Run], seeds: Sequence[int]) -> list[curves.Group]:
             "all runs have the same settings but for the seed: that is one group; wanted runs of two or more, as of "
             "--precision.policy float32 and mixed_float16"
         )
-    differing = [name for name in runs[0].settings if len({dict(key).get(name) for key in members}) > 1]
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    differing = [name for name in names if len({dict(key).get(name) for key in members}) > 1]
     groups = []
     for key, found in members.items():
-        name = ", ".join(f"{name}={dict(key)[name]}" for name in differing)
+        of_group = dict(key)  # without a seed, unless it changed
+        name = ", ".join(f"{name}={of_group[name]}" for name in differing if name in of_group)
         for seed in seeds:
             if seed not in [run.seed for run in found]:
                 has = ", ".join(str(run.seed) for run in found)

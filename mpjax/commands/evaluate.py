@@ -21,6 +21,7 @@ from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import read_checkpoint
 from mpjax.precision.loss_scale import no_loss_scaling
+from mpjax.report.history import history_in, policies_of
 from mpjax.training import TrainState, evaluate, make_eval_step
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, place
@@ -65,7 +66,8 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
     if settings.json:
         print(strict_json.encode({"checkpoint": position, "policy": str(plan.policy), **metrics}))
     else:
-        said = f"checkpoint {position} of {folder}, trained under {about['policy']}, evaluated under {plan.policy}"
+        trained = policies_of(history_in(about, position))
+        said = f"checkpoint {position} of {folder}, trained under {trained}, evaluated under {plan.policy}"
         print(printable(said))
         for name, value in metrics.items():
             print(f"  {name:<16}{value:.6f}")

@@ -1,12 +1,11 @@
 """The receipt of a run: read from its compiled step, written to its folder, and required with `--precision.strict`."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from mpjax import report
 from mpjax.commands.parts import Parts
 from mpjax.config import Config
 from mpjax.errors import DtypeError, UsageError
@@ -22,7 +21,9 @@ Programs = Mapping[int, CallProgram]
 """The program of each number of steps per call."""
 
 
-def check_receipt(config: Config, parts: Parts, programs: Programs, folder: pathlib.Path, *, first: bool) -> str:
+def check_receipt(
+    config: Config, parts: Parts, programs: Programs, folder: pathlib.Path, put: Callable[[pathlib.Path, bytes], object]
+) -> str:
     """Writes the receipt of the program that most steps are run by, and returns its message for the user.
 
     Args:
@@ -30,7 +31,7 @@ def check_receipt(config: Config, parts: Parts, programs: Programs, folder: path
       parts: the parts of the run.
       programs: the programs of the training call.
       folder: the folder of the run.
-      first: whether this process writes.
+      put: writes a file of the run.
 
     Raises:
       DtypeError: with `precision.strict`, something does not run as asked, although the device could.
@@ -47,8 +48,7 @@ def check_receipt(config: Config, parts: Parts, programs: Programs, folder: path
                 "--precision.no_strict to train without knowing what runs"
             ) from error
         return f"{RECEIPT_FILE} is not written: this program cannot be read ({type(error).__name__}: {error})"
-    if first:
-        report.write_atomically(folder / RECEIPT_FILE, found.to_json().encode() + b"\n")
+    put(folder / RECEIPT_FILE, found.to_json().encode() + b"\n")
     if strict:
         try:
             found.require(device_limits=False)

@@ -5,7 +5,6 @@ import pathlib
 import shutil
 from collections.abc import Callable, Iterator
 
-from mpjax import report
 from mpjax.commands.parts import CHECKPOINTS, Parts, resumed_state
 from mpjax.config import Config
 from mpjax.config.folders import run_folder
@@ -42,15 +41,15 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
 def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable[[], None]]:
     """Restores the folder of a run after an error of the user's, unless the function that it yields was called before.
 
-    Nothing was started, so that the corrected command is not to find a folder. What is new in the folder is removed,
-    and config.toml restored. The caller holds the lock of the folder: nobody else writes.
+    Nothing was started, so that the corrected command is not to find a folder. What is new in the folder is removed;
+    what a resumed run had stays until its first step (`Records`). The caller holds the lock of the folder: nobody else
+    writes.
 
     Args:
       folder: the folder of the run.
       new: whether this command created it.
     """
-    file = folder / CONFIG_FILE
-    before, kept = file.read_bytes(), () if new else {path.name for path in folder.iterdir()}
+    kept = () if new else {path.name for path in folder.iterdir()}
     begun = []
     try:
         yield lambda: begun.append(True)
@@ -62,8 +61,6 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
             if new:
                 with contextlib.suppress(OSError):  # it cannot be removed, as a mount, and empty will do
                     folder.rmdir()
-            else:
-                report.write_atomically(file, before)
         raise
 
 

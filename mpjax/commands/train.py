@@ -26,9 +26,10 @@ from mpjax.commands.parts import (
 )
 from mpjax.commands.pictures import pictures_of
 from mpjax.commands.run_folder import restored_if_refused, resumed, run_folder_of
+from mpjax.commands.run_records import Records, put_records
 from mpjax.commands.tune import tuned
-from mpjax.config import Config, to_toml
-from mpjax.config.folders import check_run_folder, run_settings
+from mpjax.config import Config, from_toml, to_toml
+from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
@@ -183,11 +184,10 @@ def _train(
         metrics = folder / "metrics.jsonl"
         records = report.read_metrics(metrics) if begun and metrics.exists() else []
         info = extend.RunInfo(folder, config, start, when.steps, first, records)
-        own = ()
+        under = Records(writing=first, waiting=config.resume)
+        history, own = [], ()
         if first:
-            kinds = [str(device.device_kind) for device in jax.devices()]
-            report.write_environment(folder / ENVIRONMENT_FILE, kinds, parts.compiler_options)
-            report.write_atomically(folder / CONFIG_FILE, run_settings(config, folder).encode())
+            history = put_records(under, config, folder, start, about, before, records, parts.compiler_options)
             resume_step = start if config.resume else None
             files = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
             with contextlib.ExitStack() as unfinished:
@@ -203,6 +203,9 @@ def _train(
             writer.message(f"resumed with another {name}: {new}, before {old}")
         for said in differences(before.get("data"), about["data"]):
             writer.message(f"resumed on other data: {said}")
+        for name, old, new in report.other_versions(history):
+            writer.message(f"resumed with {name} {new}, before {old}")
+        about["history"] = company.gather(history)[0]
         if report_of_weights:
             writer.message(f"pretrained: {report_of_weights.totals}")
         if start >= when.steps:
@@ -228,7 +231,7 @@ def _train(
         if programs and (first or config.precision.strict):
             from mpjax.commands.receipt_of_run import check_receipt  # late: a plan's files, after the step is compiled
 
-            writer.message(check_receipt(config, parts, programs, folder, first=first))
+            writer.message(check_receipt(config, parts, programs, folder, under.put))
         programs.clear()  # traced programs are large
 
         def so_far() -> dict[str, float]:
@@ -249,6 +252,7 @@ def _train(
         explain = explain_later(folder) if company.processes > 1 else explain_now(config, parts, train_call, folder)
         if config.profile and first:
             train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
+        train_call = under.written_after(train_call)
 
         # The loop
         if callbacks.call("started", info) & {"stop"}:
@@ -279,24 +283,32 @@ def _train(
 
         # Results, before writers close: loggers store these files
         summary = None
-        if first:
-            records = report.read_metrics(folder / "metrics.jsonl")
+        if first and start >= when.steps:  # they are those of the steps that ran, not of this request
+            config, history = from_toml(folder / CONFIG_FILE), history[:-1]
+        ran = {
+            "steps": int(state.step),
+            "attempts": attempts,
+            "policy": report.policies_of(history, str(plan.policy)),
+            **report.entries_of(history),
+        }
+        if first and start >= when.steps:
+            summary = report.summary_of(folder / "summary.json", ran)
+        if first and not summary:
+            records = report.read_metrics(metrics) if metrics.exists() else []
             summary = report.summarise(
                 records,
                 score=score,
-                steps=int(state.step),
-                attempts=int(state.attempts),
                 skipped=int(loss_scale_state(state.opt_state).skipped),
                 **so_far(),
                 startup_seconds=started - began,
                 examples_per_second=report.throughput(records),
-                policy=str(plan.policy),
                 parameters=sum(p.size for p in state.params.values()),
                 output_dir=str(folder),
+                **ran,
             )
             report.write_summary(folder / "summary.json", summary)
             for file in report.image_files(folder / "curves", config.report):
-                report.plot_curves(records, file, report.title_of(config))
+                report.plot_curves(records, file, report.title_of(config, history), history)
 
     if summary is not None:
         print(report.summary_table(summary))

@@ -32,32 +32,27 @@ def _value(value):
     return _tables(value) if dataclasses.is_dataclass(value) else value
 
 
-_ELSEWHERE = (
-    "output_dir",
-    "resume",
-    "seeds",
-    "trust_code",
-    "other_data",
-    "profile",
-    "cache_dir",
-    "steps",
-    "data.data_dir",
-    "distributed.",
-    "loop.",
-    "report.",
-)
+OF_ONE_COMMAND = ("output_dir", "resume", "seeds", "trust_code", "other_data", "profile", "cache_dir", "distributed.")
+"""Settings that are for one command, or that say where a run is."""
+
+_ELSEWHERE = (*OF_ONE_COMMAND, "steps", "data.data_dir", "loop.", "report.")
 """Settings that may change between a run and its resumption: paths, length and frequencies."""
 
 
-def changes(before: str, now: str) -> Iterator[tuple[str, str, str]]:
+def changes(before: str, now: str, *, apart_from: tuple[str, ...] = _ELSEWHERE) -> Iterator[tuple[str, str, str]]:
     """Yields the name, old value and new value, as text, of each setting in which two texts of `to_toml` differ.
 
-    A setting missing from one text has its default there. Settings in `_ELSEWHERE` are left out.
+    A setting missing from one text has its default there.
+
+    Args:
+      before: the settings that were.
+      now: the settings that are.
+      apart_from: how the names of settings begin that are left out.
     """
     defaults = dict(flat(tomllib.loads(to_toml(Config()))))
     old, new = (defaults | dict(flat(tomllib.loads(text))) for text in (before, now))
     for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name) and not name.startswith(_ELSEWHERE):
+        if old.get(name) != new.get(name) and not name.startswith(apart_from):
             yield name, _said(old.get(name)), _said(new.get(name))
 
 

@@ -7,10 +7,20 @@ from pathlib import Path
 from mpjax.files import write_atomically
 from mpjax.report.console import console_writer
 from mpjax.report.figure import image_files
-from mpjax.report.jsonl import jsonl_writer, read_metrics
+from mpjax.report.history import continued, entries_of, lines_of, other_versions, policies_of
+from mpjax.report.jsonl import jsonl_writer, missing_steps, read_metrics
 from mpjax.report.plot import plot_curves
 from mpjax.report.rate_plot import plot_rates
-from mpjax.report.results import process_of, summarise, summary_table, throughput, write_environment, write_summary
+from mpjax.report.results import (
+    as_file,
+    environment,
+    process_of,
+    summarise,
+    summary_of,
+    summary_table,
+    throughput,
+    write_summary,
+)
 from mpjax.report.seeds_plot import plot_seeds
 from mpjax.report.tensorboard import tensorboard_writer
 from mpjax.report.titles import subject_of, title_of
@@ -20,20 +30,28 @@ from mpjax.report.writer import Writer, Writers
 __all__ = [
     "Writer",
     "Writers",
+    "as_file",
+    "continued",
+    "entries_of",
+    "environment",
     "image_files",
+    "lines_of",
+    "missing_steps",
     "open_writers",
+    "other_versions",
     "plot_curves",
     "plot_rates",
     "plot_seeds",
+    "policies_of",
     "process_of",
     "read_metrics",
     "subject_of",
     "summarise",
+    "summary_of",
     "summary_table",
     "throughput",
     "title_of",
     "write_atomically",
-    "write_environment",
     "write_summary",
 ]
 
@@ -41,7 +59,7 @@ __all__ = [
 def open_writers(
     run_dir: str | os.PathLike[str], total_steps: int, resume_step: int | None = None, *, tensorboard: bool = True
 ) -> Writers:
-    """Opens metrics.jsonl, TensorBoard events if wanted, and the console.
+    """Opens metrics.jsonl, TensorBoard events if wanted, and the console; of a run with no step left the console only.
 
     Args:
       run_dir: the run's folder; events go to its subfolder `tensorboard`.
@@ -54,6 +72,8 @@ def open_writers(
       OSError: a file cannot be written; the message names the file.
     """
     folder = Path(run_dir)
+    if resume_step is not None and resume_step >= total_steps:
+        return Writers([console_writer(total_steps, start_step=resume_step)])
     with contextlib.ExitStack() as opened:
         writers = [jsonl_writer(folder / "metrics.jsonl", resume_step)]
         opened.callback(writers[-1].close)

@@ -50,6 +50,19 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [record for _, record in _lines(Path(path))]
 
 
+def missing_steps(records: Sequence[Mapping[str, Any]], step: int) -> tuple[int, int] | None:
+    """Returns the first and the last step up to `step`, of a checkpoint, of which a metrics.jsonl has lost the lines.
+
+    Before a checkpoint, a run writes the metrics of all steps up to it.
+
+    >>> missing_steps([{"step": 10, "train/loss": 0.5}], 20)
+    (11, 20)
+    """
+    trained = [record["step"] for record in records if any(name.startswith("train/") for name in record)]
+    last = max((position for position in trained if position <= step), default=0)
+    return (last + 1, step) if last < step else None
+
+
 class _JsonlWriter:
     def __init__(self, file: AppendFile, *, started: float, clock: Callable[[], float]):
         self._file, self._started, self._clock = file, started, clock

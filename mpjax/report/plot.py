@@ -1,8 +1,9 @@
-"""Plots curves.png: loss, scores and loss scale over the steps of a run, with the skipped steps marked."""
+"""Plots curves.png: loss, scores and loss scale over the steps of a run, with skipped steps and new settings marked."""
 
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from mpjax.report.figure import (
@@ -18,6 +19,7 @@ from mpjax.report.figure import (
     new_figure,
     save_figure,
 )
+from mpjax.report.history import History, gaps_of, turns_of
 
 
 Records = Sequence[Mapping[str, Any]]
@@ -49,7 +51,7 @@ METRICS = (
 )
 
 
-def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "") -> None:
+def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "", history: History = ()) -> None:
     """Draws a panel for each of loss, scores and loss scale that the records have.
 
     The loss scale has no panel if it is always 1 and no step was skipped.
@@ -58,17 +60,33 @@ def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "")
       records: the result of `read_metrics`; nonfinite values leave a gap and a mark.
       path: the image file; its extension selects the format.
       title: the title above the panels.
+      history: the history of the run: dashed lines mark the steps at which its settings changed.
 
     Raises:
       OSError: the file cannot be written; the message names the file.
     """
-    draw_panels(
-        records,
-        lambda panel, metric: _draw_curves(panel, records, metric),
-        lambda panel: _draw_loss_scale(panel, records),
-        path,
-        title,
-    )
+    turns = turns_of(history)
+
+    def draw_metric(panel, metric: Metric) -> None:
+        _draw_curves(panel, records, metric)
+        _mark_turns(panel, turns)
+
+    def draw_scale(panel) -> None:
+        _draw_loss_scale(panel, records)
+        _mark_turns(panel, turns)
+
+    note = [_MEANS] if any(name.startswith("train/") for record in records for name in record) else []
+    note += [f"Dashed, from step {step:,}: {shorten(text, 120)}." for step, text in turns.items()]
+    note += [f"The metrics of steps {gap} are lost." for gap in gaps_of(history)]
+    draw_panels(records, draw_metric, draw_scale, path, title, "\n".join(note))
+
+
+_MEANS = "A value of training is the mean of the steps since the value before."
+
+
+def _mark_turns(panel, turns: Mapping[int, str]) -> None:
+    for step in turns:
+        panel.axvline(step, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
 
 
 def draw_panels(
@@ -94,7 +112,8 @@ def draw_panels(
     """
     metrics, scaled = _metrics_in(records), _has_scaling(records)
     heights = [3.0] * len(metrics) + [2.0] * scaled or [3.0]
-    figure = new_figure(8, 0.9 + 0.2 * bool(note) + sum(heights) * 0.85, title, note)
+    lines = len(note.splitlines())
+    figure = new_figure(8, 0.9 + 0.2 * lines + sum(heights) * 0.85, title, note)
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for panel in panels:
         dress_steps(panel)

@@ -1,4 +1,4 @@
-"""Writes environment.json and summary.json, and formats the table at the end of a run."""
+"""Makes the contents of environment.json and summary.json, and formats the table at the end of a run."""
 
 import datetime
 import importlib.metadata
@@ -34,13 +34,9 @@ PACKAGES = (
 )
 
 
-def write_environment(path: Path, devices: list[str], compiler_options: Mapping[str, Any]) -> None:
-    """Writes versions, machine, devices, command, date, and the commit if mpjax runs from a git checkout.
-
-    Raises:
-      OSError: the file cannot be written; the message names the file.
-    """
-    content: dict[str, Any] = {
+def environment(devices: list[str], compiler_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns versions, machine, devices, command, date, and the commit if mpjax runs from a git checkout."""
+    return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "python": platform.python_version(),
@@ -52,16 +48,30 @@ def write_environment(path: Path, devices: list[str], compiler_options: Mapping[
         "packages": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
     }
-    write_atomically(path, strict_json.encode(content, indent=2).encode() + b"\n")
 
 
 def process_of(path: Path) -> str:
-    """Returns a description of the process that wrote an environment.json; "another process" if it is unreadable."""
+    """Returns a description of the process that wrote an environment.json.
+
+    It is "another process" if the file is unreadable, or if that one has ended: until the first step of a resumed run,
+    the file is still that of the process before.
+    """
     try:
         content = strict_json.decode(path.read_text())
-        return f"process {content['process']} on {content['host']}"
-    except (OSError, ValueError, KeyError, RecursionError):
+        process, host = int(content["process"]), str(content["host"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"
+    return f"process {process} on {host}" if host != socket.gethostname() or _lives(process) else "another process"
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # sends nothing
+    except PermissionError:  # it is another user's
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def _version(package: str) -> str | None:
@@ -147,13 +157,27 @@ def throughput(records: Sequence[Mapping[str, Any]]) -> float:
     return statistics.median(rates) if rates else math.nan
 
 
+def as_file(content: Mapping[str, Any]) -> bytes:
+    """Returns the content of environment.json and summary.json."""
+    return strict_json.encode(content, indent=2).encode() + b"\n"
+
+
 def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
     """Writes summary.json atomically.
 
     Raises:
       OSError: the file cannot be written; the message names the file.
     """
-    write_atomically(Path(path), strict_json.encode(summary, indent=2).encode() + b"\n")
+    write_atomically(Path(path), as_file(summary))
+
+
+def summary_of(path: Path, ran: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Reads a summary.json if it has these entries; None if it is of other steps, or damaged, or there is none."""
+    try:
+        found = strict_json.decode(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if all(found.get(name) == value for name, value in ran.items()) else None
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
@@ -173,6 +197,8 @@ def summary_table(summary: Mapping[str, Any]) -> str:
         for name in summary
         if name.startswith(f"{group}/") and (group != "train" or name.partition("/")[2] in BEST)
     ]
+    rows += [(f"from step {int(step):,}", text) for step, text in summary.get("changed", {}).items()]
+    rows += [("metrics", f"those of steps {gap} are lost") for gap in summary.get("metrics_missing", [])]
     if "output_dir" in summary:
         rows.append(("folder", str(summary["output_dir"])))
     width = max(len(label) for label, _ in rows)

@@ -4,17 +4,27 @@ import pathlib
 
 from mpjax.config import Config
 from mpjax.config.user_code import names_code
+from mpjax.report.history import History, changed_settings, turns_of
 
 
-def title_of(config: Config) -> str:
+def title_of(config: Config, history: History = ()) -> str:
     """Returns the title of a run's figures.
 
     >>> title_of(Config())
     'resnet18 on digits, mixed_float16'
+    >>> title_of(Config(), [{"step": 9, "changed": {"precision.policy": ["float32", "mixed_float16"]}}])
+    'resnet18 on digits, float32 to step 9, then mixed_float16'
+
+    Args:
+      config: the settings of the run's last steps.
+      history: the history of the run, if its settings may have changed.
     """
     rules = len(config.precision.rules)
     more = f" with {rules} rule{'s' if rules > 1 else ''}" if rules else ""
-    return f"{subject_of(config)}, {config.precision.policy}{more}"
+    changed = changed_settings(history)
+    if turned := [step for step, text in turns_of(history).items() if "precision.rules." in text]:
+        more += f" (other rules to step {turned[-1]:,})"
+    return f"{subject_of(config)}, {changed.get('precision.policy', config.precision.policy)}{more}"
 
 
 def subject_of(config: Config) -> str:

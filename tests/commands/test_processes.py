@@ -132,8 +132,8 @@ def test_one_prints_and_writes(together):
     assert "run folder" in out
     assert "step" in out
     assert [line for line in other.splitlines() if "Gloo" not in line] == []
-    files = {"config.toml", "environment.json", "receipt.json", "metrics.jsonl", "summary.json", "checkpoints"}
-    assert {path.name for path in folder.iterdir()} == files
+    files = {"config.toml", "environment.json", "history.jsonl", "metrics.jsonl", "receipt.json", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == {*files, "checkpoints"}
     assert complete_checkpoints(folder / "checkpoints") == [4, 8]
     assert (folder / "config.toml").read_text() == to_toml(load_config([*SMALL, "--output_dir", str(folder)]))
 

@@ -101,8 +101,8 @@ def test_layers_are_read_at_their_steps_and_change_nothing(undisturbed, tmp_path
 
 def test_a_run_leaves_settings_environment_metrics_summary_and_checkpoints(undisturbed):
     folder, summary = undisturbed
-    files = {"config.toml", "environment.json", "receipt.json", "metrics.jsonl", "summary.json", "checkpoints"}
-    assert {path.name for path in folder.iterdir()} == files
+    files = {"config.toml", "environment.json", "history.jsonl", "metrics.jsonl", "receipt.json", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == {*files, "checkpoints"}
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert (folder / "config.toml").read_text() == to_toml(load_config([*SMALL, "--output_dir", str(folder)]))
     assert complete_checkpoints(folder / "checkpoints") == [7, 14, 20]

@@ -33,7 +33,15 @@ class Logger(Protocol):
         ...
 
 
-FILES = ("config.toml", "environment.json", "receipt.json", "summary.json", "curves.png", "diagnosis_*")
+FILES = (
+    "config.toml",
+    "history.jsonl",
+    "environment.json",
+    "receipt.json",
+    "summary.json",
+    "curves.png",
+    "diagnosis_*",
+)
 """The files of a run's folder that loggers store at its end."""
 
 PATIENCE = 60.0
