@@ -109,6 +109,9 @@ PlotFormat = Literal["png", "pdf", "svg"]
 DATA_KINDS = ("folder", "hf", "synthetic")
 """What stands before the colon of a `--data.name` that names no code."""
 
+GENERATED = ("digits", "digits_canvas", "docstrings")
+"""Data sets that mpjax writes itself when they are first used."""
+
 
 TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling", "own"]
 

@@ -7,12 +7,14 @@ import os
 import pathlib
 import secrets
 
+from mpjax.config.choices import GENERATED
 from mpjax.config.load import CONFIG_FILE, settings_in
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
-from mpjax.config.user_code import as_stored, is_of_a_run, require_trust
+from mpjax.config.stored_paths import tell_data
+from mpjax.config.user_code import Stored, as_stored, is_of_a_run, require_trust
 from mpjax.errors import UsageError
 from mpjax.files import links_in
 
@@ -32,8 +34,14 @@ def default_cache_folder() -> pathlib.Path:
 
 
 def data_folder(config: Config) -> pathlib.Path:
-    """Returns the folder of prepared data sets: `data_dir` if set, else `data` in the cache folder."""
-    return expanded(config.data.data_dir) if config.data.data_dir else cache_folder(config) / "data"
+    """Returns the folder of prepared data sets: `data_dir` if set, else `data` in the cache folder.
+
+    The `data_dir` of a stored run is read as data alone: sets that mpjax would write there are in the cache folder.
+    """
+    given, names = config.data.data_dir, {config.data.name, *config.data.mix}
+    if given and not (isinstance(given, Stored) and names <= set(GENERATED)):
+        return expanded(given)
+    return cache_folder(config) / "data"
 
 
 def run_folder(config: Config) -> pathlib.Path:
@@ -225,6 +233,7 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
     if config.seeds:
         raise UsageError(f"{folder} is for runs of several seeds, none of which has begun; wanted the folder of a run")
     require_trust(config, folder, trusted=trust_code)
+    tell_data(config, folder)
     return as_stored(config, trusted=trust_code)
 
 

@@ -13,6 +13,7 @@ from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
 from mpjax.config.schema import Config
+from mpjax.config.stored_paths import tell_data
 from mpjax.config.user_code import as_stored, is_of_a_run, require_trust
 from mpjax.errors import UsageError
 
@@ -60,6 +61,7 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
         written = [flag for path in paths if path not in runs for flag in _checked_flags(path, prog)]
         said = _parse([*written, *flags], prog)
         require_trust(config, runs[-1].parent, trusted=said.trust_code, said=said)
+        tell_data(config, runs[-1].parent, said)
         config = as_stored(config, said, trusted=said.trust_code)
     return dataclasses.replace(config, trust_code=False)  # trust is for this command only
 

@@ -35,7 +35,7 @@ _IN_PYTHON = "python:"
 
 
 class Stored(str):
-    """The value of a setting that may name code, as a stored run has it: its code is not loaded."""
+    """The value of a setting that may name code, or a folder to write to, as a stored run has it: it does not do so."""
 
 
 class Given(str):
@@ -64,14 +64,17 @@ def given(value: Any) -> Given:
 
 
 def as_stored(config: Config, said: Config | None = None, *, trusted: bool = False) -> Config:
-    """Returns settings of a stored run as they may be used: without its cache, and with what may name code marked.
+    """Returns settings of a stored run as they may be used: without its cache, and with `Stored` values marked.
 
     Args:
       config: the settings.
-      said: the settings that the user gave, whose code and cache are not the run's.
+      said: the settings that the user gave, whose code and folders are not the run's.
       trusted: whether `--trust_code` was given, so that no code is marked as `Stored`.
     """
     config = dataclasses.replace(config, cache_dir=said.cache_dir if said else "")  # compiled programs are code
+    if config.data.data_dir and not (said and said.data.data_dir == config.data.data_dir):
+        data = dataclasses.replace(config.data, data_dir=Stored(config.data.data_dir))
+        config = dataclasses.replace(config, data=data)
     for name in () if trusted else CODE:
         section, _, field = name.partition(".")
         old = getattr(config, section)

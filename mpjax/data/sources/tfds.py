@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mpjax.config.choices import GENERATED
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.examples import Example, require_examples
@@ -22,7 +23,6 @@ from mpjax.errors import UsageError
 
 
 _FORMAT = "array_record"
-_GENERATED = ("digits", "digits_canvas", "docstrings")  # written on first use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,14 +168,14 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
             f"{'folder' if path.is_dir() else 'file'} {path}; write --data.name {kind}:{name}",
             repair={"data.name": f"{kind}:{name}"},
         )
-    sets = sorted({known.rpartition("/")[0] for known in prepared} | set(_GENERATED))
+    sets = sorted({known.rpartition("/")[0] for known in prepared} | set(GENERATED))
     name = re.sub(r"/[\d.]+$", "", name)
     configs = [known for known in sets if known.startswith(f"{name}/")]
     near = configs or difflib.get_close_matches(name, sets, cutoff=0.5)
     advice = f"did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
         f"data set '{name}' is not prepared: looked for {data_dir / name}/VERSION/dataset_info.json; {advice}"
-        f"prepared there: {', '.join(prepared) or 'none'}; always available: {', '.join(_GENERATED)}, "
+        f"prepared there: {', '.join(prepared) or 'none'}; always available: {', '.join(GENERATED)}, "
         f"synthetic:32x32x3:10; others: folder:PATH, hf:PATH, hf:OWNER/NAME.\n"
         "To prepare it, on a machine with network:\n"
         "  pip install tensorflow tensorflow-datasets && "
