@@ -218,14 +218,8 @@ def in_view_of_float32(
     loss, before = float(metrics["loss"]), float(untrained["loss"])
     if math.isfinite(loss) and loss < 2 * before:
         return found
-    return dataclasses.replace(
-        found,
-        verdict="not_precision",
-        evidence=f"{found.evidence} But the run does not recover in float32 either: {FURTHER} steps from here the loss "
-        f"is {loss:.3g}, and the untrained model's is {before:.3g}.",
-        rules={},
-        better_scale=None,
-        verified=False,
-        float32_flops=0.0,
-        advice=(NO_DTYPE_REPAIRS,),
+    return found.beyond_dtypes(
+        "The run does not recover in float32 either",
+        f"{FURTHER} steps from here the loss is {loss:.3g}, and the untrained model's is {before:.3g}",
+        [NO_DTYPE_REPAIRS],
     )

@@ -54,22 +54,14 @@ def diagnosed_evaluation(
         parts.task_under, policy, state, batch, tolerance=tolerance, search=search, progress=progress
     )
     loss = evaluate(_eval_step(full), state.params, state.stats, parts.tests, full.objective.conclude)["loss"]
-    evidence = (
-        f"Examined: the evaluation of batch {(bad or 0) + 1} of {len(parts.tests)} of the test set. {found.evidence} "
-        f"With these parameters, the loss of the whole test set is {loss:.3g} in float32."
-    )
+    examined = f"Examined: the evaluation of batch {(bad or 0) + 1} of {len(parts.tests)} of the test set."
+    found = dataclasses.replace(found, evidence=f"{examined} {found.evidence}")
     lagging = _advice_on_statistics(task, state, batch) if bad is not None else ()
-    if math.isfinite(loss):
-        return dataclasses.replace(found, evidence=evidence, advice=(*found.advice, *lagging))
-    return dataclasses.replace(
-        found,
-        verdict="not_precision",
-        evidence=evidence,
-        rules={},
-        verified=False,
-        float32_flops=0.0,
-        advice=lagging or (NO_DTYPE_REPAIRS,),
-    )
+    if not math.isfinite(loss):
+        reason = "The loss of the whole test set is not finite in float32 either"
+        return found.beyond_dtypes(reason, f"with these parameters it is {loss:.3g}", lagging or [NO_DTYPE_REPAIRS])
+    whole = f"With these parameters, the loss of the whole test set is {loss:.3g} in float32."
+    return dataclasses.replace(found, evidence=f"{found.evidence} {whole}", advice=(*found.advice, *lagging))
 
 
 def _advice_on_statistics(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ class Diagnosis(Facts):
       loss_scale: the loss scale.
       loss: the loss of the step in half precision and in float32.
       flushed: the share of gradient values that are zero in half precision and not in float32, by parameter.
+      reason: for "not_precision" what fails in float32 too, else empty.
     """
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 from mpjax.diagnosis.search import decides_after, flags_of
 from mpjax.diagnosis.trace import Row
@@ -36,6 +37,28 @@ class Facts:
     loss_scale: float
     loss: tuple[float, float]
     flushed: dict[str, float]
+    reason: str = ""
+
+    def beyond_dtypes(self, reason: str, numbers: str, advice: Sequence[str]) -> Self:
+        """Returns the diagnosis of what fails in float32 too.
+
+        Args:
+          reason: what fails, the headline of the page and a sentence of the evidence.
+          numbers: what the sentence goes on with.
+          advice: in place of that for a repair by dtypes.
+        """
+        said = reason if self.verdict == "not_precision" else f"But {reason[0].lower()}{reason[1:]}"
+        return dataclasses.replace(
+            self,
+            verdict="not_precision",
+            reason=reason,
+            evidence=f"{self.evidence} {said}: {numbers}.",
+            rules={},
+            better_scale=None,
+            verified=False,
+            float32_flops=0.0,
+            advice=tuple(advice),
+        )
 
     @property
     def worst(self) -> list[Row]:

@@ -170,6 +170,7 @@ def diagnose_program(
         loss_scale=float(scale),
         loss=(float(trace.low[0]) / scale, float(trace.wide[0]) / scale),
         flushed=_flushed(program, trace),
+        reason=finding.reason,
     )
 
 

@@ -39,12 +39,14 @@ class Finding(NamedTuple):
       site: the operation where the fault begins; None if healthy, or if no operation can be named.
       evidence: one paragraph with the numbers behind the verdict.
       better_scale: a loss scale with which the step is healthy; None if none was found or none is needed.
+      reason: for "not_precision" what fails in float32 too, in the words of the evidence.
     """
 
     verdict: str
     site: Site | None
     evidence: str
     better_scale: float | None = None
+    reason: str = ""
 
 
 def find(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
@@ -82,7 +84,8 @@ def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
         )
     else:
         advice = "No choice of dtypes repairs it: check the data, the parameters and the learning rate."
-    return Finding("not_precision", site, f"The step is not finite in float32 either: {where}. {advice}")
+    reason = "The step is not finite in float32 either"
+    return Finding("not_precision", site, f"{reason}: {where}. {advice}", reason=reason)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -90,7 +90,10 @@ def test_a_learning_rate_that_float32_does_not_survive_either_is_no_precision_pr
     found = diagnose_run(Diagnose(run=str(tmp_path / "a"), step=2))
     assert (found.verdict, found.path, found.direction) == ("not_precision", "layers/0", "forward")
     assert (found.rules, found.better_scale, found.verified) == ({}, None, False)
-    assert "the run does not recover in float32 either: 20 steps from here the loss is" in found.evidence
+    assert "But the run does not recover in float32 either: 20 steps from here the loss is" in found.evidence
+    page = found.to_html()
+    assert "<h1>The run does not recover in float32 either: layers/0</h1>" in page
+    assert "In float32 the step is finite" in page  # and no headline says that it fails
 
 
 @pytest.mark.parametrize(

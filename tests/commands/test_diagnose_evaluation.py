@@ -52,7 +52,9 @@ def test_an_evaluation_that_overflows_in_half_precision_only_names_the_layer_and
 def test_an_evaluation_that_is_not_finite_in_float32_either_is_no_precision_problem(healthy):
     found = diagnosed(healthy, 1e38)
     assert (found.verdict, found.rules, found.verified) == ("not_precision", {}, False)
-    assert found.evidence.endswith(" With these parameters, the loss of the whole test set is inf in float32.")
+    said = "The loss of the whole test set is not finite in float32 either"
+    assert found.evidence.endswith(f" {said}: with these parameters it is inf.")
+    assert f"<h1>{said}: outside of all modules</h1>" in found.to_html()
 
 
 def test_the_evaluation_of_a_checkpoint_is_diagnosed_by_a_flag(healthy, capsys):

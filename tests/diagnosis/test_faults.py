@@ -238,6 +238,8 @@ def test_not_precision(networks, kind):
     assert diagnosis.verdict == "not_precision"
     assert diagnosis.path == (None if kind == "infinite" else "layers/1")
     assert diagnosis.rules == {}
+    assert diagnosis.evidence.startswith("The step is not finite in float32 either: ")
+    assert "<h1>The step is not finite in float32 either" in diagnosis.to_html()
 
 
 @pytest.mark.slow

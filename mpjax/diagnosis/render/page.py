@@ -22,7 +22,7 @@ _VERDICTS = {
     "underflow": ("bad", "Underflow", "Values too small for half precision become zero"),
     "rounding": ("bad", "Rounding", "Too few digits for this computation"),
     "loss_scale": ("bad", "Loss scale", "The loss scale is too high"),
-    "not_precision": ("other", "Not precision", "The step fails in float32 too"),
+    "not_precision": ("other", "Not precision", "No choice of dtypes repairs it"),
 }
 
 _FLAG = re.compile(r"--[\w.]*\w")
@@ -45,7 +45,8 @@ def page_of(diagnosis: Facts, scales: Sequence[ScaleStep] = ()) -> str:
 
 
 def _verdict(d: Facts) -> str:
-    tone, word, headline = _VERDICTS[d.verdict]
+    tone, word, usual = _VERDICTS[d.verdict]
+    headline = d.reason or usual
     if d.path is not None:
         headline = f"{headline}: {d.path or 'outside of all modules'}"
     where = "optimizer's update" if d.direction == "update" else f"{d.direction} pass" if d.direction else None

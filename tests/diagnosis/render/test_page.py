@@ -237,6 +237,25 @@ def test_every_verdict_has_a_headline_even_without_place_table_or_advice(verdict
     assert len(Page(found.to_html()).of_class("verdict")) == 1
 
 
+REASONS = (
+    "The step is not finite in float32 either",
+    "The run does not recover in float32 either",
+    "The loss of the whole test set is not finite in float32 either",
+)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("verdict", ["healthy", "overflow", "underflow", "rounding", "loss_scale", "not_precision"])
+def test_what_fails_in_float32_too_is_one_sentence_of_headline_and_evidence(verdict, reason):
+    before = diagnosis(verdict=verdict, evidence="In float32 the step is finite.", better_scale=8.0)
+    found = before.beyond_dtypes(reason, "it is nan", ["Look at the data."])
+    assert f"<h1>{reason}: layers/1</h1>" in found.to_html()
+    but = reason if verdict == "not_precision" else f"But t{reason[1:]}"
+    assert found.evidence == f"In float32 the step is finite. {but}: it is nan."
+    assert (found.verdict, found.toml, found.flags, found.verified) == ("not_precision", "", "", False)
+    assert not any(sentence in said(before) for sentence in REASONS)
+
+
 def test_a_strip_of_zeros_is_empty():
     assert strips(diagnosis(table=(row("a", "forward", (), error=0.0, own_error=0.0),))) == [[]]
 
