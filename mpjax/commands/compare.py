@@ -200,6 +200,7 @@ def _results(found: Sequence[curves.Comparison]) -> dict[str, Any]:
             "points_apart": one.apart,
             "points": len(one.steps),
             "last_step": one.steps[-1],
+            "averaged_over": one.window,
         }
         for one in found
     }

@@ -38,7 +38,7 @@ def sweep(config: Config) -> dict:
 
     Returns:
       What `summary.json` holds: `seeds`, of each metric `mean`, `std` (of a sample; None of one run), `lowest` and
-      `highest`, and `warning` if runs have other numbers of steps.
+      `highest`, and `warning` if runs have other numbers of steps, or if settings of one changed when it was resumed.
 
     Raises:
       UsageError: a seed is given twice, there are several processes, or a run that has begun has other
@@ -161,10 +161,24 @@ def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     shared = [name for name in names if all(name in summary for summary in summaries.values())]
     spread = {name: _spread([float(summary[name]) for summary in summaries.values()]) for name in shared}
     lengths = {seed: summary["attempts"] for seed, summary in summaries.items() if "attempts" in summary}
-    if len(set(lengths.values())) < 2:
-        return {"seeds": list(summaries), **spread}
-    said = ", ".join(f"seed {seed} has {length}" for seed, length in lengths.items())
-    return {"seeds": list(summaries), "warning": f"the runs differ in their steps: {said}", **spread}
+    changed = {seed: _changes_of(summary) for seed, summary in summaries.items()}
+    warnings = []
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"seed {seed} has {length}" for seed, length in lengths.items())
+        warnings.append(f"the runs differ in their steps: {said}")
+    if len(set(changed.values())) > 1:
+        said = ", ".join(f"seed {seed} {text}" for seed, text in changed.items() if text)
+        warnings.append(f"the runs differ in settings that changed on the way: {said}")
+    return {"seeds": list(summaries), **({"warning": "; ".join(warnings)} if warnings else {}), **spread}
+
+
+def _changes_of(summary: Mapping[str, Any]) -> str:
+    """Returns what changed while a run was stopped, but for its length."""
+    changed = {
+        step: "; ".join(setting for setting in text.split("; ") if not setting.startswith("steps "))
+        for step, text in summary.get("changed", {}).items()
+    }
+    return ", ".join(f"from step {step} ({text})" for step, text in changed.items() if text)
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

@@ -72,6 +72,7 @@ class Comparison(NamedTuple):
       apart: the number of `steps` from `parts_at` on.
       by_design: True for the loss scale if one policy scales the loss and the other does not. The difference does not
         count then.
+      window: the number of values that the bands, and `parts_at`, are averaged over.
     """
 
     metric: str
@@ -83,6 +84,7 @@ class Comparison(NamedTuple):
     parts_at: int | None
     apart: int
     by_design: bool = False
+    window: int = 1
 
 
 def compare_groups(
@@ -128,6 +130,7 @@ def compare_groups(
         parts_at=steps[first] if first < len(steps) else None,
         apart=len(steps) - first,
         by_design=by_design,
+        window=window,
     )
 
 

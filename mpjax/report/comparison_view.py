@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from mpjax.report.comparison import Comparison, Contrast, Group
-from mpjax.report.figure import GREY, dress_steps, new_figure, save_figure
+from mpjax.report.figure import GREY, draw_band, dress_steps, new_figure, save_figure
 from mpjax.report.wording import count, number
 
 
@@ -58,6 +58,7 @@ def evidence(
             says.append(
                 f"{found.metric} parts at step {found.parts_at} and stays apart, {found.apart} of {points} points"
             )
+        says[-1] += _averaged(found)
     return says
 
 
@@ -65,6 +66,10 @@ def _cells(label: str, metric: str, found: Contrast) -> list[str]:
     text = count if metric == "train/loss_scale" else number
     groups = [text(one.mean) + (f"±{text(one.std)}" if one.std else "") for one in found.seeds]
     return [label, *groups, f"{found.difference:+.3g}", f"{abs(found.bands):.2f}"]
+
+
+def _averaged(found: Comparison) -> str:
+    return f", each the mean of up to {found.window} values" if found.window > 1 else ""
 
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -96,7 +101,7 @@ def plot_comparison(
       OSError: the file cannot be written; the message names the file.
     """
     metrics = list(zip(*comparisons, strict=True))
-    figure = new_figure(8, 0.9 + 0.22 * len(names) + 2.2 * len(metrics), note=_BANDS[band])
+    figure = new_figure(8, 0.9 + 0.22 * len(names) + 2.2 * len(metrics), note=_note(comparisons, band))
     panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
     for panel, of_metric in zip(panels, metrics, strict=True):
         _draw(panel, of_metric)
@@ -108,6 +113,14 @@ def plot_comparison(
     save_figure(figure, path)
 
 
+def _note(comparisons: Sequence[Sequence[Comparison]], band: str) -> str:
+    """Returns how to read the bands; a group of one run has none."""
+    alone = [seeds.std is None for found in comparisons for seeds in found[0].final.seeds]
+    if all(alone):
+        return "One run of each: how far seeds alone take them apart is not known, so there is no band."
+    return _BANDS[band] + (" A group of one run has no band." if any(alone) else "")
+
+
 def _draw(panel, of_metric: Sequence[Comparison]) -> None:
     first = of_metric[0]
     bands = [(first.steps, first.reference), *((found.steps, found.other) for found in of_metric)]
@@ -117,13 +130,13 @@ def _draw(panel, of_metric: Sequence[Comparison]) -> None:
         # The first is thickest: where curves are equal, each shows on both sides of the next.
         width = 1.5 + 1.5 * (len(bands) - 1 - i) / max(len(bands) - 1, 1)
         panel.plot(steps, band.center, color=color, linewidth=width, marker=dot, markersize=2 + width, zorder=3)
-        panel.fill_between(steps, band.center - band.half, band.center + band.half, color=color, alpha=0.2, linewidth=0)
+        draw_band(panel, steps, band.center - band.half, band.center + band.half, color=color, alpha=0.2)
     parted = [(i, found.parts_at) for i, found in enumerate(of_metric, start=1) if found.parts_at is not None]
     for i, step in parted:
         panel.axvline(step, color=_COLORS[i % len(_COLORS)], linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
     told = ", ".join(f"{letter(i)} parts at step {step:,}" for i, step in parted) or "no parting"
     told = "differs by design" if any(found.by_design for found in of_metric) and not parted else told
-    panel.set_title(first.metric, loc="left", fontsize=11)
+    panel.set_title(first.metric + _averaged(first), loc="left", fontsize=11)
     panel.set_title(told, loc="right", fontsize=9, color=GREY)
     if first.metric == "train/loss_scale":
         panel.set_yscale("log", base=2)

@@ -4,9 +4,11 @@ import io
 import math
 import os
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from mpjax.config.schema import Report
 from mpjax.files import write_atomically
@@ -77,6 +79,16 @@ def dress_scale(panel, scales: Iterable[float]) -> None:
     panel.set_ylim(low / 2**room, high * 2**room)
     panel.yaxis.set_major_locator(LogLocator(base=2, numticks=6))
     panel.yaxis.set_minor_locator(NullLocator())
+
+
+def draw_band(panel, steps: Sequence[int], low: np.ndarray, high: np.ndarray, *, color: str, alpha: float) -> None:
+    """Draws the area between two curves over the steps, and a bar at a step that has no neighbour with values."""
+    panel.fill_between(steps, low, high, color=color, alpha=alpha, linewidth=0)
+    known = np.isfinite(low) & np.isfinite(high)
+    beside = np.pad(known, 1)
+    alone = np.flatnonzero(known & ~beside[:-2] & ~beside[2:])
+    if len(alone):
+        panel.vlines(np.take(steps, alone), low[alone], high[alone], color=color, alpha=2 * alpha, linewidth=5)
 
 
 def legend_above(panel) -> None:

@@ -75,13 +75,13 @@ def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "",
         _draw_loss_scale(panel, records)
         _mark_turns(panel, turns)
 
-    note = [_MEANS] if any(name.startswith("train/") for record in records for name in record) else []
+    note = [MEANS] if any(name.startswith("train/") for record in records for name in record) else []
     note += [f"Dashed, from step {step:,}: {shorten(text, 120)}." for step, text in turns.items()]
     note += [f"The metrics of steps {gap} are lost." for gap in gaps_of(history)]
     draw_panels(records, draw_metric, draw_scale, path, title, "\n".join(note))
 
 
-_MEANS = "A value of training is the mean of the steps since the value before."
+MEANS = "A value of training is the mean of the steps since the value before."
 
 
 def _mark_turns(panel, turns: Mapping[int, str]) -> None:
@@ -135,7 +135,7 @@ def draw_panels(
 
 def _draw_loss_scale(panel, records: Records) -> None:
     steps, scales = series(records, "train/loss_scale")
-    panel.plot(steps, scales, color=GREY, linewidth=1.5, drawstyle="steps-post", **_lonely(scales))
+    panel.plot(steps, scales, color=GREY, linewidth=1.5, drawstyle="steps-post", **lonely(scales))
     dress_scale(panel, scales)
     skipped = skipped_steps(records)
     if skipped:
@@ -149,7 +149,7 @@ def _draw_curves(panel, records: Records, metric: Metric) -> None:
     for label, (part, style) in CURVES.items():
         steps, values = series(records, f"{part}/{metric.name}")
         if steps:
-            panel.plot(steps, values, label=label, **{**style, **_crowded(values), **_lonely(values)})
+            panel.plot(steps, values, label=label, **{**style, **_crowded(values), **lonely(values)})
         if part != "train":
             tested.append((style["color"], steps, values))
     label_last(panel, tested, metric)
@@ -207,7 +207,7 @@ def series(records: Records, name: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in found], [value if math.isfinite(value) else math.nan for _, value in found]
 
 
-def _lonely(values: Sequence[float]) -> dict[str, Any]:
+def lonely(values: Sequence[float]) -> dict[str, Any]:
     """Returns a dot marker if fewer than two values are finite, because a line would not show."""
     return {"marker": "o", "markersize": 4.5} if sum(map(math.isfinite, values)) < 2 else {}
 

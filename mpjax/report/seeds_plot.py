@@ -5,13 +5,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mpjax.report.figure import GREY, PURPLE, dress_scale, dress_share
+from mpjax.report.figure import GREY, PURPLE, draw_band, dress_scale, dress_share
 from mpjax.report.plot import (
     CURVES,
+    MEANS,
     Metric,
     Records,
     draw_panels,
     label_last,
+    lonely,
     mark_steps,
     not_finite,
     series,
@@ -35,13 +37,16 @@ def plot_seeds(runs: Runs, path: str | os.PathLike[str], title: str = "") -> Non
     Raises:
       OSError: the file cannot be written; the message names the file.
     """
+    told = "One seed: its spread is not known, so there is no band."
+    if len(runs) > 1:
+        told = f"Thick: mean of {len(runs)} seeds. Band: one standard deviation. Thin: each seed."
     draw_panels(
         [record for records in runs.values() for record in records],
         lambda panel, metric: _draw_metric(panel, runs, metric),
         lambda panel: _draw_scales(panel, runs),
         path,
         title,
-        f"Thick: mean of {len(runs)} seeds. Band: one standard deviation. Thin: each seed." if len(runs) > 1 else "",
+        f"{told} {MEANS}",
     )
 
 
@@ -51,16 +56,17 @@ def _draw_metric(panel, runs: Runs, metric: Metric) -> None:
         name = f"{part}/{metric.name}"
         color = style["color"]
         for own in filter(any, (series(records, name) for records in runs.values())):
-            panel.plot(*own, color=color, linewidth=0.7, alpha=0.45, zorder=1)
+            panel.plot(*own, color=color, linewidth=0.7, alpha=0.45, zorder=1, **lonely(own[1]))
         steps, values = together(runs, name)
         if steps:
             mean, std = values.mean(axis=0), values.std(axis=0, ddof=1) if len(runs) > 1 else 0.0
-            panel.fill_between(steps, mean - std, mean + std, color=color, alpha=0.18, linewidth=0)
+            draw_band(panel, steps, mean - std, mean + std, color=color, alpha=0.18)
             panel.plot(
                 steps,
                 mean,
                 label=label,
-                **{**style, "linewidth": 2.0, "marker": style.get("marker", "") if len(steps) <= 40 else ""},
+                **{**style, "linewidth": 2.0, "marker": style.get("marker", "") if len(steps) <= 40 else ""}
+                | lonely(mean),
             )
             if part != "train":
                 tested.append((color, steps, mean))

@@ -133,6 +133,14 @@ def test_a_mean_over_runs_of_other_lengths_says_so(tmp_path, capsys):
     assert f"warning             {said}" in capsys.readouterr().out
 
 
+def test_a_mean_over_runs_whose_settings_changed_on_the_way_says_so():
+    plain, longer = {"test/loss": 2.0}, {"test/loss": 1.0, "changed": {"20": "steps 30, before 20"}}
+    other = {"test/loss": 1.0, "changed": {"20": "steps 30, before 20; seed 1, before 0"}}
+    said = "the runs differ in settings that changed on the way: seed 3 from step 20 (seed 1, before 0)"
+    assert summarised({3: other, 5: plain})["warning"] == said
+    assert "warning" not in summarised({3: longer, 5: plain})
+
+
 def test_a_run_that_has_begun_is_not_resumed_with_other_settings_for_a_mean(swept):
     folder, _ = swept
     before = (folder / "config.toml").read_bytes()

@@ -64,7 +64,69 @@ def test_equal_curves_all_show_and_what_is_by_design_is_no_equality(monkeypatch,
     (legend,) = figure.legends
     assert legend.get_title().get_text() == "mlp on digits"
     assert [text.get_text() for text in legend.get_texts()] == ["A (1 run)", "B (1 run)"]
-    assert figure.get_supxlabel() == "Band: two standard deviations over the seeds, to each side. Line: their mean."
+    assert figure.get_supxlabel() == (
+        "One run of each: how far seeds alone take them apart is not known, so there is no band."
+    )
+    assert [panel.get_title(loc="left") for panel in (loss, scale)] == ["train/loss", "train/loss_scale"]
+
+
+@pytest.fixture
+def panel_of(monkeypatch, tmp_path):
+    """Draws a comparison of one metric, and gives its panel and its figure."""
+    figures = []
+    monkeypatch.setattr("mpjax.report.comparison_view.save_figure", lambda figure, path: figures.append(figure))
+
+    def draw(found, **options):
+        plot_comparison(["A", "B"], [[found]], tmp_path / "a.png", **options)
+        return figures[-1].axes[0], figures[-1]
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("train/loss", ", each the mean of up to 3 values"),
+        ("train/grad_norm", ", each the mean of up to 3 values"),
+        ("train/loss_scale", ""),
+        ("test/accuracy", ""),
+    ],
+)
+def test_what_is_smoothed_says_so_where_it_is_drawn_and_told(panel_of, metric, said):
+    found = compare([[1.0, 2.0, 3.0, 4.0]], [[1.0, 2.0, 4.0, 8.0]], metric, smoothing=3)
+    panel, _ = panel_of(found)
+    assert panel.get_title(loc="left") == metric + said
+    sentences = evidence(group([1.0]), group([1.0]), [found], band="range", tolerance=0.05)
+    assert ("mean of up to 3" in sentences[1]) == bool(said)
+    whole = compare([[1.0, 2.0, 3.0, 4.0]], [[1.0, 2.0, 4.0, 8.0]], metric, smoothing=1)
+    assert panel_of(whole)[0].get_title(loc="left") == metric
+
+
+BAND = "Band: from the lowest to the highest seed. Line: its middle."
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "note"),
+    [
+        (2, 2, BAND),
+        (1, 2, f"{BAND} A group of one run has no band."),
+        (2, 1, f"{BAND} A group of one run has no band."),
+        (1, 1, "One run of each: how far seeds alone take them apart is not known, so there is no band."),
+    ],
+)
+def test_a_band_that_is_missing_has_its_reason(panel_of, ours, theirs, note):
+    found = compare([[1.0, 2.0], [1.5, 3.0]][:ours], [[1.0, 2.0], [1.5, 4.0]][:theirs])
+    assert panel_of(found)[1].get_supxlabel() == note
+
+
+@pytest.mark.parametrize("band", ["range", "std"])
+def test_the_band_of_a_single_evaluation_is_a_bar(panel_of, band):
+    found = compare([[0.25], [0.75]], [[0.5], [1.5]], band=band)
+    panel, _ = panel_of(found, band=band)
+    bars = [collection for collection in panel.collections if hasattr(collection, "get_segments")]
+    half = {"range": (0.25, 0.5), "std": (2 * 0.5 / 2**0.5, 2 * 1.0 / 2**0.5)}[band]
+    ends = [tuple(float(y) for _, y in bar.get_segments()[0]) for bar in bars]
+    assert ends == [pytest.approx((0.5 - half[0], 0.5 + half[0])), pytest.approx((1.0 - half[1], 1.0 + half[1]))]
 
 
 def test_groups_have_short_names():

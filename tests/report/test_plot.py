@@ -41,8 +41,8 @@ def drawn(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Figure, "savefig", keep)
 
-    def draw(records):
-        plot_curves(records, tmp_path / "curves.png", "title")
+    def draw(records, history=()):
+        plot_curves(records, tmp_path / "curves.png", "title", history)
         return figures[-1]
 
     return draw
@@ -146,3 +146,20 @@ def test_pyplot_is_left_alone(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
     assert "matplotlib" not in vars(plot)
+
+
+def test_the_steps_from_which_settings_changed_and_lost_metrics_are_marked(drawn):
+    history = [
+        {"step": 0, "policy": "a", "changed": {}},
+        {"step": 20, "policy": "b", "changed": {"seed": ["0", "1"]}},
+        {"step": 30, "policy": "b", "changed": {"loop.keep": ["1", "2"]}, "metrics_missing": [21, 30]},
+    ]
+    records = [{"step": step, "train/loss": 1.0, "train/loss_scale": 2.0} for step in (10, 20, 40)]
+    figure = drawn(records, history)
+    for panel in figure.axes:
+        assert [line.get_xdata()[0] for line in panel.get_lines() if line.get_linestyle() == "--"] == [20]
+    assert figure.get_supxlabel().splitlines() == [
+        "A value of training is the mean of the steps since the value before.",
+        "Dashed, from step 20: seed 1, before 0.",
+        "The metrics of steps 21 to 30 are lost.",
+    ]

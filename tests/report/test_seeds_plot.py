@@ -41,7 +41,10 @@ def test_the_mean_of_the_seeds_is_thick_in_a_band_of_one_standard_deviation(draw
     assert list(lines["test"].get_ydata()) == [2.5, 1.0]
     low, high = panel.collections[0].get_datalim(panel.transData).intervaly
     assert (low, high) == pytest.approx((2.0, 5.0 + math.sqrt(2)))
-    assert figure.get_supxlabel() == "Thick: mean of 2 seeds. Band: one standard deviation. Thin: each seed."
+    assert figure.get_supxlabel() == (
+        "Thick: mean of 2 seeds. Band: one standard deviation. Thin: each seed. "
+        "A value of training is the mean of the steps since the value before."
+    )
     thin = [list(line.get_ydata()) for line in panel.get_lines() if line.get_linewidth() == 0.7]
     assert thin == [[4.0, 2.0], [6.0, 2.0], [2.0, 1.0], [3.0, 1.0]]
     assert [text.get_text() for text in panel.texts] == ["1"]
@@ -53,6 +56,22 @@ def test_a_seed_that_diverged_ends_the_mean_and_is_marked(drawn):
     assert (list(lines["train"].get_xdata()), lines["train"].get_ydata()[0]) == ([10, 20], 5.0)
     assert math.isnan(lines["train"].get_ydata()[1])
     assert set(lines["not finite"].get_xdata()) == {20}
+
+
+def test_one_evaluation_has_a_point_and_a_bar_for_its_spread(drawn):
+    (panel,) = drawn({0: run(4.0), 1: run(6.0)}).axes
+    lines = labelled(panel)
+    assert [line.get_marker() for line in lines.values()] == ["o", "o"]
+    bars = [collection.get_segments()[0] for collection in panel.collections if hasattr(collection, "get_segments")]
+    assert [[float(y) for _, y in bar] for bar in bars] == [
+        pytest.approx([5 - 2**0.5, 5 + 2**0.5]),
+        pytest.approx([2.5 - 0.5**0.5, 2.5 + 0.5**0.5]),
+    ]
+
+
+def test_one_seed_has_no_band_and_the_figure_says_why(drawn):
+    note = drawn({0: run(4.0, 3.0)}).get_supxlabel()
+    assert note.startswith("One seed: its spread is not known, so there is no band.")
 
 
 def test_values_are_those_of_steps_that_all_seeds_have():
