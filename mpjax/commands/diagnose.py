@@ -29,6 +29,7 @@ from mpjax.loop.resume import adopt
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.loop.train import Explain
 from mpjax.precision.presets import get_policy
+from mpjax.report.history import HISTORY_FILE, later_turns, read_history
 from mpjax.training import TrainState
 from mpjax.training.mesh import place, settle
 from mpjax.training.setup import pretrained_arrays
@@ -72,6 +73,9 @@ def _of_step(
 ) -> tuple[str, str, Diagnosis | Fastest]:
     """Returns what was diagnosed, the name of its files, and the result."""
     number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
+    if later := later_turns(read_history(folder / HISTORY_FILE), number):
+        text = f"step {number} ran under other settings than those of config.toml, under which it is diagnosed: {later}"
+        warnings.warn(text, PrecisionWarning, stacklevel=2)
     state, batch = replay(config, parts, parts.train_call, folder, number)
     what, single, seed, tolerance = f"step {number}", parts.block_by_block(state), config.seed, settings.tolerance
     if settings.search == "fastest":

@@ -21,7 +21,7 @@ from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import read_checkpoint
 from mpjax.precision.loss_scale import no_loss_scaling
-from mpjax.report.history import history_in, policies_of
+from mpjax.report.history import HISTORY_FILE, begins, history_in, policies_of, read_history
 from mpjax.training import TrainState, evaluate, make_eval_step
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh, place
@@ -135,7 +135,8 @@ def trained_state(
     """
     position, saved, about = read_checkpoint(folder / CHECKPOINTS, checkpoint)
     found = changes(about["config"], to_toml(from_toml(folder / CONFIG_FILE)))
-    if others := [change for change in found if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]:
+    others = [change for change in found if change[0].startswith(_OF_ONE_RUN) and change[0] not in _OF_FORM]
+    if others and not begins(read_history(folder / HISTORY_FILE), about):
         warnings.warn(
             f"checkpoint {position} of {folder} may be of another run: it was written under other settings than its "
             f"{CONFIG_FILE} has: " + "; ".join(f"{name} {old}, not {new}" for name, old, new in others),

@@ -199,12 +199,13 @@ def _train(
         if config.resume:
             fresh = "no checkpoint to resume from: starting at step 0"
             writer.message(f"resumed from step {start}" if begun else fresh)
-        for name, old, new in changes(before["config"], about["config"]) if begun else ():
-            writer.message(f"resumed with another {name}: {new}, before {old}")
-        for said in differences(before.get("data"), about["data"]):
-            writer.message(f"resumed on other data: {said}")
-        for name, old, new in report.other_versions(history):
-            writer.message(f"resumed with {name} {new}, before {old}")
+        if begun and start < when.steps:
+            for name, old, new in changes(before["config"], about["config"]):
+                writer.message(f"resumed with another {name}: {new}, before {old}")
+            for said in differences(before.get("data"), about["data"]):
+                writer.message(f"resumed on other data: {said}")
+            for name, old, new in report.other_versions(history):
+                writer.message(f"resumed with {name} {new}, before {old}")
         about["history"] = company.gather(history)[0]
         if report_of_weights:
             writer.message(f"pretrained: {report_of_weights.totals}")

@@ -65,6 +65,12 @@ def history_in(about: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
     return [line | {"told_by": f"the checkpoint of step {step}"}]
 
 
+def begins(history: History, about: Mapping[str, Any]) -> bool:
+    """Returns True if a checkpoint of this description was written on the way that a history tells."""
+    known = about.get("history")
+    return isinstance(known, list) and bool(known) and known == list(history[: len(known)])
+
+
 def lines_of(history: History) -> bytes:
     """Returns the content of history.jsonl."""
     return b"".join(strict_json.encode(line).encode() + b"\n" for line in history)
@@ -144,6 +150,15 @@ def turns_of(history: History) -> dict[int, str]:
         if settings:
             found[line["step"]] = "; ".join(f"{name} {new}, before {old}" for name, old, new in settings)
     return found
+
+
+def later_turns(history: History, step: int) -> str:
+    """Returns in which settings the last steps of a run differ from step number `step`; empty if they do not.
+
+    >>> later_turns([{"step": 9, "changed": {"seed": ["0", "1"]}}], 9)
+    'from step 9: seed 1, before 0'
+    """
+    return ". ".join(f"from step {turn:,}: {text}" for turn, text in turns_of(history).items() if turn >= step)
 
 
 def gaps_of(history: History) -> list[str]:

@@ -66,7 +66,7 @@ def _draw_metric(panel, runs: Runs, metric: Metric) -> None:
                 mean,
                 label=label,
                 **{**style, "linewidth": 2.0, "marker": style.get("marker", "") if len(steps) <= 40 else ""}
-                | lonely(mean),
+                | lonely(mean.tolist()),
             )
             if part != "train":
                 tested.append((color, steps, mean))

@@ -8,13 +8,14 @@ import shutil
 import pytest
 
 from mpjax.commands.compare import compare_runs
+from mpjax.commands.diagnose import diagnose_run
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.run_records import Records
 from mpjax.commands.train import run
 from mpjax.config import load_config
-from mpjax.config.commands import Evaluation
+from mpjax.config.commands import Diagnose, Evaluation
 from mpjax.config.comparison import Comparison
-from mpjax.errors import CheckpointWarning, UsageError
+from mpjax.errors import CheckpointWarning, PrecisionWarning, UsageError
 from mpjax.loop.stored import read_checkpoint
 from mpjax.report.history import read_history
 
@@ -149,6 +150,9 @@ def test_a_run_whose_policy_changed_says_so_wherever_it_is_told(stopped, whole, 
     printed = capsys.readouterr().out
     assert f"trained under {policies}, evaluated under" in printed
     assert f"trained under {FLOAT32}, evaluated under" in printed
+    with pytest.warns(PrecisionWarning, match="step 3 ran under other .*: from step 3: precision.policy mixed"):
+        diagnose_run(Diagnose(run=str(stopped), step=3, search="none"))
+    diagnose_run(Diagnose(run=str(stopped), step=4, search="none"))
     compared = compare_runs(Comparison(runs=(str(whole), str(stopped)), metrics=("train/loss",), plot=""))
     assert [group["name"] for group in compared["groups"]] == [
         "precision.policy=float32",
@@ -163,6 +167,13 @@ def test_a_resume_with_the_same_settings_adds_a_line_and_changes_no_label(stoppe
     assert [(line["step"], line["changed"]) for line in history] == [(0, {}), (3, {})]
     summaries = [json.loads((each / "summary.json").read_text()) for each in (stopped, whole)]
     assert summaries[0]["policy"] == summaries[1]["policy"] == FLOAT32
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_before_a_change_is_of_this_run(stopped, recwarn):
+    resume(stopped, "--seed", "4")
+    evaluate_run(Evaluation(run=str(stopped), checkpoint="3"))
+    assert [warning for warning in recwarn if issubclass(warning.category, CheckpointWarning)] == []
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 from mpjax.config import load_config, to_toml
 from mpjax.errors import UsageError
 from mpjax.report import continued, entries_of, lines_of, other_versions, policies_of
-from mpjax.report.history import changed_settings, history_in, read_history
+from mpjax.report.history import begins, changed_settings, history_in, read_history
 
 
 ENVIRONMENT = {"python": "3.13.1", "packages": {"jax": "0.12.0"}, "devices": ["cpu"]}
@@ -51,6 +51,17 @@ def test_steps_that_were_lost_leave_no_line_and_others_one_each(position):
     second = continued(saved(about(), first), 100, about("bfloat16"), ENVIRONMENT)
     again = continued(saved(about("bfloat16"), second), position, about("bfloat16"), ENVIRONMENT)
     assert [line["step"] for line in again] == {100: [0, 100], 250: [0, 100, 250]}[position]
+
+
+def test_a_checkpoint_is_of_a_run_whose_history_begins_with_its_own():
+    first = continued({}, 0, about(), ENVIRONMENT)
+    second = continued(saved(about(), first), 100, about("bfloat16"), ENVIRONMENT)
+    elsewhere = continued({}, 0, about("float16"), ENVIRONMENT)
+    assert begins(second, saved(about(), first))
+    assert begins(second, saved(about(), second))
+    assert not begins(first, saved(about(), second))
+    assert not begins(second, saved(about(), elsewhere))
+    assert not any(begins(second, about() | stored) for stored in ({}, {"history": []}, {"history": "x"}))
 
 
 @pytest.mark.parametrize("stored", [{}, {"history": "x"}, {"history": []}, {"history": [{"step": 0}]}])
