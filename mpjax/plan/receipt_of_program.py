@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from mpjax.plan.accumulations import rows_of_accumulations
 from mpjax.plan.asked import AskedProgram, asked_of
 from mpjax.plan.dtype_order import NARROWER, compared
 from mpjax.plan.hlo import parse
@@ -20,7 +21,7 @@ from mpjax.plan.sums_and_updates import sums_of, updates_of
 from mpjax.plan.update_traffic import update_bytes
 from mpjax.plan.verdicts import rows_of_sums, rows_of_updates
 from mpjax.precision.casting.walk import equations
-from mpjax.precision.dtypes import is_floating, path_name, widest
+from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
 from mpjax.precision.float8.history import is_history
 from mpjax.precision.policy import Policy
 from mpjax.precision.product_dtypes import asked_dtypes
@@ -110,6 +111,7 @@ def receipt_of(
             least=str(policy.reduce_dtype) if policy else None,
             parameters=[each.dims for each in parameters.values()],
         ),
+        *(rows_of_accumulations(program) if policy is not None and policy.reduce_dtype not in HALF else ()),
         *rows_of_updates(
             {path: (updated[path].asked, run) for path, run in zip(updated, dtypes, strict=True)},
             _rounded(updated, asked),

@@ -15,7 +15,7 @@ from mpjax.plan.verdicts import NOT_TRACED, PRODUCTS, RECIPE, Row, counted
 
 _INDEX = re.compile(r"(?<![^/])\d+(?![^/])")
 _COLUMNS = ("module", "pass", "work", "asked", "runs in", "sums in", "result", "by", "count", "verdict")
-_OTHERS = {"reduction": "sums over devices", "update": "updates"}
+_OTHERS = {"reduction": "sums over devices", "accumulation": "sums of many terms", "update": "updates"}
 _MEANING = {WIDER: " (lost speed)", NARROWER: " (lost accuracy)", MISSING: "", UNKNOWN: ""}
 
 

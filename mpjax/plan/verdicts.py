@@ -29,7 +29,8 @@ class Row:
       path: the module path; empty outside of modules.
       direction: "forward", "backward", "update", or "other" for what is not differentiated.
       kind: "product", "convolution", "attention", "kernel" (of Pallas, with products inside), "reduction" (a sum over
-        devices), "update" (of a parameter), or "recipe" (of a policy, which no product is in).
+        devices), "accumulation" (a sum of many terms on one device, if it is in half precision), "update" (of a
+        parameter), or "recipe" (of a policy, which no product is in).
       asked: the dtype asked for, or both of the operands; empty if it is not known.
       operands: the dtype of the operands that the program multiplies or adds, likewise; empty if nothing does.
       accumulation: the dtype of the sums; empty if it is not known.

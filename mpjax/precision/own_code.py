@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from mpjax.precision.calls import owner_of_call, unwrap, wrap
-from mpjax.precision.casting.transform import with_sums_in_float32
+from mpjax.precision.casting.own_sums import with_sums_in_float32
 
 
 @dataclasses.dataclass(frozen=True)

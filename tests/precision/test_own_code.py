@@ -107,6 +107,58 @@ def test_statistics_random_streams_and_what_is_sown_are_updated_once():
     assert y.dtype == jnp.float32
 
 
+class Returns(nnx.Module):
+    """Adds many rows in half precision and returns what `then` makes of the sum."""
+
+    def __init__(self, then):
+        self.layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+        self.then = then
+
+    def __call__(self, x, **given):
+        return self.then(self, neighbours(self.layer(x)), **given)
+
+
+class Found:
+    """An object that JAX does not know."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_what_is_returned_beside_arrays_stays_as_it_is():
+    model = Returns(lambda model, y: {"y": y, "name": "cat", "count": 3, "none": None, "scale": 0.5, "flag": True})
+    apply_policy(model, "mixed_bfloat16")
+    found = jax.jit(lambda x: model(x)["y"])(X), model(X)
+    assert {name: type(value) for name, value in found[1].items() if name != "y"} == {
+        "name": str, "count": int, "none": type(None), "scale": float, "flag": bool
+    }  # fmt: skip
+    assert found[1]["y"].dtype == jnp.float32
+
+
+def test_a_model_that_does_more_than_a_trace_says_is_called_as_it_is():
+    def into(model, y, cache):
+        cache["last"] = y
+        return y
+
+    cache, outside = {}, nnx.BatchStat(jnp.zeros(()))
+
+    def elsewhere(model, y):
+        outside[...] = outside[...] + 1
+        return y
+
+    for then, given in (
+        (lambda model, y: Found(y), {}),
+        (into, {"cache": cache}),
+        (elsewhere, {}),
+        (lambda model, y: nnx.Param(y), {}),
+    ):
+        model = Returns(then)
+        apply_policy(model, "mixed_bfloat16")
+        jax.block_until_ready(jax.tree.leaves(model(X, **given)))
+    assert cache["last"].shape == (5, 8)
+    assert outside[...] == 1
+
+
 @pytest.mark.parametrize("transform", [jax.vmap, jax.jit, jax.checkpoint, lambda f: lambda x: jax.lax.map(f, x)])
 def test_transformations_pass_through(transform):
     model = Own(lambda h: jnp.mean(jnp.repeat(h, 250, axis=-2), -2))

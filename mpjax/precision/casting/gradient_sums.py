@@ -7,7 +7,7 @@ import jax
 from jax.extend import core
 
 from mpjax.precision.casting.jaxprs import scan_counts
-from mpjax.precision.casting.primitives import ADDING, REPEATS, STRETCH
+from mpjax.precision.casting.primitives import ADDING, REPEATS, SCATTERED_SUMS, STRETCH
 from mpjax.precision.casting.values import Value
 from mpjax.precision.casting.walk import bodies
 from mpjax.precision.dtypes import FLOAT32, HALF
@@ -80,13 +80,18 @@ def _adds(eqn) -> bool:
     if name == "scan":
         return params["length"] >= MANY and any(map(_is_half, operands[: scan_counts(params)[0]]))
     if name in ADDING:
-        return _is_half(operands[0])
+        return _is_half(operands[0]) and (name not in SCATTERED_SUMS or scatters_many(eqn))
     size = math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0
     if name == "gather":
         return _is_half(operands[0]) and size >= MANY * math.prod(params["slice_sizes"])
     if name in REPEATS | STRETCH:
         return any(_is_half(each) and size >= MANY * math.prod(each.aval.shape) > 0 for each in operands)
     return False
+
+
+def scatters_many(eqn) -> bool:
+    """Returns True if a scatter has many updates, which may all be for one element."""
+    return math.prod(eqn.invars[1].aval.shape[:-1]) >= MANY
 
 
 def _is_half(atom) -> bool:

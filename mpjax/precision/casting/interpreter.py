@@ -9,7 +9,7 @@ import numpy as np
 
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.equations import bind, standing_at
-from mpjax.precision.casting.gradient_sums import ManyReads
+from mpjax.precision.casting.gradient_sums import ManyReads, scatters_many
 from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
 from mpjax.precision.casting.numbers import bounds, computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
@@ -114,7 +114,7 @@ class Interpreter(NamedTuple):
             full = "full" in (rule, self.operations.rule(like) if alike else rule) or compute_dtype == FLOAT32
             dtype = FLOAT32 if full else _widest(inputs, name)
         arrays = [once.cast(value.array, dtype) for value in inputs]
-        within = dtype in HALF and (name in REPEATS or name in SCATTERED_SUMS)
+        within = dtype in HALF and (name in REPEATS or (name in SCATTERED_SUMS and scatters_many(eqn)))
         if within:  # widened before it fans out, so that its gradients are added in float32; or before it is added
             arrays = [once.cast(array, FLOAT32) for array in arrays]
         elif name in STRETCH and dtype in HALF:

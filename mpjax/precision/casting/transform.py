@@ -14,15 +14,14 @@ import jax
 
 from mpjax.errors import PrecisionWarning, UsageError
 from mpjax.precision.casting.equinox_paths import equinox_scopes
-from mpjax.precision.casting.gradient_sums import adds_in_half
 from mpjax.precision.casting.interpreter import FULL_PRECISION, Interpreter
 from mpjax.precision.casting.model_arguments import ModelArguments, take_models_apart
-from mpjax.precision.casting.operations import OPERATIONS, SUMS_ALONE, Operations
+from mpjax.precision.casting.operations import OPERATIONS, Operations
 from mpjax.precision.casting.origins import origins_of
 from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, noted, nothing_in_float8
 from mpjax.precision.casting.values import Origin, arrays_of, cast_like, split_arrays, values_of
 from mpjax.precision.casting.walk import equations
-from mpjax.precision.dtypes import BFLOAT16, FLOAT32, FLOAT64, HALF
+from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF
 from mpjax.precision.policy import Policy
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import DEFAULTS, NORM, Rules, decide, scope_lineage, winner
@@ -122,36 +121,6 @@ def autocast(
         return jax.tree.unflatten(jax.tree.structure(result), outputs[:split])
 
     return autocast_fn
-
-
-def with_sums_in_float32(fn: Callable) -> Callable:
-    """Returns `fn`, which casts by itself, with sums in float32: its own, and those that only its derivatives have.
-
-    >>> import jax, jax.numpy as jnp
-    >>> row = lambda x: jnp.sum(x.astype(jnp.bfloat16)[jnp.zeros(5000, int)].astype(jnp.float32))
-    >>> [float(jax.grad(each)(jnp.ones(1))[0]) for each in (row, with_sums_in_float32(row))]
-    [256.0, 4992.0]
-
-    Products and all other operations run in the dtypes of `fn`. A window's sum leaves in float32, and so does what is
-    computed from it. Outputs have the dtypes that `fn` gives them. If no sum of many terms is in half precision, `fn`
-    is called as it is.
-    """
-
-    @functools.wraps(fn, updated=())
-    def with_sums(*args, **kwargs):
-        models, arrays, of_arrays = _pure(fn, args, kwargs)
-        jaxpr, (result, changed) = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        if not adds_in_half(jaxpr):
-            return fn(*args, **kwargs)
-        outputs = cast_like(arrays_of(_SUMS.run(jaxpr, values_of(arrays))), jax.tree.leaves((result, changed)))
-        result, changed = jax.tree.unflatten(jax.tree.structure((result, changed)), outputs)
-        models.write_back(changed)
-        return result
-
-    return with_sums
-
-
-_SUMS = Interpreter(lambda scope: BFLOAT16, SUMS_ALONE, asked=False)
 
 
 def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list[jax.Array], Callable]:

@@ -1,0 +1,112 @@
+"""How a function that casts by itself, as a model under a policy, is run with its sums in float32."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from mpjax.precision.casting.gradient_sums import adds_in_half
+from mpjax.precision.casting.interpreter import Interpreter
+from mpjax.precision.casting.model_arguments import take_models_apart
+from mpjax.precision.casting.operations import SUMS_ALONE
+from mpjax.precision.casting.values import arrays_of, cast_like, split_arrays, values_of
+from mpjax.precision.dtypes import BFLOAT16
+
+
+def with_sums_in_float32(fn: Callable) -> Callable:
+    """Returns `fn`, which casts by itself, with sums in float32: its own, and those that only its derivatives have.
+
+    >>> import jax, jax.numpy as jnp
+    >>> row = lambda x: jnp.sum(x.astype(jnp.bfloat16)[jnp.zeros(5000, int)].astype(jnp.float32))
+    >>> [float(jax.grad(each)(jnp.ones(1))[0]) for each in (row, with_sums_in_float32(row))]
+    [256.0, 4992.0]
+
+    Products and all other operations run in the dtypes of `fn`. A window's sum leaves in float32, and so does what is
+    computed from it. Outputs have the dtypes that `fn` gives them.
+
+    Each call traces `fn`. It is called as it is if no sum of many terms is in half precision, and if a trace does not
+    say all that it does: it changes a list or a dict that it is given, or returns objects that JAX does not know.
+    """
+
+    @functools.wraps(fn, updated=())
+    def with_sums(*args, **kwargs):
+        models = take_models_apart((fn, args, kwargs))
+        arrays, with_arrays = split_arrays(models.tree)
+        kept: list[_Result] = []
+
+        def of_arrays(*arrays):
+            (own, args, kwargs), changed = models.join(with_arrays(arrays))
+            before = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
+            result = _taken_apart(own(*args, **kwargs))
+            unchanged = _same(before, jax.tree.flatten((args, kwargs), is_leaf=_is_object))
+            kept[:] = [result._replace(known=result.known and unchanged)]
+            return result.arrays, changed()
+
+        try:
+            jaxpr, (_, changed) = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        except Exception as error:
+            if type(error).__name__ == "TraceContextError":  # it changes a module that it was not given
+                return fn(*args, **kwargs)
+            raise
+        (result,) = kept
+        if not (result.known and adds_in_half(jaxpr)):
+            return fn(*args, **kwargs)
+        shapes = jaxpr.out_avals
+        outputs = cast_like(arrays_of(_SUMS.run(jaxpr, values_of(arrays))), shapes)
+        split = len(result.arrays)
+        models.write_back(jax.tree.unflatten(jax.tree.structure(changed), outputs[split:]))
+        return result.filled(outputs[:split])
+
+    return with_sums
+
+
+_SUMS = Interpreter(lambda scope: BFLOAT16, SUMS_ALONE, asked=False)
+
+
+class _Result(NamedTuple):
+    """What a function returned: its arrays, and the rest as it is.
+
+    Attributes:
+      arrays: the arrays.
+      leaves: all leaves, with None in place of the arrays.
+      places: the positions of the arrays among them.
+      treedef: how the leaves are put together.
+      known: False if there is an object that may hold arrays.
+    """
+
+    arrays: list[jax.Array]
+    leaves: list
+    places: list[int]
+    treedef: Any
+    known: bool
+
+    def filled(self, arrays: list) -> Any:
+        """Returns the result with other arrays."""
+        leaves = list(self.leaves)
+        for place, array in zip(self.places, arrays, strict=True):
+            leaves[place] = array
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+def _taken_apart(result: Any) -> _Result:
+    leaves, treedef = jax.tree.flatten(result, is_leaf=_is_object)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    others = [None if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+    known = all(isinstance(leaf, str | bytes | bool | int | float | complex | None) for leaf in others)
+    return _Result([leaves[place] for place in places], others, places, treedef, known)
+
+
+def _is_object(node: Any) -> bool:
+    """Returns True for an NNX object, which is a tree of its own."""
+    if "flax" not in sys.modules:
+        return False
+    from flax import nnx
+
+    return isinstance(node, nnx.Pytree | nnx.Variable)
+
+
+def _same(before: tuple, after: tuple) -> bool:
+    (leaves, treedef), (others, other) = before, after
+    return treedef == other and all(a is b for a, b in zip(leaves, others, strict=True))
