@@ -30,7 +30,7 @@ from mpjax.training.named_rule import find_rule
 from mpjax.training.packing import Packing
 from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.setup import Task, initial_state, state_shapes
-from mpjax.training.state import Arrays
+from mpjax.training.state import Arrays, without_shared_buffers
 from mpjax.training.train_call import make_train_call
 
 
@@ -192,16 +192,17 @@ def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) 
 def resumed_state(config: Config, parts: Parts, adopt: Callable[[TrainState], TrainState]) -> TrainState:
     """Returns the state that `adopt` makes of the shapes of a state; what it leaves as shapes has initial values.
 
-    So the devices do not hold an initial state beside the adopted one.
+    So the devices do not hold an initial state beside the adopted one. An array that `adopt` uses twice, such as
+    parameters at which a moving average starts, is copied.
     """
     state = adopt(state_shapes(parts.task, parts.tx, ema=config.training.ema > 0, layout=parts.layout))
 
     def is_missing(leaf) -> bool:
         return isinstance(leaf, jax.ShapeDtypeStruct)
 
-    if not any(map(is_missing, jax.tree.leaves(state))):
-        return state
-    return jax.tree.map(lambda leaf, new: new if is_missing(leaf) else leaf, state, fresh_state(config, parts))
+    if any(map(is_missing, jax.tree.leaves(state))):
+        state = jax.tree.map(lambda leaf, new: new if is_missing(leaf) else leaf, state, fresh_state(config, parts))
+    return without_shared_buffers(state)
 
 
 def model_with(parts: Parts, state: TrainState) -> nnx.Module:

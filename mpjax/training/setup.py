@@ -24,7 +24,7 @@ from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training.layout import Layout
 from mpjax.training.objective import Objective
-from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart
+from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart, without_shared_buffers
 
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
@@ -190,7 +190,8 @@ def initial_state(
     make = functools.partial(make_state, task, tx, ema=ema)
     given = jax.random.key(seed), pretrained or {}
     shardings = layout.state(jax.eval_shape(make, *given))
-    return jax.jit(make, out_shardings=shardings, compiler_options=_RUNS_ONCE)(*given)
+    state = jax.jit(make, out_shardings=shardings, compiler_options=_RUNS_ONCE)(*given)
+    return without_shared_buffers(state)  # a given array that is used twice is passed on twice
 
 
 def state_shapes(task: Task, tx: optax.GradientTransformation, *, ema: bool, layout: Layout) -> TrainState:

@@ -180,15 +180,41 @@ def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation
       DtypeError: batch statistics are not float32 (float64 for float64 parameters).
     """
     check_dtypes(stats, _at_least_float32(params), name="batch statistics")
-    # Copies of the parameters: the state is donated, and a buffer can be donated only once.
-    averaged = jax.tree.map(lambda p: jnp.array(p, widest(p.dtype, FLOAT32)), params) if ema else {}
-    return TrainState(
+    averaged = jax.tree.map(lambda p: jnp.asarray(p, widest(p.dtype, FLOAT32)), params) if ema else {}
+    state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         stats=stats,
         opt_state=tx.init(params),
         ema=averaged,
     )
+    return without_shared_buffers(state)
+
+
+def without_shared_buffers(state: TrainState) -> TrainState:
+    """Returns the state with copies of the arrays that share a buffer with another, which stays as it is.
+
+    A training step donates its state, and a buffer can be donated only once. Shapes and traced arrays have no buffers.
+    """
+    seen: set[tuple[int, int]] = set()
+
+    def own(leaf: Any) -> Any:
+        buffers = _buffers(leaf)
+        if seen.isdisjoint(buffers):
+            seen.update(buffers)
+            return leaf
+        return jnp.copy(leaf)
+
+    return jax.tree.map(own, state)
+
+
+def _buffers(leaf: Any) -> set[tuple[int, int]]:
+    """Returns the device and the address of each part of an array in this process; an empty array has none."""
+    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array) or leaf.size == 0:
+        return set()
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return {(shard.device.id, shard.data.unsafe_buffer_pointer()) for shard in leaf.addressable_shards}
 
 
 def _at_least_float32(params: Arrays):

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.errors import DtypeError
-from mpjax.precision import dynamic_loss_scaling, master_weights
+from mpjax.precision import dynamic_loss_scaling, master_weights, no_loss_scaling
 from mpjax.training import TrainState, create_state
-from mpjax.training.state import step_key
+from mpjax.training.state import step_key, without_shared_buffers
 
 
 PARAMS = {"head/kernel": jnp.array([[1.0, 2.0]], jnp.bfloat16)}
@@ -34,12 +35,37 @@ def test_the_moving_average_starts_at_the_parameters_in_float32():
     assert average.tolist() == [[1, 2]]
 
 
+def keeps_parameters():
+    """An optimizer whose state is the parameters themselves, twice, and a random key twice."""
+    key = jax.random.key(3)
+    return optax.GradientTransformation(lambda params: (params, params, key, key), lambda g, state, params: (g, state))
+
+
 def test_no_two_arrays_share_a_buffer():
     """The state is donated, and a buffer can be given away only once."""
     float32 = jax.tree.map(lambda p: p.astype(jnp.float32), PARAMS)
-    leaves = jax.tree.leaves(make(float32, ema=True))
+    state = create_state(float32, STATS, no_loss_scaling(keeps_parameters()), ema=True)
+    leaves = [jax.random.key_data(x) if x.dtype == jax.random.key(3).dtype else x for x in jax.tree.leaves(state)]
     buffers = [leaf.unsafe_buffer_pointer() for leaf in leaves if leaf.size > 1]
+    assert len(buffers) == 7
     assert len(set(buffers)) == len(buffers)
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec(), PartitionSpec("d")], ids=["whole", "divided"])
+def test_parts_on_several_devices_share_no_buffer(spec):
+    sharding = NamedSharding(jax.make_mesh((2,), ("d",)), spec)
+    array = jax.device_put(jnp.arange(8.0), sharding)
+    alias = jax.device_put(array, sharding)
+    state = without_shared_buffers(TrainState(jnp.int32(0), {"a": array}, {"b": alias}, (), {"c": jnp.zeros(0)}))
+    assert state.params["a"] is array
+    assert state.stats["b"].sharding.is_equivalent_to(sharding, 1)
+    assert state.stats["b"].tolist() == array.tolist()
+    parts = [
+        shard.data.unsafe_buffer_pointer()
+        for x in (state.params["a"], state.stats["b"])
+        for shard in x.addressable_shards
+    ]
+    assert len(set(parts)) == 4
 
 
 def test_statistics_in_half_precision_are_refused_by_path():
