@@ -22,6 +22,7 @@ from mpjax.errors import (
     printable,
     show_warning,
 )
+from mpjax.interrupts import ended_by_interrupts
 
 
 class Command(NamedTuple):
@@ -192,7 +193,8 @@ def exit_code(command: Callable[[], None]) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.showwarning = show_warning
     try:
-        command()
+        with ended_by_interrupts():
+            command()
     except SystemExit as error:  # help is printed
         return error.code if isinstance(error.code, int) else 2
     except (UsageError, Diverged, Interrupted, CallbackError) as error:

@@ -301,7 +301,9 @@ def test_a_run_that_is_ended_resumes_and_ends_as_undisturbed(undisturbed, tmp_pa
         assert err == ""
         assert saved[-1] % 200 == 0
     else:
-        assert err == f"stopped at step {saved[-1]}; the checkpoint is saved\n"
+        said, line = err.splitlines()
+        assert said == f"stopped at step {saved[-1]}; the checkpoint is saved; to resume:"
+        assert shlex.split(line)[2:] == ["--resume", "--output_dir", str(folder)]
 
     process = command("train.py", "--resume", "--output_dir", folder)
     out, err = process.communicate(timeout=300)

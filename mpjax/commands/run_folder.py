@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 from mpjax.commands.parts import CHECKPOINTS, Parts, resumed_state
 from mpjax.config import Config
-from mpjax.config.folders import run_folder
+from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
 from mpjax.data.fingerprint import differences
-from mpjax.errors import CallbackError, UsageError
+from mpjax.errors import CallbackError, Interrupted, UsageError
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
@@ -62,6 +62,17 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
                 with contextlib.suppress(OSError):  # it cannot be removed, as a mount, and empty will do
                     folder.rmdir()
         raise
+
+
+@contextlib.contextmanager
+def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
+    """Adds the line that resumes a run to the message of its interruption."""
+    try:
+        yield
+    except Interrupted as error:
+        if not (line := resume_command(config, folder)):
+            raise
+        raise Interrupted(f"{error}; to resume:\n{line}", error.signal_number) from error
 
 
 def resumed(

@@ -11,12 +11,12 @@ from mpjax import report
 from mpjax.commands.train import run
 from mpjax.commands.tune import tuned
 from mpjax.config import Config, from_toml, to_toml
-from mpjax.config.folders import check_run_folder, run_folder, run_settings, seed_folder, seeds_in
+from mpjax.config.folders import check_run_folder, resume_command, run_folder, run_settings, seed_folder, seeds_in
 from mpjax.config.limits import check, is_auto, require_types
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
-from mpjax.errors import Diverged, UsageError, printable
+from mpjax.errors import Diverged, Interrupted, UsageError, printable
 from mpjax.report.wording import number
 
 
@@ -140,6 +140,10 @@ def _trained(
         except Diverged as error:
             diverged[seed] = str(error).splitlines()[0]
             print(printable(f"seed {seed}: {error}"), flush=True)
+        except Interrupted as error:
+            said, *_ = str(error).splitlines()  # the other line resumes the run of this seed alone
+            line = resume_command(config, folder)
+            raise Interrupted(f"seed {seed}: {said}\n{line}".rstrip(), error.signal_number) from error
         except UsageError:
             file = own / CONFIG_FILE
             if file.exists() and file.read_text() == run_settings(alone, own):  # it took steps with these settings

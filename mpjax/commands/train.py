@@ -25,7 +25,7 @@ from mpjax.commands.parts import (
     model_with,
 )
 from mpjax.commands.pictures import pictures_of
-from mpjax.commands.run_folder import restored_if_refused, resumed, run_folder_of
+from mpjax.commands.run_folder import restored_if_refused, resumed, resumption_told, run_folder_of
 from mpjax.commands.run_records import Records, put_records
 from mpjax.commands.tune import tuned
 from mpjax.config import Config, from_toml, to_toml
@@ -39,6 +39,7 @@ from mpjax.data.fingerprint import differences, fingerprint_of
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
+from mpjax.loop.first_calls import estimated
 from mpjax.loop.join import joined
 from mpjax.loop.process import Stop, locked, stop_on_signals
 from mpjax.loop.profile import profiled
@@ -46,6 +47,7 @@ from mpjax.loop.stored import complete_checkpoints
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.report.own_writer import Failures
+from mpjax.report.wording import duration
 from mpjax.training import TrainState
 from mpjax.training.optimizer import advice_on
 from mpjax.training.precision_plan import advice, floor_of
@@ -216,11 +218,12 @@ def _train(
             writer.message(note)
         checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=first)
         opened.enter_context(contextlib.closing(checkpoints))
-        opened.enter_context(stopping(company.stop))
 
         state = parts.packing.pack(state)
         feed = parts.feed.calls(start, when.call_counts(start))
         fed = next(feed, None)  # none is left of a finished run
+        if fed is not None:
+            writer.message("compiling the training step")
         compiling = time.perf_counter()
         abstract = {count: parts.feed.abstract(fed, count) for count in when.kinds_of_calls(start)}
         programs: dict[int, Any] = {}
@@ -255,14 +258,21 @@ def _train(
             train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
         train_call = under.written_after(train_call)
 
+        def say(position: int, seconds: float) -> None:
+            rest = f"{when.steps - position} of {when.steps} steps"
+            writer.message(f"{rest} are left: about {duration(seconds)}, without evaluations")
+
         # The loop
         if callbacks.call("started", info) & {"stop"}:
             raise UsageError("a callback asked to stop before the first step")
+        if first and stopping is stop_on_signals:  # whoever passes another one started the run by other means
+            opened.enter_context(resumption_told(config, folder))
+        opened.enter_context(stopping(company.stop))
         begin()
         started = time.perf_counter()
         state = train_loop(
             state,
-            train_call,
+            estimated(train_call, start=start, steps=when.steps, say=say),
             itertools.chain([fed], feed),
             start=start,
             when=when,

@@ -10,11 +10,11 @@ import secrets
 from mpjax.config.choices import GENERATED
 from mpjax.config.load import CONFIG_FILE, settings_in
 from mpjax.config.paths import expanded
-from mpjax.config.program import typed
+from mpjax.config.program import command_line, typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
 from mpjax.config.stored_paths import tell_data
-from mpjax.config.user_code import Stored, as_stored, is_of_a_run, require_trust
+from mpjax.config.user_code import Stored, as_stored, code_of, is_given_in_python, is_of_a_run, require_trust
 from mpjax.errors import UsageError
 from mpjax.files import links_in
 
@@ -122,6 +122,17 @@ def _require_no_links(folder: pathlib.Path) -> None:
     for link in links_in(folder):
         if link.relative_to(folder).parts[0] not in _OTHERS:
             raise UsageError(f"{link} is a link to {os.readlink(link)}: wanted the file itself, or a folder, in a run")
+
+
+def resume_command(config: Config, folder: pathlib.Path) -> str:
+    """Returns a line for the shell that resumes the run in a folder; "" if it was given parts in Python."""
+    code = code_of(config).values()
+    if any(map(is_given_in_python, code)):
+        return ""
+    flags = ["--resume", "--output_dir", str(folder)]
+    flags += ["--seeds", *map(str, config.seeds)] if config.seeds else []
+    flags += ["--cache_dir", config.cache_dir] if config.cache_dir else []  # a run does not store it
+    return command_line("train", *flags, *(["--trust_code"] if code else []))
 
 
 def seed_folder(seed: int) -> str:

@@ -21,8 +21,13 @@ def command_line(command: str, *arguments: str) -> str:
     >>> command_line("diagnose", "--run", "runs/my run")
     "python scripts/diagnose.py --run 'runs/my run'"
     """
-    start = [NAME, command] if _is_installed_program() else ["python", f"scripts/{command}.py"]
+    program = pathlib.PurePath(sys.argv[0])
+    folder = program.parent if program.parent.name == _SCRIPTS else pathlib.PurePath(_SCRIPTS)
+    start = [NAME, command] if _is_installed_program() else ["python", str(folder / f"{command}.py")]
     return shlex.join([*start, *arguments])
+
+
+_SCRIPTS = "scripts"
 
 
 def _is_installed_program() -> bool:

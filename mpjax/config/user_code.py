@@ -136,7 +136,7 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
     """
     said_code = code_of(said) if said else {}
     named = {name: value for name, value in code_of(stored).items() if said_code.get(name) != value}
-    if in_python := [f"{name} {value}" for name, value in named.items() if _IN_PYTHON in value]:
+    if in_python := [f"{name} {value}" for name, value in named.items() if is_given_in_python(value)]:
         raise UsageError(
             f"the run in {where} was given parts in Python, which its settings cannot hold: {', '.join(in_python)}; "
             "name them here as FILE.py:NAME, or call mpjax.run with them again"
@@ -147,6 +147,11 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
             f"the run in {where} names code outside mpjax, which would be executed here: {', '.join(untrusted)}; "
             "read it, and if you trust it write --trust_code"
         )
+
+
+def is_given_in_python(specs: str) -> bool:
+    """Returns True if one of the values of a setting stands for an object that was given in Python."""
+    return _IN_PYTHON in specs
 
 
 def _is_own(value: str) -> bool:

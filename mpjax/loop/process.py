@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from mpjax.errors import UsageError
+from mpjax.interrupts import answered, interrupt
 
 
 class Stop(Protocol):
@@ -56,7 +57,9 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
 
     def record(signal_number: int, frame) -> None:
         stop.ask(signal_number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends the process at once
+        if signal_number == signal.SIGINT:
+            answered()
+        signal.signal(signal.SIGINT, interrupt)  # a second Ctrl-C ends the process at once
 
     if threading.current_thread() is not threading.main_thread():
         yield  # Python allows signal handlers only in the main thread; elsewhere the caller handles signals
@@ -75,7 +78,7 @@ def as_usual() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    usual = {signal.SIGINT: interrupt, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     try:
         yield

@@ -3,20 +3,22 @@
 import dataclasses
 import pathlib
 import re
+import shlex
 
 import pytest
 
-from mpjax.config import Config, folders, from_toml
+from mpjax.config import Config, folders, from_toml, load_config, user_code
 from mpjax.config.folders import (
     cache_folder,
     config_of_run,
     data_folder,
     new_folder,
+    resume_command,
     run_folder,
     run_settings,
     seeds_in,
 )
-from mpjax.config.schema import Distributed
+from mpjax.config.schema import Distributed, Report
 from mpjax.errors import UsageError
 
 
@@ -122,3 +124,24 @@ def test_a_sweep_of_which_nothing_has_begun_is_no_run(tmp_path):
     folder = run_folder(config_in(tmp_path / "sweep", seeds=(0, 1)))
     with pytest.raises(UsageError, match="is for runs of several seeds, none of which has begun"):
         config_of_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({}, ""),
+        ({"seeds": (3, 4)}, "--seeds 3 4"),
+        ({"cache_dir": "my cache"}, "--cache_dir 'my cache'"),
+        ({"report": Report(writers=("loggers.py:mine",))}, "--trust_code"),
+    ],
+)
+def test_the_line_that_resumes_a_run_is_one_that_resumes_it(tmp_path, given, flags):
+    config = config_in(tmp_path / "my run", **given)
+    folder = run_folder(config)
+    line = resume_command(config, folder)
+    assert line == f"python scripts/train.py --resume --output_dir '{folder}' {flags}".rstrip()
+    assert load_config(shlex.split(line)[2:]) == dataclasses.replace(config, resume=True)
+
+
+def test_no_line_resumes_a_run_of_parts_given_in_python(tmp_path):
+    assert resume_command(config_in(tmp_path, report=Report(writers=(user_code.given(len),))), tmp_path) == ""

@@ -12,6 +12,7 @@ from mpjax.config.program import command_line, typed
     [
         ("/env/bin/mpjax", "mpjax diagnose", "mpjax diagnose --run 'runs/a b'"),
         ("scripts/train.py", "diagnose.py", "python scripts/diagnose.py --run 'runs/a b'"),
+        ("/src/mpjax/scripts/train.py", "diagnose.py", "python /src/mpjax/scripts/diagnose.py --run 'runs/a b'"),
         ("", "diagnose.py", "python scripts/diagnose.py --run 'runs/a b'"),
     ],
 )

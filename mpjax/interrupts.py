@@ -1,0 +1,82 @@
+"""Ctrl-C that is answered also while the main thread is inside XLA, where Python runs no handler of signals."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+
+PATIENCE = 0.5
+"""Seconds in which the main thread may answer by itself."""
+
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class _Answers:
+    """The number of interrupts that a handler has answered in this process."""
+
+    count = 0
+
+
+def answered() -> None:
+    """Notes that a handler has answered an interrupt."""
+    _Answers.count += 1
+
+
+def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """Raises KeyboardInterrupt: the handler of SIGINT where it ends the program."""
+    answered()
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def ended_by_interrupts() -> Iterator[None]:
+    """Ends the process within a second of SIGINT, also where Python cannot: XLA may compile for minutes.
+
+    SIGINT raises KeyboardInterrupt. If the main thread is where Python runs no handler, the process ends with exit code
+    130. Where another handler is installed, which may only take note, the second SIGINT ends the process.
+
+    Only for programs: the process ends without cleaning up, and a notebook would too. Outside the main thread it does
+    nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    handler, count = signal.signal(signal.SIGINT, interrupt), _Answers.count
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(reading, count), daemon=True, name="interrupts").start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGINT, handler)
+        os.close(writing)  # ends the thread
+
+
+def _watch(reading: int, count: int) -> None:
+    """Reads the numbers of signals from a pipe until it is closed."""
+    with open(reading, "rb", buffering=0) as signals:
+        while numbers := signals.read(1):
+            if numbers[0] != signal.SIGINT:
+                continue
+            count += 1
+            time.sleep(PATIENCE)
+            waiting = count - _Answers.count
+            if waiting > 1 or (waiting == 1 and signal.getsignal(signal.SIGINT) is interrupt):
+                _end()
+            if waiting == 1:
+                print("stopping after this step; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+
+
+def _end() -> NoReturn:
+    if sys.stdout is not None and sys.stdout.isatty():
+        print(end=_SHOW_CURSOR, flush=True)
+    print("interrupted", file=sys.stderr, flush=True)
+    os._exit(128 + signal.SIGINT)
