@@ -146,7 +146,7 @@ def _data(data: Data) -> Iterator[str]:
     if len(set(data.header)) < len(data.header):
         yield f"--data.header is {' '.join(data.header)}: wanted different names"
     if data.header and not data.name.startswith("hf:"):
-        is_file = data.name.endswith((".csv", ".tsv")) or expanded(data.name).exists()
+        is_file = data.name.endswith((".csv", ".tsv")) or any(expanded(data.name).glob("*.[ct]sv"))
         yield (
             f"--data.header is for csv and tsv files, as in --data.name hf:FILE.tsv, not for --data.name {data.name}; "
             + (f"write --data.name hf:{data.name}" if is_file else "leave it out")

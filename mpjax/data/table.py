@@ -30,6 +30,9 @@ class Other:
     described: str
     rank: int | None = dataclasses.field(default=None, repr=False)
 
+    def __str__(self) -> str:
+        return self.described
+
 
 Column = Image | Label | Mask | Text | Other
 
@@ -93,14 +96,26 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
     candidates = _candidates(field, table)
     if len(candidates) == 1:
         return candidates[0]
-    floats = [name for name, column in table.columns.items() if _is_float(column)]
-    advice = f"write --data.columns {field} COLUMN{'' if candidates else _other_tasks(field, table)}"
-    if field == "label" and floats and not candidates:
-        advice = f"a floating-point number is not a class number: {whole_numbers(floats[0])}"
     raise UsageError(
         f"data set '{table.name}' has {'several columns' if candidates else 'no column'} that could be the {field}, "
-        f"{_WANTED[field][1]}; its columns are {shown}; {advice}"
+        f"{_WANTED[field][1]}; its columns are {shown}{_advice_on(field, table, candidates)}"
     )
+
+
+def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
+    """Returns what to write where no column or several fit a field: only columns of a type that the field takes."""
+    floats = [name for name, column in table.columns.items() if _is_float(column)]
+    if field == "label" and floats and not candidates:
+        return f"; a floating-point number is not a class number: {whole_numbers(floats[0])}"
+    possible = candidates or [name for name, column in table.columns.items() if _can_be(field, column, table)]
+    advice = f"; write --data.columns {field} COLUMN, with {' or '.join(possible)} for COLUMN" if possible else ""
+    others = "" if candidates else _other_tasks(field, table)
+    if not advice and not others:
+        return (
+            "; to learn something else from these columns write --task own --training.objective FILE.py:NAME, a "
+            "function of your model and a batch of them"
+        )
+    return advice + others
 
 
 def whole_numbers(column: str) -> str:
@@ -149,6 +164,14 @@ def _fits(field: str, column: Column, table: Table) -> bool:
     if field == "image" and isinstance(column, Mask):
         return not column.num_classes  # integers [H, W], which may be a mask or a grayscale image
     return isinstance(column, (_WANTED[field][0], Other))
+
+
+def _can_be(field: str, column: Column, table: Table) -> bool:
+    """Returns True if a run can read a field from the column where `--data.columns` says so."""
+    if isinstance(column, Other) and column.rank is not None:
+        # An image has axes; a label has none, or --data.preprocess makes one of several numbers.
+        return field != "text" and (field == "label") == (column.rank == 0)
+    return _fits(field, column, table)
 
 
 class Part(NamedTuple):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from mpjax.config.schema import Data
@@ -10,6 +12,11 @@ RGB, GRAY = Image((None, None, 3)), Image((None, None, 1))
 CIFAR100 = {"img": RGB, "fine_label": Label(100), "coarse_label": Label(20)}
 PETS = {"image": RGB, "label": Label(37), "segmentation_mask": GRAY, "species": Label(2), "file_name": Text()}
 SST2 = {"idx": Other("int32"), "label": Label(2), "sentence": Text()}
+SCALAR, VECTOR = Other("float64", rank=0), Other("float64 [3]", rank=1)
+OWN = (
+    "to learn something else from these columns write --task own --training.objective FILE.py:NAME, a function of your "
+    "model and a batch of them"
+)
 LABELLED, SEGMENTED, READ = ("image", "label"), ("image", "mask"), ("text", "label")
 
 
@@ -63,7 +70,7 @@ def test_several_would_do():
 
 
 def test_none_would_do():
-    with pytest.raises(UsageError, match=r"no column that could be the image.*its columns are idx: Other.*label"):
+    with pytest.raises(UsageError, match=r"no column that could be the image.*its columns are idx: int32, label"):
         choose(SST2, LABELLED)
 
 
@@ -88,18 +95,37 @@ def test_a_field_that_the_task_has_not():
         (
             {"text": Text(), "label": Label(2)},
             LABELLED,
-            "COLUMN; for texts write --task text_classification or --task language_modeling",
+            "for texts write --task text_classification or --task language_modeling",
         ),
-        ({"image": RGB, "mask": Mask((4, 4), 0)}, LABELLED, "COLUMN; for masks write --task segmentation"),
-        ({"image": RGB, "label": Label(2)}, SEGMENTED, "COLUMN; for labelled images write --task classification"),
-        ({"text": Text()}, READ, "COLUMN; for texts write --task language_modeling"),
-        ({"image": RGB}, LABELLED, "COLUMN"),
+        ({"image": RGB, "mask": Mask((4, 4), 0)}, LABELLED, "for masks write --task segmentation"),
+        ({"image": RGB, "label": Label(2)}, SEGMENTED, "for labelled images write --task classification"),
+        ({"text": Text()}, READ, "for texts write --task language_modeling"),
+        ({"image": RGB}, LABELLED, OWN),
+        ({"x": SCALAR, "label": Label(2)}, LABELLED, OWN),
+        ({"x": VECTOR, "label": Label(2)}, LABELLED, "write --data.columns image COLUMN, with x for COLUMN"),
+        ({"image": RGB, "x": Other("int64", rank=0)}, LABELLED, "write --data.columns label COLUMN, with x for COLUMN"),
     ],
 )
-def test_a_set_for_another_task_says_which(columns, fields, hint):
+def test_a_column_or_another_task_is_advised_only_where_it_would_do(columns, fields, hint):
     with pytest.raises(UsageError) as raised:
         choose(columns, fields)
-    assert str(raised.value).rpartition("write --data.columns ")[2].partition(" ")[2] == hint
+    assert str(raised.value).partition("its columns are ")[2].partition("; ")[2] == hint
+
+
+@pytest.mark.parametrize("fields", [LABELLED, SEGMENTED, READ])
+@pytest.mark.parametrize("column", [RGB, GRAY, Label(2), Mask((4, 4), 0), Text(), SCALAR, VECTOR, Other("lists")])
+def test_every_advised_column_is_taken(column, fields):
+    """What the message names is chosen once it is written, whatever else the set has."""
+    fitting = {"image": RGB, "label": Label(2), "mask": Mask((8, 8), 3), "text": Text()}
+    for field in fields:
+        columns = {name: fitting[name] for name in fields if name != field} | {"x": column, "y": column}
+        try:
+            choose(columns, fields)
+        except UsageError as error:
+            advised = re.findall(r"write --data.columns \w+ COLUMN, with (.*) for COLUMN", str(error))
+            for name in [one for names in advised for one in names.split(" or ")]:
+                assert choose(columns, fields, {field: name})[field] == name
+                assert not (field == "image" and column is SCALAR)
 
 
 def test_a_scalar_is_no_mask():

@@ -12,27 +12,17 @@ from typing import Any
 from mpjax.config.paths import expanded
 from mpjax.data.sources import arrow
 from mpjax.data.sources.column_names import require_names
+from mpjax.data.sources.formats import FORMATS, KINDS, way_to_read
 from mpjax.errors import DataWarning, UsageError
 
 
 NAME = "hf"
-_KINDS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".txt": "text",
-}
 _TEXTS = ("string", "large_string", "string_view")
 # The texts that pandas reads as a missing number.
 _MISSING = ("", "NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "-NaN")
 _MISSING += ("-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
 _TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"csv": ("csv", {}), "tsv": ("csv", {"sep": "\t"})}
 """The formats with or without a line of names: the reader and its settings."""
-_FORMATS = ("csv", "tsv", "json", "parquet", "arrow", "imagefolder", "text")
 
 
 def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:
@@ -64,10 +54,10 @@ def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:
 
 def _loaded(datasets: Any, what: str, header: Sequence[str]) -> Any:
     kind, colon, rest = what.partition(":")
-    if colon and kind in _FORMATS:
+    if colon and kind in FORMATS:
         return _local(datasets, expanded(rest), kind, what, header)
     path = expanded(what)
-    if path.exists() or what.startswith(("/", "~", ".")) or path.suffix in _KINDS:
+    if path.exists() or what.startswith(("/", "~", ".")) or path.suffix in KINDS:
         return _local(datasets, path, "", what, header)
     _require_no_header(what, header)
     name, _, config = what.rpartition("/")
@@ -86,7 +76,7 @@ def _local(datasets: Any, path: pathlib.Path, kind: str, what: str, header: Sequ
         raise UsageError(f"data set '{NAME}:{what}': nothing at {path}; wanted a file or folder")
     if path.is_dir():
         if header and not kind:  # `datasets` forgets that there is no line of names where it finds the format itself
-            kind = next((_KINDS[file.suffix] for file in path.rglob("*") if _KINDS.get(file.suffix) in _TABLES), "")
+            kind = next((KINDS[file.suffix] for file in path.rglob("*") if KINDS.get(file.suffix) in _TABLES), "")
         if kind not in _TABLES:
             _require_no_header(what, header)
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
@@ -94,11 +84,11 @@ def _local(datasets: Any, path: pathlib.Path, kind: str, what: str, header: Sequ
         if not kind:
             return _read(datasets, str(path), {}, header)
         return _read(datasets, *_TABLES.get(kind, (kind, {})), header, data_dir=str(path))
-    kind = kind or _KINDS.get(path.suffix, "")
+    kind = kind or KINDS.get(path.suffix, "")
     if not kind:
         raise UsageError(
             f"data set '{NAME}:{what}': {path.suffix or 'no extension'} is not a known format; wanted one of "
-            f"{', '.join(_KINDS)}; or write {NAME}:FORMAT:{path} with FORMAT one of {', '.join(_FORMATS)}"
+            f"{', '.join(KINDS)}; or {way_to_read(path)}"
         )
     kind = "tsv" if path.suffix == ".tsv" and kind == "csv" else kind
     if kind not in _TABLES:

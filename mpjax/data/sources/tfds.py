@@ -18,6 +18,7 @@ from mpjax.config.schema import Data
 from mpjax.data.examples import Example, require_examples
 from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.images.depth import EIGHT, SIXTEEN
+from mpjax.data.sources.formats import BY_FUNCTION, is_readable
 from mpjax.data.table import Column, Other, Table, Text
 from mpjax.errors import UsageError
 
@@ -162,11 +163,14 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
         return data_dir / matching[-1]
     if (path := expanded(name)).exists():
         # A folder without folders holds files of Hugging Face's formats, not classes of images.
-        kind = "folder" if path.is_dir() and any(inside.is_dir() for inside in path.iterdir()) else "hf"
+        has_folders = path.is_dir() and any(inside.is_dir() for inside in path.iterdir())
+        is_known = has_folders or is_readable(path)
+        there = f"{'folder:' if has_folders else 'hf:'}{name}"
         raise UsageError(
             f"data set '{name}' is not a name of tensorflow-datasets, but there is a "
-            f"{'folder' if path.is_dir() else 'file'} {path}; write --data.name {kind}:{name}",
-            repair={"data.name": f"{kind}:{name}"},
+            f"{'folder' if path.is_dir() else 'file'} {path}; "
+            + (f"write --data.name {there}" if is_known else BY_FUNCTION),
+            repair={"data.name": there} if is_known else {},
         )
     sets = sorted({known.rpartition("/")[0] for known in prepared} | set(GENERATED))
     name = re.sub(r"/[\d.]+$", "", name)
