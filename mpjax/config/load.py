@@ -6,9 +6,9 @@ import itertools
 import pathlib
 import tomllib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from mpjax.config.arguments import parse
+from mpjax.config.arguments import parse, parse_known
 from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
@@ -64,6 +64,27 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
         tell_data(config, runs[-1].parent, said)
         config = as_stored(config, said, trusted=said.trust_code)
     return dataclasses.replace(config, trust_code=False)  # trust is for this command only
+
+
+T = TypeVar("T")
+
+
+def load_beside(kind: type[T], argv: Sequence[str], *, prog: str) -> tuple[T, Config]:
+    """Parses a command line that has the flags of `kind` and those of a run, as `load_config` does.
+
+    Raises:
+      UsageError: as `load_config`; a mistyped flag of `kind` is named with the nearest.
+    """
+    settings, rest = parse_known(kind, argv, prog=prog)
+    own = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    runs = {"config", "help", *(field.name for field in dataclasses.fields(Config))}
+    for word in rest:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if not word.startswith("--") or "." in name or name.removeprefix("no_") in runs:
+            continue
+        if near := difflib.get_close_matches(name, own, n=1, cutoff=0.75):
+            raise UsageError(f"unrecognized option {word}; did you mean --{near[0]}? ({prog} --help lists all)")
+    return settings, load_config(rest, prog=prog)
 
 
 def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from mpjax.config.arguments import parse_known
-from mpjax.config.load import load_config
+from mpjax.config.load import load_beside
 from mpjax.config.schema import Config
 from mpjax.errors import UsageError
 
@@ -46,7 +45,6 @@ def load_on_ray(argv: Sequence[str], *, prog: str) -> tuple[OnRay, Config]:
       UsageError: as `check_on_ray` and `load_config`.
       SystemExit: code 0 after `--help`; the help is printed.
     """
-    settings, rest = parse_known(OnRay, argv, prog=prog)
-    config = load_config(rest, prog=prog)
+    settings, config = load_beside(OnRay, argv, prog=prog)
     check_on_ray(settings, config)
     return settings, config

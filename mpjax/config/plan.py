@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from mpjax.config.arguments import parse_known
 from mpjax.config.commands import check_image
-from mpjax.config.load import load_config
+from mpjax.config.load import load_beside
 from mpjax.config.schema import Config
 from mpjax.config.several_words import Texts, list_of
 from mpjax.errors import UsageError
@@ -107,6 +106,6 @@ def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:
       UsageError: as `check_plan` and `load_config`.
       SystemExit: code 0 after `--help`; the help is printed.
     """
-    settings, rest = parse_known(Plan, argv, prog=prog)
-    check_plan(settings)
-    return settings, load_config(rest, prog=prog)
+    settings, config = load_beside(Plan, argv, prog=prog)
+    check_plan(settings)  # after both: an unknown flag may be meant for one that is missing
+    return settings, config

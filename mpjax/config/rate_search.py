@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from mpjax.config.arguments import parse_known
-from mpjax.config.load import load_config
+from mpjax.config.load import load_beside
 from mpjax.config.schema import Config, Distributed
 from mpjax.errors import UsageError
 
@@ -58,7 +57,6 @@ def load_rate_search(argv: Sequence[str], *, prog: str) -> tuple[RateSearch, Con
       UsageError: as `check_rate_search` and `load_config`.
       SystemExit: code 0 after `--help`; the help is printed.
     """
-    settings, rest = parse_known(RateSearch, argv, prog=prog)
-    config = load_config(rest, prog=prog)
+    settings, config = load_beside(RateSearch, argv, prog=prog)
     check_rate_search(settings, config)
     return settings, config

@@ -47,4 +47,6 @@ def test_how_long_to_wait_for_all_workers_is_a_setting_of_the_run():
 
 def test_a_wrong_flag_is_answered_with_the_nearest():
     with pytest.raises(UsageError, match=r"--data\.batchsize.*; did you mean.*--data\.batch_size"):
-        loaded("--worker 2 --data.batchsize 4")
+        loaded("--data.batchsize 4")
+    with pytest.raises(UsageError, match=r"^unrecognized option --worker; did you mean --workers\?"):
+        loaded("--worker 2")

@@ -74,6 +74,10 @@ def test_a_compiler_can_be_installed_without_a_plan():
     ("line", "message"),
     [
         ("--gpu", "--gpu is empty: wanted one or more"),
+        ("--devicx", r"^unrecognized option --devicx; did you mean --devices\?"),
+        ("--gpux h100", r"^unrecognized option --gpux; did you mean --gpu\?"),
+        ("--no_verifx", r"^unrecognized options: --no_verifx"),
+        ("--stepz 3", r"^unrecognized options: --stepz, 3; did you mean --steps\?"),
         ("--model.name mlp", "--gpu is empty: wanted one or more, such as h100"),
         ("--gpu h200 --plot a.xyz", "--plot a.xyz ends in '.xyz': wanted .png"),
         ("--gpu h200 a100 h200", "--gpu has h200 twice"),
