@@ -17,6 +17,7 @@ from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.data.labels import check_labels
 from mpjax.diagnosis.training import make_probe
+from mpjax.errors import UsageError
 from mpjax.loop.when import When
 from mpjax.models.scan import stacks_of
 from mpjax.models.stacked_arrays import apart_in
@@ -206,7 +207,16 @@ def resumed_state(config: Config, parts: Parts, adopt: Callable[[TrainState], Tr
 
 
 def model_with(parts: Parts, state: TrainState) -> nnx.Module:
-    """Returns the model of a packed state in evaluation mode, with copies of arrays that the next step donates."""
+    """Returns the model of a packed state in evaluation mode, with copies of arrays that the next step donates.
+
+    Raises:
+      UsageError: a step has been taken since.
+    """
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        raise UsageError(
+            "model() of an evaluation was called after the next step, when its arrays were gone; call model() in "
+            "`evaluated` and keep the model that it returns, which is a copy"
+        )
     state = parts.packing.unpack(state)
     model = parts.task.structure.assemble(*jax.tree.map(jnp.copy, (state.params, state.stats)))
     model.eval()

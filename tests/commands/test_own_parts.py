@@ -217,6 +217,25 @@ def test_a_run_that_is_good_enough_is_stopped_by_the_example(tmp_path, capsys):
     assert "stopped at step 2 of 40, as a callback asked" in capsys.readouterr().out
 
 
+def test_a_model_is_kept_by_calling_in_time(tmp_path):
+    """What `model()` returned stays; `model` itself is of no use after the next step, and says so."""
+
+    class Keeping:
+        models, calls = [], []
+
+        def evaluated(self, step, metrics, model):
+            for earlier in self.calls:
+                earlier()
+            self.models.append(model())
+            for earlier in self.models:
+                earlier(jnp.zeros((1, 2, 2, 1)))
+            if step == 4:
+                self.calls.append(model)
+
+    with pytest.raises(CallbackError, match=r"Keeping.evaluated at step 6: .*call model\(\) in `evaluated` and keep"):
+        in_python(tmp_path / "run", "--steps", "8", callbacks=[Keeping()])
+
+
 def test_a_run_with_parts_in_python_resumes(tmp_path):
     in_python(tmp_path / "run", "--steps", "2")
     config = with_parts(brief(tmp_path / "run"), model=Pixels, source=(ROWS, ROWS), objective=mean_of_pixels)
