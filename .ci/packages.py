@@ -33,11 +33,13 @@ def faults(
 ) -> Iterator[str]:
     """Yields what is wrong with the files of an sdist, of the wheel built from it and of the checkout's own wheel."""
     tests = {name for name in tracked if name.startswith("tests/")}
+    configs = {name for name in tracked if name.startswith("configs/")}
     package = {name for name in tracked if name.startswith("mpjax/")}
-    for name in sorted({*NEEDED, *tests, *package} - sdist.keys()):
+    for name in sorted({*NEEDED, *tests, *package, *configs} - sdist.keys()):
         yield f"the sdist lacks {name}"
     for name in sorted(sdist.keys() - {*tracked, "PKG-INFO"}):
         yield f"the sdist has {name}, which git does not track"
+    package |= {f"mpjax/{name}" for name in configs}
     inside = {name for name in built if ".dist-info/" not in name}
     for name in sorted(package - inside):
         yield f"the wheel lacks {name}"

@@ -7,8 +7,10 @@ import runpy
 faults = runpy.run_path(str(pathlib.Path(__file__).parents[1] / ".ci/packages.py"))["faults"]
 
 TRACKED = ["README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "mpjax/a.py", "tests/test_a.py", "docs/a.md"]
+TRACKED += ["configs/a.toml"]
 SDIST = dict.fromkeys([*TRACKED, "PKG-INFO"], b"")
-WHEEL = dict.fromkeys(["mpjax/a.py", "mpjax-1.dist-info/RECORD", "mpjax-1.dist-info/licenses/LICENSE"], b"")
+ABOUT = ["mpjax-1.dist-info/RECORD", "mpjax-1.dist-info/licenses/LICENSE"]
+WHEEL = dict.fromkeys(["mpjax/a.py", "mpjax/configs/a.toml", *ABOUT], b"")
 
 
 def without(files, name):
@@ -27,6 +29,9 @@ def test_complete_packages_have_no_fault():
 def test_what_is_missing_is_named():
     assert found(sdist=without(SDIST, "tests/test_a.py")) == ["the sdist lacks tests/test_a.py"]
     assert found(sdist=without(SDIST, "LICENSE")) == ["the sdist lacks LICENSE"]
+    assert found(sdist=without(SDIST, "configs/a.toml")) == ["the sdist lacks configs/a.toml"]
+    less = without(WHEEL, "mpjax/configs/a.toml")
+    assert found(built=less, direct=less) == ["the wheel lacks mpjax/configs/a.toml"]
     less = without(WHEEL, "mpjax/a.py")
     assert found(built=less, direct=less) == ["the wheel lacks mpjax/a.py"]
     less = without(WHEEL, "mpjax-1.dist-info/licenses/LICENSE")

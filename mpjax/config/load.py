@@ -13,6 +13,7 @@ from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
 from mpjax.config.schema import Config
+from mpjax.config.shipped import names, settings_file
 from mpjax.config.stored_paths import tell_data
 from mpjax.config.user_code import as_stored, is_of_a_run, require_trust
 from mpjax.errors import UsageError
@@ -20,7 +21,8 @@ from mpjax.errors import UsageError
 
 DESCRIPTION = """Train a model in mixed precision.
 
---config FILE (repeatable) reads settings from a TOML file. Later files override earlier ones; flags override files."""
+--config FILE (repeatable) reads settings from a TOML file, or from one that comes with mpjax, as in --config digits.
+Later files override earlier ones; flags override files."""
 
 CONFIG_FILE = "config.toml"
 """The file in a run's folder that holds its resolved settings."""
@@ -46,7 +48,7 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
     """
     prog = prog or typed("train")
     files, flags = split_config_files(argv)
-    paths = [pathlib.Path(file) for file in files]
+    paths = [settings_file(file) for file in files]
     from_files = [flag for path in paths for flag in _checked_flags(path, prog)]
     config = _parse([*from_files, *flags], prog)
     runs = [path for path in paths if is_of_a_run(path)]
@@ -99,7 +101,7 @@ def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         if argument == "--config":
             file = next(rest, None)
             if file is None or file.startswith("--"):
-                raise UsageError("--config needs a file, as in --config configs/digits.toml")
+                raise UsageError("--config needs a file or the name of a shipped one, as in --config digits")
             files.append(file)
         elif argument.startswith("--config="):
             files.append(argument.removeprefix("--config="))
@@ -127,15 +129,25 @@ def read_flags(file: pathlib.Path) -> list[str]:
             )
         return list(_flatten(table, Config(), ""))
     except FileNotFoundError:
-        near = difflib.get_close_matches(file.stem, [f.stem for f in file.parent.glob("*.toml")], n=1)
-        hint = f"; did you mean {file.parent / near[0]}.toml?" if near else ""
-        raise UsageError(f"no config file {file}{hint}") from None
+        raise UsageError(f"no config file {file}{_other_files(file)}") from None
     except UsageError as error:
         raise UsageError(f"in {file}: {error}") from None
     except (ValueError, RecursionError) as error:  # ValueError: also a too long number, NUL in the path
         raise UsageError(f"{file} is not TOML: {str(error) or 'nested too deep'}") from None
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _other_files(missing: pathlib.Path) -> str:
+    """Returns advice on files that are there: one of a similar name beside the missing one, and the shipped ones."""
+    near = difflib.get_close_matches(missing.stem, [file.stem for file in missing.parent.glob("*.toml")], n=1)
+    asks = f"; did you mean {missing.parent / near[0]}.toml?" if near else ""
+    if missing.parent not in (pathlib.Path(), pathlib.Path("configs")):
+        return asks
+    known = names()
+    near = [] if asks else difflib.get_close_matches(missing.stem, known, n=1)
+    asks = f"; did you mean {near[0]}?" if near else asks
+    return f"{asks}{'' if asks else ';'} mpjax has {', '.join(known)}" if known else asks
 
 
 def _checked_flags(file: pathlib.Path, prog: str) -> list[str]:

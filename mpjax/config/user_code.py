@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from mpjax.config.choices import DATA_KINDS
-from mpjax.config.paths import expanded
 from mpjax.config.schema import Config
+from mpjax.config.shipped import settings_file
 from mpjax.errors import UsageError, failure
 
 
@@ -115,7 +115,7 @@ def files_of(config: Config) -> dict[str, pathlib.Path]:
         for number, spec in enumerate(specs.split()):
             where, _, _ = spec.rpartition(":")
             if where.endswith(".py"):
-                found[f"--{setting}" + (f" ({number + 1})" if number else "")] = expanded(where)
+                found[f"--{setting}" + (f" ({number + 1})" if number else "")] = settings_file(where)
     return found
 
 
@@ -219,7 +219,7 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
     try:
         if not where.endswith(".py"):
             return importlib.import_module(where)
-        path = expanded(where)
+        path = settings_file(where)
         if not path.exists():
             raise UsageError(f"{flag} {spec}: no file {path}")
         loading = importlib.util.spec_from_file_location(path.stem, path)

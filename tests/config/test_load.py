@@ -110,7 +110,7 @@ def test_a_missing_file_is_named_with_the_nearest(file, tmp_path):
 
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed", "1"]])
 def test_config_needs_a_file(argv):
-    with pytest.raises(UsageError, match="--config needs a file, as in --config configs/digits.toml"):
+    with pytest.raises(UsageError, match="--config needs a file or the name of a shipped one, as in --config digits"):
         load_config(argv)
 
 
