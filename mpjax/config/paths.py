@@ -12,6 +12,8 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
       UsageError: there is no such user, or the text cannot be a file name.
     """
+    if "\0" in os.fspath(path):
+        raise UsageError(f"{os.fspath(path)!r} is not a path: wanted text without NUL")
     try:
         os.fsencode(path)
         return pathlib.Path(path).expanduser()

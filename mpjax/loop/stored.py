@@ -126,7 +126,7 @@ def _read(
         version = int(about["format"])
         arrays, faults = {}, []
         if version <= FORMAT:
-            faults = _edited(about)
+            faults = _edited(about) or _mistyped(about)
             arrays = _arrays(folder, places)
     except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
         faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
@@ -180,6 +180,28 @@ def _edited(about: Mapping[str, Any]) -> list[str]:
     if "digest" not in about:
         return [] if about["format"] == 1 else ["its description has no digest"]
     return [] if digest_of(about) == about["digest"] else ["its description has changed since it was saved"]
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "policy": str,
+    "loss_scale": str,
+    "config": str,
+    "seed": int,
+    "seconds": (int, float),
+    "compile_seconds": (int, float),
+    "score": (int, float),
+    "checksums": dict,
+}
+"""The types of what a description holds; a digest that fits says nothing of who wrote it."""
+
+
+def _mistyped(about: Mapping[str, Any]) -> list[str]:
+    """Returns a message for each value of a description that is of a wrong type."""
+    return [
+        f"its description has {name} {str(about[name])[:40]!r}"
+        for name, kind in _TYPES.items()
+        if name in about and not isinstance(about[name], kind)
+    ]
 
 
 def _choose(directory: pathlib.Path, steps: list[int], which: str) -> int:

@@ -21,3 +21,8 @@ def test_a_user_that_does_not_exist_is_named():
 def test_text_that_no_file_has_as_its_name_is_refused():
     with pytest.raises(UsageError, match=r"is not a path: wanted text without surrogates"):
         expanded("\ud800")
+
+
+def test_a_nul_is_in_no_path():
+    with pytest.raises(UsageError, match=r"'a\\x00b' is not a path: wanted text without NUL"):
+        expanded("a\0b")

@@ -1,5 +1,6 @@
 """Stored checkpoints: which is chosen, what is read back and where to, what counts as complete, what is damaged."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -12,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.errors import CheckpointWarning, UsageError
 from mpjax.loop.checkpoint import Checkpoints
+from mpjax.loop.checksums import digest_of
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside
 from mpjax.training.mesh import make_mesh
 
@@ -171,6 +173,23 @@ def test_an_edited_description_is_refused(tmp_path):
     about = tmp_path / "1" / "about" / "data.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "policy": "q"}))
     with pytest.raises(UsageError, match="its description has changed since it was saved"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, 3, "text"], ids=str)
+@pytest.mark.parametrize("name", ["policy", "loss_scale", "config", "seed", "seconds", "compile_seconds", "checksums"])
+def test_a_description_of_wrong_types_is_refused(tmp_path, name, value):
+    """Also one whose digest fits."""
+    about = {"policy": "p", "loss_scale": "none", "config": "", "seed": 0, "seconds": 1.5, "compile_seconds": 2}
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, STATE, about, score=None)
+    file = tmp_path / "1" / "about" / "data.json"
+    stored = json.loads(file.read_text())
+    if type(value) is type(stored[name]) or (name.endswith("seconds") and value == 3):
+        return
+    stored = {**stored, name: value}
+    file.write_text(json.dumps({**stored, "digest": digest_of(stored)}))
+    with pytest.raises(UsageError, match=f"1 is damaged .its description has {name} "):
         read_checkpoint(tmp_path)
 
 
