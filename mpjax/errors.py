@@ -1,5 +1,6 @@
 """Exceptions and warnings of mpjax, with the exit code of each exception."""
 
+import functools
 import pathlib
 import re
 import sys
@@ -107,11 +108,28 @@ def printable(text: object) -> str:
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Prints warnings of mpjax on one line, and other warnings as Python does; for `warnings.showwarning`."""
+    """Prints warnings of mpjax on one line, and other warnings as Python does; for `warnings.showwarning`.
+
+    That JAX cannot read its compiled programs is said once for all of them.
+    """
     if issubclass(category, WARNINGS):
         print(f"warning: {printable(message)}", file=sys.stderr)
+    elif _CACHE.match(str(message)):
+        _say_cache_is_damaged(str(sys.modules["jax"].config.jax_compilation_cache_dir))
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+_CACHE = re.compile("Error (reading|writing) persistent compilation cache entry")
+
+
+@functools.cache
+def _say_cache_is_damaged(folder: str) -> None:
+    print(
+        f"warning: compiled programs in {printable(folder)} are damaged and are compiled again each time; delete that "
+        "folder, which is written again",
+        file=sys.stderr,
+    )
 
 
 def first_line(error: BaseException) -> str:

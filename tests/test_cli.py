@@ -254,6 +254,17 @@ def test_advice_is_one_line_and_other_warnings_keep_their_place(capsys):
     assert "FutureWarning: old" in rest[0]
 
 
+def test_damaged_compiled_programs_are_said_once(capsys):
+    for entry in (
+        "reading persistent compilation cache entry for 'jit_a'",
+        "writing persistent compilation cache entry",
+    ):
+        show_warning(f"Error {entry}: Error -3 while decompressing", UserWarning, "compiler.py", 7)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: compiled programs in ")
+    assert line.endswith("delete that folder, which is written again")
+
+
 @pytest.mark.slow
 def test_a_run_that_diverges_ends_with_code_3(tmp_path, capsys):
     flags = ["--steps", "40", "--precision.policy", "float32", "--optimizer.learning_rate", "1e30"]

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from mpjax.data.sources.generated import write_once
+from mpjax.data.sources.generated import prepare
 
 
 TEST_EVERY = 5
@@ -73,8 +73,8 @@ def digits_of(test: bool) -> Iterator[tuple[int, np.ndarray, int]]:
 
 
 def prepare_digits(data_dir: pathlib.Path) -> None:
-    """Writes the digits below `data_dir` as array_record files, unless they exist; see `write_once`."""
-    write_once(Digits(data_dir=data_dir, file_format="array_record"))
+    """Writes the digits below `data_dir`, unless they exist."""
+    prepare(Digits, data_dir)
 
 
 SIZE = 32
@@ -148,5 +148,5 @@ def compose(digits: list[tuple[np.ndarray, int]], random: np.random.Generator) -
 
 
 def prepare_digits_canvas(data_dir: pathlib.Path) -> None:
-    """Writes the canvases below `data_dir` as array_record files, unless they exist; see `write_once`."""
-    write_once(DigitsCanvas(data_dir=data_dir, file_format="array_record"))
+    """Writes the canvases below `data_dir`, unless they exist."""
+    prepare(DigitsCanvas, data_dir)

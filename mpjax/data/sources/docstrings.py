@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow_datasets as tfds
 
-from mpjax.data.sources.generated import write_once
+from mpjax.data.sources.generated import prepare
 from mpjax.errors import UsageError
 
 
@@ -135,7 +135,6 @@ def _library() -> pathlib.Path:
 
 def prepare_docstrings(data_dir: pathlib.Path) -> str:
     """Writes the docstrings of this Python below `data_dir`, unless they exist, and returns the data set's name."""
-    version = f"docstrings/{Docstrings.BUILDER_CONFIGS[0].name}"
-    if not (data_dir / version / str(Docstrings.VERSION) / "dataset_info.json").exists():  # reading takes seconds
-        write_once(Docstrings(data_dir=data_dir, file_format="array_record"))
-    return version
+    config = Docstrings.BUILDER_CONFIGS[0].name
+    prepare(Docstrings, data_dir, config)
+    return f"{Docstrings.name}/{config}"

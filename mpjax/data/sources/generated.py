@@ -3,11 +3,28 @@
 import contextlib
 import errno
 import io
+import pathlib
 
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils import tqdm_utils
 
 from mpjax.errors import UsageError
+
+
+def prepare(kind: type[tfds.core.DatasetBuilder], data_dir: pathlib.Path, config: str = "") -> None:
+    """Writes the set of a builder below `data_dir` as array_record files, unless it is there; see `write_once`.
+
+    A set that is there is not looked at: who reads it says what is damaged.
+
+    Raises:
+      UsageError: the set has lost its description, or as `write_once`.
+    """
+    folder = data_dir / kind.name / config / str(kind.VERSION)
+    if (folder / "dataset_info.json").exists():
+        return
+    if folder.exists():
+        raise UsageError(f"{folder} has lost its dataset_info.json; delete {folder}, which is written again")
+    write_once(kind(data_dir=data_dir, file_format="array_record"))
 
 
 def write_once(builder: tfds.core.DatasetBuilder) -> None:

@@ -1,13 +1,13 @@
 """Finds prepared tensorflow-datasets sets on disk, checks them, and reads them without TensorFlow."""
 
+import contextlib
 import dataclasses
 import difflib
 import json
-import os
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,27 +20,36 @@ from mpjax.data.fields import Image, Label, Mask
 from mpjax.data.images.depth import EIGHT, SIXTEEN
 from mpjax.data.sources.formats import BY_FUNCTION, is_readable
 from mpjax.data.table import Column, Other, Table, Text
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, first_line
 
 
 _FORMAT = "array_record"
+_DESCRIPTION = ("dataset_info.json", "features.json")
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedExamples:
-    """One split on disk; uint8 images stay encoded, so that they can be decoded at the wanted size."""
+    """One split on disk; uint8 images stay encoded, so that they can be decoded at the wanted size.
+
+    Args:
+      records: the serialized examples.
+      parse: a function from a serialized example to its columns.
+      folder: the folder of the set.
+    """
 
     records: Sequence[bytes]
     parse: Callable[[bytes], Example]
+    folder: pathlib.Path
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, index: int) -> Example:
-        return self.parse(self.records[index])
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self.parse(record) for record in self.records.__getitems__(indices)]  # type: ignore[attr-defined]
+        with _damage_told(self.folder):
+            return [self.parse(record) for record in self.records.__getitems__(indices)]  # type: ignore[attr-defined]
 
 
 def prepared_names(data_dir: pathlib.Path) -> list[str]:
@@ -52,18 +61,61 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
     return [path.as_posix() for path in sorted(whole, key=lambda path: (path.parts[:-1], _version(path.name)))]
 
 
-def _require_features_of_tfds(folder: str | os.PathLike) -> None:
-    """Raises UsageError if the description of a prepared set names classes of other packages, which would be imported.
+@contextlib.contextmanager
+def _damage_told(folder: pathlib.Path) -> Iterator[None]:
+    """Raises UsageError that names a damaged file of a prepared set in place of the errors of libraries, of any type.
 
-    It does too if the description is damaged.
+    The files are looked through only after an error.
     """
-    file = pathlib.Path(folder, "features.json")
-    if not file.exists():
-        return
     try:
-        named = list(_classes_in(json.loads(file.read_bytes())))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file} is not JSON: {error}; prepare the set again") from None
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        is_generated = not {folder.parent.name, folder.parent.parent.name}.isdisjoint(_GENERATED)
+        repair = f"delete {folder}, " + ("which is written again" if is_generated else "and copy or prepare it again")
+        file, fault = next(_damaged_files(folder), (f"{folder}/{' or '.join(_DESCRIPTION)}", first_line(error)))
+        raise UsageError(f"{file} is damaged ({fault}); {repair}") from error
+
+
+def _damaged_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
+    """Yields the files of a prepared set that cannot be read, and why."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    records = (file for file in folder.iterdir() if f".{_FORMAT}-" in file.name)
+    for file in [*(folder / name for name in _DESCRIPTION), *sorted(records)]:
+        try:
+            if file.name in _DESCRIPTION:
+                _object_in(file)
+                continue
+            reader = ArrayRecordReader(str(file))
+            reader.read([0])
+            for start in range(0, reader.num_records(), _AT_ONCE):
+                reader.read(start, min(start + _AT_ONCE, reader.num_records()))
+        except Exception as error:
+            yield file, first_line(error)
+
+
+def _object_in(file: pathlib.Path) -> Mapping[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+      ValueError: it holds something else.
+      OSError: it cannot be read.
+    """
+    try:
+        found = json.loads(file.read_bytes())
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"wanted a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _require_features_of_tfds(folder: pathlib.Path) -> None:
+    """Raises UsageError if a prepared set names classes of other packages, which would be imported."""
+    file = folder / "features.json"
+    named = list(_classes_in(_object_in(file))) if file.exists() else []
     if others := [name for name in named if not name.startswith("tensorflow_datasets.")]:
         raise UsageError(f"{file} names the class {others[0]!r}: wanted features of tensorflow_datasets alone")
 
@@ -86,11 +138,11 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     """
     import tensorflow_datasets as tfds
 
-    from mpjax.data.sources import digits
-
     folder = _folder(config.name, data_dir)
-    _require_features_of_tfds(folder)
-    builder: Any = tfds.builder_from_directory(folder)
+    with _damage_told(folder):
+        _require_features_of_tfds(folder)
+        builder: Any = tfds.builder_from_directory(folder)
+        columns, preferred = _columns_of(builder.info)
     if builder.info.file_format is None or builder.info.file_format.value != _FORMAT:
         stored = "an unknown format" if builder.info.file_format is None else builder.info.file_format.value
         raise UsageError(
@@ -104,16 +156,26 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     def open_columns(names: Sequence[str]) -> tuple[PreparedExamples, PreparedExamples]:
         parse = _parser({name: features[name] for name in names})
         splits = (config.train_split, config.test_split)
-        train, test = (PreparedExamples(_records(builder, split), parse) for split in splits)
+        with _damage_told(folder):
+            train, test = (PreparedExamples(_records(builder, split), parse, folder) for split in splits)
         return train, test
 
-    keys: Any = builder.info.supervised_keys
+    return Table(config.name, columns, open_columns, preferred)
+
+
+def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:
+    """Returns the type of each column that a set describes, and the columns that it prefers for fields."""
+    import tensorflow_datasets as tfds
+
+    from mpjax.data.sources import digits
+
+    keys: Any = info.supervised_keys
     named = isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(key, str) for key in keys)
     image_or_text, label = keys if named else ("", "")
     preferred = {"image": image_or_text, "text": image_or_text, "label": label, "mask": label}
-    classes = digits.CLASSES if builder.info.name == digits.DigitsCanvas.name else 0
-    columns = {name: _column(feature, classes) for name, feature in features.items()}
-    return Table(config.name, columns, open_columns, preferred if named else {})
+    classes = digits.CLASSES if info.name == digits.DigitsCanvas.name else 0
+    features: Any = info.features if isinstance(info.features, tfds.features.FeaturesDict) else {}
+    return {name: _column(feature, classes) for name, feature in features.items()}, preferred if named else {}
 
 
 def _column(feature: Any, classes: int = 0) -> Column:

@@ -137,7 +137,7 @@ def test_a_set_that_names_a_class_of_another_package_imports_nothing(own_dir, mo
         with pytest.raises(UsageError, match=r"features.json names the class 'evil_of_tfds.*alone"):
             open_prepared(tiny, own_dir)
     features.write_text(text[:50])
-    with pytest.raises(UsageError, match=r"features.json is not JSON: .*; prepare the set again"):
+    with pytest.raises(UsageError, match=r"features.json is damaged .*, and copy or prepare it again$"):
         open_prepared(tiny, own_dir)
 
 
