@@ -36,11 +36,12 @@ class Line:
 
     def receive(self, seconds: float | None = None) -> Message | None:
         """Waits for a message; returns None if the other end is gone, silent for `seconds`, or talks otherwise."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             self._socket.settimeout(seconds)
             text = self._file.readline(LONGEST)
             self._socket.settimeout(None)
-            return strict_json.decode(text.decode())
+            message = strict_json.decode(text.decode())
+            return message if isinstance(message, dict) else None
         return None
 
     def messages(self) -> Iterator[Message]:

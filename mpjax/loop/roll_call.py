@@ -47,10 +47,10 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
             except TimeoutError:
                 break
             message = line.receive(min(_EACH, max(0.1, ends - time.monotonic()))) or {}
-            if message.get("kind") != _HELLO:
+            if not _is_hello(message):
                 line.close()  # a scanner of ports
                 continue
-            process = int(message["process"])
+            process = message["process"]
             if fault := _no_seat(message, seat, said):
                 line.send({"kind": "refused", "text": fault})
                 line.close()
@@ -65,6 +65,18 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
             line.close()
         raise UsageError(fault)
     return lines
+
+
+def _is_hello(message: Mapping) -> bool:
+    """Returns True for what a process of a run says first; anybody may send anything to an open port."""
+    process, processes, about = (message.get(name) for name in ("process", "processes", "about"))
+    return (
+        message.get("kind") == _HELLO
+        and type(process) is type(processes) is int
+        and 0 < process < processes
+        and isinstance(about, dict)
+        and all(isinstance(value, str) for value in about.values())
+    )
 
 
 def _listen(seat: Seat) -> socket.socket:
@@ -85,7 +97,7 @@ def _listen(seat: Seat) -> socket.socket:
 
 def _no_seat(message: Mapping, seat: Seat, said: Mapping) -> str | None:
     """Returns why a process that has come cannot take part, or None."""
-    process, processes = int(message["process"]), int(message["processes"])
+    process, processes = message["process"], message["processes"]
     if processes != seat.processes:
         return f"--distributed.processes is {seat.processes} on process 0 and {processes} on process {process}"
     if process in said:
@@ -160,7 +172,7 @@ def _answer(seat: Seat, about: Mapping[str, str], timeout: float) -> Line:
         with contextlib.suppress(OSError):
             line.close()
         if answer.get("kind") == "refused":
-            raise UsageError(answer["text"])
+            raise UsageError(str(answer.get("text")))
         reason = "what listens there is not process 0 of this run, or it has ended"
         time.sleep(min(0.2, left))
     raise UsageError(

@@ -1,6 +1,7 @@
 """Who is there, and whether all are about to do the same."""
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -98,7 +99,36 @@ def test_a_process_0_that_cannot_be_reached_is_an_error_with_its_reason():
         call_roll(Seat(f"127.0.0.1:{free_port()}", 2, 1), {}, timeout=0.3)
 
 
-def test_a_stranger_is_passed_over():
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\xff\n",
+        b"[" * 100_000 + b"\n",
+        b"[1]\n",
+        b"3\n",
+        b"null\n",
+        b'{"kind": ["mpjax"]}\n',
+        *(
+            json.dumps({"kind": "mpjax"} | besides).encode() + b"\n"
+            for besides in (
+                {},
+                {"process": 1},
+                {"process": "one", "processes": 2, "about": {}},
+                {"process": None, "processes": 2, "about": {}},
+                {"process": [1], "processes": 2, "about": {}},
+                {"process": True, "processes": 2, "about": {}},
+                {"process": 1.5, "processes": 2, "about": {}},
+                {"process": 7, "processes": 2, "about": {}},
+                {"process": -1, "processes": 2, "about": {}},
+                {"process": 0, "processes": 2, "about": {}},
+                {"process": 1, "processes": 2, "about": None},
+                {"process": 1, "processes": 2, "about": {"seed": [0]}},
+            )
+        ),
+    ],
+)
+def test_a_stranger_is_passed_over(words):
     port = free_port()
 
     answers = []
@@ -107,12 +137,15 @@ def test_a_stranger_is_passed_over():
         while not answers:
             refused = contextlib.suppress(ConnectionRefusedError)
             with refused, socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                answers.append(connection.recv(10))
+                connection.sendall(words)
+                with contextlib.suppress(ConnectionResetError):
+                    answers.append(connection.recv(10))
+                    return
+                answers.append(b"")
 
     stranger = threading.Thread(target=knock)
     stranger.start()
-    found = call({0: {}, 1: {}}, port=port, delays={1: 0.5})
+    found = call({0: {}, 1: {}}, port=port, delays={1: 0.3})
     stranger.join(20)
     assert answers == [b""]
     assert {process: sorted(lines) for process, lines in found.items()} == {0: [1], 1: [0]}
