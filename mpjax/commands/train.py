@@ -16,6 +16,7 @@ from mpjax.commands.diagnose import explain_later, explain_now
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.lacking import named_together
 from mpjax.commands.objective import metrics_of
+from mpjax.commands.out_of_memory import memory_told
 from mpjax.commands.own_parts import callbacks_of, open_writers, require_metric, require_writers, with_parts
 from mpjax.commands.parts import (
     CHECKPOINTS,
@@ -165,6 +166,7 @@ def _train(
             opened.enter_context(locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)))
         restored = functools.partial(restored_if_refused, folder, new=not config.resume)
         begin = opened.enter_context(restored() if first else contextlib.nullcontext(lambda: None))
+        opened.enter_context(memory_told(config))
 
         # State: new, or from the last checkpoint
         begun = config.resume and bool(company.gather(complete_checkpoints(folder / CHECKPOINTS))[0])
