@@ -6,6 +6,7 @@ import logging
 import math
 import pathlib
 import shutil
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,12 +21,24 @@ from mpjax.loop.checksums import damaged, digest_of
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Returns False for arrays that Orbax could not open beside the one whose error it raised: asyncio reports them."""
-    message = record.getMessage()
-    return not ("exception was never retrieved" in message and 'Error opening "zarr' in message)
+    """Returns False for what Orbax logs of damage that mpjax says in one line, or that its checksums rule out.
+
+    Threads of Orbax log each error on its way, asyncio those of other arrays than the first.
+    """
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    by_orbax = "orbax" in pathlib.PurePath(record.pathname).parts
+    if error is None:
+        return not (by_orbax and "Metadata file" in record.getMessage())
+    return not (by_orbax or _is_of_orbax(error))
 
 
-logging.getLogger("asyncio").addFilter(_is_news)
+def _is_of_orbax(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any("orbax" in pathlib.PurePath(frame.filename).parts for frame in frames)
+
+
+for _name in ("absl", "asyncio"):
+    logging.getLogger(_name).addFilter(_is_news)
 
 FORMAT = 2
 """Version of the layout. Readers refuse later versions. Version 1 has no checksums."""

@@ -1,6 +1,8 @@
 """Writing checkpoints: the same position twice, beside a donated state, beside a leftover, on a full disk."""
 
 import resource
+import subprocess
+import sys
 import threading
 
 import jax
@@ -88,3 +90,29 @@ def test_a_full_disk_is_a_system_error_that_names_the_folder(tmp_path, monkeypat
         checkpoints.save(1, {"w": np.zeros(2)}, {}, score=None)
     assert caught.value.filename == str(tmp_path)
     checkpoints.close()
+
+
+NO_ROOM = """
+import pathlib, resource, sys
+import numpy as np
+from mpjax import cli
+from mpjax.loop.checkpoint import Checkpoints
+
+def write():
+    checkpoints = Checkpoints(pathlib.Path(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    checkpoints.save(1, {"w": np.random.default_rng(0).random(100_000)}, {}, score=None)
+    checkpoints.close()
+
+sys.exit(cli.exit_code(write))
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_cannot_be_written_is_said_in_one_line(tmp_path):
+    """Orbax logs the same error in each of its threads, with tracebacks of a thousand lines."""
+    found = subprocess.run([sys.executable, "-c", NO_ROOM, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("error: [Errno ")
+    assert line.endswith(f"'{tmp_path}'")
