@@ -70,13 +70,10 @@ def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> di
 def _is_hello(message: Mapping) -> bool:
     """Returns True for what a process of a run says first; anybody may send anything to an open port."""
     process, processes, about = (message.get(name) for name in ("process", "processes", "about"))
-    return (
-        message.get("kind") == _HELLO
-        and type(process) is type(processes) is int
-        and 0 < process < processes
-        and isinstance(about, dict)
-        and all(isinstance(value, str) for value in about.values())
-    )
+    if message.get("kind") != _HELLO or type(process) is not int or type(processes) is not int:
+        return False
+    texts = isinstance(about, dict) and all(isinstance(value, str) for value in about.values())
+    return texts and 0 < process < processes
 
 
 def _listen(seat: Seat) -> socket.socket:

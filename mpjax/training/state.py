@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.core import Tracer
 
 from mpjax.models.scan import stacks_of
 from mpjax.models.stacked_arrays import Stacks, names_apart, stack_of
@@ -210,7 +211,7 @@ def without_shared_buffers(state: TrainState) -> TrainState:
 
 def _buffers(leaf: Any) -> set[tuple[int, int]]:
     """Returns the device and the address of each part of an array in this process; an empty array has none."""
-    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array) or leaf.size == 0:
+    if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array) or leaf.size == 0:
         return set()
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)

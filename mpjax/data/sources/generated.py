@@ -11,7 +11,7 @@ from tensorflow_datasets.core.utils import tqdm_utils
 from mpjax.errors import UsageError
 
 
-def prepare(kind: type[tfds.core.DatasetBuilder], data_dir: pathlib.Path, config: str = "") -> None:
+def prepare(kind: type[tfds.core.GeneratorBasedBuilder], data_dir: pathlib.Path, config: str = "") -> None:
     """Writes the set of a builder below `data_dir` as array_record files, unless it is there; see `write_once`.
 
     A set that is there is not looked at: who reads it says what is damaged.
