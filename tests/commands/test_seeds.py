@@ -17,7 +17,7 @@ from mpjax.config import from_toml, load_config, save_config
 from mpjax.config.commands import Diagnose, Evaluation, Export
 from mpjax.config.comparison import Comparison
 from mpjax.config.prediction import Prediction
-from mpjax.errors import Diverged, UsageError
+from mpjax.errors import Diverged, Interrupted, UsageError
 from mpjax.loop.stored import read_checkpoint
 
 
@@ -218,3 +218,15 @@ def test_the_runs_of_one_sweep_are_one_group(swept):
 def test_what_cannot_be_is_an_error(tmp_path, flags, said):
     with pytest.raises(UsageError, match=said):
         train(config_of(tmp_path / "sweep", *shlex.split(flags)))
+
+
+def test_a_sweep_that_is_stopped_is_resumed_as_a_whole(tmp_path, monkeypatch):
+    def stopped(config):
+        raise Interrupted("stopped at step 3; the checkpoint is saved; to resume:\nthe line of this seed", 15)
+
+    monkeypatch.setattr("mpjax.commands.seeds.run", stopped)
+    with pytest.raises(Interrupted) as raised:
+        train(load_config(["--seeds", "4", "5", "--output_dir", str(tmp_path / "all")]))
+    said = "seed 4: stopped at step 3; the checkpoint is saved; to resume:"
+    line = f"python scripts/train.py --resume --output_dir {tmp_path}/all --seeds 4 5"
+    assert (str(raised.value), raised.value.signal_number) == (f"{said}\n{line}", 15)
