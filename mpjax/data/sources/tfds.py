@@ -25,6 +25,7 @@ from mpjax.errors import UsageError, first_line
 
 _FORMAT = "array_record"
 _DESCRIPTION = ("dataset_info.json", "features.json")
+_AT_ONCE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _damage_told(folder: pathlib.Path) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        is_generated = not {folder.parent.name, folder.parent.parent.name}.isdisjoint(_GENERATED)
+        is_generated = not {folder.parent.name, folder.parent.parent.name}.isdisjoint(GENERATED)
         repair = f"delete {folder}, " + ("which is written again" if is_generated else "and copy or prepare it again")
         file, fault = next(_damaged_files(folder), (f"{folder}/{' or '.join(_DESCRIPTION)}", first_line(error)))
         raise UsageError(f"{file} is damaged ({fault}); {repair}") from error
