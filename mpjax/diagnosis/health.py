@@ -101,10 +101,9 @@ class Reference:
         errors = self._gradient_errors([np.asarray(x) / scale for x in low[1:]])
         if max(errors, default=0.0) <= LOST:
             return errors
-        others = zip(errors, self._nudged[1:], self.outputs[1:], self._wider_errors, strict=True)
         return [
-            0.0 if error > LOST and (wider > LOST or distance([w], [nudged]) > self.tolerance) else error
-            for error, nudged, w, wider in others
+            0.0 if error > LOST and (wider > LOST or not self.determined(slice(index, index + 1))) else error
+            for index, (error, wider) in enumerate(zip(errors, self._wider_errors, strict=True), start=1)
         ]
 
     @functools.cached_property
@@ -141,8 +140,11 @@ class Reference:
         return self.gradient_error(low, scale) <= 0.5 or not self.determined(slice(1, None))
 
     def determined(self, part: slice) -> bool:
-        """Returns True if a change in the last float32 bits of the inputs changes the outputs within the tolerance."""
-        return distance(self.outputs[part], self._nudged[part]) <= self.tolerance
+        """Returns False if a change in the last float32 bits of the inputs, in either direction, changes the outputs.
+
+        One direction alone may cross the step of a truncation, which says nothing about the other values.
+        """
+        return any(distance(self.outputs[part], nudged[part]) <= self.tolerance for nudged in self._nudged)
 
     def gradient_error(self, low: Sequence, scale: float) -> float:
         """Returns the relative error of all gradients together, in the Euclidean norm."""
@@ -154,16 +156,30 @@ class Reference:
         return float(Terms().run(*self.program.at(1.0))[0].wide)
 
     @functools.cached_property
-    def _nudged(self) -> list[np.ndarray]:
-        """Returns the outputs for inputs changed by 2^-22 of their values, twice the epsilon of float32."""
+    def _nudged(self) -> list[list[np.ndarray]]:
+        """Returns the outputs for inputs changed by 2^-22 of their values, twice the epsilon of float32, and by -2^-22.
+
+        The sign is random for each value.
+        """
+        return [outputs_of(WITHOUT_ROUNDING, self.program._replace(inputs=self._inputs(by)), 1.0) for by in _NUDGES]
+
+    def _inputs(self, by: float) -> list:
         keys = iter(jax.random.split(jax.random.key(0), len(self.program.inputs)))
-        inputs = [_nudged(x, next(keys)) if is_floating(x) else x for x in self.program.inputs]
-        return outputs_of(WITHOUT_ROUNDING, self.program._replace(inputs=inputs), 1.0)
+        return [_nudged(x, next(keys), by) if is_floating(x) else x for x in self.program.inputs]
 
 
-def _nudged(values: jax.Array, key: jax.Array) -> jax.Array:
+_NUDGES = (2.0**-22, -(2.0**-22))
+
+_COUNTS = 2.0**24
+"""The magnitude up to which float32 has every whole number."""
+
+
+def _nudged(values: jax.Array, key: jax.Array, by: float) -> jax.Array:
+    """Returns values changed by a share of themselves; whole numbers, which may be counts or indices, stay exact."""
+    values = values.astype(jnp.float32)
     signs = jax.random.rademacher(key, values.shape, jnp.float32)
-    return values.astype(jnp.float32) * (1 + signs * np.float32(2**-22))
+    whole = (values == jnp.round(values)) & (jnp.abs(values) <= _COUNTS)
+    return jnp.where(whole, values, values * (1 + signs * np.float32(by)))
 
 
 ROUNDING = Emulator(reference=False)
