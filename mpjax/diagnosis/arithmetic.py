@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.compile_ahead import compiled
-from mpjax.diagnosis.formats import FLOAT8, NARROW, round_to_float8
+from mpjax.diagnosis.formats import FLOAT8, NARROW, range_of, round_to_float8
 from mpjax.precision.casting.equations import bind
 from mpjax.precision.casting.jaxprs import as_function
 from mpjax.precision.casting.operations import OPERATIONS
@@ -74,7 +74,7 @@ IN_NUMPY: Mapping[str, Callable] = {
 }
 
 
-def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.Array:
+def round_to(values: jax.Array, dtype: np.dtype, *, top: bool = True, bottom: bool = True) -> jax.Array:
     """Rounds float32 `values` to the nearest number of a half or float8 dtype, ties to even; the result stays float32.
 
     As in IEEE 754, overflow gives inf (in e4m3fn, which has none, NaN), and small values become subnormal or zero. XLA
@@ -84,8 +84,14 @@ def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.
     Args:
       values: float32 array of any shape.
       dtype: the dtype; with float32 or float64 the values are returned unchanged.
-      ranged: False rounds the significand only and keeps float32's exponent range.
+      top: False keeps float32's largest exponents, so that nothing overflows.
+      bottom: False keeps float32's smallest exponents and all bits of small values, so that nothing underflows.
     """
+    if dtype in (*FLOAT8, FLOAT16) and top != bottom:
+        small = abs(values) < np.float32(range_of(dtype).smallest_normal)
+        ranged, unranged = round_to(values, dtype), round_to(values, dtype, top=False, bottom=False)
+        return _chosen(small, ranged, unranged) if bottom else _chosen(small, unranged, ranged)
+    ranged = top and bottom
     if dtype in FLOAT8:
         return round_to_float8(values, dtype=dtype, ranged=ranged)
     if dtype == BFLOAT16:
@@ -95,6 +101,11 @@ def round_to(values: jax.Array, dtype: np.dtype, *, ranged: bool = True) -> jax.
     if not ranged:
         return _with_bits(values, mantissa_bits=10)
     return _round_to_float16(values)
+
+
+@functools.partial(compiled, numpy=np.where)
+def _chosen(which: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
+    return jnp.where(which, yes, no)
 
 
 def _with_bits_numpy(values: np.ndarray, *, mantissa_bits: int) -> np.ndarray:

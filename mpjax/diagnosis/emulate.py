@@ -33,7 +33,7 @@ from mpjax.diagnosis.measurements import Marks
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder
-from mpjax.diagnosis.sites import parameter_site, site_of
+from mpjax.diagnosis.sites import is_addition, parameter_site, site_of
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
 from mpjax.precision.casting.primitives import CALLS, MATRIX_PRODUCTS, PRODUCTS, SUMS
 from mpjax.precision.casting.walk import called, evaluated
@@ -57,8 +57,11 @@ class Emulator:
 
     Attributes:
       rounds: a function of a module path; True if the module's operations and stored parameters are rounded.
-      ranged: True if half precision has its own exponent range, so that values overflow and underflow; False if only
-        the significand is rounded.
+      top: True if half precision has its own largest exponents, so that values overflow.
+      bottom: True if half precision has its own smallest exponents, so that values underflow.
+      sums: True if sums of cotangents are computed as the program does; False if they are computed in float32 and
+        rounded once: reductions, scatters, and additions for a value that is used several times or in every step of a
+        loop.
       reference: True to run the reference too; otherwise `wide` is `low`.
       isolated: True to give each module the reference's values as inputs, which measures the module's own error;
         otherwise errors propagate from module to module.
@@ -68,12 +71,19 @@ class Emulator:
     """
 
     rounds: Callable[[str], bool] = everywhere
-    ranged: bool = True
+    top: bool = True
+    bottom: bool = True
+    sums: bool = True
     reference: bool = True
     isolated: bool = False
     recorder: Recorder | LayerRecorder | None = None
     done: Callable[[], None] = lambda: None
     exact: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ranged(self) -> bool:
+        """Returns True if half precision has its own exponent range at both ends."""
+        return self.top and self.bottom
 
     def run(
         self,
@@ -196,7 +206,8 @@ class Emulator:
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
         """Returns the results of an operation; empties `pairs`, the list of its operands."""
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
-        rounds = self.rounds_in(place, eqn, pairs)
+        wide_sum = not self.sums and place.backward
+        rounds = self.rounds_in(place, eqn, pairs) and not (wide_sum and is_addition(eqn, place.callers))
         lows = [self.taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]
         wides = [pair.wide for pair in pairs] if self.reference else lows
         given_marks = [pair.marks for pair in pairs]
@@ -211,12 +222,14 @@ class Emulator:
         given_dtypes = {getattr(atom.aval, "dtype", None) for atom in eqn.invars}
         if BFLOAT16 in given_dtypes:
             native |= MATRIX_PRODUCTS  # a CPU that multiplies bfloat16 as such adds in an order of its own
-        if given_dtypes & set(FLOAT8):
+        if given_dtypes & set(FLOAT8) or wide_sum:
             native = frozenset()  # devices add products of float8 in float32
         if some_half and rounds and eqn.primitive.name in native:
             room = 1.0 if ranged else room_for(lows)
             given = lows if ranged else [x * room if is_floating(x) else x for x in lows]
             low = [x / room for x in results_of(eqn, given, debug_info, true_half=True)]
+            if self.top != self.bottom:
+                low = [self._rounded(x, var.aval, rounds) for x, var in zip(low, eqn.outvars, strict=True)]
             del given
         else:
             low = [self._rounded(x, var.aval, rounds) for x, var in zip(exact, eqn.outvars, strict=True)]
@@ -232,9 +245,11 @@ class Emulator:
     def rounds_in(self, place: Place, eqn, pairs: list[Pair]) -> bool:
         """Returns True if the results of an equation are rounded; `eqn` is None at the end of a body.
 
-        A free operand is float32 and promotes the result to float32, unless the equation casts to half precision.
+        A free operand is float32 and promotes the result to float32, unless the equation casts to half precision, or
+        the operand is a sum that is rounded once.
         """
-        return self.rounds(place.path) and (eqn is None or casts_down(eqn) or not any(pair.free for pair in pairs))
+        once = eqn is None or casts_down(eqn) or not self.sums
+        return self.rounds(place.path) and (once or not any(pair.free for pair in pairs))
 
     def taken(self, pair: Pair, aval, path: str, rounds: bool):
         """Returns an operand as an equation in `path` gets it; if isolated, without the errors of other modules."""
@@ -243,7 +258,7 @@ class Emulator:
         return self._rounded(value, aval, rounds) if elsewhere or pair.free else value
 
     def _rounded(self, value, aval, rounds: bool):
-        return round_to(value, aval.dtype, ranged=self.ranged) if rounds and is_half(aval) else value
+        return round_to(value, aval.dtype, top=self.top, bottom=self.bottom) if rounds and is_half(aval) else value
 
 
 _GIVE_BACK_EVERY = 16

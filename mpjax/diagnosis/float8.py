@@ -18,7 +18,7 @@ class Runner(Protocol):
     """What is asked of an emulator."""
 
     @property
-    def ranged(self) -> bool:
+    def top(self) -> bool:
         """Returns True if values overflow."""
         ...
 
@@ -41,7 +41,7 @@ def saturated(runner: Runner, eqn: Any, pair: Pair, place: Place) -> Pair:
     dtype = np.dtype(eqn.params["name"].removeprefix(SATURATE))
     limit, rounds = np.float32(range_of(dtype).largest), runner.rounds_in(place, eqn, [pair])
     value = runner.taken(pair, eqn.invars[0].aval, place.path, rounds)
-    beyond = jnp.isfinite(value) & (jnp.abs(value) > limit) & (rounds and runner.ranged)
+    beyond = jnp.isfinite(value) & (jnp.abs(value) > limit) & (rounds and runner.top)
     marks = pair.marks
     if runner.recorder is not None:
         site = site_of(eqn, eqn.outvars[0], place)._replace(operation="saturation", dtype=dtype)

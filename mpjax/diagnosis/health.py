@@ -13,6 +13,7 @@ from mpjax.diagnosis.emulate import Emulator, everywhere, nowhere
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import ratio
+from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, SUMS
 from mpjax.precision.dtypes import is_floating
 
 
@@ -54,11 +55,46 @@ _ADDS = frozenset(
 """Primitives that pass on the terms of a sum. The minus sign of `neg` is dropped with the next absolute value."""
 
 
-LOST = 0.5
-"""The relative error from which a gradient is lost. Healthy ones in float8 have a tenth to a fifth."""
+_ADDS_UP = MATRIX_PRODUCTS | SUMS
+_MOVES = frozenset({"convert_element_type", "copy", "reshape", "squeeze", "transpose", "neg", "rev", "expand_dims"})
 
-_SMALL = 1e-3
-"""The share of the largest gradient's norm below which another one is not looked at."""
+
+@dataclasses.dataclass(frozen=True)
+class Spread(Emulator):
+    """An emulator without rounding, in which `wide` is the norm that a sum would have if its terms had random signs.
+
+    The terms of a gradient are those of the last product or sum in its backward pass, such as one for each example. At
+    the end of training they cancel: the error of the gradient is then large beside the gradient, but not beside this.
+    """
+
+    rounds: Callable[[str], bool] = nowhere
+
+    def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
+        """Returns the results of an equation, with the norms of their terms as `wide`."""
+        name, operands = eqn.primitive.name, list(pairs)
+        pairs[:] = [pair._replace(wide=pair.low) for pair in pairs]
+        outputs = super().applied(eqn, pairs, place, debug_info)
+        floating = [is_floating(atom.aval) for atom in eqn.invars]
+        if name in _ADDS_UP and place.backward:
+            squares = [jnp.square(widened(p.low)) if f else p.low for p, f in zip(operands, floating, strict=True)]
+            spread = [jnp.sqrt(x) for x in results_of(eqn, squares, debug_info, true_half=False)]
+        elif name in _MOVES or (name in ("mul", "div") and any(np.size(p.low) == 1 for p in operands)):
+            norms = [jnp.abs(widened(p.wide)) if f else p.low for p, f in zip(operands, floating, strict=True)]
+            spread = results_of(eqn, norms, debug_info, true_half=False)
+        else:
+            return outputs
+        return [pair._replace(wide=wide) for pair, wide in zip(outputs, spread, strict=True)]
+
+
+LOST = 0.5
+"""The relative error from which a gradient in float8 is lost. Healthy ones have a tenth to a fifth."""
+
+WRONG = 0.3
+"""The relative error from which a gradient in half precision is wrong, as that of its terms."""
+
+_SMALL, _MINOR = 1e-3, 0.1
+"""Shares of the largest gradient's norm: below the first, a gradient in float8 is not looked at; below the second, the
+error of one in half precision counts beside the second."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +107,21 @@ class Reference:
       tolerance: as in `mpjax.diagnose`.
       without_float8: if products are in float8, computes the outputs, at a loss scale of 1, of the step with products
         in the compute dtype; else None.
+      accepts: the largest relative error of a gradient that is accepted; by default `LOST` in float8, else `WRONG`.
+      same_numbers: False if float32 draws other random numbers, so that its gradients are others.
     """
 
     program: Program
     outputs: Sequence[np.ndarray]
     tolerance: float
     without_float8: Callable[[], Sequence] | None = None
+    accepts: float | None = None
+    same_numbers: bool = True
+
+    @property
+    def limit(self) -> float:
+        """Returns the relative error from which a gradient is wrong."""
+        return self.accepts or (WRONG if self.without_float8 is None else LOST)
 
     def has_loss(self, low: Sequence, scale: float) -> bool:
         """Returns True if a finite step's loss is accurate, or its error is harmless according to the gradients.
@@ -85,26 +130,50 @@ class Reference:
           low: the scaled outputs of the step.
           scale: the loss scale of the step.
         """
-        error = loss_error(self.outputs[0], low[0] / scale)
-        if error > self.tolerance:
+        if loss_error(self.outputs[0], low[0] / scale) > self.tolerance:
             return self.loss_is_small(low, scale) and self.has_gradients(low, scale)
-        return max(self.lost_gradients(low, scale), default=0.0) <= LOST
+        return max(self.lost_gradients(low, scale), default=0.0) <= self.limit
 
     def lost_gradients(self, low: Sequence, scale: float) -> list[float]:
-        """Returns the relative error of each gradient, in the Euclidean norm, if products are in float8.
+        """Returns the relative error of each gradient, in the Euclidean norm.
 
-        Beside an outlier, what is lost is the gradient of one layer; the loss may not show it. Gradients that are small
-        beside the others, that float32 does not determine, or that are lost without float8 too, have an error of zero.
+        The loss may not show it: a derivative adds what the loss does not, and beside an outlier in float8, the
+        gradient of one layer is lost. Gradients that are small beside the others, that float32 does not determine, or
+        that are lost without float8 too, have an error of zero.
         """
+        gradients = [np.asarray(x) / scale for x in low[1:]]
         if self.without_float8 is None:
-            return []
-        errors = self._gradient_errors([np.asarray(x) / scale for x in low[1:]])
+            return self._errors_in_half(gradients) if self.same_numbers else []
+        errors = self._gradient_errors(gradients)
         if max(errors, default=0.0) <= LOST:
             return errors
         return [
             0.0 if error > LOST and (wider > LOST or not self.determined(slice(index, index + 1))) else error
             for index, (error, wider) in enumerate(zip(errors, self._wider_errors, strict=True), start=1)
         ]
+
+    def _errors_in_half(self, gradients: Sequence) -> list[float]:
+        norms = [float(np.linalg.norm(np.asarray(each, np.float64))) for each in self.outputs[1:]]
+        whole = _MINOR * max(norms, default=0.0)
+        pairs = zip(self.outputs[1:], gradients, strict=True)
+        off = [float(np.linalg.norm(np.asarray(w, np.float64) - np.asarray(g, np.float64))) for w, g in pairs]
+        errors = [_share(error, max(norm, whole)) for error, norm in zip(off, norms, strict=True)]
+        if max(errors, default=0.0) <= self.limit:
+            return errors
+        errors = [
+            error if error <= self.limit else _share(each, max(norm, whole, spread))
+            for error, each, norm, spread in zip(errors, off, norms, self._spreads, strict=True)
+        ]
+        return [
+            0.0 if error > self.limit and not self.determined(slice(index, index + 1)) else error
+            for index, error in enumerate(errors, start=1)
+        ]
+
+    @functools.cached_property
+    def _spreads(self) -> list[float]:
+        """Returns the norm that each gradient would have if its terms had random signs."""
+        pairs = Spread().run(*self.program.at(1.0))[1:]
+        return [float(np.linalg.norm(np.asarray(pair.wide, np.float64))) for pair in pairs]
 
     @functools.cached_property
     def _wider_errors(self) -> list[float]:
@@ -123,7 +192,7 @@ class Reference:
 
         The error of a gradient counts for as much of the tolerance as it is of the largest that is accepted.
         """
-        lost = max(self.lost_gradients(low, scale), default=0.0) / LOST * self.tolerance
+        lost = max(self.lost_gradients(low, scale), default=0.0) / self.limit * self.tolerance
         return max(loss_error(self.outputs[0], low[0] / scale), lost)
 
     def loss_is_small(self, low: Sequence, scale: float) -> bool:
@@ -226,7 +295,7 @@ def lost_shares(
         return lost
     # A zero can also come from rounded terms that cancel. With unlimited range there is no underflow, so the zeros that
     # remain are of that kind.
-    unranged = outputs_of(Emulator(rounds=rounds, reference=False, ranged=False), program, scale)[1:]
+    unranged = outputs_of(Emulator(rounds=rounds, reference=False, top=False, bottom=False), program, scale)[1:]
     return [
         0.0 if distance([w], [u]) >= 1 else _zero_share(u, x) for w, u, x in zip(wide, unranged, low[1:], strict=True)
     ]
@@ -247,6 +316,10 @@ def flushed_share(wide, low) -> float:
     """Returns the share of a gradient's values that are zero in half precision and not in the reference."""
     wide, low = np.asarray(wide), np.asarray(low)
     return float(np.mean((low == 0) & (wide != 0))) if wide.size else 0.0
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else float(part > 0)
 
 
 def all_finite(arrays: Sequence) -> bool:

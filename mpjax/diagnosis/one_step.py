@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from mpjax.diagnosis.diagnosis import Diagnosis
+from mpjax.diagnosis.finding import Finding
 from mpjax.diagnosis.health import ROUNDING, WITHOUT_ROUNDING, Reference, all_finite, flushed_share, outputs_of
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
@@ -17,7 +18,7 @@ from mpjax.diagnosis.repair import Fault, is_repaired_outside, smallest_rules, w
 from mpjax.diagnosis.search import covers
 from mpjax.diagnosis.trace import Row, Trace, run, table_of
 from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
-from mpjax.diagnosis.verdict import Finding, find
+from mpjax.diagnosis.verdict import find
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.float8.recipes import Recipe
@@ -138,8 +139,10 @@ def diagnose_program(
         trace = trace._replace(wide=outputs_of(WITHOUT_ROUNDING, known, scale))
     outputs = [np.asarray(x) / scale for x in trace.wide]
     wider = functools.partial(without_float8, make, policy, scale) if policy.recipes else None
-    reference = Reference(known, outputs, tolerance, wider)
+    same_numbers = known is program or not program.is_random
+    reference = Reference(known, outputs, tolerance, wider, same_numbers=same_numbers)
     finding = find(program, trace, scale, reference)
+    reference = dataclasses.replace(reference, accepts=finding.accepts)
     updates = updates_of(program, trace, scale, optimizer) if optimizer and all_finite(trace.wide + trace.low) else []
     if finding.verdict == "healthy":
         finding = lost_update(updates, tolerance) or finding

@@ -54,6 +54,11 @@ class Program(NamedTuple):
         """Returns the program with the constants of the float32 program `full`."""
         return self._replace(constants=constants_of(self.jaxpr, full.jaxpr))
 
+    @property
+    def is_random(self) -> bool:
+        """Returns True if the step draws random numbers."""
+        return any(eqn.primitive.name.startswith("random_") for _, eqn in equations(self.jaxpr))
+
     def flops(self) -> dict[str, int]:
         """Counts the FLOPs of matrix products and convolutions by path, without padding; a loop counts once."""
         counts: dict[str, int] = {}

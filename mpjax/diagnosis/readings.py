@@ -21,6 +21,7 @@ class Site(NamedTuple):
       dtype: the dtype of the result.
       shape: the shape of the result.
       source: the user's file and line.
+      terms: how many values are added into one of the result, at most; 1 if none are.
     """
 
     path: str
@@ -29,6 +30,7 @@ class Site(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     source: str
+    terms: int = 1
 
 
 class Reading(NamedTuple):

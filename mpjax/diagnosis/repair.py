@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax
 
+from mpjax.diagnosis.finding import Finding
 from mpjax.diagnosis.health import Reference, is_repaired
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.scales import scale_beside_rules
 from mpjax.diagnosis.search import is_in, pattern_of, smallest_repair, with_rules
 from mpjax.diagnosis.trace import Trace
-from mpjax.diagnosis.verdict import Finding
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 

@@ -1,17 +1,61 @@
 """The sites of readings: where in a program a result or a parameter stands."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
+from jax.extend import core
 
 from mpjax.diagnosis.pairs import Place
 from mpjax.diagnosis.readings import Site
 from mpjax.precision.casting.equations import NO_SOURCE, source_of
+from mpjax.precision.casting.jaxprs import opened, scan_counts
 
 
 def site_of(eqn, var, place: Place) -> Site:
     """Returns the site of a result of an equation."""
     direction = "backward" if place.backward else "forward"
     source = source_of((eqn, *place.callers))
-    return Site(place.path, direction, eqn.primitive.name, np.dtype(var.aval.dtype), tuple(var.aval.shape), source)
+    return Site(
+        place.path,
+        direction,
+        eqn.primitive.name,
+        np.dtype(var.aval.dtype),
+        tuple(var.aval.shape),
+        source,
+        terms_of(eqn, place.callers),
+    )
+
+
+def is_addition(eqn, callers: Sequence) -> bool:
+    """Returns True if an equation adds one more term to a sum: of cotangents, or one that a scan carries on."""
+    if eqn.primitive.name != "add" or not callers or callers[0].primitive.name != "scan":
+        return eqn.primitive.name == "add_any"
+    body, (consts, carry) = opened(callers[0].params["jaxpr"])[0], scan_counts(callers[0].params)
+    carried, carried_on = body.invars[consts : consts + carry], body.outvars[:carry]
+    return eqn.outvars[0] in carried_on and any(atom in carried for atom in eqn.invars if isinstance(atom, core.Var))
+
+
+def terms_of(eqn, callers: Sequence) -> int:
+    """Returns how many values an equation adds into one of its result, at most; 1 if it adds none.
+
+    Args:
+      eqn: the equation.
+      callers: the equations that contain it; in a loop, one more term is added in every step.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "reduce_sum":
+        return eqn.invars[0].aval.size // max(eqn.outvars[0].aval.size, 1)
+    if name == "cumsum":
+        return eqn.invars[0].aval.shape[params["axis"]]
+    if name == "reduce_window_sum":
+        return math.prod(params["window_dimensions"])
+    if name in ("scatter-add", "scatter-sub"):
+        shape, window = eqn.invars[2].aval.shape, params["dimension_numbers"].update_window_dims
+        return math.prod(size for axis, size in enumerate(shape) if axis not in window)
+    if is_addition(eqn, callers):
+        return 1 + math.prod(caller.params["length"] for caller in callers if caller.primitive.name == "scan")
+    return 1
 
 
 def parameter_site(path: str, direction: str, values) -> Site:

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from mpjax.diagnosis.finding import Finding
 from mpjax.diagnosis.formats import range_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Site, ratio
 from mpjax.diagnosis.trace import Row, Trace
-from mpjax.diagnosis.verdict import Finding
 from mpjax.errors import UsageError
 from mpjax.precision.casting.equations import NO_SOURCE
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating

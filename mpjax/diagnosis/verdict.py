@@ -14,39 +14,21 @@ The reference is the float32 program with float32 constants.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.emulate import Emulator
+from mpjax.diagnosis.finding import Finding, named
 from mpjax.diagnosis.formats import FLOAT8
 from mpjax.diagnosis.health import LOST, Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
+from mpjax.diagnosis.sums import lost_sum
 from mpjax.diagnosis.suspects import at_fault, culprit
 from mpjax.diagnosis.trace import Trace, run
-from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import is_floating
-
-
-class Finding(NamedTuple):
-    """A verdict with its place and its evidence.
-
-    Attributes:
-      verdict: "healthy", "overflow", "underflow", "rounding", "loss_scale" or "not_precision".
-      site: the operation where the fault begins; None if healthy, or if no operation can be named.
-      evidence: one paragraph with the numbers behind the verdict.
-      better_scale: a loss scale with which the step is healthy; None if none was found or none is needed.
-      reason: for "not_precision" what fails in float32 too, in the words of the evidence.
-    """
-
-    verdict: str
-    site: Site | None
-    evidence: str
-    better_scale: float | None = None
-    reason: str = ""
 
 
 def find(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
@@ -62,10 +44,11 @@ def find(program: Program, trace: Trace, scale: float, reference: Reference) -> 
         return _not_precision(program, trace, scale)
     if not all_finite(trace.low):
         return _not_finite(program, trace, scale, reference)
-    if (finding := _hidden(program, trace, scale, reference)) is not None:
-        return finding
-    if (finding := _underflow(program, trace, scale, reference)) is not None:
-        return finding
+    # Gradients that are zero have a name of their own, unless the loss is wrong too.
+    right = loss_error(trace.wide[0], trace.low[0]) <= reference.tolerance and reference.without_float8 is None
+    for check in (_underflow, _hidden, lost_sum) if right else (_hidden, _underflow, lost_sum):
+        if (finding := check(program, trace, scale, reference)) is not None:
+            return finding
     return _rounding(program, trace, scale, reference)
 
 
@@ -76,7 +59,7 @@ def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
         bad = [name for name, value in inputs if is_floating(value) and not bool(jnp.isfinite(value).all())]
         where = f"an input is not finite: {_some(bad)}" if bad else "a constant is not finite"
     else:
-        where = f"the first non-finite result is {_named(site)}"
+        where = f"the first non-finite result is {named(site)}"
     if program.constants.by_itself:
         advice = (
             "However, the code itself casts to half precision under any policy, and a constant may be zero or inf "
@@ -103,14 +86,14 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
     index = next((i for i, reading in enumerate(trace.readings) if reading.begins > 0), None)
     if index is None:  # possible if the float32 program has other operations
         site = _reference_begins(trace)
-        begins = "" if site is None else f" The first non-finite result is {_named(site)}."
+        begins = "" if site is None else f" The first non-finite result is {named(site)}."
         return Finding("overflow", site, f"The step is not finite in half precision.{begins} In float32 it is finite.")
     site, reading = trace.sites[index], trace.readings[index]
     if reading.overflow == 0 and not all_finite(outputs_of(_UNRANGED, program, scale)):
         return Finding(
             "rounding",
             site,
-            f"{reading.non_finite:.0f} of {reading.size:.0f} values of {_named(site)} are not finite. The cause is "
+            f"{reading.non_finite:.0f} of {reading.size:.0f} values of {named(site)} are not finite. The cause is "
             "rounding error in the operation's inputs, for example where nearly equal numbers cancel, and not the "
             f"range of {site.dtype}. In float32 the step is finite.",
         )
@@ -120,7 +103,7 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
         return Finding(
             "underflow",
             source,
-            f"{_vanished(source, flushed)}, so {_named(site)} is not finite. In float32 the step is finite.",
+            f"{_vanished(source, flushed)}, so {named(site)} is not finite. In float32 the step is finite.",
         )
     evidence = f"{_passed(site, reading)}. In float32 the step is finite."
     if site.direction == "backward":
@@ -135,23 +118,31 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
     return Finding("overflow", site, evidence)
 
 
-_UNRANGED = Emulator(reference=False, ranged=False)
+_UNRANGED = Emulator(reference=False, top=False, bottom=False)
+_NO_TOP = Emulator(reference=False, top=False)
+_NO_BOTTOM = Emulator(reference=False, bottom=False)
 
 _NO_UNDERFLOW = "no gradient is lost to underflow"
 
 
 def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
-    """Returns the overflow or underflow that makes the loss of a finite step wrong; None if range is not the cause."""
+    """Returns the overflow or underflow that makes a finite step wrong; None if range is not the cause.
+
+    It is at the end of the range without which the step is right; if that takes both, the overflow.
+    """
     if reference.has_loss(trace.low, scale):
         return None
-    lost = max(reference.lost_gradients(trace.low, scale), default=0.0) > LOST
+    lost = max(reference.lost_gradients(trace.low, scale), default=0.0) > reference.limit
     read = zip(trace.sites, trace.readings, strict=True)
     decisive = [seen for seen in read if lost or seen[0].direction == "forward"]
     over = [seen for seen in decisive if seen[1].begins and seen[1].overflow]
     under = [seen for seen in decisive if _loses(*seen, reference.tolerance)]
-    seen = at_fault(over or under, program, scale, reference)
-    if seen is None or not reference.has_loss(outputs_of(_UNRANGED, program, scale), scale):
+    if not (over or under) or not reference.has_loss(outputs_of(_UNRANGED, program, scale), scale):
         return None
+    if over and under and reference.has_loss(outputs_of(_NO_BOTTOM, program, scale), scale):
+        over = []
+    seen = at_fault(over or under, program, scale, reference)
+    assert seen is not None
     what = _passed(*seen) if over else _vanished(*seen)
     off = f"its loss has a relative error of {loss_error(trace.wide[0], trace.low[0]):.2g}"
     if lost := reference.lost_gradients(trace.low, scale):
@@ -169,17 +160,17 @@ def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
 
 def _vanished(site: Site, reading: Reading) -> str:
     share = reading.underflow / reading.size
-    return f"{share:.1%} of the values of {_named(site)} underflow to zero in {site.dtype}"
+    return f"{share:.1%} of the values of {named(site)} underflow to zero in {site.dtype}"
 
 
 def _passed(site: Site, reading: Reading) -> str:
     if site.operation == "saturation":
         return (
-            f"{reading.overflow:.0f} of {reading.size:.0f} values of {_named(site)} are beyond the largest of the "
+            f"{reading.overflow:.0f} of {reading.size:.0f} values of {named(site)} are beyond the largest of the "
             f"history that scales them, and saturate in {site.dtype}"
         )
     return (
-        f"{reading.non_finite:.0f} of {reading.size:.0f} values of {_named(site)} overflow in "
+        f"{reading.non_finite:.0f} of {reading.size:.0f} values of {named(site)} overflow in "
         f"{site.dtype}{_size_before(reading)}"
     )
 
@@ -194,15 +185,39 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
     if max(lost, default=0.0) <= tolerance:
         return None
     worst = int(np.argmax(lost))
+    if (finding := _zero_by_overflow(program, trace, scale, reference, program.gradients[worst])) is not None:
+        return finding
     flushed = flushed_share(trace.wide[1 + worst], trace.low[1 + worst])
     index = next((i for i, reading in enumerate(trace.readings) if reading.lost_share > tolerance), None)
     site = _flushing(program.gradients[worst], trace) if index is None else trace.sites[index]
-    where = "" if site is None else f", first in {_named(site)}"
+    where = "" if site is None else f", first in {named(site)}"
     evidence = (
         f"{flushed:.1%} of the gradient values of {program.gradients[worst]} underflow to zero in half "
         f"precision{where}. In float32 they are not zero. The loss scale is {scale:g}."
     )
     return Finding("underflow", site, evidence, healthy_scale(reference, program, scale, 2.0**4))
+
+
+def _zero_by_overflow(
+    program: Program, trace: Trace, scale: float, reference: Reference, gradient: str
+) -> Finding | None:
+    """Returns the overflow that makes gradients zero, as a division by inf does; None if their underflow does."""
+    seen = zip(trace.sites, trace.readings, strict=True)
+    over = next(((site, reading) for site, reading in seen if reading.begins and reading.overflow), None)
+    if over is None or _keeps_gradients(_NO_BOTTOM, program, scale, reference):
+        return None
+    if not _keeps_gradients(_NO_TOP, program, scale, reference):
+        return None
+    evidence = (
+        f"{_passed(*over)}. The step is still finite, but a division by inf, or the like, makes gradient values of "
+        f"{gradient} zero. In float32, or with larger exponents alone, they are not zero."
+    )
+    return Finding("overflow", over[0], evidence)
+
+
+def _keeps_gradients(emulator: Emulator, program: Program, scale: float, reference: Reference) -> bool:
+    low = outputs_of(emulator, program, scale)
+    return all_finite(low) and max(lost_shares(reference, program, scale, low), default=0.0) <= reference.tolerance
 
 
 def _flushing(gradient: str, trace: Trace) -> Site | None:
@@ -220,7 +235,7 @@ def _flushing(gradient: str, trace: Trace) -> Site | None:
 
 
 def _rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
-    error, tolerance = loss_error(trace.wide[0], trace.low[0]), reference.tolerance
+    error, tolerance, limit = loss_error(trace.wide[0], trace.low[0]), reference.tolerance, reference.limit
     if error <= tolerance and reference.has_loss(trace.low, scale):
         evidence = f"The step is finite, its loss has a relative error of {error:.2g}, and {_NO_UNDERFLOW}."
         return Finding("healthy", None, evidence)
@@ -238,15 +253,17 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
         return Finding("healthy", None, evidence)
     alone = run(program, scale, isolated=True)
     gradients = reference.lost_gradients(trace.low, scale)
-    lost = max(gradients, default=0.0) > LOST
+    lost = max(gradients, default=0.0) > limit
     # A layer whose results cancel afterwards may have accurate results; its own gradient is not.
-    decisive = [i for i, site in enumerate(alone.sites) if lost or site.direction == "forward"]
-    ranked = sorted(decisive, key=lambda i: alone.readings[i].relative_error, reverse=True)
+    backward = error <= tolerance  # a loss that is right says that the fault is in the derivative
+    every = lost and (backward or reference.without_float8 is not None)
+    decisive = [i for i, site in enumerate(alone.sites) if every or site.direction == "forward"]
+    ranked = sorted(decisive, key=lambda i: _blame(alone, i, backward), reverse=True)
     own = alone.readings[ranked[0]].relative_error
     # If the float32 program has other operations, a module's own error does not cover all that it does differently.
     # Different random numbers are not a fault.
-    differs = reference.program is not program and not _is_random(program)
-    if own <= tolerance and error <= 0.5 and not differs:
+    differs = reference.program is not program and not program.is_random
+    if own <= tolerance and error <= 0.5 and not differs and max(gradients, default=0.0) <= LOST:
         evidence = (
             f"The step is finite and {_NO_UNDERFLOW}. The loss has a relative error of {error:.2g}, which is rounding "
             f"noise from all modules: with float32 inputs, no module has a relative error above {own:.2g}."
@@ -255,27 +272,28 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
 
     # A result near zero has a large relative error, so the loss need not depend on the module with the largest error.
     worst = {alone.sites[i].path: i for i in reversed(ranked)}
-    paths = sorted(worst, key=lambda path: alone.readings[worst[path]].relative_error, reverse=True)
+    paths = sorted(worst, key=lambda path: _blame(alone, worst[path], backward), reverse=True)
     left, path = culprit(paths, program, scale, reference)
     site, own = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
     evidence = f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. "
-    if gradients:
+    if lost:
         evidence += f"The gradient of {program.gradients[int(np.argmax(gradients))]} has one of {max(gradients):.2g}. "
     evidence += (
-        f"Most of the error comes from {_named(site)}: with float32 inputs, its result has a relative error of "
+        f"Most of the error comes from {named(site)}: with float32 inputs, its result has a relative error of "
         f"{own:.2g}. Without rounding in its module, "
     )
     if lost:
         evidence += "both are" if left <= tolerance else "not both are"
-        evidence += f" within the tolerance: {tolerance:g} for the loss, and {LOST:g} for a gradient."
+        evidence += f" within the tolerance: {tolerance:g} for the loss, and {limit:g} for a gradient."
     else:
         evidence += f"the loss has a relative error of {left:.2g}."
     return Finding("rounding", site, evidence)
 
 
-def _is_random(program: Program) -> bool:
-    return any(eqn.primitive.name.startswith("random_") for _, eqn in equations(program.jaxpr))
+def _blame(alone: Trace, index: int, backward: bool) -> tuple[bool, float]:
+    own = alone.readings[index].relative_error
+    return backward and alone.sites[index].direction == "backward" and own > _NOTABLE, own
 
 
-def _named(site: Site) -> str:
-    return f"{site.operation} in {site.path or 'no module'} ({site.direction}, {site.source})"
+_NOTABLE = 0.05
+"""The relative error from which a module's own backward pass is blamed before its forward pass."""

@@ -36,10 +36,11 @@ def _same(mine, theirs):
     np.testing.assert_array_equal(mine.astype(np.float64), theirs.astype(np.float64))
 
 
-@pytest.mark.parametrize("ranged", [True, False], ids=["ranged", "unranged"])
+@pytest.mark.parametrize("top", [True, False], ids=["top", "no top"])
+@pytest.mark.parametrize("bottom", [True, False], ids=["bottom", "no bottom"])
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-def test_rounding(monkeypatch, dtype, ranged):
-    _same(*_both(monkeypatch, lambda: round_to(VALUES, dtype, ranged=ranged)))
+def test_rounding(monkeypatch, dtype, top, bottom):
+    _same(*_both(monkeypatch, lambda: round_to(VALUES, dtype, top=top, bottom=bottom)))
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mpjax.diagnosis.finding import Finding
 from mpjax.diagnosis.health import Reference
 from mpjax.diagnosis.program import program_of_function
 from mpjax.diagnosis.repair import Fault, is_repaired_outside, smallest_rules, with_lower_scale
 from mpjax.diagnosis.trace import run
-from mpjax.diagnosis.verdict import Finding
 from mpjax.precision.presets import get_policy
 
 

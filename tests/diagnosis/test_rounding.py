@@ -63,7 +63,7 @@ def test_bfloat16_keeps_float32s_range():
 
 def test_without_range_float16_has_eleven_bits_everywhere():
     values = jnp.float32([2049.0, 2049.0 * 2**20, 2051.0 * 2.0**-60, 1e-8, 1e30])
-    rounded = np.asarray(round_to(values, FLOAT16, ranged=False), np.float64)
+    rounded = np.asarray(round_to(values, FLOAT16, top=False, bottom=False), np.float64)
     assert rounded[:3].tolist() == [2048.0, 2048.0 * 2**20, 2052.0 * 2.0**-60]
     assert np.abs(rounded[3:] / [1e-8, 1e30] - 1).max() < 2.0**-11
 

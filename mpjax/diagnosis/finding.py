@@ -1,0 +1,30 @@
+"""A verdict with its place and its evidence."""
+
+from typing import NamedTuple
+
+from mpjax.diagnosis.readings import Site
+
+
+class Finding(NamedTuple):
+    """A verdict with its place and its evidence.
+
+    Attributes:
+      verdict: "healthy", "overflow", "underflow", "rounding", "loss_scale" or "not_precision".
+      site: the operation where the fault begins; None if healthy, or if no operation can be named.
+      evidence: one paragraph with the numbers behind the verdict.
+      better_scale: a loss scale with which the step is healthy; None if none was found or none is needed.
+      accepts: the relative error of a gradient that a repair must reach, as in `Reference`; None for the usual one.
+      reason: for "not_precision" what fails in float32 too, in the words of the evidence.
+    """
+
+    verdict: str
+    site: Site | None
+    evidence: str
+    better_scale: float | None = None
+    accepts: float | None = None
+    reason: str = ""
+
+
+def named(site: Site) -> str:
+    """Returns a site in words: operation, module, direction and line."""
+    return f"{site.operation} in {site.path or 'no module'} ({site.direction}, {site.source})"

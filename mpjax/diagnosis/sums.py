@@ -1,0 +1,88 @@
+"""Finds sums that only the derivative has: cotangents that half precision adds up, while the loss is right.
+
+The derivative of what takes a value many times adds as many cotangents: of a gather, a broadcast, a window, a value
+that is used again and again, or one that every step of a loop reads. The sum has the dtype of the value.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from mpjax.diagnosis.emulate import Emulator
+from mpjax.diagnosis.finding import Finding, named
+from mpjax.diagnosis.formats import NARROW
+from mpjax.diagnosis.health import Reference, loss_error, outputs_of
+from mpjax.diagnosis.program import Program
+from mpjax.diagnosis.readings import Reading, Site, ratio
+from mpjax.diagnosis.trace import Trace, run
+from mpjax.precision.casting.primitives import SUMS
+
+
+_NOISE = 0.01
+"""The relative error of one sum from which it is looked at; a result that is rounded once has at most 0.004."""
+
+_ADDITIONS = ("add", "add_any")
+_LONG = 16
+"""The number of terms from which single additions are looked at as one sum."""
+
+
+def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
+    """Returns the sum of cotangents that makes a gradient wrong in a step whose loss is right; None if there is none.
+
+    It is at fault if sums of cotangents in float32, each rounded once, nearly halve the error of the worst gradient.
+    """
+    error, tolerance = loss_error(trace.wide[0], trace.low[0]), reference.tolerance
+    if error > tolerance or reference.without_float8 is not None or not long_sums(trace):
+        return None
+    strict = dataclasses.replace(reference, accepts=tolerance)
+    errors = strict.lost_gradients(trace.low, scale)
+    worst = max(errors, default=0.0)
+    if worst <= tolerance:
+        return None
+    in_float32 = outputs_of(Emulator(reference=False, sums=False), program, scale)
+    left = max(strict.lost_gradients(in_float32, scale))
+    if left > 0.6 * worst:
+        return None
+    alone = run(program, scale, isolated=True)
+    site, reading = max(long_sums(alone), key=lambda each: each[1].relative_error)
+    wrong = program.gradients[errors.index(worst)] or "the parameter"
+    evidence = (
+        f"The step is finite and its loss has a relative error of {error:.2g}, but the gradient of {wrong} has one of "
+        f"{worst:.2g}. It comes from {sum_in_words(site, program, trace)}: with float32 inputs, its result has a "
+        f"relative error of {reading.relative_error:.2g}. With sums of cotangents in float32, the gradient has one of "
+        f"{left:.2g}."
+    )
+    return Finding("rounding", site, evidence, accepts=(worst + left) / 2)
+
+
+def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
+    """Returns the sums of cotangents in half precision that may be wrong, with their readings."""
+    chains = _chains(trace.sites)
+    return [
+        (site, reading)
+        for site, reading in zip(trace.sites, trace.readings, strict=True)
+        if site.direction == "backward" and site.dtype in NARROW
+        if (site.operation in SUMS and ratio(reading.noise, reading.exact) > _NOISE)
+        or max(site.terms * (site.operation in _ADDITIONS), chains[_kind(site)]) >= _LONG
+    ]
+
+
+def sum_in_words(site: Site, program: Program, trace: Trace) -> str:
+    """Returns the number of terms, the value whose cotangents they are, the dtype and the place of a sum."""
+    terms = max(site.terms, _chains(trace.sites)[_kind(site)] + 1)
+    parameters = [
+        name
+        for name, gradient in zip(program.gradients, trace.wide[1:], strict=True)
+        if gradient.shape == site.shape and name.rpartition("/")[0] == site.path and name
+    ]
+    of = f"`{parameters[0]}`" if len(parameters) == 1 else f"a value of shape {list(site.shape)}"
+    return f"the sum of {terms:,} cotangents of {of} in {site.dtype}, {named(site)}"
+
+
+def _kind(site: Site) -> tuple:
+    return site.operation, site.path, site.shape, site.direction
+
+
+def _chains(sites: Sequence[Site]) -> Counter:
+    """Returns how often cotangents of each shape are added in a module: a value that is used n times has n - 1."""
+    return Counter(_kind(site) for site in sites if site.operation == "add_any")
