@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
-from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, write
+from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
 from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts, resumed_state
 from mpjax.config import Config
 from mpjax.config.commands import Diagnose
@@ -225,5 +225,5 @@ def in_view_of_float32(
     return found.beyond_dtypes(
         "The run does not recover in float32 either",
         f"{FURTHER} steps from here the loss is {loss:.3g}, and the untrained model's is {before:.3g}",
-        [NO_DTYPE_REPAIRS],
+        [NO_DTYPE_REPAIRS, *of_the_step_alone(found)],
     )

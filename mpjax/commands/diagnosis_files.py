@@ -35,3 +35,11 @@ def first_bad_layer(found: Diagnosis) -> str:
     after = [row.path for row in rows if row.non_finite or row.overflow]
     path = found.path or next(iter(after), "none by name")
     return f"first bad layer: {path} ({found.direction})\n"
+
+
+def of_the_step_alone(found: Diagnosis) -> tuple[str, ...]:
+    """Returns advice on the step of a run that has a cause besides: what was verified for the step holds beside it."""
+    if not found.verified:
+        return ()
+    place = "" if found.path is None else f" in {found.path or 'no module'} ({found.direction})"
+    return (f"This step has a cause of its own besides, {found.verdict}{place}. For that: {' '.join(found.advice)}",)

@@ -8,7 +8,7 @@ without any rounding. Operations run one by one, because a compiler could fuse t
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +46,16 @@ def everywhere(path: str) -> bool:
     return True
 
 
+def nothing(eqn, place: Place) -> bool:
+    """Returns False: no result is kept in float32."""
+    return False
+
+
+def sums_of_cotangents(eqn, place: Place) -> bool:
+    """Returns True for a sum of the backward pass, or one addition of it."""
+    return place.backward and (eqn.primitive.name in SUMS or is_addition(eqn, place.callers))
+
+
 def nowhere(path: str) -> bool:
     """Returns False: no module rounds."""
     return False
@@ -59,9 +69,8 @@ class Emulator:
       rounds: a function of a module path; True if the module's operations and stored parameters are rounded.
       top: True if half precision has its own largest exponents, so that values overflow.
       bottom: True if half precision has its own smallest exponents, so that values underflow.
-      sums: True if sums of cotangents are computed as the program does; False if they are computed in float32 and
-        rounded once: reductions, scatters, and additions for a value that is used several times or in every step of a
-        loop.
+      keeps: a function of an equation and its place; True if its results stay in float32 until another equation takes
+        them, which rounds them then.
       reference: True to run the reference too; otherwise `wide` is `low`.
       isolated: True to give each module the reference's values as inputs, which measures the module's own error;
         otherwise errors propagate from module to module.
@@ -73,7 +82,7 @@ class Emulator:
     rounds: Callable[[str], bool] = everywhere
     top: bool = True
     bottom: bool = True
-    sums: bool = True
+    keeps: Callable[[Any, Place], bool] = nothing
     reference: bool = True
     isolated: bool = False
     recorder: Recorder | LayerRecorder | None = None
@@ -206,8 +215,7 @@ class Emulator:
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
         """Returns the results of an operation; empties `pairs`, the list of its operands."""
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
-        wide_sum = not self.sums and place.backward
-        rounds = self.rounds_in(place, eqn, pairs) and not (wide_sum and is_addition(eqn, place.callers))
+        rounds = self.rounds_in(place, eqn, pairs)
         lows = [self.taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]
         wides = [pair.wide for pair in pairs] if self.reference else lows
         given_marks = [pair.marks for pair in pairs]
@@ -222,7 +230,7 @@ class Emulator:
         given_dtypes = {getattr(atom.aval, "dtype", None) for atom in eqn.invars}
         if BFLOAT16 in given_dtypes:
             native |= MATRIX_PRODUCTS  # a CPU that multiplies bfloat16 as such adds in an order of its own
-        if given_dtypes & set(FLOAT8) or wide_sum:
+        if given_dtypes & set(FLOAT8):
             native = frozenset()  # devices add products of float8 in float32
         if some_half and rounds and eqn.primitive.name in native:
             room = 1.0 if ranged else room_for(lows)
@@ -246,10 +254,11 @@ class Emulator:
         """Returns True if the results of an equation are rounded; `eqn` is None at the end of a body.
 
         A free operand is float32 and promotes the result to float32, unless the equation casts to half precision, or
-        the operand is a sum that is rounded once.
+        the operand was kept only until its use.
         """
-        once = eqn is None or casts_down(eqn) or not self.sums
-        return self.rounds(place.path) and (once or not any(pair.free for pair in pairs))
+        if not self.rounds(place.path) or (eqn is not None and self.keeps(eqn, place)):
+            return False
+        return eqn is None or casts_down(eqn) or self.keeps is not nothing or not any(pair.free for pair in pairs)
 
     def taken(self, pair: Pair, aval, path: str, rounds: bool):
         """Returns an operand as an equation in `path` gets it; if isolated, without the errors of other modules."""

@@ -119,6 +119,7 @@ def _with_half(spec: "str | Policy") -> Policy:
     return policy
 
 
+@np.errstate(all="ignore")  # constants that half precision does not have are reported, not warned of
 def diagnose_program(
     make: Callable[[Policy], Program],
     policy: Policy,

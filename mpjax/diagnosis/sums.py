@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from mpjax.diagnosis.emulate import Emulator
+from mpjax.diagnosis.emulate import Emulator, sums_of_cotangents
 from mpjax.diagnosis.finding import Finding, named
 from mpjax.diagnosis.formats import NARROW
 from mpjax.diagnosis.health import Reference, loss_error, outputs_of
@@ -39,7 +39,7 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
     worst = max(errors, default=0.0)
     if worst <= tolerance:
         return None
-    in_float32 = outputs_of(Emulator(reference=False, sums=False), program, scale)
+    in_float32 = outputs_of(Emulator(reference=False, keeps=sums_of_cotangents), program, scale)
     left = max(strict.lost_gradients(in_float32, scale))
     if left > 0.6 * worst:
         return None

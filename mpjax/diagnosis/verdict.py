@@ -22,6 +22,7 @@ from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.finding import Finding, named
 from mpjax.diagnosis.formats import FLOAT8
 from mpjax.diagnosis.health import LOST, Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
+from mpjax.diagnosis.indices import out_of_range
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
@@ -54,6 +55,9 @@ def find(program: Program, trace: Trace, scale: float, reference: Reference) -> 
 
 def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
     site = _reference_begins(trace)
+    if site is not None and site.operation == "gather" and (index := out_of_range(program, scale)):
+        where = f"an index is out of range, {index[0]} of {index[1]}, such as a label of no class, in {named(site)}"
+        return Finding("not_precision", site, f"The step is not finite in float32 either: {where}. Check the data.")
     if site is None or site.operation == "parameter":
         inputs = zip(program.names, program.at(scale)[1], strict=False)  # the last input, the scale, has no name
         bad = [name for name, value in inputs if is_floating(value) and not bool(jnp.isfinite(value).all())]

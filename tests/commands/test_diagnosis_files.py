@@ -4,7 +4,7 @@ import pathlib
 import types
 from typing import Any
 
-from mpjax.commands.diagnosis_files import command_for, first_bad_layer
+from mpjax.commands.diagnosis_files import command_for, first_bad_layer, of_the_step_alone
 
 
 def found(path, direction, *rows) -> Any:
@@ -26,3 +26,13 @@ def test_a_fault_between_modules_names_the_first_module_after_it_in_its_directio
 def test_the_command_quotes_the_folder():
     command = command_for(pathlib.Path("runs/my run"), 7, "--evaluation")
     assert command == "python scripts/diagnose.py --run 'runs/my run' --step 7 --evaluation"
+
+
+def test_a_repair_that_was_verified_for_the_step_is_told_beside_another_cause():
+    advice = ("Set the loss scale to 1024 (verified by running), or ...",)
+    step = types.SimpleNamespace(verified=True, verdict="underflow", path="", direction="backward", advice=advice)
+    assert of_the_step_alone(step) == (
+        "This step has a cause of its own besides, underflow in no module (backward). For that: Set the loss scale to "
+        "1024 (verified by running), or ...",
+    )
+    assert of_the_step_alone(types.SimpleNamespace(verified=False)) == ()

@@ -1,0 +1,38 @@
+"""Finds an index that is out of range, for which JAX reads NaN: a label of no class."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from jax.core import Tracer
+
+from mpjax.diagnosis.emulate import Emulator, nowhere
+from mpjax.diagnosis.pairs import Pair, Place
+from mpjax.diagnosis.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Indices(Emulator):
+    """An emulator without rounding that keeps the indices of gathers that are out of range, with the number of rows."""
+
+    rounds: Callable[[str], bool] = nowhere
+    reference: bool = False
+    found: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+    def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
+        """Returns the results of an equation, and looks at the indices of a gather that is not in a loop."""
+        if eqn.primitive.name == "gather" and not isinstance(pairs[1].low, Tracer):
+            axes, shape = eqn.params["dimension_numbers"].start_index_map, eqn.invars[0].aval.shape
+            indices = np.asarray(pairs[1].low).reshape(-1, len(axes))
+            for axis, column in zip(axes, indices.T, strict=True):
+                size, taken = shape[axis], eqn.params["slice_sizes"][axis]
+                beyond = column[(column < 0) | (column > size - taken)]
+                self.found.extend((int(index), size) for index in beyond[:1])
+        return super().applied(eqn, pairs, place, debug_info)
+
+
+def out_of_range(program: Program, scale: float) -> tuple[int, int] | None:
+    """Returns the first index that is out of range and the number of rows that there are; None if none is."""
+    emulator = Indices()
+    emulator.run(*program.at(scale))
+    return next(iter(emulator.found), None)
