@@ -29,6 +29,7 @@ from mpjax.diagnosis.control_flow import HANDLERS
 from mpjax.diagnosis.float8 import saturated, with_own_scales
 from mpjax.diagnosis.formats import FLOAT8, NARROW
 from mpjax.diagnosis.layers import LayerRecorder
+from mpjax.diagnosis.loss_path import needed_for_loss
 from mpjax.diagnosis.measurements import Marks
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
@@ -77,6 +78,8 @@ class Emulator:
       recorder: the recorder that takes a reading of each result.
       done: a function that is called after each operation; a loop counts as one. `run` sets it.
       exact: the float32 values of the program's constants, by `id`, as in `Constants`. `run` sets it.
+      needed: the variables that the first output, the loss, depends on; all others belong to the backward pass. `run`
+        sets it.
     """
 
     rounds: Callable[[str], bool] = everywhere
@@ -88,6 +91,7 @@ class Emulator:
     recorder: Recorder | LayerRecorder | None = None
     done: Callable[[], None] = lambda: None
     exact: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    needed: frozenset = frozenset()
 
     @property
     def ranged(self) -> bool:
@@ -116,7 +120,8 @@ class Emulator:
         owners = [*owners, *[""] * (len(inputs) - len(owners))]
         variables = opened(jaxpr)[0].invars
         pairs = [self.entered(*each) for each in zip(variables, inputs, owners, strict=True)]
-        return dataclasses.replace(self, done=done, exact=exact or {}).run_body(jaxpr, pairs, Place())
+        ready = dataclasses.replace(self, done=done, exact=exact or {}, needed=needed_for_loss(jaxpr))
+        return ready.run_body(jaxpr, pairs, Place())
 
     def recording(self, recorder) -> Self:
         """Returns a copy with another recorder, or with none."""
@@ -194,7 +199,8 @@ class Emulator:
         def apply(eqn, path: str, pairs: list[Pair], debug_info) -> list[Pair]:
             if next(count) % _GIVE_BACK_EVERY == 0:
                 give_back()
-            backward = (place.backward or is_transposed(eqn)) and not is_recomputed(eqn)
+            backward = place.backward or is_transposed(eqn) or self.needed.isdisjoint(eqn.outvars)
+            backward = backward and not is_recomputed(eqn)
             here = place._replace(path=path, backward=backward)
             pairs[:] = self.with_exact(pairs, eqn.invars, here, eqn)
             name, within = eqn.primitive.name, here._replace(callers=(eqn, *place.callers))

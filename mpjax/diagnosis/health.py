@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mpjax.diagnosis.arithmetic import results_of, widened
-from mpjax.diagnosis.emulate import Emulator, everywhere, nowhere
+from mpjax.diagnosis.emulate import Emulator, everywhere, nothing, nowhere
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import ratio
@@ -256,7 +257,11 @@ WITHOUT_ROUNDING = Emulator(rounds=nowhere, reference=False)
 
 
 def is_repaired(
-    reference: Reference, program: Program, scale: float, rounds: Callable[[str], bool] = everywhere
+    reference: Reference,
+    program: Program,
+    scale: float,
+    rounds: Callable[[str], bool] = everywhere,
+    keeps: Callable[[Any, Place], bool] = nothing,
 ) -> bool:
     """Returns True if a step is finite, its loss is accurate, and no gradient is lost to underflow.
 
@@ -265,8 +270,9 @@ def is_repaired(
       program: the step.
       scale: the loss scale.
       rounds: the modules that round, as in `Emulator`.
+      keeps: the operations whose results stay in float32 until their use, as in `Emulator`.
     """
-    low = outputs_of(Emulator(rounds=rounds, reference=False), program, scale)
+    low = outputs_of(Emulator(rounds=rounds, keeps=keeps, reference=False), program, scale)
     if not all_finite(low) or not reference.has_loss(low, scale):
         return False
     return max(lost_shares(reference, program, scale, low, rounds), default=0.0) <= reference.tolerance

@@ -13,13 +13,15 @@ from mpjax.diagnosis.finding import Finding
 from mpjax.diagnosis.health import ROUNDING, WITHOUT_ROUNDING, Reference, all_finite, flushed_share, outputs_of
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.progress import SILENT, Progress, progress_at
+from mpjax.diagnosis.readings import Site
 from mpjax.diagnosis.render.text import percent
-from mpjax.diagnosis.repair import Fault, is_repaired_outside, smallest_rules, with_lower_scale
+from mpjax.diagnosis.repair import Fault, is_repaired_at, is_repaired_outside, smallest_rules, with_lower_scale
 from mpjax.diagnosis.search import covers
 from mpjax.diagnosis.trace import Row, Trace, run, table_of
 from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
 from mpjax.diagnosis.verdict import find
 from mpjax.errors import UsageError
+from mpjax.precision.casting.equations import LIBRARIES, NO_SOURCE
 from mpjax.precision.dtypes import HALF
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.modules import apply_policy
@@ -157,18 +159,19 @@ def diagnose_program(
     outside = unrepaired and is_repaired_outside(program, scale, reference)
     share = float32_share(program, rules)
     site, table = finding.site, table_of(trace, alone)
+    line = _cheaper_line(finding, program, scale, reference, share) if rules else None
     return Diagnosis(
         verdict=finding.verdict,
         path=_module(site.path) if site else None,
         direction=site.direction if site else None,
         operation=site.operation if site else None,
         source=site.source if site else None,
-        evidence=" ".join([finding.evidence, *_in_the_table(finding, table)]),
+        evidence=" ".join([finding.evidence, *_in_the_table(finding, table), *_called(site, trace)]),
         rules=rules,
         better_scale=finding.better_scale,
         verified=bool(rules) or finding.better_scale is not None or in_update,
         float32_flops=share,
-        advice=tuple(_advice(finding, rules, share, searched=wanted, outside=outside)),
+        advice=(*_advice(finding, rules, share, searched=wanted, outside=outside), *filter(None, [line])),
         table=(*table, *(update.row for update in updates)),
         policy=str(policy),
         loss_scale=float(scale),
@@ -201,6 +204,30 @@ def _in_the_table(finding: Finding, table: Iterable[Row]) -> Iterator[str]:
             whole = f"{_module(site.path) or 'no module'} ({site.direction})"
             lost = f"{percent(share)} % {name}" + " to zero" * (name == "underflow")
             yield f"Of all half-precision results of {whole}, {lost}: this share is in the table."
+
+
+def _called(site: Site | None, trace: Trace) -> Iterator[str]:
+    """Yields which call of a function is meant, if others call the same line."""
+    if site is not None and site.caller and {s.caller for s in trace.sites if s.source == site.source} != {site.caller}:
+        yield f"That line is called from several places, here from {site.caller}."
+
+
+def _cheaper_line(finding: Finding, program: Program, scale: float, reference: Reference, share: float) -> str | None:
+    """Returns advice to keep one line of the user's code in float32, if that repairs the step for fewer FLOPs."""
+    source = finding.site.source if finding.site else NO_SOURCE
+    if share < _CHEAP or source == NO_SOURCE or any(library in source for library in LIBRARIES):
+        return None
+    total, flops = sum(program.flops().values()), program.flops_at(source)
+    if 2 * flops > share * total or not is_repaired_at(source, program, finding.better_scale or scale, reference):
+        return None
+    return (
+        f"Cheaper: only this line in float32, {source}. Call .astype(jnp.float32) on the values that it reads and cast "
+        f"its result back ({flops / total:.1%} of the FLOPs, verified by running)."
+    )
+
+
+_CHEAP = 0.01
+"""The share of the FLOPs below which no cheaper way than rules is looked for."""
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:

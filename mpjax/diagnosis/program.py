@@ -13,6 +13,7 @@ from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.errors import UsageError
 from mpjax.precision.calls import name_scopes
 from mpjax.precision.casting import autocast
+from mpjax.precision.casting.equations import source_of
 from mpjax.precision.casting.flops import product_flops
 from mpjax.precision.casting.values import is_array, split_arrays
 from mpjax.precision.casting.walk import equations
@@ -66,6 +67,11 @@ class Program(NamedTuple):
             if flops := product_flops(eqn):
                 counts[path] = counts.get(path, 0) + flops
         return counts
+
+    def flops_at(self, source: str) -> int:
+        """Counts the same at one line of code, `file:line`."""
+        flops = ((eqn, product_flops(eqn)) for _, eqn in equations(self.jaxpr))
+        return sum(n for eqn, n in flops if n and source_of([eqn]) == source)
 
 
 def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program:

@@ -22,6 +22,8 @@ class Site(NamedTuple):
       shape: the shape of the result.
       source: the user's file and line.
       terms: how many values are added into one of the result, at most; 1 if none are.
+      steps: how many steps the loops around it take; 1 outside of loops.
+      caller: the user's file and line that calls the function of `source`; empty if there is none.
     """
 
     path: str
@@ -31,6 +33,8 @@ class Site(NamedTuple):
     shape: tuple[int, ...]
     source: str
     terms: int = 1
+    steps: int = 1
+    caller: str = ""
 
 
 class Reading(NamedTuple):

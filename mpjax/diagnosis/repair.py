@@ -7,11 +7,13 @@ import jax
 
 from mpjax.diagnosis.finding import Finding
 from mpjax.diagnosis.health import Reference, is_repaired
+from mpjax.diagnosis.pairs import Place
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.scales import scale_beside_rules
 from mpjax.diagnosis.search import is_in, pattern_of, smallest_repair, with_rules
 from mpjax.diagnosis.trace import Trace
 from mpjax.errors import UsageError
+from mpjax.precision.casting.equations import source_of
 from mpjax.precision.policy import Policy
 
 
@@ -72,6 +74,15 @@ def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> t
     too_high = f"With that repaired, the loss scale of {fault.scale:g} is too high; at {lower:g} the step is healthy."
     evidence = f"{finding.evidence} {too_high}"
     return finding._replace(better_scale=lower, evidence=evidence), fewer
+
+
+def is_repaired_at(source: str, program: Program, scale: float, reference: Reference) -> bool:
+    """Returns True if the step is healthy with one line of code in float32, whose results are rounded at their use."""
+
+    def stands_there(eqn, place: Place) -> bool:
+        return source_of((eqn, *place.callers)) == source
+
+    return is_repaired(reference, program, scale, keeps=stands_there)
 
 
 def is_repaired_outside(program: Program, scale: float, reference: Reference) -> bool:

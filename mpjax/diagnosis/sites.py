@@ -1,30 +1,39 @@
 """The sites of readings: where in a program a result or a parameter stands."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jax.extend import core
 
 from mpjax.diagnosis.pairs import Place
 from mpjax.diagnosis.readings import Site
-from mpjax.precision.casting.equations import NO_SOURCE, source_of
+from mpjax.notebook import file_or_cell
+from mpjax.precision.casting.equations import LIBRARIES, NO_SOURCE, first_outside, source_lines, source_of
 from mpjax.precision.casting.jaxprs import opened, scan_counts
 
 
 def site_of(eqn, var, place: Place) -> Site:
     """Returns the site of a result of an equation."""
     direction = "backward" if place.backward else "forward"
-    source = source_of((eqn, *place.callers))
-    return Site(
-        place.path,
-        direction,
-        eqn.primitive.name,
-        np.dtype(var.aval.dtype),
-        tuple(var.aval.shape),
-        source,
-        terms_of(eqn, place.callers),
-    )
+    eqns = eqn, *place.callers
+    where = source_of(eqns), terms_of(eqn, place.callers), steps_of(place.callers), caller_of(eqns)
+    return Site(place.path, direction, eqn.primitive.name, np.dtype(var.aval.dtype), tuple(var.aval.shape), *where)
+
+
+def steps_of(callers: Iterable) -> int:
+    """Returns how many steps the scans among the equations take; a `while_loop` counts as one step."""
+    return math.prod(caller.params["length"] for caller in callers if caller.primitive.name == "scan")
+
+
+def caller_of(eqns: Iterable) -> str:
+    """Returns the user's line that calls the function whose line is `source_of`; empty if there is none."""
+    for eqn in eqns:
+        own = [line for line in source_lines(eqn) if first_outside([line], LIBRARIES) == 0]
+        outer = next((line for line in own[1:] if (line.file, line.function) != (own[0].file, own[0].function)), None)
+        if own:
+            return "" if outer is None else f"{file_or_cell(outer.file)}:{outer.line}"
+    return ""
 
 
 def is_addition(eqn, callers: Sequence) -> bool:
@@ -54,7 +63,7 @@ def terms_of(eqn, callers: Sequence) -> int:
         shape, window = eqn.invars[2].aval.shape, params["dimension_numbers"].update_window_dims
         return math.prod(size for axis, size in enumerate(shape) if axis not in window)
     if is_addition(eqn, callers):
-        return 1 + math.prod(caller.params["length"] for caller in callers if caller.primitive.name == "scan")
+        return 1 + steps_of(callers)
     return 1
 
 

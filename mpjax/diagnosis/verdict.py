@@ -20,7 +20,7 @@ import numpy as np
 
 from mpjax.diagnosis.emulate import Emulator
 from mpjax.diagnosis.finding import Finding, named
-from mpjax.diagnosis.formats import FLOAT8
+from mpjax.diagnosis.formats import FLOAT8, NARROW
 from mpjax.diagnosis.health import LOST, Reference, all_finite, flushed_share, loss_error, lost_shares, outputs_of
 from mpjax.diagnosis.indices import out_of_range
 from mpjax.diagnosis.program import Program
@@ -141,6 +141,8 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
     decisive = [seen for seen in read if lost or seen[0].direction == "forward"]
     over = [seen for seen in decisive if seen[1].begins and seen[1].overflow]
     under = [seen for seen in decisive if _loses(*seen, reference.tolerance)]
+    if not (over or under):
+        under = [max(small, key=_fading)] if (small := [seen for seen in decisive if _fading(seen)]) else []
     if not (over or under) or not reference.has_loss(outputs_of(_UNRANGED, program, scale), scale):
         return None
     if over and under and reference.has_loss(outputs_of(_NO_BOTTOM, program, scale), scale):
@@ -162,8 +164,20 @@ def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
     )
 
 
+def _fading(seen: tuple[Site, Reading]) -> float:
+    """Returns the share of results in half precision that became zero or too small for all of their bits."""
+    site, reading = seen
+    return (reading.underflow + reading.subnormal) / reading.size if site.dtype in NARROW and reading.size else 0.0
+
+
 def _vanished(site: Site, reading: Reading) -> str:
     share = reading.underflow / reading.size
+    if site.steps > 1:
+        return (
+            f"The values of {named(site)} fade little by little in a loop of {site.steps:,} steps: of all, {share:.1%} "
+            f"underflow to zero in {site.dtype}, and {reading.subnormal / reading.size:.1%} lose bits because they are "
+            "nearly as small"
+        )
     return f"{share:.1%} of the values of {named(site)} underflow to zero in {site.dtype}"
 
 
@@ -194,7 +208,12 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
     flushed = flushed_share(trace.wide[1 + worst], trace.low[1 + worst])
     index = next((i for i, reading in enumerate(trace.readings) if reading.lost_share > tolerance), None)
     site = _flushing(program.gradients[worst], trace) if index is None else trace.sites[index]
-    where = "" if site is None else f", first in {named(site)}"
+    if site is None:
+        where = ""
+    elif index is None and site.steps > 1:
+        where = f", little by little in a loop of {site.steps:,} steps, in {named(site)}"
+    else:
+        where = f", first in {named(site)}"
     evidence = (
         f"{flushed:.1%} of the gradient values of {program.gradients[worst]} underflow to zero in half "
         f"precision{where}. In float32 they are not zero. The loss scale is {scale:g}."
@@ -225,17 +244,17 @@ def _keeps_gradients(emulator: Emulator, program: Program, scale: float, referen
 
 
 def _flushing(gradient: str, trace: Trace) -> Site | None:
-    """Returns the site where most values underflow, of a gradient's module or in float8.
+    """Returns the site where most values underflow, of a gradient's module or in float8 if any do there.
 
     Beside an outlier, which sets the scale, values in float8 underflow whose norm is small and whose gradient is not.
     """
     module = gradient.rpartition("/")[0]
     seen = [
-        (reading.underflow / reading.size, site)
+        (site.path == module or site.dtype in FLOAT8, reading.underflow / reading.size, site)
         for site, reading in zip(trace.sites, trace.readings, strict=True)
-        if reading.underflow and (site.path == module or site.dtype in FLOAT8)
+        if reading.underflow
     ]
-    return max(seen, key=lambda each: each[0])[1] if seen else None
+    return max(seen, key=lambda each: each[:2])[2] if seen else None
 
 
 def _rounding(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:

@@ -1,0 +1,196 @@
+"""Where a fault is said to be, and the cheaper way than a rule: the line, its caller, the loop, the index."""
+
+import pathlib
+import warnings
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from mpjax.diagnosis import diagnose
+
+
+def mean_square(model, x):
+    return jnp.mean(jnp.square(model(x).astype(jnp.float32)))
+
+
+def _line_of(text: str) -> str:
+    """The first line of this file that has a text."""
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    return f"{__file__}:{next(number for number, line in enumerate(lines, start=1) if text in line)}"
+
+
+class Stem(nnx.Module):
+    """A product, and a line behind it that overflows; the product's results are in range."""
+
+    def __init__(self):
+        self.proj, self.dtype = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.float32
+        self.proj.kernel[...] = self.proj.kernel[...] * 300
+
+    def __call__(self, x):
+        hidden = self.proj(x)
+        size = jnp.mean(hidden * hidden, -1, keepdims=True) * 1e-4
+        return hidden / (1 + size)
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.stem, self.head = Stem(), nnx.Linear(64, 4, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.head(self.stem(x))
+
+
+X = jax.random.normal(jax.random.key(0), (32, 64))
+
+
+def test_one_line_in_float32_is_told_beside_a_rule_for_most_of_the_flops():
+    found = diagnose(Net(), mean_square, X, policy="mixed_float16")
+    assert (found.verdict, found.rules, found.float32_flops > 0.9) == ("overflow", {"stem": "float32"}, True)
+    line = _line_of("size = jnp.mean(hidden")
+    assert found.source == line
+    assert found.advice[1].startswith(f"Cheaper: only this line in float32, {line}. Call .astype(jnp.float32)")
+    assert found.advice[1].endswith("(0.0% of the FLOPs, verified by running).")
+
+
+def test_the_advice_of_one_line_repairs_the_step():
+    class Cast(Stem):
+        def __call__(self, x):
+            hidden = self.proj(x)
+            wide = hidden.astype(jnp.float32)
+            size = (jnp.mean(wide * wide, -1, keepdims=True) * 1e-4).astype(hidden.dtype)
+            return hidden / (1 + size)
+
+    model = Net()
+    model.stem = Cast()
+    assert diagnose(model, mean_square, X, policy="mixed_float16").verdict == "healthy"
+
+
+def test_no_line_is_told_where_the_line_is_the_product_or_does_not_repair():
+    model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.Linear(64, 4, rngs=nnx.Rngs(1)))
+    model.layers[0].kernel[...] *= 1e5
+    model.layers[1].kernel[...] *= 1e-5
+    found = diagnose(model, mean_square, X, policy="mixed_float16")
+    assert found.verdict == "overflow"
+    assert found.verified
+    assert not any("only this line" in line for line in found.advice)
+
+
+def shared(x):
+    return jnp.square(x) * 1e-3
+
+
+class Helped(nnx.Module):
+    def __init__(self):
+        self.first, self.second = (nnx.Linear(64, 64, rngs=nnx.Rngs(seed)) for seed in range(2))
+        self.second.kernel[...] = self.second.kernel[...] * 1000
+
+    def __call__(self, x):
+        hidden = shared(self.first(x))
+        return shared(self.second(hidden + x.astype(hidden.dtype)))
+
+
+def test_the_caller_of_a_shared_line_is_told():
+    found = diagnose(Helped(), mean_square, X, policy="mixed_float16")
+    assert found.source == _line_of("return jnp.square(x) * 1e-3")
+    caller = _line_of("return shared(self.second(")
+    assert f"That line is called from several places, here from {caller}." in found.evidence
+
+
+def test_no_caller_is_told_of_a_line_that_is_called_once():
+    assert "several places" not in diagnose(Net(), mean_square, X, policy="mixed_float16").evidence
+
+
+class Decay(nnx.Module):
+    """A weight that is multiplied in every step of a loop."""
+
+    def __init__(self):
+        self.w, self.dtype = nnx.Param(jnp.ones(8)), jnp.float32
+
+    def __call__(self, x):
+        start = self.w[...].astype(self.dtype)
+        return jax.lax.scan(lambda carry, row: (carry * row, None), start, x.astype(self.dtype))[0]
+
+
+class Fading(nnx.Module):
+    def __init__(self):
+        self.decay = Decay()
+
+    def __call__(self, x):
+        return self.decay(x)
+
+
+@pytest.mark.parametrize("steps", [40, 100], ids=["to subnormal numbers", "to zero"])
+def test_a_slow_underflow_through_a_loop_names_the_loop(steps):
+    def loss_fn(model, x):
+        return jnp.sum(model(x).astype(jnp.float32))
+
+    found = diagnose(Fading(), loss_fn, jnp.full((steps, 8), 0.6), policy="mixed_float16")
+    assert (found.verdict, found.path, found.operation) == ("underflow", "decay", "mul")
+    assert f"little by little in a loop of {steps} steps" in found.evidence
+    assert (found.rules, found.verified) == ({"decay": "float32"}, True)
+
+
+def test_a_gradient_that_fades_in_a_loop_names_the_loop():
+    def loss_fn(model, x):
+        return jnp.sum(model(x).astype(jnp.float32)) + 1
+
+    found = diagnose(Fading(), loss_fn, jnp.full((60, 8), 0.6), policy="mixed_float16")
+    assert (found.verdict, found.path) == ("underflow", "decay")
+    assert "little by little in a loop of 60 steps" in found.evidence
+
+
+@jax.custom_vjp
+def root(x):
+    return jnp.sqrt(x)
+
+
+def _root_and_square(x):
+    return jnp.sqrt(x), jnp.square(x * 1000)  # read by the derivative alone
+
+
+root.defvjp(_root_and_square, lambda kept, cotangent: (cotangent + kept * 1e-6,))
+
+
+class Rooted(nnx.Module):
+    def __init__(self):
+        self.w, self.dtype = nnx.Param(jnp.full(4, 0.5)), jnp.float32
+
+    def __call__(self, x):
+        return root(self.w[...].astype(self.dtype)[None] * x.astype(self.dtype))
+
+
+def test_an_operation_that_the_loss_does_not_depend_on_is_in_the_backward_pass():
+    found = diagnose(Rooted(), mean_square, jnp.ones((2, 4)), policy="mixed_float16")
+    assert (found.verdict, found.direction, found.operation) == ("overflow", "backward", "square")
+
+
+LABELS = {"one too many": [0, 1, 4, 2], "nine": [0, 1, 9, 2], "far below": [0, -9, 1, 2]}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_label_out_of_range_is_told_as_an_index(name):
+    model, labels = nnx.Linear(64, 4, rngs=nnx.Rngs(0)), jnp.array(LABELS[name])
+
+    def loss_fn(model, x):
+        logits = model(x).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    found = diagnose(model, loss_fn, X[:4])
+    assert (found.verdict, found.operation, found.rules) == ("not_precision", "gather", {})
+    index = {"one too many": 4, "nine": 9, "far below": -5}[name]  # JAX adds 4 to what is below 0
+    assert f"an index is out of range, {index} of 4, such as a label of no class, in gather" in found.evidence
+
+
+class Large(Rooted):
+    def __call__(self, x):
+        return (self.w[...].astype(self.dtype)[None] * x.astype(self.dtype) + 1e7) * 1e-9
+
+
+def test_numpy_does_not_warn_of_constants_that_half_precision_does_not_have():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = diagnose(Large(), mean_square, jnp.ones((2, 4)), policy="mixed_float16")
+    assert (found.verdict, found.operation) == ("overflow", "constant 1e+07")
