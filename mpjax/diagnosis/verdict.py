@@ -151,10 +151,11 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
     assert seen is not None
     what = _passed(*seen) if over else _vanished(*seen)
     off = f"its loss has a relative error of {loss_error(trace.wide[0], trace.low[0]):.2g}"
-    if lost := reference.lost_gradients(trace.low, scale):
-        off += f", and a gradient one of {max(lost):.2g}"
+    if errors := reference.lost_gradients(trace.low, scale):
+        off += f", and a gradient one of {max(errors):.2g}"
     verdict = "overflow" if over else "underflow"
-    return Finding(verdict, seen[0], f"{what}. The step is still finite, but {off}.")
+    evidence = f"{what}. The step is still finite, but {off}."
+    return Finding(verdict, seen[0], evidence, accepts=reference.limit if lost else None)
 
 
 def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
@@ -310,7 +311,7 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
         evidence += f" within the tolerance: {tolerance:g} for the loss, and {limit:g} for a gradient."
     else:
         evidence += f"the loss has a relative error of {left:.2g}."
-    return Finding("rounding", site, evidence)
+    return Finding("rounding", site, evidence, accepts=limit if lost else None)
 
 
 def _blame(alone: Trace, index: int, backward: bool) -> tuple[bool, float]:
