@@ -55,6 +55,19 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
     return Finding("rounding", site, evidence, accepts=(worst + left) / 2)
 
 
+def noted_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> str:
+    """Returns a sentence about the sum of cotangents that loses most in a healthy step; empty if none does."""
+    seen = [each for each in long_sums(trace) if _noise(each[1]) > _NOISE]
+    if not seen or max(reference.lost_gradients(trace.low, scale), default=0.0) <= _NOISE:
+        return ""
+    site, reading = max(seen, key=lambda each: _noise(each[1]))
+    return f" Of the sums of cotangents, {sum_in_words(site, program, trace)}, loses most: {_noise(reading):.2g}."
+
+
+def _noise(reading: Reading) -> float:
+    return ratio(reading.noise, reading.exact)
+
+
 def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
     """Returns the sums of cotangents in half precision that may be wrong, with their readings."""
     chains = _chains(trace.sites)
@@ -62,7 +75,7 @@ def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
         (site, reading)
         for site, reading in zip(trace.sites, trace.readings, strict=True)
         if site.direction == "backward" and site.dtype in NARROW
-        if (site.operation in SUMS and ratio(reading.noise, reading.exact) > _NOISE)
+        if (site.operation in SUMS and _noise(reading) > _NOISE)
         or max(site.terms * (site.operation in _ADDITIONS), chains[_kind(site)]) >= _LONG
     ]
 

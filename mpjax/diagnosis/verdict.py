@@ -1,13 +1,14 @@
 """Decides the verdict of a diagnosis: overflow, underflow, rounding, loss scale or not precision.
 
 - Overflow: the step is not finite in half precision and finite in float32. Or the step is finite because a division by
-  inf gave zero, but its loss is wrong, and would be right with the same mantissa bits and unlimited range.
+  inf gave zero, but its loss or a gradient is wrong, and would be right with the same mantissa bits and a larger range.
 - Underflow: more than `tolerance` of a gradient's norm underflowed to zero. Values that are zero with unlimited range
   too, because rounded terms cancel, do not count. Or a value that underflowed, such as a divisor, makes the step
   non-finite or its loss wrong.
 - Rounding: the loss is wrong, and some module with float32 inputs has an error above `tolerance` of its result's norm;
   or the loss is off by more than half, so none of its bits is right. Or the step is not finite because of rounding
   alone: 1 - 0.999 is rounded to 0, or a variance is below 0, and its logarithm or root is taken.
+  Or the loss is right and a gradient is not: half precision adds up cotangents, or a derivative is off.
 - Not precision: the step is not finite in float32 either.
 
 The reference is the float32 program with float32 constants.
@@ -26,7 +27,7 @@ from mpjax.diagnosis.indices import out_of_range
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Reading, Site
 from mpjax.diagnosis.scales import healthy_scale, lower_scale
-from mpjax.diagnosis.sums import lost_sum
+from mpjax.diagnosis.sums import lost_sum, noted_sum
 from mpjax.diagnosis.suspects import at_fault, culprit
 from mpjax.diagnosis.trace import Trace, run
 from mpjax.precision.dtypes import is_floating
@@ -262,7 +263,7 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     error, tolerance, limit = loss_error(trace.wide[0], trace.low[0]), reference.tolerance, reference.limit
     if error <= tolerance and reference.has_loss(trace.low, scale):
         evidence = f"The step is finite, its loss has a relative error of {error:.2g}, and {_NO_UNDERFLOW}."
-        return Finding("healthy", None, evidence)
+        return Finding("healthy", None, evidence + noted_sum(program, trace, scale, reference))
     if reference.has_loss(trace.low, scale):
         why = (
             f"terms with a total magnitude of {reference.terms:.2g} cancel in it"

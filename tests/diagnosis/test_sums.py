@@ -113,6 +113,12 @@ def test_short_sums_are_healthy(function, policy):
     assert found.verdict == "healthy", found.evidence
 
 
+def test_a_healthy_step_names_the_sum_that_loses_most_from_one_percent_on():
+    found = diagnose(Net(lambda w, x: (x @ w)[jnp.zeros(100, int)]), mean_square, X, policy="mixed_bfloat16")
+    assert found.verdict == "healthy"
+    assert "the sum of 100 cotangents of a value of shape [16, 4] in bfloat16, scatter-add in own" in found.evidence
+
+
 class Twice(nnx.Module):
     """A layer whose derivative is the small difference of large numbers, and whose result is right."""
 
