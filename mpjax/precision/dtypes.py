@@ -62,6 +62,11 @@ def is_floating(leaf) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
+def in_float32(tree):
+    """Returns a tree with its half-precision arrays cast to float32."""
+    return jax.tree.map(lambda leaf: leaf.astype(FLOAT32) if leaf.dtype in HALF else leaf, tree)
+
+
 def widest(*dtypes: DTypeLike) -> np.dtype:
     """Returns the narrowest dtype that holds all of `dtypes`: float32 for float16 and bfloat16.
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF
+from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF, in_float32
 from mpjax.precision.master import nearest, step_to
 from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16, stochastic_round
 
@@ -66,11 +66,11 @@ def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) ->
     inner = optax.with_extra_args_support(inner)
 
     def init(params) -> StochasticWeightsState:
-        return StochasticWeightsState(jnp.zeros((), jnp.int32), inner.init(_wide(params)))
+        return StochasticWeightsState(jnp.zeros((), jnp.int32), inner.init(in_float32(params)))
 
     def update(updates, state, params=None, **extra):
-        full = _wide(_given(params))
-        updates, inner_state = inner.update(_wide(updates), state.inner_state, full, **extra)
+        full = in_float32(_given(params))
+        updates, inner_state = inner.update(in_float32(updates), state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
         leaves, treedef = jax.tree.flatten(params)
         seeds = treedef.unflatten(seed_of(seed, state.roundings, number) for number in range(len(leaves)))
@@ -103,11 +103,11 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
 
     def init(params) -> CompensatedWeightsState:
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p) if p.dtype in HALF else None, params)
-        return CompensatedWeightsState(zeros, inner.init(_wide(params)))
+        return CompensatedWeightsState(zeros, inner.init(in_float32(params)))
 
     def update(updates, state, params=None, **extra):
         full = jax.tree.map(_sum, _given(params), state.compensation, is_leaf=_is_none)
-        updates, inner_state = inner.update(_wide(updates), state.inner_state, full, **extra)
+        updates, inner_state = inner.update(in_float32(updates), state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
         kept = jax.tree.map(lambda p, new: nearest(new, p.dtype) if p.dtype in HALF else new, params, moved)
         rest = jax.tree.map(
@@ -123,10 +123,6 @@ def _given(params: Any) -> Any:
     if params is None:
         raise UsageError("half-precision weights need the parameters: tx.update(grads, opt_state, params)")
     return params
-
-
-def _wide(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.astype(FLOAT32) if x.dtype in HALF else x, tree)
 
 
 def _is_none(node) -> bool:

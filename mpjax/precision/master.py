@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF
+from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF, in_float32
 from mpjax.precision.stochastic_rounding import stochastic_round
 
 
@@ -65,8 +65,7 @@ def master_weights(
         chance = state.roundings is not None
         masters = jax.tree.map(lambda p, m: m if m is None else _current(m, p, chance), params, state.masters)
         full = _full(masters, params)
-        updates = jax.tree.map(lambda g: g.astype(FLOAT32) if g.dtype in HALF else g, updates)
-        updates, inner_state = inner.update(updates, state.inner_state, full, **extra)
+        updates, inner_state = inner.update(in_float32(updates), state.inner_state, full, **extra)
         moved = optax.apply_updates(full, updates)
         masters = jax.tree.map(lambda p, new: new if p.dtype in HALF else None, params, moved)
         if state.roundings is None:

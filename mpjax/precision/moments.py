@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, in_float32
+from mpjax.precision.optimizer_state import init_in_float32
 from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16
 
 
@@ -58,13 +59,13 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
     inner = optax.with_extra_args_support(inner)
 
     def init(params) -> HalfMomentsState:
-        state = inner.init(params)
+        state = init_in_float32(inner, params)
         require_moments(state, "half_moments")
         return HalfMomentsState(_map_moments(lambda leaf, _: leaf.astype(BFLOAT16), state), jnp.zeros((), jnp.int32))
 
     def update(updates, state, params=None, **extra):
         wide = _map_moments(lambda leaf, _: leaf.astype(FLOAT32), state.inner_state)
-        updates, new = inner.update(updates, wide, params, **extra)
+        updates, new = inner.update(in_float32(updates), wide, params, **extra)
 
         def rounded(leaf, number: int):
             return stochastic_bfloat16(leaf.astype(FLOAT32), seed_of(seed, state.draws, number))

@@ -11,10 +11,8 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
-from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.gradient_norm import all_finite
-from mpjax.precision.half_weights import CompensatedWeightsState
-from mpjax.precision.master import MasterWeightsState
+from mpjax.precision.optimizer_state import init_in_float32
 
 
 T = TypeVar("T")
@@ -95,7 +93,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
         updates = jax.tree.map(lambda u: _zero_unless(finite, u), proposed)
         return Step(updates, finite, select(finite, new_state, kept), closes_window(state, new_state), finite)
 
-    return Attempt(functools.partial(_init_in_float32, inner), where_finite, unconditionally)
+    return Attempt(functools.partial(init_in_float32, inner), where_finite, unconditionally)
 
 
 def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
@@ -213,26 +211,3 @@ def _finite_on_all(tree, axis_name) -> jax.Array:
     if axis_name is not None:
         finite = jax.lax.pmin(finite.astype(jnp.int32), axis_name) == 1
     return finite
-
-
-def _init_in_float32(inner: optax.GradientTransformation, params):
-    """Initialises the inner state; leaves that follow the parameters' dtype (moments) become at least float32.
-
-    The gradients will be float32 too. The states of `master_weights` and `compensated_weights` are left alone: what
-    is to be float32 in them is already, and their structure differs for float32 parameters.
-    """
-
-    def widen(leaf, like):
-        return leaf.astype(like.dtype) if is_floating(leaf) else leaf
-
-    def is_master(node) -> bool:
-        return isinstance(node, MasterWeightsState | CompensatedWeightsState)
-
-    state = inner.init(params)
-    widened = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct(p.shape, widest(p.dtype, FLOAT32)) if is_floating(p) else p, params
-    )
-    wanted = jax.eval_shape(inner.init, widened)
-    if jax.tree.structure(wanted, is_leaf=is_master) != jax.tree.structure(state, is_leaf=is_master):
-        return state  # its structure depends on dtypes, so the inner transform handles them itself
-    return jax.tree.map(widen, state, wanted, is_leaf=is_master)

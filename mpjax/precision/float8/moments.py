@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mpjax.errors import UsageError
-from mpjax.precision.dtypes import FLOAT32
+from mpjax.precision.dtypes import BFLOAT16, FLOAT32, in_float32
 from mpjax.precision.float8.recipes import E4M3
 from mpjax.precision.moments import SECOND, is_moment, require_moments
+from mpjax.precision.optimizer_state import init_in_float32
 from mpjax.precision.stochastic_rounding import scrambled, seed_of, stochastic_bfloat16
 
 
@@ -90,21 +90,14 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
         return jax.tree.unflatten(treedef, kept)
 
     def init(params) -> Float8MomentsState:
-        state = inner.init(params)
+        state = init_in_float32(inner, params)
         require_moments(state, "float8_moments")
         draws = jnp.zeros((), jnp.int32)
         return Float8MomentsState(stored(state, draws), draws)
 
     def update(updates, state, params=None, **extra):
-        if params is None:
-            raise UsageError("float8_moments needs the parameters: tx.update(grads, opt_state, params)")
-        like = jax.eval_shape(inner.init, params)
-        wide = jax.tree.map(
-            lambda like, leaf: ungrouped(leaf) if isinstance(leaf, Grouped) else leaf.astype(like.dtype),
-            like,
-            state.inner_state,
-        )
-        updates, new = inner.update(updates, wide, params, **extra)
+        wide = jax.tree_util.tree_map_with_path(_restored, state.inner_state, is_leaf=_is_grouped)
+        updates, new = inner.update(in_float32(updates), wide, params, **extra)
         return updates, Float8MomentsState(stored(new, state.draws + 1), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -120,30 +113,45 @@ def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
     return grouped(leaf, seed) if large else leaf
 
 
+def _restored(path: tuple, leaf: Any) -> Any:
+    """Returns a leaf of an optimizer's state as the optimizer keeps it."""
+    if _is_grouped(leaf):
+        return ungrouped(leaf)
+    return leaf.astype(FLOAT32) if is_moment(path, SECOND) and leaf.dtype == BFLOAT16 else leaf
+
+
+def _is_grouped(node: Any) -> bool:
+    return isinstance(node, Grouped)
+
+
 def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     """Rounds an array to float8 at random, so that its mean is exact.
 
-    A number below the smallest of its group's range, 2^-18 of the largest or less, becomes zero or that smallest.
+    A number below the smallest of its group's range, 2^-18 of the largest or less, becomes zero or that smallest. inf
+    and NaN become NaN and change no other value.
 
     Args:
       x: float32.
       seed: uint32, which the random numbers depend on.
     """
     groups = _cut(x)
-    size = jnp.abs(groups)
+    finite = jnp.isfinite(groups)
+    size = jnp.where(finite, jnp.abs(groups), 0)
     largest = jnp.max(size, axis=-1, keepdims=True)
-    smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), axis=-1, keepdims=True)
-    usable = (largest > 0) & jnp.isfinite(largest)
-    spread = jnp.log(jnp.where(usable, largest, 1.0)) - jnp.log(jnp.where(usable, smallest, 1.0))
-    power = jnp.clip(_RANGE / jnp.maximum(spread, 1e-3), 1.0, 16.0)
+    usable = largest > 0
     scale = jnp.where(usable, largest, 1.0)
-    spread_out = _LARGEST * (size / scale) ** power
-    below, above = _neighbours(spread_out)
+    # XLA may multiply by 1 / scale, which is subnormal from 2^126 on: devices flush it to zero.
+    middle = jnp.where(scale > 1, 2.0**-64, 2.0**64)
+    size = (size * middle) / (scale * middle)
+    smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), axis=-1, keepdims=True)
+    spread = -jnp.log(jnp.where(usable, smallest, 1.0))
+    power = jnp.clip(_RANGE / jnp.maximum(spread, 1e-3), 1.0, 16.0)
+    below, above = _neighbours(_LARGEST * size**power)
     back = [(each / _LARGEST) ** (1 / power) for each in (below, above)]
-    share = (size / scale - back[0]) / jnp.maximum(back[1] - back[0], jnp.finfo(jnp.float32).tiny)
+    share = (size - back[0]) / jnp.maximum(back[1] - back[0], jnp.finfo(jnp.float32).tiny)
     drawn = (scrambled(groups.shape, seed) >> jnp.uint32(8)).astype(FLOAT32) * jnp.float32(2.0**-24)
     chosen = jnp.where(drawn < share, above, below) * jnp.sign(groups)
-    values = jnp.where(jnp.isfinite(groups), chosen, groups).astype(E4M3)  # what is not finite becomes NaN
+    values = jnp.where(finite, chosen, jnp.nan).astype(E4M3)
     return Grouped(_joined(values, x.shape), scale[..., 0], power[..., 0])
 
 
