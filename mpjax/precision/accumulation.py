@@ -42,22 +42,41 @@ def countable(gradients, finite: jax.Array, state):
     """
     if _accumulator(state) is None:
         return gradients
-    return jax.tree.map(lambda g: jnp.where(finite, g, jnp.zeros_like(g)), gradients)
+    return _zero_unless(finite, gradients)
 
 
 def discard_window(old, new):
-    """Returns state `old` with the micro-batch counter of `new` and a zero gradient sum.
+    """Returns state `old` with the micro-batch counter of `new` and the gradient sum of a window that begins.
 
     The sum restarts at zero, so that nothing of a bad window is added to the next one.
     """
     accumulator = _accumulator(new)
     if accumulator is None:
         return old
+    opens = opens_window(old)
 
     def keep_place(node):
         if not _is_accumulator(node):
             return node
-        zeros = jax.tree.map(jnp.zeros_like, node.acc_grads)
-        return node._replace(mini_step=accumulator.mini_step, acc_grads=zeros)
+        return node._replace(mini_step=accumulator.mini_step, acc_grads=_zero_unless(opens, node.acc_grads))
 
     return jax.tree.map(keep_place, old, is_leaf=_is_accumulator)
+
+
+def with_sum_from_zero(old, new):
+    """Returns state `new` with a gradient sum of zero if the update from `old` completed a window.
+
+    `optax.MultiSteps` multiplies the sum by zero, which leaves -0.0 of what was negative, and NaN of what was inf.
+    """
+    closes = closes_window(old, new)
+
+    def restart(node):
+        if not _is_accumulator(node):
+            return node
+        return node._replace(acc_grads=_zero_unless(~closes, node.acc_grads))
+
+    return jax.tree.map(restart, new, is_leaf=_is_accumulator)
+
+
+def _zero_unless(condition: jax.Array, tree):
+    return jax.tree.map(lambda leaf: jnp.where(condition, leaf, jnp.zeros_like(leaf)), tree)

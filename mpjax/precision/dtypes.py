@@ -64,7 +64,7 @@ def is_floating(leaf) -> bool:
 
 def in_float32(tree):
     """Returns a tree with its half-precision arrays cast to float32."""
-    return jax.tree.map(lambda leaf: leaf.astype(FLOAT32) if leaf.dtype in HALF else leaf, tree)
+    return jax.tree.map(lambda leaf: leaf.astype(FLOAT32) if is_floating(leaf) and leaf.dtype in HALF else leaf, tree)
 
 
 def widest(*dtypes: DTypeLike) -> np.dtype:

@@ -16,6 +16,7 @@ from mpjax.errors import UsageError
 from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF, in_float32
 from mpjax.precision.master import nearest, step_to
 from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16, stochastic_round
+from mpjax.precision.updates import moved_by
 
 
 class StochasticWeightsState(NamedTuple):
@@ -71,7 +72,7 @@ def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) ->
     def update(updates, state, params=None, **extra):
         full = in_float32(_given(params))
         updates, inner_state = inner.update(in_float32(updates), state.inner_state, full, **extra)
-        moved = optax.apply_updates(full, updates)
+        moved = moved_by(updates, full)
         leaves, treedef = jax.tree.flatten(params)
         seeds = treedef.unflatten(seed_of(seed, state.roundings, number) for number in range(len(leaves)))
         rounded = jax.tree.map(_rounded, params, full, moved, seeds)
@@ -108,10 +109,10 @@ def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTr
     def update(updates, state, params=None, **extra):
         full = jax.tree.map(_sum, _given(params), state.compensation, is_leaf=_is_none)
         updates, inner_state = inner.update(in_float32(updates), state.inner_state, full, **extra)
-        moved = optax.apply_updates(full, updates)
+        moved = moved_by(updates, full)
         kept = jax.tree.map(lambda p, new: nearest(new, p.dtype) if p.dtype in HALF else new, params, moved)
         rest = jax.tree.map(
-            lambda p, new, near: (new - near).astype(p.dtype) if p.dtype in HALF else None, params, moved, kept
+            lambda p, new, near: _left_over(new, near).astype(p.dtype) if p.dtype in HALF else None, params, moved, kept
         )
         followed = jax.tree.map(step_to, params, kept, updates)
         return followed, CompensatedWeightsState(rest, inner_state)
@@ -129,6 +130,10 @@ def _is_none(node) -> bool:
     return node is None
 
 
+def _left_over(value: jax.Array, near: jax.Array) -> jax.Array:
+    return jnp.where(value == near, jnp.float32(0), value - near)  # also where both are inf
+
+
 def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
     """Returns a parameter with what rounding left over; without, where the user has set it to another value since."""
     if rest is None:
@@ -136,7 +141,7 @@ def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
     value, rest = param.astype(FLOAT32), rest.astype(FLOAT32)
     # Half of the distance between two numbers may be left over. A little less rounds to the parameter in any case.
     belongs = nearest(value + rest * (1 - 2.0**-9), param.dtype) == value
-    return jnp.where(belongs, value + rest, value)
+    return jnp.where(belongs & (rest != 0), value + rest, value)
 
 
 def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import optax
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import BFLOAT16, FLOAT32, HALF, in_float32
 from mpjax.precision.stochastic_rounding import stochastic_round
+from mpjax.precision.updates import moved_by
 
 
 class MasterWeightsState(NamedTuple):
@@ -66,7 +67,7 @@ def master_weights(
         masters = jax.tree.map(lambda p, m: m if m is None else _current(m, p, chance), params, state.masters)
         full = _full(masters, params)
         updates, inner_state = inner.update(in_float32(updates), state.inner_state, full, **extra)
-        moved = optax.apply_updates(full, updates)
+        moved = moved_by(updates, full)
         masters = jax.tree.map(lambda p, new: new if p.dtype in HALF else None, params, moved)
         if state.roundings is None:
             rounded = jax.tree.map(lambda p, new: new.astype(p.dtype), params, moved)
@@ -128,5 +129,11 @@ def _rounded_by_chance(params, before, after, key: jax.Array):
 
 
 def step_to(param: jax.Array, target: jax.Array, update: jax.Array) -> jax.Array:
-    """Returns the update that turns `param` into `target`; `update` itself if `param` is not half precision."""
-    return target.astype(FLOAT32) - param.astype(FLOAT32) if param.dtype in HALF else update
+    """Returns the update that turns `param` into `target`; `update` itself if `param` is not half precision.
+
+    It is minus zero where the two are equal: added to `param`, which may be -0.0 or inf, it keeps every bit.
+    """
+    if param.dtype not in HALF:
+        return update
+    before, after = param.astype(FLOAT32), target.astype(FLOAT32)
+    return jnp.where(before == after, jnp.float32(-0.0), after - before)

@@ -15,7 +15,7 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, in_float32
-from mpjax.precision.optimizer_state import init_in_float32
+from mpjax.precision.optimizer_state import init_in_float32, parameters_seen
 from mpjax.precision.stochastic_rounding import seed_of, stochastic_bfloat16
 
 
@@ -65,7 +65,7 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
 
     def update(updates, state, params=None, **extra):
         wide = _map_moments(lambda leaf, _: leaf.astype(FLOAT32), state.inner_state)
-        updates, new = inner.update(in_float32(updates), wide, params, **extra)
+        updates, new = inner.update(in_float32(updates), wide, parameters_seen(inner, params), **extra)
 
         def rounded(leaf, number: int):
             return stochastic_bfloat16(leaf.astype(FLOAT32), seed_of(seed, state.draws, number))

@@ -1,33 +1,44 @@
-"""The state of an optimizer that gets float32 gradients, whatever the dtype of the parameters."""
+"""Optimizers see float32 parameters as they see float32 gradients, whatever dtype the parameters are stored in.
+
+So their state has one form. One that tells dtypes apart, such as `master_weights`, sees parameters as they are.
+"""
 
 from typing import Any
 
 import jax
 import optax
 
-from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.precision.half_weights import CompensatedWeightsState
+from mpjax.precision.dtypes import in_float32, is_floating
+from mpjax.precision.half_weights import CompensatedWeightsState, StochasticWeightsState
 from mpjax.precision.master import MasterWeightsState
 
 
-def init_in_float32(inner: optax.GradientTransformation, params: Any) -> Any:
-    """Initialises an optimizer; leaves that follow the parameters' dtype (moments) become at least float32.
+def parameters_seen(inner: optax.GradientTransformation, params: Any) -> Any:
+    """Returns the parameters as an optimizer is to see them: in float32, unless it tells dtypes apart."""
+    wide = in_float32(params)
+    if all(a is b for a, b in zip(jax.tree.leaves(wide), jax.tree.leaves(params), strict=True)):
+        return params
+    state = jax.eval_shape(inner.init, params)
+    differs = jax.tree.structure(state) != jax.tree.structure(jax.eval_shape(inner.init, wide))
+    return params if differs or any(map(_stores_half, jax.tree.leaves(state, is_leaf=_stores_half))) else wide
 
-    The states of `master_weights` and `compensated_weights` are left alone: what is to be float32 in them is already,
+
+def init_in_float32(inner: optax.GradientTransformation, params: Any) -> Any:
+    """Initialises an optimizer for the parameters that it is to see; what follows their dtype is float32 or wider.
+
+    The states of wrappers that store half-precision weights are left alone: what is to be float32 in them is already,
     and their structure differs for float32 parameters.
     """
+    state = inner.init(parameters_seen(inner, params))
+    wide = jax.eval_shape(lambda: inner.init(in_float32(params)))
+    if jax.tree.structure(wide, is_leaf=_stores_half) != jax.tree.structure(state, is_leaf=_stores_half):
+        return state  # its structure depends on dtypes, so the inner transform handles them itself
 
-    def widen(leaf, like):
+    def widened(leaf: Any, like: Any) -> Any:
         return leaf.astype(like.dtype) if is_floating(leaf) else leaf
 
-    def is_master(node) -> bool:
-        return isinstance(node, MasterWeightsState | CompensatedWeightsState)
+    return jax.tree.map(widened, state, wide, is_leaf=_stores_half)
 
-    state = inner.init(params)
-    widened = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct(p.shape, widest(p.dtype, FLOAT32)) if is_floating(p) else p, params
-    )
-    wanted = jax.eval_shape(inner.init, widened)
-    if jax.tree.structure(wanted, is_leaf=is_master) != jax.tree.structure(state, is_leaf=is_master):
-        return state  # its structure depends on dtypes, so the inner transform handles them itself
-    return jax.tree.map(widen, state, wanted, is_leaf=is_master)
+
+def _stores_half(node: Any) -> bool:
+    return isinstance(node, MasterWeightsState | CompensatedWeightsState | StochasticWeightsState)

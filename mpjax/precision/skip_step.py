@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 
 from mpjax.errors import UsageError
-from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window
+from mpjax.precision.accumulation import closes_window, countable, discard_window, opens_window, with_sum_from_zero
 from mpjax.precision.gradient_norm import all_finite
-from mpjax.precision.optimizer_state import init_in_float32
+from mpjax.precision.optimizer_state import init_in_float32, parameters_seen
 
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
 
     def unconditionally(gradients, state, params, extra):
         with optax_promotion():
-            return inner.update(gradients, state, params, **extra)
+            return inner.update(gradients, state, parameters_seen(inner, params), **extra)
 
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
         # A window is one step, or the micro-batches of an optax.MultiSteps inside; one bad micro-batch spoils it.
@@ -91,6 +91,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
         proposed, new_state = unconditionally(countable(gradients, finite, state), state, params, extra)
         kept = discard_window(state, new_state)
         updates = jax.tree.map(lambda u: _zero_unless(finite, u), proposed)
+        new_state = with_sum_from_zero(state, new_state)
         return Step(updates, finite, select(finite, new_state, kept), closes_window(state, new_state), finite)
 
     return Attempt(functools.partial(init_in_float32, inner), where_finite, unconditionally)
@@ -170,8 +171,9 @@ def select(condition: jax.Array, new: T, old: T) -> T:
 
 
 def _zero_unless(finite: jax.Array, update):
-    # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0.
-    return update if _is_float0(update) else jnp.where(finite, update, jnp.full_like(update, -0.0))
+    # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0. Also for zeros of a finite step,
+    # which a parameter without a gradient has, and all have between the ends of two windows.
+    return update if _is_float0(update) else jnp.where(finite & (update != 0), update, jnp.full_like(update, -0.0))
 
 
 def _is_float0(leaf) -> bool:

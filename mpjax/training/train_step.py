@@ -16,6 +16,7 @@ from mpjax.precision.gradient_norm import global_norm
 from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import unscaled
 from mpjax.precision.skip_step import optax_promotion
+from mpjax.precision.updates import moved_by
 from mpjax.training.layout import Layout
 from mpjax.training.mean import Mean, as_mean
 from mpjax.training.shares import Part, shares_of
@@ -166,7 +167,7 @@ def make_train_step(
             updates, opt_state = update(grads, state.opt_state, trained, value=metrics["loss"])
             norm = global_norm(unscaled(grads, scale))
         with optax_promotion():
-            changed: Any = optax.apply_updates(trained, updates)
+            changed: Any = moved_by(updates, trained)
         params = {**state.params, **changed}
         stats = {name: state.stats[name] if name in frozen else new for name, new in stats.items()}
         averaged = {
@@ -219,7 +220,7 @@ def _weighted(grads: Arrays, weight: jax.Array) -> Arrays:
 def _added(one: Callable, stats, keys: jax.Array, batches) -> tuple[Any, Part]:
     """Runs `one` on each micro-batch in turn; returns the final statistics and the sum of the parts."""
     _, shapes = jax.eval_shape(one, stats, keys[0], jax.tree.map(lambda x: x[0], batches))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    zeros = jax.tree.map(lambda s: jnp.full(s.shape, -0.0, s.dtype), shapes)  # -0.0 + x is x, also where x is -0.0
 
     def body(carry, micro):
         stats, total = carry

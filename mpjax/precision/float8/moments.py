@@ -21,7 +21,7 @@ import optax
 from mpjax.precision.dtypes import BFLOAT16, FLOAT32, in_float32
 from mpjax.precision.float8.recipes import E4M3
 from mpjax.precision.moments import SECOND, is_moment, require_moments
-from mpjax.precision.optimizer_state import init_in_float32
+from mpjax.precision.optimizer_state import init_in_float32, parameters_seen
 from mpjax.precision.stochastic_rounding import scrambled, seed_of, stochastic_bfloat16
 
 
@@ -97,7 +97,7 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
 
     def update(updates, state, params=None, **extra):
         wide = jax.tree_util.tree_map_with_path(_restored, state.inner_state, is_leaf=_is_grouped)
-        updates, new = inner.update(in_float32(updates), wide, params, **extra)
+        updates, new = inner.update(in_float32(updates), wide, parameters_seen(inner, params), **extra)
         return updates, Float8MomentsState(stored(new, state.draws + 1), state.draws + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
