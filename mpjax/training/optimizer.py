@@ -11,7 +11,7 @@ import optax
 from mpjax.config import schema
 from mpjax.errors import UsageError
 from mpjax.models.stacked_arrays import Stacks, stack_of
-from mpjax.precision.dtypes import path_name
+from mpjax.precision.dtypes import FLOAT64, path_name
 from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.gradient_norm import clip_by_global_norm
 from mpjax.precision.half_weights import compensated_weights, stochastic_weights
@@ -59,8 +59,14 @@ def update_rule(
       warmup: the length of the warm-up, likewise.
 
     Raises:
-      UsageError: the optimizer does not fit; see `find_rule` and `NamedRule.build`.
+      UsageError: the optimizer does not fit; see `find_rule` and `NamedRule.build`. Or its moments are to be narrower
+        than float32, and parameters are float64.
     """
+    if config.moments != "float32" and FLOAT64 in [param.dtype for param in (params or {}).values()]:
+        raise UsageError(
+            f"--optimizer.moments {config.moments}: moments of float64 parameters are float64; write "
+            "--optimizer.moments float32, which leaves them as they are, or a policy with float32 parameters"
+        )
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     named = find_rule(config)
     if named is None:
