@@ -201,6 +201,20 @@ def _bound(*values, primitive, params: tuple) -> list:
     return list(bind(primitive, values, dict(params)))
 
 
+def _same(x, params):
+    return x
+
+
+_UNTRACKED: Mapping[str, Callable] = {
+    **dict.fromkeys(("pvary", "pcast", "reshard"), _same),
+    "psum_invariant": lambda x, params: jax.lax.psum(x, params["axes"]),
+    "all_gather_invariant": lambda x, params: jax.lax.all_gather(
+        x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"]
+    ),
+}
+"""What operations do that differ from others, or do anything, only where JAX tracks which values vary over devices."""
+
+
 def results_of(
     eqn, values: list, debug_info, *, true_half: bool, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> list:
@@ -213,6 +227,8 @@ def results_of(
       true_half: True to compute in half precision itself, False to compute in float32.
       precision: the precision of matrix products in float32. The default is true float32 on every device.
     """
+    if (untracked := _UNTRACKED.get(eqn.primitive.name)) is not None:
+        return [untracked(x, eqn.params) for x in values]
     if true_half:
         given = [
             converted(x, dtype=atom.aval.dtype) if is_half(atom.aval) else x

@@ -63,13 +63,13 @@ def cond(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
             given = [pair._replace(wide=wide, low=low) for pair, (wide, low, _) in zip(operands, arrays, strict=True)]
             outputs = quiet.run_body(branch, given, place)
             free[:] = [was or pair.free for was, pair in zip(free, outputs, strict=True)]
-            return [array[:2] for array in _arrays(outputs)]
+            return [array[:2] for array in arrays_of(outputs)]
 
         return of_arrays
 
-    outputs = jax.lax.switch(index.low, [run(branch) for branch in branches], _arrays(operands))
+    outputs = jax.lax.switch(index.low, [run(branch) for branch in branches], arrays_of(operands))
     given = [Pair(wide, low, place.path, f) for (wide, low), f in zip(outputs, free, strict=True)]
-    return _held(emulator, given, eqn)
+    return held(emulator, given, eqn)
 
 
 def while_loop(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
@@ -87,8 +87,8 @@ def while_loop(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[P
         return quiet.run_body(params["cond_jaxpr"], [*cond_consts, *loop.pairs(state)], place)[0].low
 
     turn = lambda state: loop.turn(state)[0]  # noqa: E731
-    state = _with_every_rounding(lambda start: jax.lax.while_loop(go_on, turn, start), loop.start)
-    return _held(emulator, loop.ended(state), eqn)
+    state = with_every_rounding(lambda start: jax.lax.while_loop(go_on, turn, start), loop.start)
+    return held(emulator, loop.ended(state), eqn)
 
 
 def scan(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
@@ -107,15 +107,15 @@ def scan(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     loop = _Loop(emulator, once, carry, place.path, row)
     options = {"length": params["length"], "reverse": params["reverse"]}
     run = lambda start, columns: jax.lax.scan(loop.turn, start, columns, **options)  # noqa: E731
-    state, ys = _with_every_rounding(run, loop.start, columns)
+    state, ys = with_every_rounding(run, loop.start, columns)
     stacked = [
         Pair(wide, low, place.path, free, Marks(m.finite.all(), m.reference_finite.all(), m.flushed.max(initial=-1)))
         for (wide, low, m), free in zip(ys, loop.free_ys, strict=True)
     ]
-    return _held(emulator, [*loop.ended(state), *stacked], eqn)
+    return held(emulator, [*loop.ended(state), *stacked], eqn)
 
 
-def _with_every_rounding(run: Callable, *args):
+def with_every_rounding(run: Callable, *args):
     """Runs a loop without the leave that XLA takes to compute several operations in float32 and round once.
 
     Inside another loop, the program that is compiled is the outermost loop's.
@@ -150,11 +150,11 @@ class _Loop:
         after = [pair.free for pair in carry]
         while after != self.free:
             self.free = after
-            jax.eval_shape(lambda state, *rows: self._run(quiet, state, rows)[0], (_arrays(carry), []), *rows)
+            jax.eval_shape(lambda state, *rows: self._run(quiet, state, rows)[0], (arrays_of(carry), []), *rows)
             after = [was or now for was, now in zip(self.free, self._free_after, strict=True)]
         self.sites: list[Site] = []
-        shapes = jax.eval_shape(lambda state, *rows: self._recorded(state, rows)[1], (_arrays(carry), []), *rows)
-        self.start = _arrays(carry), none_like(shapes)
+        shapes = jax.eval_shape(lambda state, *rows: self._recorded(state, rows)[1], (arrays_of(carry), []), *rows)
+        self.start = arrays_of(carry), none_like(shapes)
 
     def pairs(self, state) -> list[Pair]:
         """Returns the carry of a state as pairs."""
@@ -184,14 +184,14 @@ class _Loop:
     def _run(self, emulator: Runner, state, rows):
         carry, ys = self.once(emulator, self.pairs(state), *rows)
         self._free_after, self.free_ys = [pair.free for pair in carry], [pair.free for pair in ys]
-        return _arrays(carry), _arrays(ys)
+        return arrays_of(carry), arrays_of(ys)
 
 
 def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
     return list(pairs[:first]), list(pairs[first : first + second]), list(pairs[first + second :])
 
 
-def _arrays(pairs: Sequence[Pair]) -> list[tuple]:
+def arrays_of(pairs: Sequence[Pair]) -> list[tuple]:
     """Returns the arrays of a loop's carry, in float32, because an input may be rounded and its output not."""
     return [(_array(p.wide), _array(p.low), Marks(*map(jnp.asarray, p.marks))) for p in pairs]
 
@@ -201,7 +201,8 @@ def _array(value) -> jax.Array:
     return value.astype(FLOAT32) if value.dtype in NARROW else value
 
 
-def _held(emulator: Runner, pairs: list[Pair], eqn) -> list[Pair]:
+def held(emulator: Runner, pairs: list[Pair], eqn) -> list[Pair]:
+    """Returns the outputs of an equation as they are stored until their use."""
     return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
 
 

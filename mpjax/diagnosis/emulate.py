@@ -25,7 +25,7 @@ from mpjax.diagnosis.arithmetic import (
     widened,
 )
 from mpjax.diagnosis.compile_ahead import give_back
-from mpjax.diagnosis.control_flow import HANDLERS
+from mpjax.diagnosis.control_flow import HANDLERS as CONTROL_FLOW
 from mpjax.diagnosis.float8 import saturated, with_own_scales
 from mpjax.diagnosis.formats import FLOAT8, NARROW
 from mpjax.diagnosis.layers import LayerRecorder
@@ -34,6 +34,7 @@ from mpjax.diagnosis.measurements import Marks
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder
+from mpjax.diagnosis.shard_map import shard_map
 from mpjax.diagnosis.sites import is_addition, parameter_site, site_of
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
 from mpjax.precision.casting.primitives import CALLS, MATRIX_PRODUCTS, PRODUCTS, SUMS
@@ -208,8 +209,8 @@ class Emulator:
                 return [self.held(saturated(self, eqn, pairs[0], here), eqn.outvars[0].aval)]
             if name in CALLS:
                 return self.run_body(called(eqn), pairs, within)
-            if name in HANDLERS:
-                outputs = HANDLERS[name](dataclasses.replace(self, done=lambda: None), eqn, pairs, within)
+            if name in _HANDLERS:
+                outputs = _HANDLERS[name](dataclasses.replace(self, done=lambda: None), eqn, pairs, within)
             else:
                 outputs = self.applied(eqn, pairs, here, debug_info)
             self.done()
@@ -276,6 +277,7 @@ class Emulator:
         return round_to(value, aval.dtype, top=self.top, bottom=self.bottom) if rounds and is_half(aval) else value
 
 
+_HANDLERS = {**CONTROL_FLOW, "shard_map": shard_map}
 _GIVE_BACK_EVERY = 16
 
 
