@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.plan.roundings import rounded_by, together
+from mpjax.plan.roundings import cast_by, rounded_by, together
 from mpjax.plan.runs import in_order
 from mpjax.plan.source import Module, module_named
 from mpjax.precision.casting.flops import product_flops, stands_in
@@ -74,6 +74,7 @@ class AskedProgram:
     Attributes:
       products: products, convolutions and attentions, without what no output needs. The body of a loop counts once.
       sums: the dtype of each array that is added over devices.
+      cast: for each of them the narrowest dtype that it was cast to since it was computed; empty for none.
       gradients: for each output, whether it is a gradient, but for casts and scales.
       rounded: for each output the narrowest dtype that it was rounded to since it was computed; empty for none.
     """
@@ -82,6 +83,7 @@ class AskedProgram:
     sums: tuple[str, ...]
     gradients: tuple[bool, ...]
     rounded: tuple[str, ...] = ()
+    cast: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -92,13 +94,15 @@ class _Value:
       narrow: the float8 dtype that it was quantised to.
       constant: whether it depends on no input.
       gradient: whether a backward pass computed it.
-      rounded: the narrowest dtype that it was rounded to since it was computed.
+      rounded: the narrowest dtype that it was rounded to since it was computed, or that what it is made of was.
+      cast: the narrowest dtype that itself was cast to since it was computed.
     """
 
     narrow: str = ""
     constant: bool = False
     gradient: bool = False
     rounded: str = ""
+    cast: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +122,12 @@ def asked_of(jaxpr: Any) -> AskedProgram:
     needed: set[int] = set()
     _mark_needed(body, [True] * len(body.outvars), needed)
     found: list[Asked] = []
-    sums: list[str] = []
+    sums: list[tuple[str, str]] = []
     apply = functools.partial(_apply, place=_Place(), needed=needed, found=found, sums=sums)
     outputs = evaluated(jaxpr, [_Value() for _ in body.invars], _constant, apply)
     gradients, rounded = (each.gradient for each in outputs), (each.rounded for each in outputs)
-    return AskedProgram(tuple(found), tuple(sums), tuple(gradients), tuple(rounded))
+    dtypes, cast = ([each[part] for each in sums] for part in (0, 1))
+    return AskedProgram(tuple(found), tuple(dtypes), tuple(gradients), tuple(rounded), tuple(cast))
 
 
 def _constant(variable: Any, value: Any) -> _Value:
@@ -138,7 +143,7 @@ def _apply(
     place: _Place,
     needed: set[int],
     found: list[Asked],
-    sums: list[str],
+    sums: list[tuple[str, str]],
 ) -> Sequence[_Value]:
     name = eqn.primitive.name
     if holds_bodies(eqn):
@@ -151,7 +156,8 @@ def _apply(
         if (name in MATRIX_PRODUCTS or name in _ATTENTION) and all(map(is_floating, _avals(eqn))):
             found.append(_asked(eqn, operands, place))
         elif name in _SUMS and _devices(eqn, place) > 1:
-            sums += [str(var.aval.dtype) for var in eqn.invars if is_floating(var.aval)]
+            added = zip(eqn.invars, operands, strict=True)
+            sums += [(str(var.aval.dtype), value.cast) for var, value in added if is_floating(var.aval)]
     if name == "optimization_barrier":
         return list(operands)
     return [_result(eqn, operands, place)] * len(eqn.outvars)
@@ -206,6 +212,7 @@ def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
     """Returns what is known of the results of an equation."""
     constant = all(each.constant for each in operands)
     rounded = rounded_by(eqn, [each.rounded for each in operands])
+    cast = cast_by(eqn, [each.cast for each in operands])
     if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
         return _Value(constant=constant, rounded=rounded)
     own = np.dtype(eqn.outvars[0].aval.dtype)
@@ -214,8 +221,8 @@ def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
     if operands and eqn.primitive.name in _KEEPS:
         sizes = [math.prod(var.aval.shape) for var in eqn.invars]
         main = operands[sizes.index(max(sizes))]
-        return _Value(narrow or main.narrow, constant, gradient or main.gradient, rounded)
-    return _Value(narrow, constant, gradient, rounded)
+        return _Value(narrow or main.narrow, constant, gradient or main.gradient, rounded, cast)
+    return _Value(narrow, constant, gradient, rounded, cast)
 
 
 def _devices(eqn: Any, place: _Place) -> int:

@@ -19,7 +19,7 @@ from mpjax.plan.roundings import together
 from mpjax.plan.runs import Target, loops_of, runs_of
 from mpjax.plan.sums_and_updates import sums_of, updates_of
 from mpjax.plan.update_traffic import update_bytes
-from mpjax.plan.verdicts import rows_of_sums, rows_of_updates
+from mpjax.plan.verdicts import rows_of_casts, rows_of_sums, rows_of_updates
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
 from mpjax.precision.float8.history import is_history
@@ -112,6 +112,7 @@ def receipt_of(
             parameters=[each.dims for each in parameters.values()],
         ),
         *(rows_of_accumulations(program) if policy is not None and policy.reduce_dtype not in HALF else ()),
+        *rows_of_casts(asked.sums if asked else (), asked.cast if asked else (), rounds),
         *rows_of_updates(
             {path: (updated[path].asked, run) for path, run in zip(updated, dtypes, strict=True)},
             _rounded(updated, asked),

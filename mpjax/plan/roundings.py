@@ -53,6 +53,11 @@ def rounded_by(eqn: Any, given: Sequence[str]) -> str:
     return own if known and compared([known], [own]) != WIDER else ""
 
 
+def cast_by(eqn: Any, given: Sequence[str]) -> str:
+    """Returns as `rounded_by`, but empty for the results of arithmetic, however narrow: they are computed so."""
+    return rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in _SCALES else ""
+
+
 def together(found: Iterable[str]) -> str:
     """Returns the narrowest of several dtypes; empty if there is none.
 

@@ -5,7 +5,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from mpjax.plan.dtype_order import AS_ASKED, MISSING, NARROWER, UNKNOWN, compared, narrowest
@@ -149,6 +149,22 @@ def _added(
 
 def _ordered(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(size for size in dims if size > 1))
+
+
+def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[str]) -> list[Row]:
+    """Returns the rows of arrays that the function itself rounds before it adds them over devices in a wider dtype.
+
+    Args:
+      asked: the dtype of each array that the traced program adds.
+      cast: the narrowest dtype that each was cast to since it was computed; empty for none.
+      rounds: the dtypes that a policy names, which gradients may be rounded to.
+    """
+    rows = []
+    for wide, narrow in zip(asked, cast, strict=True):
+        if narrow and narrow not in rounds and compared([wide], [narrow]) == NARROWER:
+            reason = f"the function itself rounds to {narrow} what it then adds over devices in {wide}"
+            rows.append(Row("", "backward", "reduction", wide, narrow, wide, wide, "cast", 1, NARROWER, reason))
+    return counted(rows)
 
 
 def rows_of_updates(

@@ -137,6 +137,49 @@ def test_sums_of_gradients_that_the_compiler_adds_are_compared_with_reduce_dtype
     assert {row.note for row in sums} == {"added by the compiler"}
 
 
+ROUNDINGS = {
+    "cast": lambda g: g.astype(jnp.bfloat16),
+    "cast and scaled": lambda g: g.astype(jnp.bfloat16).astype(jnp.float32) * 0.5,
+    "reduce_precision": lambda g: jax.lax.reduce_precision(g, exponent_bits=8, mantissa_bits=7),
+    "cast and reshaped": lambda g: jnp.pad(g.astype(jnp.bfloat16).reshape(-1), (0, 2)),
+    "in a call": jax.jit(lambda g: g.astype(jnp.bfloat16)),
+}
+
+
+def averaged(before):
+    def of_device(w, x):
+        gradient = before(jax.grad(lambda w: jnp.mean(jnp.square(x @ w)))(w)).astype(jnp.float32)
+        return jax.lax.pmean(gradient, "data")
+
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("data",))
+    return jax.shard_map(of_device, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+
+
+@pytest.mark.parametrize("before", ROUNDINGS.values(), ids=ROUNDINGS)
+@pytest.mark.parametrize("policy", [None, "float32", "mixed_float16"])
+def test_a_gradient_that_is_rounded_before_a_float32_sum_over_devices_is_narrower(policy, before):
+    receipt = mpjax.receipt(averaged(before), jnp.ones((4, 3)), jnp.ones((4, 4)), policy=policy)
+    (row,) = [row for row in receipt if row.kind == "reduction" and row.by == "cast"]
+    assert (row.asked, row.operands, row.verdict) == ("float32", "bfloat16", "narrower")
+    assert "the function itself rounds to bfloat16 what it then adds over devices in float32" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("before", "policy"),
+    [
+        (lambda g: g, "float32"),
+        (lambda g: g * 2.0, None),
+        (lambda g: jnp.square(g.astype(jnp.bfloat16)).astype(jnp.float32), None),  # computed in it
+        (ROUNDINGS["cast"], "mixed_bfloat16"),  # which rounds gradients itself
+    ],
+    ids=["plain", "scaled", "computed in bfloat16", "as its policy does"],
+)
+def test_a_gradient_that_is_not_rounded_further_is_as_asked(before, policy):
+    receipt = mpjax.receipt(averaged(before), jnp.ones((4, 3)), jnp.ones((4, 4)), policy=policy)
+    assert [row for row in receipt if row.by == "cast"] == []
+    assert {row.verdict for row in receipt if row.kind == "reduction"} == {"as asked"}
+
+
 def test_gradients_that_the_compiler_adds_in_bfloat16_on_gpus_are_narrower(plugin):
     """XLA joins both in one array and keeps no name of it."""
     mesh = mesh_of("h200", 2)
