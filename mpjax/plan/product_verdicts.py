@@ -8,6 +8,7 @@ from mpjax.plan.pairing import NOWHERE, Pair
 from mpjax.plan.runs import BLOCK_SCALED, Run, Target, in_order
 from mpjax.plan.verdicts import NOT_TRACED, RECIPE, Row, counted, written
 from mpjax.precision.casting.flops import TENSORFLOAT32
+from mpjax.precision.dtypes import widest
 from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.product_dtypes import AskedDtypes
 
@@ -101,7 +102,8 @@ def _row_of_pair(
             verdict, reason, limit = NARROWER, early, False
         elif other and (verdict == AS_ASKED or limit):
             verdict, reason, limit = *other, False
-    notes = [pair.note if run else "", "in a loop, counted once" if asked and asked.in_loop else ""]
+    made_equal = f"XLA widens operands to {written(run.operands)}" if run and _only_made_equal(ours, run) else ""
+    notes = [pair.note if run else "", made_equal, "in a loop, counted once" if asked and asked.in_loop else ""]
     if policy and policy.unknown and policy.recipe is not None and not _is_float8(ours):
         notes.append(f"a product by {policy.recipe} would be as asked too: its module is not known")
     return Row(
@@ -181,13 +183,18 @@ def _other_recipe(
 def _verdict(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
     """Returns the verdict on the run, the reason, and whether the device can do no other."""
     verdict = compared(ours, run.operands)
-    if verdict != AS_ASKED:
+    if verdict != AS_ASKED and not _only_made_equal(ours, run):
         return (verdict, *_why(asked, run, ours, target))
     if run.accumulation in HALF:
         return NARROWER, f"adds up in {run.accumulation}", False
     if asked and compared([asked.result], [run.result]) == NARROWER:
         return NARROWER, f"rounds the result to {run.result}; the function asks for {asked.result}", False
     return AS_ASKED, "", False
+
+
+def _only_made_equal(ours: Sequence[str], run: Run) -> bool:
+    """Returns whether operands of two dtypes run in the one that holds both: no device multiplies them as they are."""
+    return len(set(ours)) > 1 and not _is_float8(ours) and set(run.operands) == {str(widest(*ours))}
 
 
 def _why(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, bool]:

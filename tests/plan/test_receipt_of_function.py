@@ -137,6 +137,21 @@ def test_sums_of_gradients_that_the_compiler_adds_are_compared_with_reduce_dtype
     assert {row.note for row in sums} == {"added by the compiler"}
 
 
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", "float16")])
+def test_operands_of_two_dtypes_are_multiplied_in_the_one_that_holds_both_as_asked(dtypes):
+    """No device has such a product, and widening changes no value: the receipt says so, and `require` agrees."""
+    x, w = (jax.ShapeDtypeStruct((8, 8), dtype) for dtype in dtypes)
+
+    def fn(x, w):
+        return jax.lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+    receipt = mpjax.receipt(fn, x, w)
+    (row,) = receipt
+    assert (set(row.asked.split(" x ")), row.operands, row.verdict) == ({*dtypes}, "float32", "as asked")
+    assert row.note == "XLA widens operands to float32"
+    receipt.require()
+
+
 ROUNDINGS = {
     "cast": lambda g: g.astype(jnp.bfloat16),
     "cast and scaled": lambda g: g.astype(jnp.bfloat16).astype(jnp.float32) * 0.5,
