@@ -31,10 +31,10 @@ from mpjax.diagnosis.formats import FLOAT8, NARROW
 from mpjax.diagnosis.layers import LayerRecorder
 from mpjax.diagnosis.loss_path import needed_for_loss
 from mpjax.diagnosis.measurements import Marks
+from mpjax.diagnosis.over_devices import shard_map
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.readings import Recorder
-from mpjax.diagnosis.shard_map import shard_map
 from mpjax.diagnosis.sites import is_addition, parameter_site, site_of
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened
 from mpjax.precision.casting.primitives import CALLS, MATRIX_PRODUCTS, PRODUCTS, SUMS

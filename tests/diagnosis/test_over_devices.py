@@ -63,4 +63,4 @@ def test_an_overflow_on_devices_has_its_place_and_a_rule():
 
     found = diagnose(Net(), loss, X, policy="mixed_float16")
     assert (found.verdict, found.direction, found.verified) == ("overflow", "forward", True)
-    assert "shard_map" in found.source
+    assert "test_over_devices" in found.source
