@@ -3,12 +3,14 @@
 import functools
 
 import equinox as eqx
+import flax.linen as nn
 import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax import lax
 
 import mpjax
@@ -253,3 +255,59 @@ def test_a_haiku_function_learns_with_float32_parameters_and_statistics(half):
         losses.append(float(loss))
     assert losses[-1] < 0.5 * losses[0]
     assert dtypes((params, state)) == {"float32"}
+
+
+# Sums that only derivatives have
+
+NODES, ROWS = jnp.abs(jnp.sin(jnp.arange(16 * 8, dtype=F32))).reshape(16, 8), jnp.arange(4000) % 3
+
+
+def of_haiku(x):
+    transformed = hk.without_apply_rng(hk.transform(lambda x: hk.Linear(8)(hk.Linear(8)(x)[ROWS])))
+    return transformed.init(jax.random.key(0), x), transformed.apply
+
+
+def of_linen(x):
+    class Graph(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(8)(nn.Dense(8)(x)[ROWS])
+
+    return Graph().init(jax.random.key(0), x), Graph().apply
+
+
+def of_equinox(x):
+    params, static = eqx.partition([eqx.nn.Linear(8, 8, key=jax.random.key(i)) for i in range(2)], eqx.is_array)
+
+    def apply(params, x):
+        first, second = eqx.combine(params, static)
+        return jax.vmap(second)(jax.vmap(first)(x)[ROWS])
+
+    return params, apply
+
+
+def of_nnx(x):
+    graph, params = nnx.split(nnx.List([nnx.Linear(8, 8, rngs=nnx.Rngs(i)) for i in range(2)]))
+
+    def apply(params, x):
+        first, second = nnx.merge(graph, params)
+        return second(first(x)[ROWS])
+
+    return params, apply
+
+
+@HALF
+@pytest.mark.parametrize("library", [of_nnx, of_linen, of_equinox, of_haiku])
+def test_a_layer_that_gathers_4000_rows_has_the_gradient_of_float32(library, half):
+    params, apply = library(NODES)
+
+    def loss(params, x):
+        return jnp.mean(apply(params, x).astype(F32) ** 2)
+
+    wanted = jax.grad(loss)(params, NODES)
+    found = jax.jit(jax.grad(mpjax.autocast(loss, f"p=f32,c={half}")))(params, NODES)
+    off, size = (
+        jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+        for tree in (jax.tree.map(jnp.subtract, found, wanted), wanted)
+    )
+    assert off / size < 0.01
