@@ -29,7 +29,7 @@ from mpjax.diagnosis.control_flow import HANDLERS as CONTROL_FLOW
 from mpjax.diagnosis.float8 import saturated, with_own_scales
 from mpjax.diagnosis.formats import FLOAT8, NARROW
 from mpjax.diagnosis.layers import LayerRecorder
-from mpjax.diagnosis.loss_path import needed_for_loss
+from mpjax.diagnosis.loss_path import only_in_derivative
 from mpjax.diagnosis.measurements import Marks
 from mpjax.diagnosis.over_devices import shard_map
 from mpjax.diagnosis.pairs import Pair, Place
@@ -79,8 +79,7 @@ class Emulator:
       recorder: the recorder that takes a reading of each result.
       done: a function that is called after each operation; a loop counts as one. `run` sets it.
       exact: the float32 values of the program's constants, by `id`, as in `Constants`. `run` sets it.
-      needed: the variables that the first output, the loss, depends on; all others belong to the backward pass. `run`
-        sets it.
+      derivative: the variables of the backward pass, as in `only_in_derivative`. `run` sets it.
     """
 
     rounds: Callable[[str], bool] = everywhere
@@ -92,7 +91,7 @@ class Emulator:
     recorder: Recorder | LayerRecorder | None = None
     done: Callable[[], None] = lambda: None
     exact: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
-    needed: frozenset = frozenset()
+    derivative: frozenset = frozenset()
 
     @property
     def ranged(self) -> bool:
@@ -121,7 +120,7 @@ class Emulator:
         owners = [*owners, *[""] * (len(inputs) - len(owners))]
         variables = opened(jaxpr)[0].invars
         pairs = [self.entered(*each) for each in zip(variables, inputs, owners, strict=True)]
-        ready = dataclasses.replace(self, done=done, exact=exact or {}, needed=needed_for_loss(jaxpr))
+        ready = dataclasses.replace(self, done=done, exact=exact or {}, derivative=only_in_derivative(jaxpr))
         return ready.run_body(jaxpr, pairs, Place())
 
     def recording(self, recorder) -> Self:
@@ -200,7 +199,7 @@ class Emulator:
         def apply(eqn, path: str, pairs: list[Pair], debug_info) -> list[Pair]:
             if next(count) % _GIVE_BACK_EVERY == 0:
                 give_back()
-            backward = place.backward or is_transposed(eqn) or self.needed.isdisjoint(eqn.outvars)
+            backward = place.backward or is_transposed(eqn) or not self.derivative.isdisjoint(eqn.outvars)
             backward = backward and not is_recomputed(eqn)
             here = place._replace(path=path, backward=backward)
             pairs[:] = self.with_exact(pairs, eqn.invars, here, eqn)

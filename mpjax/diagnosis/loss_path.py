@@ -1,7 +1,9 @@
-"""Which variables of a step its loss depends on: operations besides them belong to the derivative."""
+"""Which variables of a step belong to the derivative: its other outputs depend on them, and its loss does not."""
 
 import functools
+from collections.abc import Sequence
 
+from jax.extend import core
 from jax.interpreters import partial_eval
 
 from mpjax.precision.casting.jaxprs import opened
@@ -9,9 +11,27 @@ from mpjax.precision.casting.walk import bodies
 
 
 @functools.lru_cache(maxsize=16)
-def needed_for_loss(jaxpr) -> frozenset:
-    """Returns the variables, also those inside calls and loops, that the first output of a jaxpr depends on."""
+def only_in_derivative(jaxpr) -> frozenset:
+    """Returns the variables, also those inside calls and loops, that outputs but the first depend on alone.
+
+    Numbers of the program are no part of it, as the gradients of zero of an evaluation.
+    """
     body = opened(jaxpr)[0]
-    used = [index == 0 for index, _ in enumerate(body.outvars)]
-    reduced, _ = partial_eval.dce_jaxpr(body, used)
-    return frozenset(var for each in bodies(reduced) for eqn in each.eqns for var in eqn.outvars)
+    loss, all_outputs = ([index < count for index, _ in enumerate(body.outvars)] for count in (1, len(body.outvars)))
+    of_loss, computed = _computed(body, loss), _computed(body, all_outputs)
+    eqns = (eqn for each in bodies(body) for eqn in each.eqns)
+    return frozenset(
+        var
+        for eqn in eqns
+        if of_loss.isdisjoint(eqn.outvars) and not computed.isdisjoint(eqn.outvars)
+        for var in eqn.outvars
+    )
+
+
+def _computed(body, used: Sequence[bool]) -> frozenset:
+    """Returns the variables that some outputs depend on."""
+    reduced, _ = partial_eval.dce_jaxpr(body, list(used))
+    eqns = (eqn for each in bodies(reduced) for eqn in each.eqns)
+    return frozenset(
+        var for eqn in eqns if any(not isinstance(atom, core.Literal) for atom in eqn.invars) for var in eqn.outvars
+    )

@@ -39,9 +39,3 @@ class InFloat32:
 
 DOT_GENERAL = InFloat32(jax.lax.dot_general)
 CONVOLUTION = InFloat32(jax.lax.conv_general_dilated)
-
-
-def leaves_in_float32(module: Any) -> bool:
-    """Returns True for a layer of Flax whose products leave in float32."""
-    names = ("dot_general", "conv_general_dilated")
-    return any(isinstance(getattr(module, name, None), InFloat32) for name in names)

@@ -10,7 +10,6 @@ import numpy as np
 from mpjax.errors import DtypeError
 from mpjax.precision.calls import Scope, unwrap, wrap, wrappers_of
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.precision.float32_products import leaves_in_float32
 
 
 def keep_carried(module, dtype: np.dtype) -> None:
@@ -100,8 +99,7 @@ def _with_bias_after(call, module, inputs, *args, **kwargs):
     y = call(changed(module, bias=None, use_bias=False), inputs, *args, **kwargs)
     bias = module.bias[...]
     bias = bias.astype(widest(bias.dtype, FLOAT32)).reshape(_bias_shape(module, inputs))
-    wide = jnp.broadcast_to(bias, y.shape)
-    return y + (wide if leaves_in_float32(module) else wide.astype(module.dtype)).astype(y.dtype)
+    return y + jnp.broadcast_to(bias, y.shape).astype(module.dtype).astype(y.dtype)
 
 
 def _bias_shape(module, inputs) -> tuple[int, ...]:

@@ -199,7 +199,7 @@ class Difference(nnx.Module):
 
 def test_rounding_where_large_numbers_cancel(networks):
     model, batch = Difference(rngs=nnx.Rngs(0)), {"x": jnp.array([[0.3, 1.4, -0.7, 0.6]])}
-    diagnosis = diagnose(model, _square_loss, batch, policy="mixed_float16")
+    diagnosis = diagnose(model, _square_loss, batch, policy="p=f32,c=f16,o=f16")
     assert diagnosis.verdict == "rounding"
     assert set(diagnosis.rules) == {"scale"}
 
@@ -259,10 +259,11 @@ def test_division_by_what_became_zero(networks):
         small = jnp.square(logits * 1e-5)
         return jnp.mean((small / jnp.max(small)).astype(jnp.float32))
 
-    diagnosis = diagnose(model, loss_fn, batch, policy="mixed_float16", loss_scale=16.0)
+    policy = "p=f32,c=f16,o=f16"
+    diagnosis = diagnose(model, loss_fn, batch, policy=policy, loss_scale=16.0)
     assert (diagnosis.verdict, diagnosis.direction) == ("underflow", "forward")
     assert diagnosis.path == ""
-    _check_repair(networks, model, loss_fn, batch, diagnosis, "mixed_float16", 16.0)
+    _check_repair(networks, model, loss_fn, batch, diagnosis, policy, 16.0)
 
 
 class Softmax(nnx.Module):

@@ -1,21 +1,29 @@
-"""The variables that a loss depends on, also inside calls and loops."""
+"""The variables that belong to the derivative of a loss, also inside calls and loops."""
 
 import jax
 import jax.numpy as jnp
 
-from mpjax.diagnosis.loss_path import needed_for_loss
+from mpjax.diagnosis.loss_path import only_in_derivative
 from mpjax.precision.casting.walk import bodies
 
 
-def _needed(function, *args) -> dict[str, bool]:
+def _in_derivative(function, *args) -> dict[str, bool]:
     program = jax.make_jaxpr(function)(*args)
-    needed = needed_for_loss(program)
+    variables = only_in_derivative(program)
     eqns = (eqn for body in bodies(program) for eqn in body.eqns)
-    return {eqn.primitive.name: not needed.isdisjoint(eqn.outvars) for eqn in eqns}
+    return {eqn.primitive.name: not variables.isdisjoint(eqn.outvars) for eqn in eqns}
 
 
-def test_what_only_the_other_outputs_read_is_not_needed():
-    assert _needed(lambda x: (jnp.sin(x), jnp.cos(x)), 1.0) == {"sin": True, "cos": False}
+def test_what_only_the_other_outputs_read_is_in_the_derivative():
+    assert _in_derivative(lambda x: (jnp.sin(x), jnp.cos(x)), 1.0) == {"sin": False, "cos": True}
+
+
+def test_metrics_that_nothing_reads_and_gradients_of_zero_are_not():
+    def function(x):
+        jnp.exp(x)
+        return jnp.sin(x), jnp.broadcast_to(0.0, (3,))
+
+    assert _in_derivative(function, 1.0) == {"exp": False, "sin": False, "broadcast_in_dim": False}
 
 
 def test_a_call_and_a_loop_are_looked_into():
@@ -31,11 +39,11 @@ def test_a_call_and_a_loop_are_looked_into():
         last, every = jax.lax.scan(step, first, None, length=3)
         return last, second, every
 
-    found = _needed(function, 1.0)
+    found = _in_derivative(function, 1.0)
     assert {name: found[name] for name in ("sin", "exp", "tanh", "floor", "scan")} == {
-        "sin": True,
-        "exp": False,
-        "tanh": True,
-        "floor": False,
-        "scan": True,
+        "sin": False,
+        "exp": True,
+        "tanh": False,
+        "floor": True,
+        "scan": False,
     }

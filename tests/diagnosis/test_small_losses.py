@@ -118,6 +118,8 @@ class Shifted(nnx.Module):
 
 
 def test_what_cancels_in_a_layer_is_a_fault_though_the_gradients_are_right():
-    found = diagnose(Shifted(), lambda model, x: jnp.mean(model(x).astype(jnp.float32)), X, policy="mixed_bfloat16")
+    found = diagnose(
+        Shifted(), lambda model, x: jnp.mean(model(x).astype(jnp.float32)), X, policy="p=f32,c=bf16,o=bf16"
+    )
     assert found.verdict == "rounding"
     assert abs(found.loss[0] / found.loss[1] - 1) > 0.05  # the tolerance

@@ -510,7 +510,7 @@ def cross_entropy_by_hand(networks) -> Fault:
         own_loss,
         composed_batch,
         optax.adam(6e-2),
-        "mixed_bfloat16",
+        "p=f32,c=bf16,o=bf16",
         mpjax.no_loss_scaling,
     )
     return Fault(run, "rounding", ("loss", "forward", "log"), ("loss",))

@@ -201,7 +201,8 @@ def test_every_product_runs_in_float16(loop):
     lines = program_of(loop).splitlines()
     products = [line for line in lines if "= dot_general[" in line or "= conv_general_dilated[" in line]
     assert len(products) >= 2
-    assert all(":f16[" in line for line in products)
+    # Only the head of a model with a policy leaves in float32.
+    assert sum(":f16[" not in line for line in products) == (loop is nnx_module)
 
 
 class TestGradientPenalty:

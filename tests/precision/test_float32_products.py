@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from mpjax.precision.float32_products import CONVOLUTION, DOT_GENERAL, leaves_in_float32
+from mpjax.precision.float32_products import CONVOLUTION, DOT_GENERAL
 
 
 X = jnp.abs(jax.random.normal(jax.random.key(0), (4, 8)))
@@ -32,10 +31,3 @@ def test_a_convolution_leaves_in_float32():
     y = CONVOLUTION(x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
     assert y.dtype == jnp.float32
     np.testing.assert_allclose(y[0], x[0].astype(jnp.float32) @ kernel[0].astype(jnp.float32), rtol=1e-6)
-
-
-def test_a_layer_says_whether_its_products_do():
-    layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    assert not leaves_in_float32(layer)
-    layer.dot_general = DOT_GENERAL
-    assert leaves_in_float32(layer)

@@ -6,10 +6,10 @@ import math
 import jax
 from jax.extend import core
 
-from mpjax.precision.casting.jaxprs import scan_counts
+from mpjax.precision.casting.jaxprs import opened, scan_counts
 from mpjax.precision.casting.primitives import ADDING, REPEATS, SCATTERED_SUMS, STRETCH
 from mpjax.precision.casting.values import Value
-from mpjax.precision.casting.walk import bodies
+from mpjax.precision.casting.walk import held_by
 from mpjax.precision.dtypes import FLOAT32, HALF
 
 
@@ -66,8 +66,13 @@ class ManyReads:
 
 
 def adds_in_half(jaxpr) -> bool:
-    """Returns True if a program adds up many terms in half precision, or its derivative would."""
-    return any(_body_adds(body) for body in bodies(jaxpr))
+    """Returns True if a program adds up many terms in half precision, or its derivative would.
+
+    Functions with derivative rules of their own are not looked into.
+    """
+    body = opened(jaxpr)[0]
+    inner = (held for eqn in body.eqns if not eqn.primitive.name.startswith("custom_") for held in held_by(eqn))
+    return _body_adds(body) or any(map(adds_in_half, inner))
 
 
 def _body_adds(body) -> bool:

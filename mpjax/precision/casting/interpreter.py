@@ -55,17 +55,19 @@ class Interpreter(NamedTuple):
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Returns the outputs of a jaxpr, open or closed, for inputs of any floating dtypes."""
         once, many = _CastOnce(), ManyReads(opened(jaxpr)[0])
+        handlers = HANDLERS if self.asked else control_flow.HANDLERS  # the rules of a policy's own products are right
         narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
 
         def apply(eqn, scope: str, inputs: list[Value], debug_info) -> list[Value]:
+            inputs = many.operands(eqn, inputs)
+            name, handled = eqn.primitive.name, eqn.primitive.name in handlers and not _is_full_precision(eqn)
+            if not handled and self._keeps_its_dtypes(eqn, inputs, narrowed):
+                if name in MATRIX_PRODUCTS and self.recipe_of(scope) is not None:
+                    note([_with_own_dtypes(eqn)])
+                return _as_traced(eqn, inputs, debug_info)  # which stands at the equation by itself
             with standing_at(eqn):
-                inputs = many.operands(eqn, inputs)
-                if eqn.primitive.name in HANDLERS and not _is_full_precision(eqn):
-                    return HANDLERS[eqn.primitive.name](self._replace(scope=scope).run, eqn, inputs, debug_info)
-                if self._keeps_its_dtypes(eqn, inputs, narrowed):
-                    if eqn.primitive.name in MATRIX_PRODUCTS and self.recipe_of(scope) is not None:
-                        note([_with_own_dtypes(eqn)])
-                    return _as_traced(eqn, inputs, debug_info)
+                if handled:
+                    return handlers[name](self._replace(scope=scope).run, eqn, inputs, debug_info)
                 return self._apply(eqn, inputs, self.dtype_of(scope), self.recipe_of(scope), once)
 
         return evaluated(jaxpr, inputs, lambda atom, array: self._constant(array), apply, self.scope)
@@ -77,6 +79,8 @@ class Interpreter(NamedTuple):
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
         """Returns True if an equation keeps its traced dtypes: no list casts it, or the program chose its dtypes."""
+        if eqn.primitive.name in derivatives.HANDLERS:
+            return True
         if self.operations.rule(eqn.primitive.name) == "as_traced" or _is_full_precision(eqn) or _says_its_dtypes(eqn):
             return True
         # Positions times frequencies: half precision cannot count as far, and the dtype was the program's choice.
@@ -109,9 +113,9 @@ class Interpreter(NamedTuple):
             dtype = compute_dtype
         else:
             # x * x is a square too, and a difference from the largest value is a part of an exponential.
-            like = {"mul": "square", "sub": "exp"}.get(name, name)
-            alike = eqn.invars[0] is eqn.invars[1] if name == "mul" else peak
-            full = "full" in (rule, self.operations.rule(like) if alike else rule) or compute_dtype == FLOAT32
+            square, shift = name == "mul" and eqn.invars[0] is eqn.invars[1], name == "sub" and peak
+            part_of = "square" if square else "exp" if shift else name
+            full = "full" in (rule, self.operations.rule(part_of)) or compute_dtype == FLOAT32
             dtype = FLOAT32 if full else _widest(inputs, name)
         arrays = [once.cast(value.array, dtype) for value in inputs]
         within = dtype in HALF and (name in REPEATS or (name in SCATTERED_SUMS and scatters_many(eqn)))

@@ -15,7 +15,7 @@ class ModelArguments(NamedTuple):
 
     Attributes:
       tree: `(state, rest)`: the state of all objects, and the arguments with None in place of the objects.
-      join: a function of such a tree. It returns the arguments with new objects, whose scopes are named, and a function
+      join: a function of such a tree. It returns the arguments with new objects, and a function
         that returns the part of their state that has changed since.
       write_back: a function that writes such a part to the original objects.
       originals: the objects, by their key path among the arguments.
@@ -40,8 +40,13 @@ class ModelArguments(NamedTuple):
         return {path for module in self.modules.values() for path in modules_of(module)}
 
 
-def take_models_apart(arguments) -> ModelArguments:
-    """Separates the NNX objects from the arguments. There can be none if Flax was never imported."""
+def take_models_apart(arguments, *, name: bool = True) -> ModelArguments:
+    """Separates the NNX objects from the arguments. There can be none if Flax was never imported.
+
+    Args:
+      arguments: any pytree.
+      name: whether submodules of joined modules run under the named scopes of their paths.
+    """
     if "flax" not in sys.modules:
         return _no_models(arguments)
     from flax import nnx
@@ -60,7 +65,7 @@ def take_models_apart(arguments) -> ModelArguments:
         before = {path: _value(leaf) for path, leaf in nnx.to_flat_state(state)}
         objects = nnx.merge(graph, state)
         for one in objects:
-            if isinstance(one, nnx.Module):
+            if name and isinstance(one, nnx.Module):
                 name_scopes(one)
         turn = iter(objects)
         filled = zip((path for path, _ in leaves), treedef.flatten_up_to(rest), strict=True)

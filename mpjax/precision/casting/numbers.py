@@ -56,8 +56,10 @@ def holds(dtype: np.dtype, number: float) -> bool:
 
 def bounds(dtype: np.dtype, number: float) -> bool:
     """Returns True if `dtype` holds a bound: half precision rounds 1 - 1e-6 to 1, which that bound is to keep out."""
-    rounded, epsilon = float(np.asarray(number, dtype)), float_range(dtype).epsilon
-    return holds(dtype, number) and (rounded == number or abs(rounded - number) <= epsilon * abs(1 - abs(number)))
+    if not holds(dtype, number) or not math.isfinite(number):
+        return holds(dtype, number)
+    rounded = float(np.asarray(number, dtype))
+    return rounded == number or abs(rounded - number) <= float_range(dtype).epsilon * abs(1 - abs(number))
 
 
 def _checked(array: np.ndarray) -> float:

@@ -32,7 +32,7 @@ def with_sums_in_float32(fn: Callable) -> Callable:
 
     @functools.wraps(fn, updated=())
     def with_sums(*args, **kwargs):
-        models = take_models_apart((fn, args, kwargs))
+        models = take_models_apart((fn, args, kwargs), name=False)
         arrays, with_arrays = split_arrays(models.tree)
         kept: list[_Result] = []
 

@@ -18,7 +18,7 @@ from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.precision.modules import apply_policy
 from mpjax.precision.policy import Policy
 from mpjax.precision.policy_report import PolicyReport
-from mpjax.precision.rules import NORM
+from mpjax.precision.rules import HEAD, NORM
 from mpjax.training.setup import Task
 from mpjax.training.state import take_apart
 
@@ -82,7 +82,7 @@ def is_in(path: str, module: str) -> bool:
 
 def _is_open(path: str, report: PolicyReport) -> bool:
     """Returns True if no rule of the user decides the module or a module inside it."""
-    return all(row.rule in ("policy", NORM) for row in report if is_in(row.path, path))
+    return all(row.rule in ("policy", NORM, HEAD) for row in report if is_in(row.path, path))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
