@@ -2,9 +2,10 @@
 
 - `Net` takes the fields of a batch and `rngs`, and sets no dtypes: a policy sets them.
 - `mpjax.audit` lists the dtype of every operation, forward and backward, without computing anything. Under policy
-  `float16`, which stores parameters in float16 too, it names `Gate`: the exponential of its parameter is in float16.
-- A rule keeps the parameters of `Gate`, and therefore the exponential, in float32. The rest stays in float16, with
-  float32 master weights in the optimizer.
+  `float16`, which stores parameters in float16 too, it names `Gate`: its gradient is a sum over all pixels of a batch,
+  and accumulates in float16.
+- A rule keeps the parameters of `Gate`, and therefore this sum, in float32. The rest stays in float16, with float32
+  master weights in the optimizer.
 
 The same from the command line:
 
@@ -29,14 +30,16 @@ RULES = {"type:Gate": "float32"}
 
 
 class Gate(nnx.Module):
-    """A factor per channel for the output of a block, positive and small at first (layer scale, arXiv:2103.17239)."""
+    """A factor per channel for the output of a block, small at first (layer scale, arXiv:2103.17239)."""
 
     def __init__(self, width: int):
-        self.log_scale = nnx.Param(jnp.full((width,), -2.3))
+        self.scale = nnx.Param(jnp.full((width,), 0.1))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Scales [..., width]."""
-        return x * jnp.exp(self.log_scale[...]).astype(x.dtype)  # cast, so that the result is not promoted to float32
+        # Broadcast in the parameter dtype, so that the gradient accumulates in it; then cast, so that the result is not
+        # promoted to float32.
+        return x * jnp.broadcast_to(self.scale[...], x.shape).astype(x.dtype)
 
 
 class Block(nnx.Module):
@@ -121,7 +124,7 @@ class Told(NamedTuple):
 def main(steps: int = 150) -> Told:
     """Audits without and with the rule, then trains."""
     _, before = audit({})
-    print("without the rule, in float16:", *suspects(before), sep="\n  ")
+    print("without the rule, sums in float16:", *suspects(before), sep="\n  ")
     given, after = audit(RULES)
     print("\nwith the rule:", *suspects(after), sep="\n  ")
     print(given, after, sep="\n\n", end="\n\n")

@@ -21,7 +21,7 @@ from mpjax.models.scan import require_alike, stacks_of
 from mpjax.models.stacked_arrays import names_apart
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
-from mpjax.precision.casting import autocast, full_precision
+from mpjax.precision.casting import autocast, full_precision, has_own_code, with_sums_in_float32
 from mpjax.precision.float8.layers import recipe_of
 from mpjax.precision.float8.recipes import E4M3, FLOAT8, capability_of, require_units
 from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
@@ -105,6 +105,8 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
             scopes=tuple(modules_of(abstract)),
             require_float8=has_products_in_float8(abstract, plan.policy),
         )
+    elif has_own_code(abstract):
+        cast = with_sums_in_float32
     return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract, frozen)
 
 

@@ -1,7 +1,7 @@
 """Precision policies, dtype casts and loss scaling; each works without the others and without Flax."""
 
 from mpjax.precision.calls import name_scopes
-from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_precision
+from mpjax.precision.casting import OPERATIONS, Operations, autocast, full_precision, with_sums_in_float32
 from mpjax.precision.dtype_audit import audit
 from mpjax.precision.dtype_audit_report import Audit
 from mpjax.precision.dtypes import check_dtypes
@@ -46,4 +46,5 @@ __all__ = [
     "static_loss_scaling",
     "stochastic_weights",
     "where_finite",
+    "with_sums_in_float32",
 ]

@@ -17,7 +17,6 @@ from mpjax.precision.float8.recipes import Recipe
 from mpjax.precision.heads import layer_tags, leave_in_float32
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
-from mpjax.precision.own_code import add_in_float32
 from mpjax.precision.policy import Policy
 from mpjax.precision.policy_report import PolicyReport, Row
 from mpjax.precision.presets import get_policy
@@ -84,7 +83,6 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
             notes.append(f"{path or 'the model'} multiplies in {row.compute_dtype}, not in float8: {reason}")
         if row.param_dtype is not None or row.compute_dtype is not None:
             rows.append(row)
-    add_in_float32(modules, half=any(row.compute_dtype in HALF for row in rows if row.compute_dtype is not None))
     _require_products(policy, any(map(is_quantised, modules.values())), decided, tags)
     if policy.recipes:
         notes += not_covered(rules, modules, tags)

@@ -44,12 +44,10 @@ class Looked(nnx.Module):
 
 
 class Net(nnx.Module):
-    """A model whose method a loss calls: in its `__call__`, a policy adds up positions in float32."""
-
     def __init__(self, index, x):
         self.embed = Looked(index, x)
 
-    def rows(self, x):
+    def __call__(self, x):
         return self.embed(x)
 
 
@@ -58,7 +56,7 @@ class Net(nnx.Module):
 def test_another_row_is_rounding_in_the_module_that_takes_it(name, policy):
     index, x = INDICES[name]
     found = diagnose(
-        Net(index, x), lambda model, x: jnp.mean(jnp.square(model.rows(x).astype(jnp.float32))), x, policy=policy
+        Net(index, x), lambda model, x: jnp.mean(jnp.square(model(x).astype(jnp.float32))), x, policy=policy
     )
     assert found.loss[0] > 2 * found.loss[1]
     assert (found.verdict, found.path, found.direction) == ("rounding", "embed", "forward")

@@ -86,12 +86,12 @@ class TestOwnModel:
 
 
 class TestAuditOfOwnModel:
-    def test_without_the_rule_the_gates_exponential_is_in_float16(self):
+    def test_without_the_rule_the_gates_gradient_adds_up_in_float16(self):
         module = example("own_model")
         _, found = module.audit({})
         assert sorted(module.suspects(found)) == [
-            "blocks/0/gate: 1 exp in float16",
-            "blocks/1/gate: 1 exp in float16",
+            "blocks/0/gate: 1 reduce_sum in float16",
+            "blocks/1/gate: 1 reduce_sum in float16",
         ]
 
     def test_with_the_rule_nothing_does_that_should_not(self):

@@ -1,7 +1,8 @@
 """Per-operation casting: `autocast` takes any JAX function and returns it with casts."""
 
 from mpjax.precision.casting.operations import OPERATIONS, Operations
+from mpjax.precision.casting.own_sums import has_own_code, with_sums_in_float32
 from mpjax.precision.casting.transform import autocast, full_precision
 
 
-__all__ = ["OPERATIONS", "Operations", "autocast", "full_precision"]
+__all__ = ["OPERATIONS", "Operations", "autocast", "full_precision", "has_own_code", "with_sums_in_float32"]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from mpjax.precision.calls import modules_of, owner_of_call
 from mpjax.precision.casting.gradient_sums import adds_in_half
 from mpjax.precision.casting.interpreter import Interpreter
 from mpjax.precision.casting.model_arguments import take_models_apart
@@ -26,12 +27,19 @@ def with_sums_in_float32(fn: Callable) -> Callable:
     Products and all other operations run in the dtypes of `fn`. A window's sum leaves in float32, and so does what is
     computed from it. Outputs have the dtypes that `fn` gives them.
 
-    Each call traces `fn`. It is called as it is if no sum of many terms is in half precision, and if a trace does not
-    say all that it does: it changes a list or a dict that it is given, or returns objects that JAX does not know.
+    Each call traces `fn`, as `jax.jit` does: arrays of NumPy among its arguments are traced too, and values that it
+    leaves in a list outside are not to be used. It is called as it is if no sum of many terms is in half precision, and
+    if a trace does not say all that it does: it changes a list or a dict that it is given, or returns objects that JAX
+    does not know. NNX modules may be among the arguments; they are to have all of their state before the call.
+
+    Args:
+      fn: a function of pytrees, such as a loss: `jax.grad(with_sums_in_float32(loss_fn))`.
     """
 
     @functools.wraps(fn, updated=())
     def with_sums(*args, **kwargs):
+        if any(map(_is_variable, jax.tree.leaves((args, kwargs), is_leaf=_is_object_or_state))):
+            return fn(*args, **kwargs)  # which may set it
         models = take_models_apart((fn, args, kwargs), name=False)
         arrays, with_arrays = split_arrays(models.tree)
         kept: list[_Result] = []
@@ -107,6 +115,25 @@ def _is_object(node: Any) -> bool:
     return isinstance(node, nnx.Pytree | nnx.Variable)
 
 
+def _is_variable(node: Any) -> bool:
+    return _is_object(node) and hasattr(node, "get_value")
+
+
+def _is_object_or_state(node: Any) -> bool:
+    """Returns True also for an NNX state, which holds variables as a tree of arrays does."""
+    if "flax" not in sys.modules:
+        return False
+    from flax import nnx
+
+    return isinstance(node, nnx.State) or _is_object(node)
+
+
 def _same(before: tuple, after: tuple) -> bool:
     (leaves, treedef), (others, other) = before, after
     return treedef == other and all(a is b for a, b in zip(leaves, others, strict=True))
+
+
+def has_own_code(model: Any) -> bool:
+    """Returns True if a module of a model has a `__call__` that is neither Flax's nor mpjax's."""
+    owners = (owner_of_call(type(module)) for module in modules_of(model).values())
+    return any(owner is not None and owner.__module__.partition(".")[0] not in ("flax", "mpjax") for owner in owners)

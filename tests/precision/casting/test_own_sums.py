@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from mpjax.precision.casting.own_sums import with_sums_in_float32
+from mpjax.precision import apply_policy
+from mpjax.precision.casting import has_own_code, with_sums_in_float32
 
 
 X = jnp.ones((512, 4), jnp.bfloat16)
@@ -40,3 +42,107 @@ def test_a_function_without_such_sums_is_called_as_it_is():
     assert with_sums_in_float32(lambda x: calls.append(x) or x)(X) is X
     assert len(calls) == 2
     assert calls[1] is X
+
+
+# A loss of a model under a policy
+
+TERMS = 4000
+ROWS, SEGMENTS = jnp.arange(TERMS) % 3, jnp.arange(TERMS) % 5
+NODES = jnp.abs(jax.random.normal(jax.random.key(0), (16, 8)))
+
+
+class Own(nnx.Module):
+    """A layer, code of the user's, and a head."""
+
+    def __init__(self, code):
+        self.inner = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(8, 2, rngs=nnx.Rngs(1))
+        self.code = code
+
+    def __call__(self, x):
+        return self.head(self.code(self.inner(x)))
+
+
+def neighbours(h):
+    return jax.ops.segment_sum(h[ROWS], SEGMENTS, 5) / 800
+
+
+def window(h):
+    return nnx.avg_pool(jnp.tile(40 * h, (256, 1))[None], (4096,))[0]
+
+
+def loop(h):
+    def step(total, i):
+        return total + jnp.sum(h * i.astype(h.dtype), 0).astype(jnp.float32) / TERMS, None
+
+    return jax.lax.scan(step, jnp.zeros(8), jnp.ones(TERMS))[0]
+
+
+CODE = {
+    "neighbours": neighbours,
+    "window": window,
+    "loop": loop,
+    "broadcast": lambda h: jnp.mean(h[:1] + jnp.zeros((TERMS, 8), h.dtype), 0),
+    "repeat": lambda h: jnp.mean(jnp.repeat(h, 250, axis=0), 0),
+    "resize": lambda h: jnp.mean(jax.image.resize(h, (TERMS, 8), "nearest"), 0),
+    "cumsum": lambda h: jnp.cumsum(jnp.tile(h, (64, 1)), 0)[-1] / 1024,
+    "many reads": lambda h: sum(jnp.tanh(h * (1 + i / 64)) / 64 for i in range(64)),
+}
+
+
+def value_and_gradient(code, policy):
+    model = Own(code)
+    apply_policy(model, policy)
+    graph, params = nnx.split(model)
+    loss = lambda params: jnp.mean(nnx.merge(graph, params)(NODES).astype(jnp.float32))  # noqa: E731
+    with jax.numpy_dtype_promotion("standard"):  # Flax divides a window's sum by an integer
+        value, gradient = jax.jit(jax.value_and_grad(with_sums_in_float32(loss)))(params)
+    return value, jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradient)])
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", CODE)
+def test_values_and_gradients_are_near_those_of_float32(name, policy):
+    (value, gradient), (wanted, of_float32) = (value_and_gradient(CODE[name], each) for each in (policy, "float32"))
+    np.testing.assert_allclose(value, wanted, rtol=0.03)
+    assert float(jnp.linalg.norm(gradient - of_float32) / jnp.linalg.norm(of_float32)) < 0.01
+
+
+def test_a_model_whose_state_changes_is_updated_once():
+    class Stateful(nnx.Module):
+        def __init__(self):
+            self.norm = nnx.BatchNorm(8, momentum=0.5, rngs=nnx.Rngs(0))
+            self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return {"y": neighbours(self.dropout(self.norm(x))), "name": "cat", "count": 3}
+
+    model = Stateful()
+    apply_policy(model, "mixed_bfloat16")
+    model.train()
+    found = with_sums_in_float32(lambda model, x: model(x))(model, NODES)
+    np.testing.assert_allclose(model.norm.mean[...], 0.5 * NODES.mean(0), rtol=1e-3)
+    assert model.dropout.rngs.count[...] == 1
+    assert (found["y"].dtype, found["name"], found["count"]) == (jnp.float32, "cat", 3)
+
+
+def test_a_function_that_does_more_than_a_trace_says_is_called_as_it_is():
+    cache, variable, outside = {}, nnx.Cache(jnp.zeros(())), nnx.BatchStat(jnp.zeros(()))
+
+    def into(x, cache):
+        cache["last"] = neighbours(x.astype(jnp.bfloat16))
+        return cache["last"]
+
+    def counted(x, variable):
+        variable[...] += 1
+        return neighbours(x.astype(jnp.bfloat16))
+
+    for function, given in ((into, cache), (counted, variable), (lambda x, _: counted(x, outside), None)):
+        assert with_sums_in_float32(function)(NODES, given).shape == (5, 8)
+    assert cache["last"].shape == (5, 8)
+    assert (variable[...], outside[...]) == (1, 1)
+
+
+def test_code_of_the_users_is_told_from_that_of_flax():
+    layers = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.relu)
+    assert (has_own_code(layers), has_own_code(Own(jnp.sin))) == (False, True)
