@@ -92,8 +92,8 @@ class _Matching:
             key = of_asked(each)
             if candidates.get(key) and key not in unclear:
                 # The order of a program's products is not that of its trace.
-                same = (i for i, run in enumerate(candidates[key]) if _same_dtypes(each, run))
-                taken.append(run := candidates[key].pop(next(same, 0)))
+                near = [(not _same_dtypes(each, run), run.result != each.result) for run in candidates[key]]
+                taken.append(run := candidates[key].pop(near.index(min(near))))
                 self.pairs.append(Pair(each, dataclasses.replace(run, by=by[key]) if alike else run))
             else:
                 left.append(each)
