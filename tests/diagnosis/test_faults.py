@@ -284,7 +284,7 @@ def test_logarithm_of_a_probability_that_became_zero(networks):
         chosen = jnp.take_along_axis(model(batch["x"]), batch["y"][:, None], axis=1)
         return -jnp.mean(jnp.log(chosen).astype(jnp.float32))
 
-    diagnosis = diagnose(model, loss_fn, batch, policy="mixed_float16")
+    diagnosis = diagnose(model, loss_fn, batch, policy="p=f32,c=f16,o=f16")
     assert _found(diagnosis) == ("underflow", "", "forward")
     assert diagnosis.rules == {"linear": "float32"}
     assert "log" in diagnosis.evidence
