@@ -273,7 +273,7 @@ class Softmax(nnx.Module):
         self.linear = nnx.Linear(16, 4, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return nnx.softmax(self.linear(x) * 10)
+        return nnx.softmax(self.linear(x).astype(self.linear.dtype) * 10)
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_logarithm_of_a_probability_that_became_zero(networks):
         chosen = jnp.take_along_axis(model(batch["x"]), batch["y"][:, None], axis=1)
         return -jnp.mean(jnp.log(chosen).astype(jnp.float32))
 
-    diagnosis = diagnose(model, loss_fn, batch, policy="p=f32,c=f16,o=f16")
+    diagnosis = diagnose(model, loss_fn, batch, policy="mixed_float16")
     assert _found(diagnosis) == ("underflow", "", "forward")
     assert diagnosis.rules == {"linear": "float32"}
     assert "log" in diagnosis.evidence
