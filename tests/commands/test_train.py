@@ -410,7 +410,7 @@ def test_the_best_and_the_newest_checkpoints_are_kept_over_a_resumption(tmp_path
         "constant",
     )
     train(tmp_path / "a", *flags, "--steps", "60")
-    resume(tmp_path / "a", "--steps", "80", "--optimizer.learning_rate", "30")
+    resume(tmp_path / "a", "--steps", "80", "--optimizer.learning_rate", "1000")
     tested = {r["step"]: r["test/accuracy"] for r in metrics_of(tmp_path / "a") if "test/accuracy" in r}
     best = max(tested, key=lambda step: (tested[step], step))
     assert complete_checkpoints(tmp_path / "a" / "checkpoints") == [best, 80]

@@ -379,7 +379,7 @@ def a_loss_that_fades(networks) -> Fault:
         return networks.labels_loss(model, batch) * batch["weight"]
 
     run = Run(resnet(), loss_fn, batch_at, scaling=static(1.0))
-    place = ("", "backward", "convert_element_type")
+    place = ("head", "backward", "convert_element_type")
     return Fault(run, "underflow", place, says="The loss scale is 1.", bad=lambda seen: seen.gradient == 0)
 
 
