@@ -9,12 +9,11 @@ from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
 from mpjax.plan.runs import dtype_of
 from mpjax.plan.source import module_of
 from mpjax.plan.verdicts import Row, counted
+from mpjax.precision.casting.gradient_sums import MANY
+from mpjax.precision.dtypes import HALF
 
 
-MANY = 8
-"""The number of terms from which on a sum in half precision is told."""
-
-_HALF = ("float16", "bfloat16")
+_HALF = tuple(map(str, HALF))
 _SUMS = {"reduce": "a sum", "reduce-window": "a sum over windows", "scatter": "a scatter"}
 _WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 

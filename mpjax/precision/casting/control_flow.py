@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 
-from mpjax.precision.casting.gradient_sums import adding_to
+from mpjax.precision.casting.gradient_sums import adding_to, is_half, with_sum
 from mpjax.precision.casting.jaxprs import manual_axes, open_shardings, opened, scan_counts
 from mpjax.precision.casting.quantised import note, noted
 from mpjax.precision.casting.values import (
@@ -22,7 +22,7 @@ from mpjax.precision.casting.values import (
     values_of,
 )
 from mpjax.precision.casting.walk import called
-from mpjax.precision.dtypes import FLOAT32, HALF, is_floating, widest
+from mpjax.precision.dtypes import is_floating, widest
 
 
 def jit(run, eqn, inputs, debug_info) -> list:
@@ -70,8 +70,7 @@ def scan(run, eqn, inputs, debug_info) -> list:
     arrays = arrays_of(inputs)
     consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
     # Each iteration adds to the gradient of an array that all of them read.
-    wide = [const.astype(FLOAT32) if _is_half(const) else None for const in consts]
-    consts = [const if own is None else jax.lax.stop_gradient(const) for const, own in zip(consts, wide, strict=True)]
+    sums = [with_sum(const) if is_half(const) else None for const in consts]
     # The carry may be another array later. Slices of the rest are made of what the whole is made of.
     facts = [value.fact for value in inputs[:num_consts]]
     facts += [_carried(value) for value in inputs[num_consts : num_consts + num_carry]]
@@ -79,7 +78,7 @@ def scan(run, eqn, inputs, debug_info) -> list:
     init = cast_like(arrays[num_consts : num_consts + num_carry], carry_avals)
 
     def step(carry, x):
-        read = [const if own is None else adding_to(own, const) for const, own in zip(consts, wide, strict=True)]
+        read = [const if own is None else adding_to(*own) for const, own in zip(consts, sums, strict=True)]
         out = arrays_of(run(params["jaxpr"], values_of([*read, *carry, *x], facts)))
         return cast_like(out[:num_carry], carry_avals), out[num_carry:]
 
@@ -87,10 +86,6 @@ def scan(run, eqn, inputs, debug_info) -> list:
         step, init, xs, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
     )
     return computed_from(inputs, [*carry, *ys])
-
-
-def _is_half(array) -> bool:
-    return getattr(array, "dtype", None) in HALF
 
 
 def _carried(initial: Value) -> Value:

@@ -41,6 +41,11 @@ def _(primals, tangents):
     return adding_to(*primals), tangents[0].astype(primals[1].dtype)
 
 
+def with_sum(array: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns what each read of a half-precision array is to give `adding_to`."""
+    return array.astype(FLOAT32), jax.lax.stop_gradient(array)
+
+
 def _reads(body) -> collections.Counter:
     """Returns how many operands of a jaxpr's equations each variable is."""
     return collections.Counter(atom for eqn in body.eqns for atom in eqn.invars if not isinstance(atom, core.Literal))
@@ -58,10 +63,10 @@ class ManyReads:
         return [self._read(var, value) for var, value in zip(eqn.invars, inputs, strict=True)]
 
     def _read(self, var, value: Value) -> Value:
-        if isinstance(var, core.Literal) or var not in self._many or getattr(value.array, "dtype", None) not in HALF:
+        if isinstance(var, core.Literal) or var not in self._many or not is_half(value.array):
             return value
         if var not in self._sums:
-            self._sums[var] = value.array.astype(FLOAT32), jax.lax.stop_gradient(value.array)
+            self._sums[var] = with_sum(value.array)
         return value._replace(array=adding_to(*self._sums[var]))
 
 
@@ -100,4 +105,9 @@ def scatters_many(eqn) -> bool:
 
 
 def _is_half(atom) -> bool:
-    return not isinstance(atom, core.Literal) and getattr(atom.aval, "dtype", None) in HALF
+    return not isinstance(atom, core.Literal) and is_half(atom.aval)
+
+
+def is_half(array) -> bool:
+    """Returns True for an array, or the shape of one, in half precision; a Python number has no dtype."""
+    return getattr(array, "dtype", None) in HALF

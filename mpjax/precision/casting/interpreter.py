@@ -9,14 +9,14 @@ import numpy as np
 
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.equations import bind, standing_at
-from mpjax.precision.casting.gradient_sums import ManyReads, scatters_many
+from mpjax.precision.casting.gradient_sums import ManyReads, is_half, scatters_many
 from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
 from mpjax.precision.casting.numbers import bounds, computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
 from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, REPEATS, SCATTERED_SUMS, STRETCH
 from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, note
 from mpjax.precision.casting.values import Origin, Value, avals_of, cast, cast_like, joined, values_of
-from mpjax.precision.casting.walk import evaluated
+from mpjax.precision.casting.walk import called, evaluated
 from mpjax.precision.dtypes import FLOAT32, FLOAT64, HALF, is_floating, widest
 from mpjax.precision.float8.operations import quantised_product, why_not_quantised
 from mpjax.precision.float8.recipes import Recipe
@@ -151,7 +151,7 @@ class _CastOnce:
         self._widened: dict[int, tuple[Any, Any]] = {}
 
     def cast(self, array, dtype: np.dtype | None):
-        if dtype != FLOAT32 or getattr(array, "dtype", None) not in HALF:
+        if dtype != FLOAT32 or not is_half(array):
             return cast(array, dtype)
         if id(array) not in self._widened:
             # Keeps the array alive, so that no other array gets its id.
@@ -187,7 +187,7 @@ def _is_full_precision(eqn) -> bool:
     """Returns True for a `full_precision` region, and for a function of JAX that is written for 32 bits and more."""
     if eqn.primitive.name not in ("jit", "custom_jvp_call"):
         return False
-    name, file = function_of(eqn)
+    name, file = function_of(called(eqn))
     numerical = any(folder in file for folder in ("/jax/_src/scipy/", "/jax/_src/numpy/linalg.py"))
     statistics = name in ("cov", "corrcoef") and "/jax/_src/numpy/" in file
     return eqn.params.get("name") == FULL_PRECISION or numerical or statistics

@@ -46,10 +46,9 @@ def manual_axes(params: dict) -> frozenset:
     return params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
 
 
-def function_of(eqn) -> tuple[str, str]:
-    """Returns the name and the file of the Python function whose jaxpr an equation holds, as far as they are known."""
-    held = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    known = getattr(opened(held)[0], "debug_info", None)
+def function_of(jaxpr) -> tuple[str, str]:
+    """Returns the name and the file of the Python function that a jaxpr was traced from, as far as they are known."""
+    known = getattr(opened(jaxpr)[0], "debug_info", None)
     return getattr(known, "func_name", None) or "", getattr(known, "func_filename", None) or ""
 
 
