@@ -52,7 +52,8 @@ PUBLIC = [
 
 
 def sources():
-    return sorted(PACKAGE.rglob("*.py"))
+    """The code of the package: a wheel holds `configs/` too, whose files are of a user's kind."""
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "configs")
 
 
 @functools.cache
