@@ -6,8 +6,9 @@ import math
 import jax
 from jax.extend import core
 
+from mpjax.precision.casting.equations import bind
 from mpjax.precision.casting.jaxprs import opened, scan_counts
-from mpjax.precision.casting.primitives import ADDING, REPEATS, SCATTERED_SUMS, STRETCH
+from mpjax.precision.casting.primitives import ADDING, PICKS, REPEATS, SCATTERED_SUMS, STRETCH
 from mpjax.precision.casting.values import Value
 from mpjax.precision.casting.walk import held_by
 from mpjax.precision.dtypes import FLOAT32, HALF
@@ -89,8 +90,10 @@ def _adds(eqn) -> bool:
     name, operands, params = eqn.primitive.name, eqn.invars, eqn.params
     if name == "scan":
         return params["length"] >= MANY and any(map(_is_half, operands[: scan_counts(params)[0]]))
-    if name in ADDING:
-        return _is_half(operands[0]) and (name not in SCATTERED_SUMS or scatters_many(eqn))
+    if name in ADDING | PICKS:
+        return _is_half(operands[0]) and (name not in SCATTERED_SUMS | PICKS or adds_between_casts(eqn))
+    if name == "all_gather":
+        return _is_half(operands[0]) and gathers_from_many(eqn)
     size = math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0
     if name == "gather":
         return _is_half(operands[0]) and size >= MANY * math.prod(params["slice_sizes"])
@@ -99,9 +102,39 @@ def _adds(eqn) -> bool:
     return False
 
 
-def scatters_many(eqn) -> bool:
-    """Returns True if a scatter has many updates, which may all be for one element."""
-    return math.prod(eqn.invars[1].aval.shape[:-1]) >= MANY
+def adds_between_casts(eqn) -> bool:
+    """Returns True if an equation in half precision is to run in float32: it or its derivative adds many terms.
+
+    The cast before it and the cast behind it change no value that it moves or picks.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name in SCATTERED_SUMS:  # all updates may be for one element
+        return math.prod(eqn.invars[1].aval.shape[:-1]) >= MANY
+    if name in PICKS and "window_dimensions" in params:
+        return math.prod(params["window_dimensions"]) >= MANY * math.prod(params["window_strides"])
+    if name in PICKS:
+        return math.prod(eqn.invars[0].aval.shape) >= MANY * math.prod(eqn.outvars[0].aval.shape) > 0
+    return name in REPEATS
+
+
+def gathers_from_many(eqn) -> bool:
+    """Returns True if an `all_gather` has many devices, whose cotangents its derivative adds."""
+    return eqn.params["axis_size"] >= MANY
+
+
+def all_gather(eqn, array: jax.Array) -> jax.Array:
+    """Gathers from all devices in half precision. The derivative adds up their cotangents in float32."""
+
+    @jax.custom_jvp
+    def gather(array):
+        return bind(eqn.primitive, [array], eqn.params)[0]
+
+    @gather.defjvp
+    def _(primals, tangents):
+        (array,), (tangent,) = primals, tangents
+        return gather(array), gather(tangent.astype(FLOAT32)).astype(array.dtype)
+
+    return gather(array)
 
 
 def _is_half(atom) -> bool:

@@ -9,11 +9,11 @@ import numpy as np
 
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.equations import bind, standing_at
-from mpjax.precision.casting.gradient_sums import ManyReads, is_half, scatters_many
+from mpjax.precision.casting.gradient_sums import ManyReads, adds_between_casts, all_gather, gathers_from_many, is_half
 from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
 from mpjax.precision.casting.numbers import bounds, computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
-from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, REPEATS, SCATTERED_SUMS, STRETCH
+from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, STRETCH
 from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, note
 from mpjax.precision.casting.values import Origin, Value, avals_of, cast, cast_like, joined, values_of
 from mpjax.precision.casting.walk import called, evaluated
@@ -118,13 +118,15 @@ class Interpreter(NamedTuple):
             full = "full" in (rule, self.operations.rule(part_of)) or compute_dtype == FLOAT32
             dtype = FLOAT32 if full else _widest(inputs, name)
         arrays = [once.cast(value.array, dtype) for value in inputs]
-        within = dtype in HALF and (name in REPEATS or (name in SCATTERED_SUMS and scatters_many(eqn)))
-        if within:  # widened before it fans out, so that its gradients are added in float32; or before it is added
+        within = dtype in HALF and adds_between_casts(eqn)
+        if within:
             arrays = [once.cast(array, FLOAT32) for array in arrays]
         elif name in STRETCH and dtype in HALF:
             arrays = [_stretched(array, eqn.outvars[0].aval.shape, once) for array in arrays]
         params = _product(eqn, dtype) if name in MATRIX_PRODUCTS else eqn.params
         outputs = _quantised(recipe, name, inputs, arrays, params) if rule == "low" else None
+        if name == "all_gather" and dtype in HALF and gathers_from_many(eqn):
+            outputs = [all_gather(eqn, arrays[0])]
         if outputs is None:
             outputs = bind(eqn.primitive, arrays, params)
         if within:

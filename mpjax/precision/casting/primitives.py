@@ -22,8 +22,11 @@ XLA builds functions such as `logistic` from several operations, and each of the
 is 1.
 """
 
-REPEATS = frozenset({"broadcast_in_dim", "gather"})
-"""Primitives that may use a value of their first operand several times: their derivatives add."""
+REPEATS = frozenset({"broadcast_in_dim", "gather", "tile", "pvary", "pcast"})
+"""Primitives that may use a value of their first operand several times, on other devices too: their derivatives add."""
+
+PICKS = frozenset({"reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"})
+"""Primitives that pick values of their operand: their derivatives count equal ones, or add where windows overlap."""
 
 STRETCH = frozenset({"add", "sub", "mul", "div", "rem", "max", "min", "atan2", "nextafter"})
 """Primitives that repeat an operand along its axes of size 1: their derivatives add."""
