@@ -14,7 +14,7 @@ from mpjax.diagnosis.emulate import Emulator, everywhere, nothing, nowhere
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import ratio
-from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, SUMS
+from mpjax.precision.casting.primitives import ARRANGES, MATRIX_PRODUCTS, REPEATS, SUMS
 from mpjax.precision.dtypes import is_floating
 
 
@@ -47,17 +47,12 @@ class Terms(Emulator):
         return [pair._replace(wide=wide) for pair, wide in zip(outputs, added, strict=True)]
 
 
-_ADDS = frozenset(
-    {
-        *("add", "add_any", "reduce_sum", "neg", "div", "convert_element_type", "copy"),
-        *("reshape", "squeeze", "broadcast_in_dim"),
-    }
-)
+_ADDS = ARRANGES | {"add", "add_any", "reduce_sum", "neg", "div", "convert_element_type"}
 """Primitives that pass on the terms of a sum. The minus sign of `neg` is dropped with the next absolute value."""
 
 
 _ADDS_UP = MATRIX_PRODUCTS | SUMS
-_MOVES = frozenset({"convert_element_type", "copy", "reshape", "squeeze", "transpose", "neg", "rev", "expand_dims"})
+_MOVES = (ARRANGES - REPEATS) | {"convert_element_type", "neg"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.program import Program, program_of_function, program_of_model
 from mpjax.diagnosis.sites import parameter_site, site_of
 from mpjax.precision.casting.jaxprs import as_function, scope_of
-from mpjax.precision.casting.primitives import PRODUCTS, SUMS
+from mpjax.precision.casting.primitives import ARRANGES, PRODUCTS, SUMS
 from mpjax.precision.casting.values import cast_like
 from mpjax.precision.casting.walk import bodies, holds_bodies
 from mpjax.precision.dtypes import is_floating
@@ -105,7 +105,7 @@ def _origin(var, makers: dict):
     return eqn
 
 
-_MOVES = frozenset({"convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "rev"})
+_MOVES = ARRANGES | {"convert_element_type"}
 
 
 def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0) -> Layers:

@@ -18,23 +18,18 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.stacked_arrays import names_apart, stack_of
 from mpjax.precision.calls import modules_of
+from mpjax.precision.casting.primitives import ARRANGES, CALLS, COMPARES, ELEMENTWISE, FUNCTIONS
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.rules import covers, scope_lineage
 
 
-_CHEAP = {
-    *("add", "sub", "mul", "div", "neg", "abs", "sign", "max", "min", "clamp", "floor", "ceil", "square"),
-    *("exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "integer_pow", "sqrt", "rsqrt", "erf", "erf_inv"),
-    *("eq", "ne", "le", "gt", "ge"),
-    *("sin", "cos", "tan", "tanh", "and", "or", "xor", "not", "is_finite", "select_n", "convert_element_type", "copy"),
-    *("copy_p", "stop_gradient", "optimization_barrier", "iota", "pad", "reshape", "squeeze", "expand_dims"),
-    *("broadcast_in_dim", "transpose", "slice"),
-}
+_CHEAP = (
+    (ARRANGES | FUNCTIONS | COMPARES | ELEMENTWISE.keys())
+    | {"div", "clamp", "and", "or", "xor", "not", "is_finite", "select_n", "convert_element_type"}
+    | {"optimization_barrier", "iota", "pad", "slice"}
+)
 """Primitives that read and write each value once: fused with what uses their result, they cost nothing."""
-
-
-_CALLS = frozenset({"checkpoint", "remat", "remat2", "jit", "pjit", "closed_call", "custom_jvp_call"})
 
 
 def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
@@ -45,7 +40,7 @@ def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
     """
     if primitive.name == "lt":  # of dropout: a byte, in place of the random numbers that were compared
         return is_floating(operands[0])
-    if primitive.name in _CALLS:
+    if primitive.name in CALLS - {"custom_vjp_call"}:
         return any(
             eqn.primitive.name not in _CHEAP for _, eqn in equations(params.get("jaxpr", params.get("call_jaxpr")))
         )

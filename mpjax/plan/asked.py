@@ -14,17 +14,14 @@ from mpjax.plan.source import Module, module_named
 from mpjax.precision.casting.flops import product_flops, stands_in
 from mpjax.precision.casting.interpreter import FULL_PRECISION
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scan_counts
-from mpjax.precision.casting.primitives import CALLS, MATRIX_PRODUCTS
+from mpjax.precision.casting.primitives import ARRANGES, CALLS, MATRIX_PRODUCTS, SCALES
 from mpjax.precision.casting.walk import Body, equations, evaluated, held_by, holds_bodies
 from mpjax.precision.dtypes import is_floating
 
 
 _ATTENTION = {"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"}
 _SUMS = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
-_KEEPS = {
-    *("broadcast_in_dim", "clamp", "convert_element_type", "copy", "div", "mul", "neg", "pad", "reshape", "rev"),
-    *("sharding_constraint", "slice", "squeeze", "transpose"),
-}
+_KEEPS = ARRANGES | SCALES | {"clamp", "convert_element_type", "neg", "pad", "slice"}
 """Primitives that only cast, scale or arrange an operand."""
 
 

@@ -8,18 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mpjax.plan.dtype_order import NARROWER, WIDER, compared, dtype_of_bits, narrowest
+from mpjax.precision.casting.primitives import ARRANGES, CASTS, CHOOSES, SCALES, TAKES
 from mpjax.precision.dtypes import is_floating
 
 
-_CASTS = ("convert_element_type", "reduce_precision")
-_MOVES = {
-    *(*_CASTS, "abs", "all_gather", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "dynamic_slice"),
-    *("dynamic_update_slice", "gather", "max", "min", "neg", "pad", "ppermute", "reduce_max", "reshape", "rev"),
-    *("reduce_min", "scatter", "select_n", "sharding_constraint", "slice", "sort", "split", "squeeze", "transpose"),
-}
+_MOVES = CASTS | ARRANGES | TAKES | CHOOSES | {"abs", "neg"}
 """Primitives whose results are numbers of their operands: what was rounded stays so."""
-
-_SCALES = ("mul", "div")
 
 
 def rounded_by(eqn: Any, given: Sequence[str]) -> str:
@@ -37,7 +31,7 @@ def rounded_by(eqn: Any, given: Sequence[str]) -> str:
     if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
         return ""
     name, own = eqn.primitive.name, str(eqn.outvars[0].aval.dtype)
-    if name in _CASTS:
+    if name in CASTS:
         source = eqn.invars[0].aval
         bits = eqn.params.get("exponent_bits"), eqn.params.get("mantissa_bits")
         target = dtype_of_bits(*bits) if name == "reduce_precision" else own
@@ -45,7 +39,7 @@ def rounded_by(eqn: Any, given: Sequence[str]) -> str:
         return together([given[0], target if rounds else ""])
     if name in _MOVES:
         return together(given)
-    if name in _SCALES:  # by a number, or one for each row
+    if name in SCALES:  # by a number, or one for each row
         sizes = [var.aval.size for var in eqn.invars]
         if sizes[0] != sizes[1]:
             return given[sizes.index(max(sizes))]
@@ -55,7 +49,7 @@ def rounded_by(eqn: Any, given: Sequence[str]) -> str:
 
 def cast_by(eqn: Any, given: Sequence[str]) -> str:
     """Returns as `rounded_by`, but empty for the results of arithmetic, however narrow: they are computed so."""
-    return rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in _SCALES else ""
+    return rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in SCALES else ""
 
 
 def together(found: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from mpjax.precision.casting.gradient_sums import ManyReads, adds_between_casts,
 from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
 from mpjax.precision.casting.numbers import bounds, computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
-from mpjax.precision.casting.primitives import MATRIX_PRODUCTS, STRETCH
+from mpjax.precision.casting.primitives import ARRANGES, COMPARES, MATRIX_PRODUCTS, STRETCH
 from mpjax.precision.casting.quantised import IN_FLOAT8, TAKEN_OUT, note
 from mpjax.precision.casting.values import Origin, Value, avals_of, cast, cast_like, joined, values_of
 from mpjax.precision.casting.walk import called, evaluated
@@ -284,15 +284,13 @@ def _widest(inputs: Sequence[Value], name: str) -> np.dtype | None:
 
 
 # Primitives between the maximum and the subtraction in a softmax.
-_KEEP_A_PEAK = frozenset(
-    {"broadcast_in_dim", "max", "reshape", "select_n", "squeeze", "stop_gradient", "copy", "transpose"}
-)
+_KEEP_A_PEAK = ARRANGES | {"max", "select_n"}
 
 # Primitives in which an array made of one scalar counts as that scalar: zeros of a `where`, bounds of a clip.
-_FILL = frozenset({"select_n", "max", "min", "clamp", "broadcast_in_dim", "reshape", "transpose", "eq", "ne"})
+_FILL = ARRANGES | {"select_n", "max", "min", "clamp", "eq", "ne"}
 
 # Primitives that compare with a number, or put it in the place of values.
-_BOUND = frozenset({"max", "min", "clamp", "select_n", "lt", "le", "gt", "ge"})
+_BOUND = (COMPARES - {"eq", "ne"}) | {"max", "min", "clamp", "select_n"}
 
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"})
 

@@ -6,24 +6,15 @@ import numpy as np
 from jax.extend import core
 
 from mpjax.precision.casting.jaxprs import opened, scan_counts
-from mpjax.precision.casting.primitives import REPEATS
+from mpjax.precision.casting.primitives import ARRANGES, DERIVED, ENTERED, REPEATS, TAKES
 from mpjax.precision.dtypes import HALF
 
 
-_MOVES = frozenset(
-    {"reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p", "slice", "rev", "gather", "dynamic_slice"}
-)
-"""Primitives that keep the values of their first operand, so that a cast may as well come before them."""
+_MOVES = (ARRANGES | TAKES) - {"split"}
+"""Primitives with one result of the values of their first operand: a cast may as well come before them."""
 
-_CALLS = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "shard_map", "scan", "cond"),
-        *("custom_jvp_call", "custom_vjp_call"),
-    }
-)
+_PROGRAMS = ENTERED - {"while"}
 """Primitives that run a program, or one of several, on their operands."""
-
-_OWN_DERIVATIVE = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
 def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
@@ -64,7 +55,7 @@ def _uses(jaxpr: core.Jaxpr, var: Any, *, once: bool = False) -> list[np.dtype |
 
 def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | None], list[int]]:
     """Returns the uses of `var` inside a jaxpr, and the positions of the outputs that have its values."""
-    moves, calls = (_MOVES - REPEATS, _CALLS - _OWN_DERIVATIVE - {"scan"}) if once else (_MOVES, _CALLS)
+    moves, calls = (_MOVES - REPEATS, _PROGRAMS - DERIVED - {"scan"}) if once else (_MOVES, _PROGRAMS)
     casts: list[np.dtype | None] = []
     outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]
     for eqn in jaxpr.eqns:

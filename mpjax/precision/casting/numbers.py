@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from mpjax.precision.casting.primitives import ELEMENTWISE, plain
+from mpjax.precision.casting.primitives import ARRANGES, ELEMENTWISE, plain
 from mpjax.precision.dtypes import float_range, is_floating
 
 
@@ -78,9 +78,6 @@ _FUNCTIONS: Mapping[str, Callable] = {
     "div": plain(lambda x, y: x / y if is_floating(x) else np.trunc(x / y)),
     "integer_pow": lambda params, x: np.power(x, params["y"]),
     # These change the dtype or the shape, not the number.
-    **dict.fromkeys(
-        ("convert_element_type", "stop_gradient", "copy", "broadcast_in_dim", "reshape", "squeeze", "transpose"),
-        plain(lambda x: x),
-    ),
+    **dict.fromkeys(("convert_element_type", *ARRANGES), plain(lambda x: x)),
 }
 """Primitives that compute elementwise or move elements, as NumPy functions of `(parameters, *arrays)`."""

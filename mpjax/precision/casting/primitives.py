@@ -1,4 +1,4 @@
-"""Which JAX primitives are products, sums, calls or control flow, and which NumPy functions match them.
+"""The one table of what JAX primitives do: products, sums, moves of elements, comparisons, calls, control flow.
 
 The dtypes of primitives under autocast are in `operations.py`.
 """
@@ -22,6 +22,39 @@ XLA builds functions such as `logistic` from several operations, and each of the
 is 1.
 """
 
+CASTS = frozenset({"convert_element_type", "reduce_precision"})
+
+ARRANGES = frozenset(
+    {
+        *("broadcast_in_dim", "copy", "copy_p", "expand_dims", "reshape", "rev", "squeeze", "stop_gradient"),
+        *("sharding_constraint", "transpose"),
+    }
+)
+"""Primitives whose results have all elements of their operand."""
+
+TAKES = frozenset({"dynamic_slice", "gather", "slice", "split"})
+"""Primitives whose results are elements of their first operand."""
+
+CHOOSES = frozenset(
+    {
+        *("all_gather", "clamp", "concatenate", "dynamic_update_slice", "max", "min", "pad", "ppermute"),
+        *("reduce_max", "reduce_min", "scatter", "select_n", "sort"),
+    }
+)
+"""Primitives whose results are elements of several operands, or of several places of one."""
+
+SCALES = frozenset({"mul", "div"})
+
+COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+FUNCTIONS = frozenset(
+    {
+        *("exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "integer_pow", "sqrt", "rsqrt", "cbrt"),
+        *("sin", "cos", "tan", "tanh", "erf", "erf_inv"),
+    }
+)
+"""Functions of single elements that are more than one multiplication or addition."""
+
 REPEATS = frozenset({"broadcast_in_dim", "gather", "tile", "pvary", "pcast"})
 """Primitives that may use a value of their first operand several times, on other devices too: their derivatives add."""
 
@@ -36,12 +69,10 @@ SCATTERED_SUMS = frozenset({"scatter-add", "scatter-sub"})
 ADDING = SCATTERED_SUMS | {"reduce_window_sum", "cumsum", "cumlogsumexp", "psum", "psum_invariant", "reduce_scatter"}
 """Primitives that add in the dtype of their operand. `reduce_sum` is none: `jnp.sum` widens before it."""
 
-CALLS = frozenset(
-    {
-        *("jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"),
-        *("custom_jvp_call", "custom_vjp_call"),
-    }
-)
+DERIVED = frozenset({"custom_jvp_call", "custom_vjp_call"})
+"""Calls that define their derivative themselves."""
+
+CALLS = DERIVED | {"jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"}
 """Primitives that mean the same as their body; see `called` in `walk.py`."""
 
 CONTROL_FLOW = frozenset({"scan", "while", "cond"})
