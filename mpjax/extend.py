@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from mpjax.config import Config
     from mpjax.report.writer import Writer
-    from mpjax.training.mean import Mean
+    from mpjax.training.objective import Mean
 
 
 class Objective(Protocol):

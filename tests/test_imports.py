@@ -201,22 +201,6 @@ def test_no_function_has_the_name_of_its_module():
     assert [str(path) for path, names in functions.items() if path.stem in names] == []
 
 
-UNTESTED = {
-    "config/inputs.py",
-    "config/step.py",
-}
-"""Files of which others' tests are: dataclasses and tables alone."""
-
-
-def test_every_file_has_tests_beside_it():
-    def mirrored(place):
-        folder = pathlib.Path(__file__).parent / place.parent
-        return (folder / f"test_{place.name}").is_file() or any((folder / place.stem).glob("test_*.py"))
-
-    lacking = {str(place) for place in trees() if place.name != "__init__.py" and not mirrored(place)}
-    assert lacking == UNTESTED
-
-
 def test_one_file_names_what_jax_does_not_publish():
     private = {str(path.relative_to(PACKAGE)) for path in sources() if "jax._src" in path.read_text()}
     assert private == {"jax_internals.py"}

@@ -17,7 +17,7 @@ from mpjax.report import comparison as curves
 from mpjax.report import comparison_view
 from mpjax.report.history import HISTORY_FILE, changed_settings, read_history
 from mpjax.report.jsonl import read_metrics
-from mpjax.report.titles import short_name, subject_of
+from mpjax.report.wording import short_name, subject_of
 
 
 METRICS_FILE = "metrics.jsonl"

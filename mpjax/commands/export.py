@@ -1,15 +1,33 @@
 """Exports a checkpoint: a run's folder in, a file of weights or of a program out."""
 
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
+import jax
+import numpy as np
+from jax import export
+
+from mpjax import data
 from mpjax.commands.evaluate import trained_state
 from mpjax.commands.task import open_task
+from mpjax.config import Config
 from mpjax.config.commands import Export, check_export
 from mpjax.config.folders import config_of_run, with_policy
-from mpjax.errors import UsageError, printable
+from mpjax.config.paths import expanded
+from mpjax.data.example_reader import reader
+from mpjax.data.read import SplitOfOne
+from mpjax.errors import UsageError, first_line, printable
+from mpjax.files import write_atomically
 from mpjax.models.pretrained import PretrainedReport, export_safetensors
+from mpjax.training.eval_step import in_evaluation
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
+from mpjax.training.precision_plan import PrecisionPlan
+from mpjax.training.predict_step import logits_for
+from mpjax.training.setup import Task
+from mpjax.training.state import Arrays
+from mpjax.training.views import predict_with
 
 
 def export_run(settings: Export) -> PretrainedReport | None:
@@ -34,7 +52,7 @@ def export_run(settings: Export) -> PretrainedReport | None:
     position, state, _ = trained_state(task, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
 
     if settings.what == "program":
-        from mpjax.commands.export_program import write_program  # late: it imports JAX's exporter
+        from mpjax.commands.export import write_program  # late: it imports JAX's exporter
 
         params = state.ema if settings.ema else state.params
         said = write_program(settings, config, plan, source, task, params, state.stats)
@@ -45,3 +63,90 @@ def export_run(settings: Export) -> PretrainedReport | None:
     report = export_safetensors(model, settings.output, dtype=settings.dtype or None, layout=settings.layout)
     print(printable(f"checkpoint {position} of {folder}: {report.totals}"))
     return report
+
+
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "classification": ("image",),
+    "segmentation": ("image",),
+    "text_classification": ("tokens", "length"),
+    "language_modeling": ("tokens",),
+}
+"""The fields of a batch that a program takes, by task."""
+
+
+def write_program(
+    settings: Export,
+    config: Config,
+    plan: PrecisionPlan,
+    source: data.Source,
+    task: Task,
+    params: Arrays,
+    stats: Arrays,
+) -> str:
+    """Writes the program of a model in evaluation, reads it back, and compares it with the model on test examples.
+
+    The program takes a dict of arrays [B, ...] as evaluation reads them, with any B, and returns the logits. It
+    normalises images, and computes under the run's policy.
+
+    Returns:
+      A sentence about the file.
+
+    Raises:
+      UsageError: the task is the user's own, products are in MX blocks, or JAX cannot export the model.
+    """
+    if config.task not in INPUTS:
+        raise UsageError(f"--what program: a run with --task {config.task} has no logits that mpjax knows")
+    if blocks := sorted(str(recipe) for recipe in plan.policy.recipes if recipe.scaling == "block"):
+        raise UsageError(
+            f"--what program: JAX cannot export products in {blocks[0]}: they call a kernel for one GPU, which is not "
+            "among those that a stored program may call; write --policy mixed_float8 or mixed_bfloat16"
+        )
+    predict = predict_with(config.data.test_time_augmentation, config.task)
+    logits_of = logits_for(config.task, task.objective.prepare, plan.module_policy, predict)
+    _, of_batch = in_evaluation(task.structure, logits_of, cast=task.cast, layout=None)
+    params, stats = jax.device_get((params, stats))  # on one device, whatever the mesh of this machine
+
+    def program(batch):
+        return of_batch(params, stats, batch)
+
+    split = SplitOfOne(source.test, reader(source, config.data, training=False))
+    examples = split.batch(range(min(_COMPARED, len(split))))
+    batch = {name: examples[name] for name in INPUTS[config.task]}
+    if config.task == "language_modeling":
+        batch["tokens"] = batch["tokens"][:, :-1]  # the last is only predicted
+    (size,) = export.symbolic_shape("batch")
+    shapes = {name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype) for name, array in batch.items()}
+    try:
+        exported = export.export(jax.jit(program), platforms=settings.platforms, disabled_checks=_KNOWN)(shapes)
+    except Exception as error:  # of the model's own code, or of JAX
+        raise UsageError(f"--what program: JAX cannot export {config.model.name}: {first_line(error)}") from error
+    path, written = expanded(settings.output), bytes(exported.serialize())
+
+    found = np.asarray(export.deserialize(bytearray(written)).call(batch), np.float64)
+    wanted = np.asarray(jax.jit(program)(batch), np.float64)
+    difference, largest = np.max(np.abs(found - wanted)), np.max(np.abs(wanted))
+    if not difference <= _ROUNDING * largest:
+        raise UsageError(
+            f"--what program: on {len(found)} test examples the program's logits differ from the model's by "
+            f"{difference:.3g}, of {largest:.3g}; write --policy float32"
+        )
+    write_atomically(path, written)
+    takes = ", ".join(f"{name} {_shown(array)}" for name, array in batch.items())
+    return (
+        f"{path}, {len(written):,} bytes for {', '.join(settings.platforms)}: {takes} to logits "
+        f"{_shown(exported.out_avals[0])} under {plan.policy}; at most {difference:.2g} from the model's on "
+        f"{len(found)} test examples"
+    )
+
+
+def _shown(array: Any) -> str:
+    return f"{array.dtype}[{', '.join(['B', *map(str, array.shape[1:])])}]"
+
+
+_KNOWN = (export.DisabledSafetyCheck.custom_call("LayoutConstraint"),)
+"""Transformers ask XLA for the layout of their activations, which JAX promises of no file; XLA has it everywhere."""
+
+_COMPARED = 8
+
+_ROUNDING = 0.02
+"""The largest difference, as a share of the largest logit: another program rounds otherwise in half precision."""

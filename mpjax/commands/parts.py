@@ -19,8 +19,7 @@ from mpjax.data.labels import check_labels
 from mpjax.diagnosis.training import make_probe
 from mpjax.errors import UsageError
 from mpjax.loop.when import When
-from mpjax.models.scan import stacks_of
-from mpjax.models.stacked_arrays import apart_in
+from mpjax.models.scan import apart_in, stacks_of
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.feed import Feed, feed_of

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from mpjax import strict_json
+from mpjax import notebook, strict_json
 from mpjax.commands.task import make_layout, make_packing, make_step
 from mpjax.config import Config, Duration
 from mpjax.config.folders import data_folder
@@ -19,19 +19,67 @@ from mpjax.config.plan import Plan, check_plan
 from mpjax.data import Fields
 from mpjax.data.orientation import orientations_of
 from mpjax.plan.compiler import install_compiler
-from mpjax.plan.devices import GPUS
+from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
 from mpjax.plan.float8_report import comparisons
 from mpjax.plan.measure import Measured, is_here, measure_step
-from mpjax.plan.plans import Plans
 from mpjax.plan.plot import plot_plans
-from mpjax.plan.scaling import scaling_table, scaling_title
 from mpjax.plan.shapes import batch_shapes, planned_fields
 from mpjax.plan.step import Step, wide
-from mpjax.plan.table import costliest_table, plan_table, title
-from mpjax.report.titles import subject_of
+from mpjax.plan.table import columns, costliest_table, duration, plan_table, rows, title
+from mpjax.report.wording import subject_of
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import make_state
+
+
+class Plans(dict[str, Any]):
+    """The result of `plan_run`: a dict of what `--json` prints, which a notebook shows as a table for each kind of GPU.
+
+    Attributes:
+      estimates: the plans, grouped by GPU.
+    """
+
+    estimates: tuple[Estimate, ...]
+
+    def __init__(self, found: Mapping[str, Any], estimates: Sequence[Estimate]):
+        super().__init__(found)
+        self.estimates = tuple(estimates)
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for gpu in dict.fromkeys(plan.gpu for plan in self.estimates):
+            own = [plan for plan in self.estimates if plan.gpu == gpu]
+            heads = ["per step and GPU", *(plan.title for plan in own)]
+            table = notebook.table(heads, [[label, *cells] for label, cells in rows(own)])
+            parts += [notebook.heading(title(own)), table, notebook.paragraphs(comparisons(own))]
+        return notebook.block(*parts)
+
+
+def scaling_title(plans: Sequence[Estimate]) -> str:
+    """Returns the title of a scaling table in two lines, or what to write instead if it would be empty."""
+    first, gpu = plans[0], GPUS[plans[0].gpu]
+    axis = f"--mesh.{first.communication.grows}"
+    if not first.communication.scaling:
+        return f"{axis} is 1, so the program says nothing of more GPUs: for scaling, plan --devices {2 * first.devices}"
+    between = f"{gpu.network / 1e9:g} GB/s per GPU" if gpu.network else "not known"
+    return (
+        f"expected step and efficiency, {first.batch / first.devices:g} examples on each GPU, {axis} grows\n"
+        f"links within a host of {HOST}: {gpu.link / 1e9:g} GB/s per GPU; between hosts: {between}"
+    )
+
+
+def scaling_table(plans: Sequence[Estimate]):
+    """Builds a rich table of the time of a step and its efficiency by number of GPUs."""
+    return columns("GPUs", plans, scaling_rows(plans))
+
+
+def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
+    """Returns for each number of GPUs the number, and each policy's time of a step and efficiency."""
+    found: dict[int, list[str]] = {}
+    for plan in plans:
+        for scale in plan.communication.scaling:
+            found.setdefault(scale.devices, []).append(f"{duration(scale.timing.step)} {scale.efficiency:6.1%}")
+    return [(str(devices), cells) for devices, cells in found.items()]
 
 
 EPOCH = 1000

@@ -17,8 +17,7 @@ from mpjax.config.folders import cache_folder, data_folder
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
-from mpjax.models.scan import require_alike, stacks_of
-from mpjax.models.stacked_arrays import names_apart
+from mpjax.models.scan import names_apart, require_alike, stacks_of
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import autocast, full_precision, has_own_code, with_sums_in_float32

@@ -40,10 +40,9 @@ from mpjax.data.fingerprint import differences, fingerprint_of
 from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
-from mpjax.loop.first_calls import estimated
+from mpjax.loop.first_calls import estimated, profiled
 from mpjax.loop.join import joined
 from mpjax.loop.process import Stop, locked, stop_on_signals
-from mpjax.loop.profile import profiled
 from mpjax.loop.stored import complete_checkpoints
 from mpjax.loop.train import Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state

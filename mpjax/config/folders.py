@@ -9,11 +9,10 @@ import secrets
 
 from mpjax.config.choices import GENERATED
 from mpjax.config.load import CONFIG_FILE, settings_in
-from mpjax.config.paths import expanded
+from mpjax.config.paths import expanded, tell_data
 from mpjax.config.program import command_line, typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
-from mpjax.config.stored_paths import tell_data
 from mpjax.config.user_code import Stored, as_stored, code_of, is_given_in_python, is_of_a_run, require_trust
 from mpjax.errors import UsageError
 from mpjax.files import links_in

@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 
 from mpjax.config.arguments import parse, parse_known
 from mpjax.config.durations import Duration
-from mpjax.config.paths import expanded
+from mpjax.config.paths import expanded, names, settings_file, tell_data
 from mpjax.config.program import typed
 from mpjax.config.schema import Config
-from mpjax.config.shipped import names, settings_file
-from mpjax.config.stored_paths import tell_data
 from mpjax.config.user_code import as_stored, is_of_a_run, require_trust
 from mpjax.errors import UsageError
 

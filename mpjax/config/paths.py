@@ -1,9 +1,12 @@
-"""Paths as the user writes them."""
+"""Paths of files: as users write them, of shipped settings, and the data paths that a stored run names."""
 
 import os
 import pathlib
+import sys
+from collections.abc import Iterator
 
-from mpjax.errors import UsageError
+from mpjax.config.schema import Config
+from mpjax.errors import UsageError, printable
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -22,3 +25,59 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
         raise UsageError(f"{path}: {user} has no home folder; write the folder itself, or ./{path}") from None
     except UnicodeEncodeError:
         raise UsageError(f"{os.fspath(path)!r} is not a path: wanted text without surrogates") from None
+
+
+_PREFIX = "configs/"
+_PACKAGE = pathlib.Path(__file__).parents[1]
+# A wheel has the folder in the package, a checkout beside it.
+FOLDER = next((place for place in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if place.is_dir()), _PACKAGE)
+
+
+def names() -> list[str]:
+    """Returns what `--config` finds anywhere: `digits`, `precision/float16` and so on."""
+    files = FOLDER.rglob("*.toml") if FOLDER != _PACKAGE else ()
+    return sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in files)
+
+
+def settings_file(text: str) -> pathlib.Path:
+    """Returns the file that a text names: that of this path, else the shipped one of this name.
+
+    `digits`, `digits.toml` and `configs/digits.toml` are the same shipped file; `configs/pets.py` is beside it.
+    """
+    path = expanded(text)
+    if path.is_absolute() or (path.exists() and not path.is_dir()) or ".." in path.parts:
+        return path
+    inside = pathlib.PurePath(text.removeprefix(_PREFIX))
+    found = (FOLDER / inside, FOLDER / f"{inside}.toml")
+    return next((file for file in found if file.is_file()), path)
+
+
+def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -> None:
+    """Prints a line about the data that a stored run names, if there are any.
+
+    Args:
+      stored: the settings of the run.
+      where: the folder of the run.
+      said: the settings that the user gave, whose data are not the run's.
+    """
+    given = dict(_data_of(said)) if said else {}
+    named = [f"--{name} {value}" for name, value in _data_of(stored) if given.get(name) != value]
+    if named:
+        print(printable(f"the run in {where} names what is read, as data alone: {', '.join(named)}"), file=sys.stderr)
+
+
+def _data_of(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the settings that name files, folders or sets of the Hugging Face Hub."""
+    if config.data.name.startswith(_ELSEWHERE):
+        yield "data.name", config.data.name
+    if mixed := [name for name in config.data.mix if name.startswith(_ELSEWHERE)]:
+        yield "data.mix", " ".join(mixed)
+    if config.data.data_dir:
+        yield "data.data_dir", config.data.data_dir
+    if config.data.tokenizer not in ("bytes", "words"):
+        yield "data.tokenizer", config.data.tokenizer
+    if config.model.pretrained:
+        yield "model.pretrained", config.model.pretrained
+
+
+_ELSEWHERE = ("folder:", "hf:")

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from mpjax.config.choices import DATA_KINDS
+from mpjax.config.paths import settings_file
 from mpjax.config.schema import Config
-from mpjax.config.shipped import settings_file
 from mpjax.errors import UsageError, failure
 
 

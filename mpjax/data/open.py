@@ -3,14 +3,16 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from mpjax.config.choices import TASKS, TaskName
 from mpjax.config.schema import Data
 from mpjax.config.user_code import names_code
-from mpjax.data.examples import MappedExamples, Portion, Source, renamed
-from mpjax.data.fields import Field, Image, Label, Mask
+from mpjax.data.examples import Example, MappedExamples, Portion, Source, renamed
+from mpjax.data.fields import IGNORED_LABEL, Field, Image, Label, Mask
 from mpjax.data.image_range import in_range
 from mpjax.data.images.masks import mask_values, unknown_classes, with_decoded_mask
 from mpjax.data.mixture import mixed, named
@@ -51,7 +53,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
         chosen = _after(train, chosen)
         origins = {field: f"column '{column}' after {config.preprocess}" for field, column in columns.items()}
     if config.ignore_index and "label" in chosen:
-        from mpjax.data.ignored import with_ignored  # late: few runs ignore labels
+        from mpjax.data.open import with_ignored  # late: few runs ignore labels
 
         train, test = (MappedExamples(split, with_ignored(config.ignore_index)) for split in (train, test))
     if "text" in chosen:
@@ -215,3 +217,25 @@ def _written(name: str, data_dir: pathlib.Path) -> str:
 
         return prepare_docstrings(data_dir)
     return name
+
+
+def with_ignored(values: Sequence[int]) -> Callable[[Example], Example]:
+    """Returns a function that replaces a `label` among these stored values by `IGNORED_LABEL`.
+
+    Any other label stays as it is, so that one outside of the classes is an error, -1 included.
+    """
+
+    def marked(example: Example) -> Example:
+        label = example.get("label")
+        if label is None or np.ndim(label) or np.asarray(label).dtype.kind not in "iu":
+            return example  # the check of fields reports it
+        if int(label) in values:
+            return {**example, "label": IGNORED_LABEL}
+        if int(label) == IGNORED_LABEL:
+            raise UsageError(
+                f"label: {IGNORED_LABEL} is outside the classes, and not among --data.ignore_index "
+                f"{' '.join(map(str, values))}; add it there, or drop the example"
+            )
+        return {**example, "label": int(label)}  # of one dtype with -1, also where unsigned ones are stored
+
+    return marked

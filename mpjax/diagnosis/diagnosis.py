@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from mpjax import notebook, strict_json
 from mpjax.diagnosis.facts import Facts, ScaleStep
 from mpjax.diagnosis.readings import EXPONENTS
-from mpjax.diagnosis.render.cell import cell_of
-from mpjax.diagnosis.render.page import page_of
+from mpjax.diagnosis.render.page import cell_of, page_of
 from mpjax.diagnosis.render.text import rich_of, text_of
 
 

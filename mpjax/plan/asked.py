@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.plan.roundings import cast_by, rounded_by, together
+from mpjax.plan.dtype_order import cast_by, rounded_by, together
 from mpjax.plan.runs import in_order
 from mpjax.plan.source import Module, module_named
 from mpjax.precision.casting.flops import product_flops, stands_in

@@ -1,9 +1,16 @@
-"""Which of two dtypes is wider, by name, also those that JAX has no arrays of: tensorfloat32, MX formats."""
+"""Which of two dtypes is wider, by name, and which values of a traced program were rounded to fewer bits.
+
+JAX has no arrays of some of them: tensorfloat32, MX formats. A value that is rounded to bfloat16 and cast back has
+float32's dtype and bfloat16's bits: a product of it is in float32 by its operands alone.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mpjax.precision.casting.flops import TENSORFLOAT32
+from mpjax.precision.casting.primitives import ARRANGES, CASTS, CHOOSES, SCALES, TAKES
+from mpjax.precision.dtypes import is_floating
 
 
 AS_ASKED, WIDER, NARROWER, MISSING, UNKNOWN = "as asked", "wider", "narrower", "missing", "unknown"
@@ -66,3 +73,53 @@ def _one(asked: tuple[int, int], runs: tuple[int, int]) -> str:
     if asked == runs:
         return AS_ASKED
     return NARROWER if runs[0] < asked[0] or runs[1] < asked[1] else WIDER
+
+
+_MOVES = CASTS | ARRANGES | TAKES | CHOOSES | {"abs", "neg"}
+"""Primitives whose results are numbers of their operands: what was rounded stays so."""
+
+
+def rounded_by(eqn: Any, given: Sequence[str]) -> str:
+    """Returns the narrowest dtype that the results of an equation were rounded to since they were computed.
+
+    A sum or a function of rounded numbers is not one of them, unless its dtype is as narrow: then it is rounded again.
+
+    Args:
+      eqn: the equation; not control flow, and no call.
+      given: the same of each operand; empty for what was not rounded.
+
+    Returns:
+      The name of the dtype; empty if nothing was rounded, as far as it is known.
+    """
+    if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
+        return ""
+    name, own = eqn.primitive.name, str(eqn.outvars[0].aval.dtype)
+    if name in CASTS:
+        source = eqn.invars[0].aval
+        bits = eqn.params.get("exponent_bits"), eqn.params.get("mantissa_bits")
+        target = dtype_of_bits(*bits) if name == "reduce_precision" else own
+        rounds = is_floating(source) and compared([str(source.dtype)], [target]) == NARROWER
+        return together([given[0], target if rounds else ""])
+    if name in _MOVES:
+        return together(given)
+    if name in SCALES:  # by a number, or one for each row
+        sizes = [var.aval.size for var in eqn.invars]
+        if sizes[0] != sizes[1]:
+            return given[sizes.index(max(sizes))]
+    known = together(given)
+    return own if known and compared([known], [own]) != WIDER else ""
+
+
+def cast_by(eqn: Any, given: Sequence[str]) -> str:
+    """Returns as `rounded_by`, but empty for the results of arithmetic, however narrow: they are computed so."""
+    return rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in SCALES else ""
+
+
+def together(found: Iterable[str]) -> str:
+    """Returns the narrowest of several dtypes; empty if there is none.
+
+    >>> together(["", "bfloat16", "float8_e4m3fn"])
+    'float8_e4m3fn'
+    """
+    known = sorted(filter(None, found))
+    return narrowest(known) if known else ""

@@ -10,20 +10,19 @@ from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start, with_sources
-from mpjax.plan.costs import Cost, costliest
 from mpjax.plan.devices import GPUS
 from mpjax.plan.events import events_of
 from mpjax.plan.float8 import Layer, layers_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
-from mpjax.plan.overlap import overlap_of
 from mpjax.plan.receipt_of_program import receipt_of
 from mpjax.plan.receipt_report import Receipt
 from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
 from mpjax.plan.step import Step
 from mpjax.plan.target import mesh_of, target_of_gpu
-from mpjax.plan.traffic import Traffic, traffic_of
+from mpjax.plan.timeline import overlap_of
+from mpjax.plan.traffic import Cost, Traffic, costliest, traffic_of
 
 
 ALIKE = 0.1

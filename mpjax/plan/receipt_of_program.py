@@ -8,18 +8,16 @@ from typing import Any
 
 import jax
 
-from mpjax.plan.accumulations import rows_of_accumulations
 from mpjax.plan.asked import AskedProgram, asked_of
-from mpjax.plan.dtype_order import NARROWER, compared
+from mpjax.plan.dtype_order import NARROWER, compared, together
 from mpjax.plan.hlo import parse
+from mpjax.plan.kernels import update_bytes
 from mpjax.plan.pairing import paired
 from mpjax.plan.product_verdicts import paths_of, rows_of_products, rows_of_recipe
 from mpjax.plan.receipt_report import Receipt
-from mpjax.plan.roundings import together
 from mpjax.plan.runs import Target, loops_of, runs_of
 from mpjax.plan.sums_and_updates import sums_of, updates_of
-from mpjax.plan.update_traffic import update_bytes
-from mpjax.plan.verdicts import rows_of_casts, rows_of_sums, rows_of_updates
+from mpjax.plan.verdicts import rows_of_accumulations, rows_of_casts, rows_of_sums, rows_of_updates
 from mpjax.precision.casting.walk import equations
 from mpjax.precision.dtypes import HALF, is_floating, path_name, widest
 from mpjax.precision.float8.history import is_history

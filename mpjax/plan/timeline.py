@@ -1,7 +1,7 @@
-"""Simulates a step on one device: kernels run on one stream, collectives on another."""
+"""Simulates a step on one device: kernels on one stream, collectives on another, and how much of them can overlap."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from mpjax.plan.events import Event, Start, Work
 
@@ -50,3 +50,40 @@ def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], f
             exposed += max(0.0, end - now)
             now = max(now, end)
     return Timing(communication, exposed, now)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """The bytes that devices exchange in one execution of a program.
+
+    Attributes:
+      bytes: bytes by collective, of whole arrays.
+      hidden: the part of them for which a kernel stands between start and end.
+    """
+
+    bytes: Mapping[str, int]
+    hidden: Mapping[str, int]
+
+    @property
+    def share(self) -> float:
+        """Returns the share of the bytes with work in between; 1 without communication."""
+        total = sum(self.bytes.values())
+        return sum(self.hidden.values()) / total if total else 1.0
+
+
+def overlap_of(events: Iterable[Event]) -> Overlap:
+    """Reads the order of execution: a collective is hidden if a kernel stands between its start and its end."""
+    begun: dict[str, Start] = {}
+    busy: set[str] = set()
+    total: dict[str, int] = {}
+    hidden: dict[str, int] = {}
+    for event in events:
+        if isinstance(event, Work):
+            busy |= set(begun)
+        elif isinstance(event, Start):
+            begun[event.name] = event
+            total[event.kind] = total.get(event.kind, 0) + event.bytes
+        elif start := begun.pop(event.name, None):
+            hidden[start.kind] = hidden.get(start.kind, 0) + (start.bytes if start.name in busy else 0)
+            busy.discard(start.name)
+    return Overlap(total, hidden)

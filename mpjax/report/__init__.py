@@ -23,7 +23,7 @@ from mpjax.report.results import (
 )
 from mpjax.report.seeds_plot import plot_seeds
 from mpjax.report.tensorboard import tensorboard_writer
-from mpjax.report.titles import subject_of, title_of
+from mpjax.report.wording import subject_of, title_of
 from mpjax.report.writer import Writer, Writers
 
 

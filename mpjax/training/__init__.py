@@ -2,7 +2,7 @@
 
 from mpjax.training.eval_step import evaluate, make_eval_step
 from mpjax.training.layout import Layout
-from mpjax.training.mean import Mean
+from mpjax.training.objective import Mean
 from mpjax.training.state import Structure, TrainState, create_state, take_apart
 from mpjax.training.train_step import make_train_step
 

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from mpjax.data.fields import IGNORED_LABEL
 from mpjax.errors import UsageError
 from mpjax.training.cross_entropy import widened
-from mpjax.training.labelled import Comparison, scores
 from mpjax.training.losses import correct, cross_entropy
-from mpjax.training.mean import Mean
-from mpjax.training.objective import Batch, Means, Metrics, Sums, means
+from mpjax.training.objective import Batch, Mean, Means, Metrics, Sums, means
+from mpjax.training.objectives import Comparison, scores
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers

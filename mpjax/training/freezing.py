@@ -9,8 +9,7 @@ import optax
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.scan import stacks_of
-from mpjax.models.stacked_arrays import names_apart
+from mpjax.models.scan import names_apart, stacks_of
 from mpjax.precision.calls import modules_of, wrap
 from mpjax.training.array_patterns import ArrayPaths
 from mpjax.training.state import Arrays, take_apart

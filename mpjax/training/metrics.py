@@ -11,8 +11,7 @@ import numpy as np
 from mpjax.config.failures import file_of, named_failure
 from mpjax.errors import UsageError, failure
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.training.mean import Mean
-from mpjax.training.objective import Batch, Metrics, Objective, Sums
+from mpjax.training.objective import Batch, Mean, Metrics, Objective, Sums
 from mpjax.training.user_objective import WEIGHT, is_array, kind_of, per_example, quantities, quotients, require_names
 
 

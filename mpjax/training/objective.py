@@ -1,13 +1,80 @@
-"""The objective of a run as one value: its loss and its metrics as functions of (model, batch)."""
+"""The objective of a run as one value: its loss and its metrics as functions of (model, batch), and their means."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.training.mean import Mean
+from mpjax.errors import UsageError
+from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mean:
+    """A mean over examples, tokens or pixels, of one device's examples or of one micro-batch.
+
+    Totals and weights of the parts of a batch add up. Their quotient is the mean of the whole batch, also where the
+    parts have different weights; a mean of the parts' means is not.
+
+    >>> first, second = Mean(jnp.float32(6), jnp.float32(3)), Mean(jnp.float32(10), jnp.float32(1))
+    >>> float(first.value), float(jax.tree.map(jnp.add, first, second).value)
+    (2.0, 4.0)
+
+    Attributes:
+      total: the weighted sum, a floating scalar, or [K] for a mean of K quotients.
+      weight: the sum of the weights, at least 0, of the shape of `total`. In a loss it is a constant: no gradient
+        flows through it.
+    """
+
+    total: jax.Array
+    weight: jax.Array
+
+    @property
+    def value(self) -> jax.Array:
+        """Returns the mean, a scalar; 0 without any weight.
+
+        Several quotients, such as the intersection over union of each class, are averaged where they have a weight.
+        """
+        counts = self.weight != 0  # also where it is NaN, which has to show
+        quotients = jnp.where(counts, self.total / jnp.where(counts, self.weight, 1), 0)
+        if not quotients.shape:
+            return quotients
+        return jnp.sum(quotients) / jnp.maximum(jnp.sum(counts.astype(quotients.dtype)), 1)
+
+
+def mean_of(values: jax.Array) -> Mean:
+    """Returns the mean of floating [B, ...] with equal weights, in float32 or wider."""
+    values = values.astype(widest(values.dtype, FLOAT32))
+    return Mean(jnp.sum(values), jnp.asarray(values.size, values.dtype))
+
+
+def as_mean(value: Any, name: str) -> Mean:
+    """Returns a mean to be added to others, in float32 or wider; a scalar has weight 1.
+
+    Raises:
+      UsageError: the value is neither a `Mean` nor a scalar; the message calls it `name`.
+    """
+    if isinstance(value, Mean):
+        total, weight = jnp.asarray(value.total), jnp.asarray(value.weight)
+        if total.shape != weight.shape:
+            raise UsageError(f"{name} is a Mean of a total {total.shape} and a weight {weight.shape}: wanted one shape")
+        dtype = widest(FLOAT32, *(x.dtype for x in (total, weight) if is_floating(x)))
+        return Mean(total.astype(dtype), jax.lax.stop_gradient(weight).astype(dtype))
+    value = jnp.asarray(value)
+    if value.shape:
+        raise UsageError(f"{name} has shape {value.shape}: wanted a scalar, or an mpjax.training.Mean")
+    value = value.astype(widest(value.dtype, FLOAT32) if is_floating(value) else FLOAT32)
+    return Mean(value, jnp.ones((), value.dtype))
+
+
+def value_of(value: Any) -> jax.Array:
+    """Returns the value of a `Mean`, and anything else as it is."""
+    return value.value if isinstance(value, Mean) else value
 
 
 Batch = Mapping[str, jax.Array]

@@ -10,7 +10,7 @@ import optax
 
 from mpjax.config import schema
 from mpjax.errors import UsageError
-from mpjax.models.stacked_arrays import Stacks, stack_of
+from mpjax.models.scan import Stacks, stack_of
 from mpjax.precision.dtypes import FLOAT64, path_name
 from mpjax.precision.float8.moments import float8_moments
 from mpjax.precision.gradient_norm import clip_by_global_norm

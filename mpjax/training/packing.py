@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mpjax.models.stacked_arrays import stack_of
+from mpjax.models.scan import stack_of
 from mpjax.precision.dtypes import is_floating
 from mpjax.precision.float8.history import is_history
 from mpjax.training.state import Arrays, Structure

@@ -14,8 +14,7 @@ import optax
 
 from mpjax.config import schema
 from mpjax.errors import UsageError
-from mpjax.models.scan import one_by_one
-from mpjax.models.stacked_arrays import Stacks, names_apart
+from mpjax.models.scan import Stacks, names_apart, one_by_one
 from mpjax.precision.calls import wrap
 from mpjax.precision.dtypes import path_name
 from mpjax.training.array_patterns import ArrayPaths

@@ -10,8 +10,7 @@ import jax
 from flax import nnx
 
 from mpjax.errors import UsageError
-from mpjax.models.scan import stacks_in
-from mpjax.models.stacked_arrays import ALL
+from mpjax.models.scan import ALL, stacks_in
 from mpjax.precision.calls import has_call, wrap
 from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.casting.values import split_arrays

@@ -17,8 +17,7 @@ from mpjax.config.schema import Model
 from mpjax.errors import UsageError
 from mpjax.models.pretrained import load_pretrained
 from mpjax.models.pretrained.report import PretrainedReport
-from mpjax.models.scan import one_by_one, stacks_of
-from mpjax.models.stacked_arrays import replaced
+from mpjax.models.scan import one_by_one, replaced, stacks_of
 from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.policy_report import PolicyReport

@@ -22,8 +22,8 @@ from mpjax.precision.reduction import sum_in_buckets
 from mpjax.precision.scaled_loss import scaled_value_and_grad
 from mpjax.training.fsdp import gather_in_blocks, gathered, widened
 from mpjax.training.layout import BATCH_AXES, DATA, TENSOR, Layout, over
-from mpjax.training.mean import Mean, value_of
 from mpjax.training.memory_layout import row_major, row_major_before_casts
+from mpjax.training.objective import Mean, value_of
 from mpjax.training.state import Arrays
 
 

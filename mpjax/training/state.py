@@ -11,8 +11,7 @@ import optax
 from flax import nnx
 from jax.core import Tracer
 
-from mpjax.models.scan import stacks_of
-from mpjax.models.stacked_arrays import Stacks, names_apart, stack_of
+from mpjax.models.scan import Stacks, names_apart, stack_of, stacks_of
 from mpjax.precision.dtypes import FLOAT32, check_dtypes, widest
 from mpjax.precision.scale_state import loss_scale_state
 

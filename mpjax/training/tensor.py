@@ -11,8 +11,7 @@ from flax import nnx
 
 from mpjax.config.choices import Way
 from mpjax.errors import UsageError
-from mpjax.models.scan import stacks_of
-from mpjax.models.stacked_arrays import stack_of
+from mpjax.models.scan import stack_of, stacks_of
 from mpjax.precision.calls import modules_of
 from mpjax.precision.module_tree import lineages_of
 from mpjax.precision.rules import Rules, decide, winner

@@ -18,7 +18,7 @@ from mpjax.precision.scaled_loss import unscaled
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.precision.updates import moved_by
 from mpjax.training.layout import Layout
-from mpjax.training.mean import Mean, as_mean
+from mpjax.training.objective import Mean, as_mean
 from mpjax.training.shares import Part, shares_of
 from mpjax.training.state import Arrays, Assembly, TrainState, step_key, uncast
 

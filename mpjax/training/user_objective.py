@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from mpjax.config.failures import named_failure
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.training.mean import Mean
-from mpjax.training.objective import Batch, Means, Metrics, Objective, Sums
+from mpjax.training.objective import Batch, Mean, Means, Metrics, Objective, Sums
 
 
 OUTPUTS = "outputs"

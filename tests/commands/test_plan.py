@@ -10,9 +10,9 @@ from mpjax.commands import plan
 from mpjax.commands.plan import plan_run
 from mpjax.config.plan import Plan
 from mpjax.errors import UsageError
-from mpjax.plan.costs import Cost
 from mpjax.plan.measure import Measured
 from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.traffic import Cost
 from mpjax.plan.verdicts import Row
 
 

@@ -19,7 +19,7 @@ from mpjax.errors import UsageError
 from mpjax.loop.checkpoint import to_arrays
 from mpjax.loop.resume import adopt
 from mpjax.loop.stored import read_checkpoint
-from mpjax.models.stacked_arrays import apart
+from mpjax.models.scan import apart
 from mpjax.precision.casting.walk import equations
 from mpjax.training.mesh import make_mesh
 from mpjax.training.setup import pretrained_arrays

@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.config import from_toml, load_config
-from mpjax.config.shipped import FOLDER, names, settings_file
+from mpjax.config.paths import FOLDER, names, settings_file
 from mpjax.config.user_code import load_function
 from mpjax.errors import UsageError
 

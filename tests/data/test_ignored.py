@@ -7,7 +7,7 @@ from mpjax.config.schema import Data
 from mpjax.config.user_code import given
 from mpjax.data import Label, open_source, train_batches
 from mpjax.data.examples import Source, labelled_images
-from mpjax.data.ignored import with_ignored
+from mpjax.data.open import with_ignored
 from mpjax.errors import UsageError
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from mpjax.diagnosis.float8_search import noise_in_blocks
 from mpjax.diagnosis.program import program_of_function, program_of_model
-from mpjax.diagnosis.what_if import noise_in_blocks
 from mpjax.precision.presets import get_policy
 
 

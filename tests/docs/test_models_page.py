@@ -8,7 +8,7 @@ import jax
 import pytest
 from flax import nnx
 
-from mpjax.config import inputs
+from mpjax.config import schema as inputs
 from mpjax.config.choices import MODELS, TASKS
 from mpjax.config.load import load_config
 from mpjax.config.schema import Data, Model

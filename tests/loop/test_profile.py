@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from mpjax.loop.profile import profiled
+from mpjax.loop.first_calls import profiled
 
 
 @pytest.fixture

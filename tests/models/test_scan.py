@@ -12,8 +12,7 @@ from flax import nnx
 from mpjax.errors import UsageError
 from mpjax.models.bert import BERT
 from mpjax.models.gpt2 import GPT2
-from mpjax.models.scan import Stack, in_series, one_by_one, require_alike, stacks_of
-from mpjax.models.stacked_arrays import apart
+from mpjax.models.scan import Stack, apart, in_series, one_by_one, require_alike, stacks_of
 from mpjax.models.vit import ViT
 from mpjax.precision import apply_policy, name_scopes
 from mpjax.precision.casting import walk

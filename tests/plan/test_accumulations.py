@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpjax.plan.accumulations import rows_of_accumulations
 from mpjax.plan.hlo import parse
+from mpjax.plan.verdicts import rows_of_accumulations
 
 
 TEXT = """HloModule jit_step

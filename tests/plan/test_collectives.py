@@ -13,7 +13,7 @@ from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.devices import GPUS
 from mpjax.plan.events import events_of
 from mpjax.plan.hlo import parse
-from mpjax.plan.overlap import overlap_of
+from mpjax.plan.timeline import overlap_of
 from mpjax.plan.traffic import traffic_of
 
 

@@ -1,7 +1,7 @@
 """The kernels that move the most, by kind, module and source line."""
 
-from mpjax.plan.costs import Cost, costliest
 from mpjax.plan.hlo import parse
+from mpjax.plan.traffic import Cost, costliest
 
 
 def metadata(stack):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from mpjax.plan.communication import Reach, duration_of, reach_of
 from mpjax.plan.devices import GPUS
 from mpjax.plan.groups import along
-from mpjax.plan.links import Reach, duration_of, reach_of
 
 
 HOST = Reach(8, 8)

@@ -2,7 +2,7 @@
 
 from mpjax.plan.events import events_of
 from mpjax.plan.hlo import parse
-from mpjax.plan.overlap import overlap_of
+from mpjax.plan.timeline import overlap_of
 
 
 TEXT = """HloModule step

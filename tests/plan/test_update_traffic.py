@@ -7,7 +7,7 @@ import pytest
 
 import mpjax
 from mpjax.plan.hlo import parse
-from mpjax.plan.update_traffic import update_bytes
+from mpjax.plan.kernels import update_bytes
 from mpjax.precision import (
     compensated_weights,
     float8_moments,

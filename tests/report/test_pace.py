@@ -1,6 +1,6 @@
 """The remaining time."""
 
-from mpjax.report.pace import Pace
+from mpjax.report.console import Pace
 
 
 def test_the_first_report_begins_the_estimate_and_the_end_has_none_left():

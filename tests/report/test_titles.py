@@ -4,7 +4,7 @@ import pytest
 
 from mpjax.config import load_config
 from mpjax.config.user_code import given
-from mpjax.report.titles import short_name, subject_of, title_of
+from mpjax.report.wording import short_name, subject_of, title_of
 
 
 def test_a_run_is_named_by_model_data_policy_and_rules():

@@ -25,8 +25,8 @@ from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.stored import read_checkpoint
 from mpjax.plan.measure import random_batch
-from mpjax.training.mean import Mean
 from mpjax.training.mesh import make_mesh
+from mpjax.training.objective import Mean
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import initial_state, state_shapes
 from mpjax.training.train_step import make_train_step

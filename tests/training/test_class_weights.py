@@ -10,9 +10,8 @@ from mpjax.data.fields import IGNORED, IGNORED_LABEL
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
 from mpjax.training.class_weights import by_class, pixels_by_class, weighted_cross_entropy
-from mpjax.training.labelled import equally
 from mpjax.training.losses import cross_entropy_over, dice_loss
-from mpjax.training.objectives import segmentation
+from mpjax.training.objectives import equally, segmentation
 
 
 RNG = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from mpjax.training.dependence import used_arguments
+from mpjax.training.user_objective_check import used_arguments
 
 
 X = jax.ShapeDtypeStruct((3,), jnp.float32)

@@ -20,8 +20,8 @@ from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import create_state, make_train_step, take_apart
 from mpjax.training.feed import Resident, Rows, Single, Stacked, feed_of
 from mpjax.training.layout import Layout
-from mpjax.training.mean import mean_of
 from mpjax.training.mesh import make_mesh
+from mpjax.training.objective import mean_of
 from mpjax.training.train_call import make_train_call
 
 

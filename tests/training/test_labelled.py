@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.labelled import equally, scores
+from mpjax.training.objectives import equally, scores
 
 
 def test_five_guesses_are_scored_above_ten_classes():

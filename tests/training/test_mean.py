@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.training.mean import Mean, as_mean, mean_of, value_of
+from mpjax.training.objective import Mean, as_mean, mean_of, value_of
 
 
 def add(*parts):

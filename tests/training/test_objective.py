@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.training.mean import mean_of
-from mpjax.training.objective import Objective, as_stored, means
+from mpjax.training.objective import Objective, as_stored, mean_of, means
 
 
 def test_a_batch_is_prepared_with_the_key_in_training_and_without_in_evaluation():

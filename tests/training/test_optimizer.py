@@ -8,7 +8,7 @@ import pytest
 
 from mpjax.config.schema import Optimizer, Precision
 from mpjax.errors import UsageError
-from mpjax.models.stacked_arrays import apart, apart_in
+from mpjax.models.scan import apart, apart_in
 from mpjax.precision import LossScaleState, loss_scale_state
 from mpjax.precision.master import MasterWeightsState
 from mpjax.precision.moments import HalfMomentsState

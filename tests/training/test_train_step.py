@@ -12,7 +12,7 @@ import pytest
 from mpjax.errors import UsageError
 from mpjax.precision import autocast, check_dtypes, dynamic_loss_scaling, no_loss_scaling, static_loss_scaling
 from mpjax.training.losses import cross_entropy
-from mpjax.training.mean import Mean
+from mpjax.training.objective import Mean
 from mpjax.training.state import step_key
 
 

@@ -1,7 +1,10 @@
 """Reads texts that a user gives to a trained model: lines of files or of stdin, or a column of a table."""
 
+import csv
+import io
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +13,12 @@ from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.examples import Source, conform
 from mpjax.data.given import Given
+from mpjax.data.sources.column_names import number_among
 from mpjax.data.stacking import Arrays
 from mpjax.data.text.blocks import framed
-from mpjax.data.text.given_table import DELIMITERS, column_of_table
 from mpjax.data.text.plain_tokenizers import Tokenizer
 from mpjax.data.text.tokenizers import load_tokenizer
-from mpjax.errors import UsageError
+from mpjax.errors import DataWarning, UsageError
 
 
 STDIN = "-"
@@ -105,3 +108,122 @@ def _lines_of(given: str, column: str, header: Sequence[str]) -> list[Line]:
     if not lines:
         raise UsageError(f"{name}: empty; wanted a text on each line")
     return [Line(f"{name}:{number}", line.removesuffix(b"\r")) for number, line in enumerate(lines, 1)]
+
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""What stands between two values, by the ending of a file."""
+
+_END = "\0end of the file"
+
+
+class Row(NamedTuple):
+    """A row as stored.
+
+    Attributes:
+      line: the number of its first line.
+      values: the values of its columns.
+    """
+
+    line: int
+    values: list[str]
+
+
+def column_of_table(
+    name: str, content: bytes, column: str, *, delimiter: str, header: Sequence[str] = ()
+) -> Iterator[tuple[str, str | UsageError]]:
+    """Yields file and line of each row, with the text in a column, or the error of a row that has no such text.
+
+    Args:
+      name: the file, for messages.
+      content: its bytes.
+      column: the name of the column.
+      delimiter: what stands between two values.
+      header: the names of the columns of tables without a line of names, `--data.header` of the run.
+
+    Raises:
+      UsageError: the table is not UTF-8 or has no such column, its first line is no line of names, or a quote is not
+        closed.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: not UTF-8: {error}; convert the file to UTF-8") from error
+    rows = _rows(name, text, delimiter)
+    first = rows[0].values if rows else []
+    if header and not _has_names(first, header):
+        names, source = list(header), f", as --data.header of the run has it, and its first line is {','.join(first)}"
+    else:
+        names, source, rows = first, "", rows[1:]
+    if not source and (reason := _like_an_example(names, rows)):
+        raise UsageError(
+            f"{name}: the first line gives the names of the columns, but it is {','.join(names)}, which looks like an "
+            f"example: {reason}; write a line of names above it"
+        )
+    if column not in names:
+        raise UsageError(
+            f"{name}: no column '{column}'; it has {', '.join(names) or 'nothing'}{source}; write --column NAME"
+        )
+    if not rows:
+        raise UsageError(f"{name}: no rows below the names of the columns; wanted a text in each")
+    place = names.index(column)
+    for row in rows:
+        where = f"{name}:{row.line}"
+        if len(row.values) != len(names):
+            yield where, UsageError(f"{where}: {len(row.values)} values in {len(names)} columns; wanted one for each")
+        else:
+            yield where, row.values[place]
+
+
+def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
+    """Returns True if a table has a line of names, although that of the run had none."""
+    found = {value.strip().lower() for value in first}
+    return {name.lower() for name in header} <= found or (len(first) != len(header) and bool(found & {*header}))
+
+
+def _like_an_example(names: Sequence[str], rows: Sequence[Row]) -> str:
+    """Returns why names are no names, as training decides it, or an empty string."""
+    if number := number_among(names):
+        return f"'{number}' is a number"
+    for at, name in enumerate(names):
+        if sum(name == row.values[at] for row in rows if len(row.values) == len(names)) > 1:
+            return f"'{name}' is also a value in its column"
+    return ""
+
+
+def _rows(name: str, text: str, delimiter: str) -> list[Row]:
+    """Returns the rows of a table. Quotes of a tsv file are characters if they would join lines to one text.
+
+    Raises:
+      UsageError: a quote of a csv file is not closed.
+    """
+    rows, open_at = _read(text, delimiter, csv.QUOTE_MINIMAL)
+    if delimiter != "\t":
+        if open_at is not None:
+            raise UsageError(
+                f"{name}:{open_at}: a quote is not closed up to the end of the file; close it, or double it"
+            )
+        return rows
+    # As `mpjax.data.sources.huggingface_files` decides it for training.
+    if open_at is None and not any("\n" in value and "\t" in value for row in rows for value in row.values):
+        return rows
+    said = f"{name}: quotes of the tsv file are read as characters: as quotes, they would join lines to one text"
+    warnings.warn(said, DataWarning, stacklevel=2)
+    return _read(text, delimiter, csv.QUOTE_NONE)[0]
+
+
+def _read(text: str, delimiter: str, quoting: int) -> tuple[list[Row], int | None]:
+    """Returns the rows, and the line of the one with a quote that is not closed, or None."""
+    if not text:
+        return [], None
+    lines = io.StringIO(text.removesuffix("\n") + f"\n{_END}\n", newline="")
+    reading = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # pyright: ignore[reportArgumentType]
+    rows, line = [], 1
+    limit = csv.field_size_limit(len(text) + len(_END) + 1)  # by default, longer texts are an error
+    try:
+        for values in reading:
+            rows.append(Row(line, values))
+            line = reading.line_num + 1
+    finally:
+        csv.field_size_limit(limit)
+    last = rows.pop()
+    return rows, None if last.values == [_END] else last.line

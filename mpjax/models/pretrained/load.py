@@ -14,8 +14,7 @@ from mpjax.models.pretrained.layouts.entry import Entry
 from mpjax.models.pretrained.match import Match, match_arrays
 from mpjax.models.pretrained.report import PretrainedReport, Row
 from mpjax.models.pretrained.tensors import Tensor, open_tensors, variables_of
-from mpjax.models.scan import one_by_one, stacks_of
-from mpjax.models.stacked_arrays import Stacks, names_apart, stack_of
+from mpjax.models.scan import Stacks, names_apart, one_by_one, stack_of, stacks_of
 from mpjax.precision.modules import stored_dtypes
 from mpjax.precision.policy import Policy
 

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from mpjax.config.schema import Data
-from mpjax.data.images.lossy import compression_noise
-from mpjax.data.images.masks import class_numbers, mask_values, unknown_classes
+from mpjax.data.images.masks import class_numbers, compression_noise, mask_values, unknown_classes
 from mpjax.errors import DataWarning, UsageError
 
 

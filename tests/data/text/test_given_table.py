@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from mpjax.data.text.given_table import column_of_table
+from mpjax.data.text.given import column_of_table
 from mpjax.errors import DataWarning, UsageError
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.precision.float8.blocks import multiplied_in_blocks, multiplied_on_cuda
+from mpjax.precision.float8.matrices import multiplied_in_blocks, multiplied_on_cuda
 from mpjax.precision.float8.products import product
 from mpjax.precision.float8.recipes import E4M3, MXFP8
 from mpjax.precision.float8.scaling import Quantised, quantise_blocks
