@@ -21,20 +21,24 @@ _THEN = "then: "
 
 @contextlib.contextmanager
 def named_together(config: Config) -> Iterator[None]:
-    """Adds to an error that has a `repair` those that would follow after it, and all flags to write.
-
-    Raises:
-      UsageError: as the code inside raises, with these lines added.
-    """
+    """Adds to a UsageError of the code inside the errors that would follow after it; see `with_following`."""
     try:
         yield
     except UsageError as error:
-        if not error.repair:
-            raise
-        said, settings = _followed(error, config)
-        if len(said) == 1:
-            raise
-        raise UsageError("\n".join([*said, *_to_write(settings)]), repair=settings) from error
+        followed = with_following(error, config)
+        raise followed from followed.__cause__
+
+
+def with_following(error: UsageError, config: Config) -> UsageError:
+    """Returns an error that has a `repair` with those that would follow after it, and all flags to write."""
+    if not error.repair:
+        return error
+    said, settings = _followed(error, config)
+    if len(said) == 1:
+        return error
+    followed = UsageError("\n".join([*said, *_to_write(settings)]), repair=settings)
+    followed.__cause__ = error
+    return followed
 
 
 def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:

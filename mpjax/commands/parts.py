@@ -16,7 +16,6 @@ from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.data.labels import check_labels
-from mpjax.diagnosis.training import make_probe
 from mpjax.errors import UsageError
 from mpjax.loop.when import When
 from mpjax.models.scan import apart_in, stacks_of
@@ -63,7 +62,7 @@ class Parts(NamedTuple):
       train_step: `(packed, batch) -> (packed, metrics)`, compiled at its first call.
       train_call: `(packed, fed, count) -> (packed, metrics)`: `count` steps, compiled at the first call of each count.
       eval_step: `(params, stats, batch) -> sums`.
-      probe: `(packed, fed, count) -> Layers`: layer statistics of the first step of a call.
+      probe: `(packed, fed, count) -> Layers`: layer statistics of the first step of a call; None if none are asked for.
     """
 
     plan: PrecisionPlan
@@ -83,7 +82,7 @@ class Parts(NamedTuple):
     train_step: jax.stages.Wrapped
     train_call: jax.stages.Wrapped
     eval_step: Callable
-    probe: jax.stages.Wrapped
+    probe: jax.stages.Wrapped | None
 
 
 def make_parts(config: Config) -> Parts:
@@ -142,15 +141,16 @@ def make_parts(config: Config) -> Parts:
     # The compiled calls, the evaluation and the probe
     train_call = make_train_call(train_step, feed.batch)
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
-    look = make_probe(
-        task_under(plan.policy) if stacks_of(task.abstract) else task,
-        tx,
-        seed=config.seed,
-        accumulate=config.training.accumulate,
-    )
-    probe = jax.jit(
-        lambda packed, fed, count: look(block_by_block(packing.unpack(packed)), feed.batch(fed, 0)), static_argnums=2
-    )
+    probe = None
+    if when.layers:
+        from mpjax.diagnosis.training import make_probe
+
+        single = task_under(plan.policy) if stacks_of(task.abstract) else task
+        look = make_probe(single, tx, seed=config.seed, accumulate=config.training.accumulate)
+        probe = jax.jit(
+            lambda packed, fed, count: look(block_by_block(packing.unpack(packed)), feed.batch(fed, 0)),
+            static_argnums=2,
+        )
     return Parts(
         plan=plan,
         source=source,

@@ -17,7 +17,7 @@ from mpjax.config.limits import check
 from mpjax.config.paths import expanded
 from mpjax.config.plan import Plan, check_plan
 from mpjax.data import Fields
-from mpjax.data.orientation import orientations_of
+from mpjax.data.orientation import orientation_of
 from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
@@ -186,7 +186,9 @@ def planned_step(config: Config, fields: Fields) -> Step:
         make = functools.partial(make_state, task, tx, ema=config.training.ema > 0)
         state = jax.eval_shape(make, jax.random.key(config.seed), {})
     size = config.data.batch_size
-    oriented = orientations_of(config.data, fields, config.seed).of(np.arange(size), 0)
+    oriented = {}
+    if config.data.alternate_flips:
+        oriented = orientation_of(config.data, fields, config.seed).of(np.arange(size), 0)
     batch = batch_shapes(fields, size) | jax.eval_shape(lambda: oriented)
     layout_on = functools.partial(make_layout, config, plan, task, fields)
     return Step(

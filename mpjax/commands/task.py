@@ -25,8 +25,7 @@ from mpjax.precision.float8.layers import recipe_of
 from mpjax.precision.float8.recipes import E4M3, FLOAT8, capability_of, require_units
 from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
 from mpjax.precision.policy_report import PolicyReport
-from mpjax.training import make_train_step
-from mpjax.training.freezing import freeze_statistics, frozen_paths, trained_only
+from mpjax.training import freezing, make_train_step
 from mpjax.training.layout import FSDP, TENSOR, Layout, divide
 from mpjax.training.optimizer import treats_numbers_one_by_one, update_rule, with_precision
 from mpjax.training.packing import UNPACKED, Packed, Packing
@@ -81,8 +80,10 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
     def set_precision(model: nnx.Module) -> PolicyReport:
         report = apply_policy(model, policy)
-        freeze_statistics(model, frozen)
-        apply_remat(model, config.training.remat)
+        if frozen:
+            freezing.freeze_statistics(model, frozen)
+        if config.training.remat != "none":
+            apply_remat(model, config.training.remat)
         return report
 
     def make_model(key: jax.Array) -> nnx.Module:
@@ -91,7 +92,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
     abstract: Any = nnx.eval_shape(build, jax.random.key(0))
     require_alike(abstract, plan.policy.rules, "--precision.rules")
-    frozen = frozen_paths(abstract, config.training.freeze)
+    frozen = freezing.frozen_paths(abstract, config.training.freeze) if config.training.freeze else frozenset()
     report = set_precision(abstract)
     # Pixels are not activations: autocast must not cast the operations that augment them.
     prepare = full_precision(preparation_of(config.data.for_task(config.task), fields))
@@ -139,11 +140,14 @@ def make_step(
         check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
     _, params, _ = take_apart(task.abstract)
+    factors = {}
+    if config.optimizer.rates or config.optimizer.layer_decay != 1:
+        factors = factors_of(config.optimizer, task, _prepared(task, fields))
     rule = update_rule(
         config.optimizer,
         schedule,
         stacks_of(task.abstract),
-        factors=factors_of(config.optimizer, task, _prepared(task, fields)),
+        factors=factors,
         params={name: param for name, param in params.items() if name not in task.frozen},
         steps=steps,
         warmup=capped_warmup(steps, warmup),
@@ -152,7 +156,7 @@ def make_step(
     if task.frozen:
         # A diagnosis gives it the blocks of a stack one by one.
         single = {name for path in task.frozen for name in names_apart(path, stacks_of(task.abstract))}
-        tx = trained_only(tx, task.frozen | single)
+        tx = freezing.trained_only(tx, task.frozen | single)
 
     def step_on(layout: Layout | None, packing: Packing = UNPACKED) -> jax.stages.Wrapped:
         return make_train_step(

@@ -11,13 +11,9 @@ from typing import Any
 import jax
 
 from mpjax import data, extend, report
-from mpjax.commands.agreement import require_agreement
-from mpjax.commands.diagnose import explain_later, explain_now
 from mpjax.commands.evaluate import evaluate_state
-from mpjax.commands.lacking import named_together
 from mpjax.commands.objective import metrics_of
 from mpjax.commands.out_of_memory import memory_told
-from mpjax.commands.own_parts import callbacks_of, open_writers, require_metric, require_writers, with_parts
 from mpjax.commands.parts import (
     CHECKPOINTS,
     ENVIRONMENT_FILE,
@@ -25,10 +21,8 @@ from mpjax.commands.parts import (
     make_parts,
     model_with,
 )
-from mpjax.commands.pictures import pictures_of
 from mpjax.commands.run_folder import restored_if_refused, resumed, resumption_told, run_folder_of
 from mpjax.commands.run_records import Records, put_records
-from mpjax.commands.tune import tuned
 from mpjax.config import Config, from_toml, to_toml
 from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
@@ -44,9 +38,8 @@ from mpjax.loop.first_calls import estimated, profiled
 from mpjax.loop.join import joined
 from mpjax.loop.process import Stop, locked, stop_on_signals
 from mpjax.loop.stored import complete_checkpoints
-from mpjax.loop.train import Limits, train_loop
+from mpjax.loop.train import NO_CALLBACKS, Explain, Limits, train_loop
 from mpjax.precision.scale_state import loss_scale_state
-from mpjax.report.own_writer import Failures
 from mpjax.report.wording import duration
 from mpjax.training import TrainState
 from mpjax.training.optimizer import advice_on
@@ -110,31 +103,35 @@ def run(
     """
     if not isinstance(config, Config):
         raise UsageError(f"mpjax.run wants an mpjax.Config as its first argument, got a {type(config).__name__}")
-    config = with_parts(
-        config,
-        model=model,
-        source=source,
-        preprocess=preprocess,
-        augment=augment,
-        objective=objective,
-        metrics=metrics,
-        optimizer=optimizer,
-        schedule=schedule,
-        callbacks=callbacks,
-    )
-    writers = require_writers(writers)
+    parts = {
+        "model": model,
+        "source": source,
+        "preprocess": preprocess,
+        "augment": augment,
+        "objective": objective,
+        "metrics": metrics if metrics != () else None,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "callbacks": callbacks if callbacks != () else None,
+    }
+    if any(part is not None for part in parts.values()):
+        from mpjax.commands.own_parts import with_parts  # late, as all that few runs have
+
+        config = with_parts(config, **parts)
+    if writers != ():
+        from mpjax.commands.own_parts import require_writers
+
+        writers = require_writers(writers)
     require_types(config)  # before anything takes time
     if config.seeds:
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
         )
-    with joined(config) as company, Failures().warned_of() as failures:
-        return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, failures, stopping)
+    with joined(config) as company:
+        return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, stopping)
 
 
-def _train(
-    config: Config, company: Alone | Company, writers: Sequence[report.Writer], failures: Failures, stopping: Stopping
-) -> dict:
+def _train(config: Config, company: Alone | Company, writers: Sequence[report.Writer], stopping: Stopping) -> dict:
     began = time.perf_counter()
     first = company.first  # of several processes: the one that prints and writes
     if company.processes > 1 and config.precision.tune:
@@ -144,23 +141,41 @@ def _train(
         )
     if first:
         check_run_folder(config)  # before anything takes time
-    fit = ""
-    with named_together(config):
+    fit, tuning = "", ""
+    try:
         if is_auto(config):
-            from mpjax.commands.fit import fitted  # late: few runs need the plan's files
+            from mpjax.commands.fit import fitted
 
             config, fit = fitted(config, company.gather, print if first else lambda line: None)
-        config, tuning = tuned(config)
+        if config.precision.tune:
+            from mpjax.commands.tune import tuned
+
+            config, tuning = tuned(config)
         parts = make_parts(config)
+    except UsageError as error:
+        from mpjax.commands.lacking import with_following
+
+        followed = with_following(error, config)
+        raise followed from followed.__cause__
     if config.loop.best:
+        from mpjax.commands.own_parts import require_metric
+
         require_metric(config.loop.best, metrics_of(parts.task, data.batch_fields(parts.source, config.data)))
     plan, when, score = parts.plan, parts.when, score_of(config)
-    # Processes may have different writers, but call the same callbacks.
-    own_writers = any(company.gather(bool(writers or config.report.writers)))
-    callbacks = callbacks_of(config, company.gather, *([failures] if own_writers else []))
 
-    folder = run_folder_of(config, company)
     with contextlib.ExitStack() as opened:
+        # Processes may have different writers, but call the same callbacks.
+        failures, callbacks = None, NO_CALLBACKS
+        if any(company.gather(bool(writers or config.report.writers))):
+            from mpjax.report.own_writer import Failures
+
+            failures = opened.enter_context(Failures().warned_of())
+        if failures or config.loop.callbacks or config.loop.stop_after:
+            from mpjax.commands.own_parts import callbacks_of
+
+            callbacks = callbacks_of(config, company.gather, *filter(None, [failures]))
+
+        folder = run_folder_of(config, company)
         if first:
             opened.enter_context(locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)))
         restored = functools.partial(restored_if_refused, folder, new=not config.resume)
@@ -195,9 +210,15 @@ def _train(
             files = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
             with contextlib.ExitStack() as unfinished:
                 unfinished.callback(files.close)
-                own, writers = (files,), (*open_writers(config.report.writers, info), *writers)
+                own = (files,)
+                if config.report.writers:
+                    from mpjax.commands.own_parts import open_writers
+
+                    writers = *open_writers(config.report.writers, info), *writers
                 unfinished.pop_all()
-        writer = opened.enter_context(contextlib.closing(report.Writers((*own, *map(failures.of, writers)))))
+        if failures:
+            own = *own, *map(failures.of, writers)
+        writer = opened.enter_context(contextlib.closing(report.Writers(own)))
         writer.message(f"run folder: {folder}")
         if config.resume:
             fresh = "no checkpoint to resume from: starting at step 0"
@@ -230,11 +251,14 @@ def _train(
         programs: dict[int, Any] = {}
         options = parts.compiler_options
         train_call = compile_calls(parts.train_call, state, abstract, options, see=programs.__setitem__)
-        probe = compile_calls(parts.probe, state, abstract) if when.layers and abstract else None
+        probe = compile_calls(parts.probe, state, abstract) if parts.probe and abstract else None
         compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
-        require_agreement(company, parts, {count: program.lowered for count, program in programs.items()}, state)
+        if company.processes > 1:
+            from mpjax.commands.agreement import require_agreement
+
+            require_agreement(company, parts, {count: program.lowered for count, program in programs.items()}, state)
         if programs and (first or config.precision.strict):
-            from mpjax.commands.receipt_of_run import check_receipt  # late: a plan's files, after the step is compiled
+            from mpjax.commands.receipt_of_run import check_receipt
 
             writer.message(check_receipt(config, parts, programs, folder, under.put))
         programs.clear()  # traced programs are large
@@ -252,12 +276,21 @@ def _train(
             conclude = parts.task.objective.conclude
             return evaluate_state(parts.eval_step, parts.tests, sharding, conclude, parts.packing.unpack(state))
 
-        pictures = pictures_of(config, parts) if any(company.gather(writer.takes_images)) else None
+        pictures = None
+        if config.task == "segmentation" and any(company.gather(writer.takes_images)):
+            from mpjax.commands.pictures import pictures_of
 
-        explain = explain_later(folder) if company.processes > 1 else explain_now(config, parts, train_call, folder)
+            pictures = pictures_of(config, parts)
+
+        def explain() -> Explain:
+            from mpjax.commands.diagnose import explain_later, explain_now
+
+            return explain_later(folder) if company.processes > 1 else explain_now(config, parts, train_call, folder)
+
+        watched = train_call
         if config.profile and first:
-            train_call = opened.enter_context(profiled(train_call, folder / "tensorboard", when.call_counts(start)))
-        train_call = under.written_after(train_call)
+            watched = opened.enter_context(profiled(watched, folder / "tensorboard", when.call_counts(start)))
+        watched = under.written_after(watched)
 
         def say(position: int, seconds: float) -> None:
             rest = f"{when.steps - position} of {when.steps} steps"
@@ -273,7 +306,7 @@ def _train(
         started = time.perf_counter()
         state = train_loop(
             state,
-            estimated(train_call, start=start, steps=when.steps, say=say),
+            estimated(watched, start=start, steps=when.steps, say=say),
             itertools.chain([fed], feed),
             start=start,
             when=when,

@@ -13,7 +13,7 @@ from mpjax.data.fields import Image
 from mpjax.data.images.resizing import draws
 from mpjax.data.mixture import training_split
 from mpjax.data.order import epoch_size, order_of
-from mpjax.data.orientation import orientations_of
+from mpjax.data.orientation import orientation_of
 from mpjax.data.read import SplitOfOne, fits_in_memory, read_all
 from mpjax.data.stacking import require_dtypes
 from mpjax.data.stream import WHOLE, Batch, Batches, BatchesInMemory, EvalBatches, Share, StreamedBatches, prefetched
@@ -42,10 +42,10 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
     for field in read.fields.values():
         if isinstance(field, Image):
             normalisation(config, field.shape[2])  # raises here, before the run writes anything
-    orientations = orientations_of(config, read.fields, seed)
+    orientation = orientation_of(config, read.fields, seed) if config.alternate_flips else None
     split, order = training_split(source, config), order_of(source, batch_size, seed)
     if fits_in_memory(source, config, read):
-        return BatchesInMemory(read_all(split, config.workers), order, share, orientations)
+        return BatchesInMemory(read_all(split, config.workers), order, share, orientation)
     import grain
 
     if source.mix:
@@ -69,7 +69,7 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
     def oriented(position: int, read: tuple[np.ndarray, Batch]) -> Batch:
         chosen, found = read
-        return found | orientations.of(chosen, order.epochs(position)[rows])
+        return found | orientation.of(chosen, order.epochs(position)[rows]) if orientation else found
 
     batches = indices.random_map(batch).map_with_index(oriented)
     return StreamedBatches(batches, batch_size, order.steps_per_epoch, config.workers)

@@ -4,7 +4,6 @@ Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024 (arXiv:2404.0049
 """
 
 import dataclasses
-from typing import Protocol
 
 import numpy as np
 
@@ -15,22 +14,6 @@ from mpjax.errors import UsageError
 
 MIRRORED = "mirrored"
 """The field of a batch, bool [B], that says which images to mirror; no model and no loss is given it."""
-
-
-class Orientations(Protocol):
-    """What a batch says of the orientation of its images, besides the fields of the data set."""
-
-    def of(self, rows: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
-        """Returns fields to add to a batch of the examples number `rows` [B] of the split, read in `epochs` [B]."""
-        ...
-
-
-class AtRandom:
-    """Says nothing: the step draws what it flips from its key."""
-
-    def of(self, rows: np.ndarray, epochs: np.ndarray | int) -> dict[str, np.ndarray]:
-        """Returns no fields."""
-        return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +31,12 @@ class Alternating:
         return {MIRRORED: _coin(self.seed, rows) ^ (epochs % 2 == 1)}
 
 
-def orientations_of(config: Data, fields: Fields, seed: int) -> Orientations:
-    """Returns what `config` asks for.
+def orientation_of(config: Data, fields: Fields, seed: int) -> Alternating:
+    """Returns the orientation of the images of a run with alternating flips.
 
     Raises:
-      UsageError: images are to be flipped in alternation, but the data has none.
+      UsageError: the data has no images.
     """
-    if not config.alternate_flips:
-        return AtRandom()
     if "image" not in fields:
         raise UsageError(
             f"--data.alternate_flips: '{config.name}' has no images to flip, only {', '.join(fields)}; "

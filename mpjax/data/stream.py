@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpjax.data.order import Order
-from mpjax.data.orientation import AtRandom, Orientations
+from mpjax.data.orientation import Alternating
 from mpjax.data.stacking import Arrays
 from mpjax.errors import UsageError
 
@@ -80,13 +80,13 @@ class BatchesInMemory:
       arrays: an array [N, ...] for each field.
       order: the examples of each batch, over all processes.
       share: the part of each batch that this process reads.
-      orientations: what a batch says of the orientation of its images.
+      orientation: says which images of a batch are mirrored; None if the step draws it.
     """
 
     arrays: Arrays
     order: Order
     share: Share = WHOLE
-    orientations: Orientations = dataclasses.field(default_factory=AtRandom)
+    orientation: Alternating | None = None
 
     @property
     def batch_size(self) -> int:
@@ -113,7 +113,7 @@ class BatchesInMemory:
         rows = self.share.rows(self.batch_size)
         for number in itertools.count(position):
             chosen = self.order.rows(number)[rows]
-            yield chosen, self.orientations.of(chosen, self.order.epochs(number)[rows])
+            yield chosen, self.orientation.of(chosen, self.order.epochs(number)[rows]) if self.orientation else {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import operator
 import time
@@ -111,7 +110,7 @@ def train_loop(
     writer: Writer,
     evaluate: Callable[[Any], Metrics],
     save: Callable[[int, Any, float | None], None],
-    explain: Explain,
+    explain: Callable[[], Explain],
     stop: Stop,
     score: Score = ACCURACY,
     probe: Callable | None = None,
@@ -134,7 +133,7 @@ def train_loop(
       writer: receives `train/…` metrics (means over the interval, last values of counters) and those of `evaluate`.
       evaluate: a function of the state that returns metrics, including `test/loss`.
       save: writes a checkpoint of (position, state, score), where a higher score is better.
-      explain: explains why a run has diverged.
+      explain: makes the functions that explain why a run has diverged; called only then.
       stop: a request to stop after the current call.
       score: the metric of the test set that decides which checkpoint is best; it is among those of `evaluate`.
       probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due.
@@ -181,8 +180,8 @@ def train_loop(
         numbered = list(enumerate(steps, start=position - len(steps) + 1))
         for number, step in numbered:
             if reason := limits.exceeded_by(step):
-                explained = functools.partial(explain.step, number)
-                raise diverged(f"training diverged at step {number}", number, reason, explained)
+                text = f"training diverged at step {number}"
+                raise diverged(text, number, reason, lambda number=number: explain().step(number))
         for number, step in numbered:
             if not step["finite"]:
                 asked |= callbacks.call("skipped", number, {name: float(value) for name, value in step.items()})
@@ -208,7 +207,7 @@ def train_loop(
         ends = position == when.steps or (evaluating and "stop" in asked)
         if ends and not math.isfinite(tested["test/loss"]):
             reason = f"the test loss is {tested['test/loss']} at the end"
-            raise diverged("training diverged", position, reason, lambda: explain.evaluation(position, state))
+            raise diverged("training diverged", position, reason, lambda: explain().evaluation(position, state))
 
     try:
         for count in when.call_counts(start):

@@ -35,8 +35,6 @@ def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -
       UsageError: a pattern decides no parameter, or frozen ones alone; or the model has no blocks, or several lists of
         them.
     """
-    if not config.rates and config.layer_decay == 1:
-        return {}
     paths = ArrayPaths.of(task.abstract)
     trained = [path for path in paths.params if path not in task.frozen]
     for pattern in config.rates:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mpjax.config.schema import Data
 from mpjax.data.examples import labelled_images
 from mpjax.data.fields import Tokens
-from mpjax.data.orientation import Alternating, AtRandom, orientations_of
+from mpjax.data.orientation import Alternating, orientation_of
 from mpjax.errors import UsageError
 
 
@@ -47,12 +47,10 @@ def test_the_first_orientations_are_those_of_every_version_of_mpjax():
     assert "".join(str(int(flip)) for flip in mirrored) == "1101110111110110"
 
 
-def test_nothing_is_said_unless_it_is_asked_for():
-    assert isinstance(orientations_of(Data(flip=True), IMAGES, 0), AtRandom)
-    assert orientations_of(Data(flip=True), IMAGES, 0).of(np.arange(3), 1) == {}
-    assert orientations_of(FLIPS, IMAGES, 9) == Alternating(9)
+def test_alternating_flips_begin_by_the_seed_of_the_run():
+    assert orientation_of(FLIPS, IMAGES, 9) == Alternating(9)
 
 
 def test_data_without_images_is_rejected():
     with pytest.raises(UsageError, match="--data.alternate_flips: 'digits' has no images to flip, only tokens"):
-        orientations_of(FLIPS, {"tokens": Tokens(8, 256)}, 0)
+        orientation_of(FLIPS, {"tokens": Tokens(8, 256)}, 0)

@@ -81,7 +81,7 @@ class Recorder:
             writer=self,
             evaluate=self.evaluate,
             save=self.save,
-            explain=EXPLAIN,
+            explain=lambda: EXPLAIN,
             stop=self.stop,
             probe=self.probe if layers else None,
             callbacks=self.callbacks,
@@ -137,7 +137,7 @@ def test_several_steps_in_a_call_are_as_many_rows_of_metrics():
         writer=recorder,
         evaluate=recorder.evaluate,
         save=recorder.save,
-        explain=EXPLAIN,
+        explain=lambda: EXPLAIN,
         stop=recorder.stop,
     )
     assert final == 8
@@ -167,7 +167,7 @@ def test_a_divergence_within_a_call_is_named_by_its_step():
             writer=recorder,
             evaluate=recorder.evaluate,
             save=recorder.save,
-            explain=EXPLAIN,
+            explain=lambda: EXPLAIN,
             stop=recorder.stop,
         )
 
