@@ -1,4 +1,4 @@
-"""How a reader finds their way: sizes of files, circles of imports, what three journeys execute, how docstrings open.
+"""How a reader finds their way: sizes of files, imports, names, what three journeys execute, how docstrings open.
 
     python benchmarks/house.py                     # of the checkout that this file is in
     python benchmarks/house.py --package OTHER/mpjax --json
@@ -84,7 +84,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     package = arguments.package.resolve()
-    found: dict[str, Any] = sizes(package) | {"circles": circles(package)} | docstrings(package)
+    found: dict[str, Any] = sizes(package) | {"circles": circles(package)}
+    found |= {"modules imported by one other": single(package)} | names(package)
     found["journeys"] = {name: journey(package, code) for name, code in JOURNEYS.items()}
     if arguments.json:
         print(json.dumps(found, indent=1))
@@ -105,6 +106,7 @@ def sizes(package: pathlib.Path) -> dict:
     longest = max(lines, key=lines.__getitem__)
     return {
         "files": len(lines),
+        "lines": sum(lines.values()),
         "median lines": statistics.median(lines.values()),
         "files under 40 lines": sum(count < 40 for count in lines.values()),
         "files over 250 lines": sum(count > 250 for count in lines.values()),
@@ -139,20 +141,28 @@ def imports_of(path: pathlib.Path, modules) -> list[str]:
     return found
 
 
-VERBS = frozenset((HERE / "benchmarks" / "verbs.txt").read_text().split())
-"""Verbs that docstrings open with, in the third person; a verb in its base form is accepted too."""
+def single(package: pathlib.Path) -> int:
+    """Counts the modules that exactly one other module imports."""
+    modules = {name_of(path, package): path for path in package.rglob("*.py")}
+    users = collections.Counter(
+        other for name, path in modules.items() for other in {*imports_of(path, modules)} - {name}
+    )
+    return sum(count == 1 for name, count in users.items() if modules[name].name != "__init__.py")
 
 
-def docstrings(package: pathlib.Path) -> dict:
-    """Returns how many functions have a docstring, and the share of those that open with a verb."""
-    first = collections.Counter()
+def names(package: pathlib.Path) -> dict:
+    """Counts the class names that stand in several files, and docstrings of functions that open with "Returns"."""
+    classes, opening = collections.Counter(), collections.Counter()
     for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
-                first[text.split()[0].strip(".,:;`").lower()] += 1
-    total = sum(first.values())
-    verbs = sum(count for word, count in first.items() if word in VERBS or f"{word}s" in VERBS or f"{word}es" in VERBS)
-    return {"docstrings of functions": total, "of these open with a verb": f"{verbs / total:.1%}"}
+        tree = ast.parse(path.read_text())
+        classes.update({node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)})
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        opening.update(text.split()[0] for text in map(ast.get_docstring, functions) if text)
+    return {
+        "class names in several files": sum(count > 1 for count in classes.values()),
+        "docstrings of functions": sum(opening.values()),
+        'of these open with "Returns"': opening["Returns"],
+    }
 
 
 def journey(package: pathlib.Path, code: str) -> dict:
