@@ -52,8 +52,6 @@ def export_run(settings: Export) -> PretrainedReport | None:
     position, state, _ = trained_state(task, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
 
     if settings.what == "program":
-        from mpjax.commands.export import write_program  # late: it imports JAX's exporter
-
         params = state.ema if settings.ema else state.params
         said = write_program(settings, config, plan, source, task, params, state.stats)
         print(printable(f"checkpoint {position} of {folder}: {said}"))

@@ -53,8 +53,6 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
         chosen = _after(train, chosen)
         origins = {field: f"column '{column}' after {config.preprocess}" for field, column in columns.items()}
     if config.ignore_index and "label" in chosen:
-        from mpjax.data.open import with_ignored  # late: few runs ignore labels
-
         train, test = (MappedExamples(split, with_ignored(config.ignore_index)) for split in (train, test))
     if "text" in chosen:
         from mpjax.data.text.blocks import tokenized  # late, as in _table
