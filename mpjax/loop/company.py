@@ -2,6 +2,7 @@
 
 import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -15,6 +16,12 @@ from mpjax.loop.process import StopRequest
 
 GRACE = 3.0
 """Seconds in which a process may end by itself after another failed: most errors come to all at once."""
+
+BEAT = 5.0
+"""Seconds between the signs of life of a process."""
+
+SILENCE = 60.0
+"""Seconds without a sign of life after which a process is given up: it is stopped, or its machine hangs."""
 
 _NOWHERE = -1
 
@@ -36,7 +43,7 @@ class Company:
     """The processes of one run. Each is connected to process 0, which passes on what concerns all.
 
     A thread for each connection listens. It ends this process when another has died, because this one may wait forever
-    inside a sum over all devices.
+    inside a sum over all devices. One more thread ends it when another is there and says nothing.
 
     Attributes:
       process: the number of this process.
@@ -61,13 +68,17 @@ class Company:
         self._over = False
         self._failed = False
         self._explained: set[int] = set()  # processes that have said why they end
+        self._silent: dict[int, float] = dict.fromkeys(lines, 0.0)  # seconds since the last message
+        self._hosts: dict[int, str] = {}
         self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._listeners = [
             threading.Thread(target=self._listen, args=item, daemon=True, name=f"process {item[0]}")
             for item in lines.items()
         ]
-        for thread in [*self._listeners, threading.Thread(target=self._pass_on_requests, daemon=True)]:
+        others = [threading.Thread(target=work, daemon=True) for work in (self._pass_on_requests, self._beat)]
+        for thread in [*self._listeners, *others]:
             thread.start()
+        self._give_sign()
 
     @property
     def first(self) -> bool:
@@ -131,11 +142,38 @@ class Company:
 
     def _listen(self, process: int, line: Line) -> None:
         for message in line.messages():
-            self._from_member(process, message) if self.first else self._from_first(message)
+            self._silent[process] = 0.0
+            if message["kind"] == "alive":
+                self._hosts[process] = message["host"]
+            else:
+                self._from_member(process, message) if self.first else self._from_first(message)
+        self._lose(process, "has ended without a word: it was killed, or its machine is gone")
+
+    def _beat(self) -> None:
+        """Gives signs of life, and notices the processes that give none.
+
+        Silence is counted in the beats of this process. While it is stopped itself it counts none, so processes that
+        are suspended together, and go on, go on.
+        """
+        while not self._over:
+            time.sleep(BEAT)
+            self._give_sign()
+            for process in self._lines:
+                self._silent[process] += BEAT
+                if self._silent[process] > SILENCE:
+                    where = self._hosts.get(process, "an unknown host")
+                    reason = "it is stopped, or its host hangs; end it there"
+                    self._lose(process, f"on {where} has not answered for {SILENCE:g} s: {reason}")
+
+    def _give_sign(self) -> None:
+        for line in self._lines.values():
+            line.send({"kind": "alive", "host": socket.gethostname()})
+
+    def _lose(self, process: int, text: str) -> None:
+        """Ends the run, unless it is about to end, because nothing will come from a process."""
         with self._changed:
-            done = self._over or self._failed or process in self._explained
-        if not done:
-            self._from_first({"kind": "lost", "process": process, "code": 1})
+            if not (self._over or self._failed or process in self._explained):
+                self._from_first({"kind": "lost", "process": process, "text": text, "code": 1})
 
     def _pass_on_requests(self) -> None:
         while True:
@@ -202,10 +240,7 @@ class Company:
                 for other, line in self._lines.items():
                     if other != process:
                         line.send(message)
-            text = (
-                f"process {process} has ended without a word: it was killed, or its machine is gone; --resume "
-                "continues from the last checkpoint"
-            )
+            text = f"process {process} {message['text']}; --resume continues from the last checkpoint"
         if not self._failed:
             self._failed = True
             print(printable(f"error: {text}"), file=sys.stderr, flush=True)

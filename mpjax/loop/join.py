@@ -14,11 +14,11 @@ from mpjax.config.schema import Config
 from mpjax.config.user_code import files_of
 from mpjax.errors import WARNINGS, Diverged, Interrupted, UsageError, exit_code_of
 from mpjax.loop.cluster import Seat, seat_of
-from mpjax.loop.company import GRACE, Alone, Company
+from mpjax.loop.company import GRACE, SILENCE, Alone, Company
 from mpjax.loop.roll_call import call_roll
 
 
-SILENT = 40
+SILENT = int(2 * SILENCE)
 """Seconds without a sign of life after which JAX takes a process for dead; the connections tell sooner."""
 
 STARTING = 120

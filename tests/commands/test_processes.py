@@ -43,18 +43,18 @@ def place(process, port, processes=2):
     return [f"--distributed.{name}={value}" for name, value in where.items()]
 
 
-def start(*flags, devices, **variables):
+def start(*flags, devices, program=("-m", "scripts.train"), **variables):
     flag = f"--xla_force_host_platform_device_count={devices}"
     kept = [word for word in os.environ["XLA_FLAGS"].split() if "device_count" not in word]
-    command = [sys.executable, "-m", "scripts.train", *flags]
+    command = [sys.executable, *program, *flags]
     environment = {**os.environ, "XLA_FLAGS": " ".join([*kept, flag]), **variables}
     out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
     return subprocess.Popen(command, env=environment, stdout=out, stderr=err), out, err
 
 
-def start_both(*flags):
+def start_both(*flags, **how):
     port = free_port()
-    return [start(*flags, *place(process, port), devices=2) for process in range(2)]
+    return [start(*flags, *place(process, port), devices=2, **how) for process in range(2)]
 
 
 def ends(started, within=WITHIN):
@@ -181,6 +181,37 @@ def test_the_death_of_one_ends_the_other(alone, tmp_path, killed):
         return
     assert code == 1, err
     assert f"error: process {killed} has ended without a word: it was killed" in err
+
+
+IMPATIENT = """
+import sys
+from mpjax import cli
+from mpjax.loop import company, join  # which gives JAX twice the time that it finds
+
+company.BEAT, company.SILENCE = 0.5, 4.0
+sys.exit(cli.train(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [1, 0])
+def test_one_that_is_stopped_for_ever_ends_the_other_which_says_so(alone, tmp_path, stopped):
+    """Four seconds in place of sixty; a shorter stop is waited for."""
+    folder = cut(alone, tmp_path / "stopped")
+    flags = ["--resume", "--output_dir", str(folder), "--steps", "100000"]
+    processes = start_both(*flags, program=("-c", IMPATIENT))
+    reach(folder, 6, processes)
+    processes[stopped][0].send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    processes[stopped][0].send_signal(signal.SIGCONT)
+    reach(folder, max(losses(folder)) + 5, processes)
+    processes[stopped][0].send_signal(signal.SIGSTOP)
+    processes[1 - stopped][0].wait(WITHIN)
+    processes[stopped][0].kill()
+    code, _, err = ends(processes)[1 - stopped]
+    assert code == 1, err
+    assert f"error: process {stopped} on {socket.gethostname()} has not answered for 4 s: it is stopped" in err
+    assert "--resume continues from the last checkpoint" in err
 
 
 FORTY = ["--steps", "40", "--loop.save_every", "2"]

@@ -3,6 +3,8 @@
 import contextlib
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -89,6 +91,71 @@ def test_one_that_has_not_begun_stops_where_the_furthest_does():
 def test_without_a_request_nobody_stops():
     with company_of(2) as members:
         assert run_all(members, lambda member: steps_until_due(member, most=50)) == [None, None]
+
+
+COMPANY = """
+import socket, sys, time
+from mpjax.loop import company
+from mpjax.loop.messages import Line
+
+company.BEAT, company.SILENCE = 0.1, 2.0
+process, port = map(int, sys.argv[1:])
+if process:
+    lines = {0: Line(socket.create_connection(("127.0.0.1", port)))}
+else:
+    server = socket.create_server(("127.0.0.1", 0))
+    print(server.getsockname()[1], flush=True)
+    lines = {other: Line(server.accept()[0]) for other in (1, 2)}
+company.Company(process, 3, lines)
+print("joined", flush=True)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def three():
+    """Three processes that give up another after 2 s of silence."""
+    running, port = [], "0"
+    try:
+        for process in range(3):
+            command = [sys.executable, "-c", COMPANY, str(process), port]
+            running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            said = running[process].stdout.readline().strip()  # in their order, so they are accepted in it
+            port = port if process else said
+        assert running[0].stdout.readline() == "joined\n"
+        yield running
+    finally:
+        for each in running:
+            each.kill()
+            each.communicate()
+
+
+@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_that_is_stopped_for_ever_ends_the_others_which_say_so(stopped):
+    with three() as running:
+        running[stopped].send_signal(signal.SIGSTOP)
+        for process, each in enumerate(running):
+            if process != stopped:
+                assert each.wait(20) == 1
+                assert each.stderr.read() == (
+                    f"error: process {stopped} on {socket.gethostname()} has not answered for 2 s: it is stopped, or "
+                    "its host hangs; end it there; --resume continues from the last checkpoint\n"
+                )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [[0], [1], [0, 1, 2]], ids=["the first", "another", "all"])
+def test_processes_that_are_stopped_for_a_while_go_on(stopped):
+    """One for less than 2 s; all of them, as a suspended job is, for any time."""
+    with three() as running:
+        time.sleep(0.5)
+        for process in stopped:
+            running[process].send_signal(signal.SIGSTOP)
+        time.sleep(3 if len(stopped) == 3 else 1)
+        for process in stopped:
+            running[process].send_signal(signal.SIGCONT)
+        time.sleep(3)
+        assert [each.poll() for each in running] == [None] * 3
 
 
 def test_one_process_is_a_company_of_its_own():
