@@ -2,13 +2,16 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterable, Iterator
 
 import jax
 
 from mpjax.config import Config
 from mpjax.config.choices import AUTO
 from mpjax.errors import UsageError, first_line
+from mpjax.loop.company import Alone, Company
+from mpjax.plan.system_memory import free_memory, free_swap
 
 
 @contextlib.contextmanager
@@ -19,7 +22,31 @@ def memory_told(config: Config) -> Iterator[None]:
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise UsageError(f"out of memory ({first_line(error)}); {_advice(config)}") from error
+        raise UsageError(
+            f"out of memory ({first_line(error).removeprefix('MemoryError: ')}); {_advice(config)}"
+        ) from error
+
+
+def require_memory(company: Alone | Company, programs: Iterable[jax.stages.Compiled]) -> None:
+    """Raises MemoryError if a program needs more memory of the host than is free, where the devices are CPUs.
+
+    The system would end the process without a word as soon as it writes to it. All processes have to call this.
+
+    Args:
+      company: the processes, which share the memory of their hosts.
+      programs: compiled programs whose arguments are in memory already.
+    """
+    devices, here = jax.local_devices(), socket.gethostname()
+    if devices[0].platform != "cpu":
+        return
+    processes = company.gather(here).count(here)
+    found = filter(None, (program.memory_analysis() for program in programs))
+    each = (of.temp_size_in_bytes + of.output_size_in_bytes - of.alias_size_in_bytes for of in found)
+    taken = max(each, default=0) * len(devices) * processes
+    if taken > (free := free_memory() + free_swap()):
+        from mpjax.plan.table import size  # late: no other run needs it
+
+        raise MemoryError(f"the step takes {size(taken)} of the {size(free)} that are free")
 
 
 def _advice(config: Config) -> str:

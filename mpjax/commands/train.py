@@ -13,7 +13,7 @@ import jax
 from mpjax import data, extend, report
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.objective import metrics_of
-from mpjax.commands.out_of_memory import memory_told
+from mpjax.commands.out_of_memory import memory_told, require_memory
 from mpjax.commands.parts import (
     CHECKPOINTS,
     ENVIRONMENT_FILE,
@@ -257,6 +257,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
             from mpjax.commands.agreement import require_agreement
 
             require_agreement(company, parts, {count: program.lowered for count, program in programs.items()}, state)
+        require_memory(company, [program.compiled for program in programs.values()])
         if programs and (first or config.precision.strict):
             from mpjax.commands.receipt_of_run import check_receipt
 

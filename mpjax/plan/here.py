@@ -1,8 +1,6 @@
 """What fits on the devices that are here: compiles a run's own step for them, and compares with their memory."""
 
 import functools
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +8,7 @@ from jax.sharding import Mesh
 
 from mpjax.plan.memory import Memory, largest_batch, memory_of
 from mpjax.plan.step import Step
+from mpjax.plan.system_memory import free_memory
 
 
 SHARE = {"cpu": 0.5}
@@ -37,25 +36,6 @@ def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
     if "bytes_limit" in stats:
         return int(share * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
     return int(share * free_memory()) // (len(devices) * processes)
-
-
-def free_memory(
-    meminfo: pathlib.Path = pathlib.Path("/proc/meminfo"),
-    group: pathlib.Path = pathlib.Path("/sys/fs/cgroup"),
-) -> int:
-    """Returns the bytes of the host's memory that are free, at most what the process's control group may still take.
-
-    Where neither file exists, as outside of Linux, it is the memory of the machine.
-    """
-    limits = []
-    if meminfo.exists():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        if "MemAvailable" in lines:
-            limits.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    most, used = group / "memory.max", group / "memory.current"
-    if most.exists() and used.exists() and (text := most.read_text().strip()) != "max":
-        limits.append(max(0, int(text) - int(used.read_text())))
-    return min(limits) if limits else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_here(step: Step, mesh: Mesh) -> Memory:

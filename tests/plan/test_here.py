@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from mpjax.plan.here import batch_that_fits, free_memory, memory_limit, micro_batches_that_fit
+from mpjax.plan.here import batch_that_fits, memory_limit, micro_batches_that_fit
 
 
 def linear(fixed, each):
@@ -63,15 +63,3 @@ def test_cpu_devices_and_processes_of_a_machine_share_its_free_memory(monkeypatc
     cpus = [types.SimpleNamespace(platform="cpu", memory_stats=lambda: None) for _ in range(2)]
     assert memory_limit(cpus) == 2000
     assert memory_limit(cpus, processes=4) == 500
-
-
-def test_free_memory_is_at_most_that_of_the_control_group(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  9 kB\nMemAvailable:      4 kB\n")
-    assert free_memory(meminfo, tmp_path) == 4096
-    (tmp_path / "memory.max").write_text("3000\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert free_memory(meminfo, tmp_path) == 2000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(meminfo, tmp_path) == 4096
-    assert free_memory(tmp_path / "none", tmp_path / "none") > 2**28

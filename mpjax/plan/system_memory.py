@@ -1,0 +1,61 @@
+"""The memory of this machine that is free."""
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+
+MEMINFO = pathlib.Path("/proc/meminfo")
+GROUPS = pathlib.Path("/sys/fs/cgroup")
+OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
+
+
+def free_memory() -> int:
+    """Returns the bytes that are free, at most what this process's control groups may still take.
+
+    What the system keeps of files that were read counts as free. Outside of Linux, it is the memory of the machine.
+    """
+    lines = _meminfo()
+    limits = [*([lines["MemAvailable"]] if "MemAvailable" in lines else []), *_left_of_groups()]
+    return min(limits) if limits else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_swap() -> int:
+    """Returns the bytes to which the system may move memory."""
+    return _meminfo().get("SwapFree", 0)
+
+
+def _meminfo() -> dict[str, int]:
+    if not MEMINFO.exists():
+        return {}
+    lines = (line.split() for line in MEMINFO.read_text().splitlines())
+    return {words[0].removesuffix(":"): 1024 * int(words[1]) for words in lines if words[2:] == ["kB"]}
+
+
+_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
+"""The limit and the use of a control group, and a prefix in `memory.stat`: of version 2, and of version 1."""
+
+
+def _left_of_groups() -> Iterator[int]:
+    """Yields the bytes that each control group around this process may still take, if it has a limit."""
+    for folder in _group_folders():
+        for limit, used, prefix in _FILES:
+            if not (folder / limit).exists() or (most := (folder / limit).read_text().strip()) == "max":
+                continue
+            lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            stat = {name: int(value) for name, value in lines}
+            files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+            yield max(0, int(most) - int((folder / used).read_text()) + files)
+
+
+def _group_folders() -> set[pathlib.Path]:
+    found = set()
+    for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []:
+        _, kinds, path = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        root = GROUPS / kinds
+        # In a container, the path may be that of the host; what is seen of it is the root.
+        own = root / path.lstrip("/")
+        found |= {root, *(folder for folder in (own, *own.parents) if folder.is_relative_to(root))}
+    return found
