@@ -15,8 +15,8 @@ import jax
 from mpjax.precision.calls import has_call, unwrap, wrap, wrapper_of
 from mpjax.precision.float8.layers import default_product, is_linear, is_quantised, tags_of
 from mpjax.precision.float32_products import CONVOLUTION, DOT_GENERAL
-from mpjax.precision.module_tree import class_names, is_item, with_lists
-from mpjax.precision.rules import HEAD
+from mpjax.precision.module_tree import class_names, declared, is_item, with_lists
+from mpjax.precision.rules import HEAD, is_norm
 
 
 _NAMES = re.compile(r"(.*_)?(heads?|classifier|logits|outputs?|out|readout|final|last|fc)(_.*)?", re.IGNORECASE)
@@ -33,7 +33,8 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
 
     A head is a `Linear`, `LinearGeneral` or `Conv` with Flax's own product that no block of a list holds, or the last
     layer of a list, or of attributes that are numbered one after the other. It is named as heads are, as `head`,
-    `lm_head`, `classifier`, `fc` or `output_layer`; or it is the only linear layer there is, or the model itself.
+    `lm_head`, `classifier`, `fc` or `output_layer`; or it is the only linear layer there is, or of several the last
+    that the model sets as its attribute, norms and layers without parameters aside; or the model itself.
     Attention and recurrent cells have none, and neither has a model that cannot be called.
 
     Args:
@@ -56,7 +57,20 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
     ]
     named = [path for path in candidates if any(map(_NAMES.fullmatch, path.split("/")))]
     linear = [path for path in candidates if not isinstance(modules[path], nnx.Conv)]
-    return named or (linear if len(linear) == 1 else [path for path in candidates if path == ""])
+    if len(linear) > 1:
+        last_held = _last_held(modules)
+        linear = [path for path in linear if re.fullmatch(rf"{re.escape(last_held)}(/\d+)?", path)]
+    return named or linear or [path for path in candidates if path == ""]
+
+
+def _last_held(modules: Mapping[str, Any]) -> str:
+    """Returns the attribute of a model that was set last among those that hold parameters of more than a norm."""
+    layers = {
+        path.partition("/")[0]
+        for path, module in modules.items()
+        if _has_parameters(module) and not is_norm(class_names(module))
+    }
+    return next((name for name in reversed(declared(modules[""])) if name in layers), "")
 
 
 def _attends(module: Any) -> bool:

@@ -37,6 +37,14 @@ def second_names(modules: dict) -> dict[str, str]:
     return names
 
 
+def declared(module: "nnx.Module") -> list[str]:
+    """Returns the names of a module's attributes in the order in which they were first set.
+
+    `vars` has them sorted after `nnx.merge`, and in what is made by `nnx.eval_shape` or `nnx.jit`.
+    """
+    return list(vars(module).get("_pytree__nodes", ()))
+
+
 def _attributes(module) -> Iterator[tuple[str, Any]]:
     """Yields the attributes of a module, and the items of those that are lists or dicts, with their names."""
     for name, held in vars(module).items():

@@ -57,6 +57,37 @@ def blocks(rngs):
     return nnx.Sequential(Block(rngs), Block(rngs))
 
 
+def general(rngs):
+    return nnx.LinearGeneral(8, (2, 2), rngs=rngs)
+
+
+def norm(rngs):
+    return nnx.LayerNorm(8, rngs=rngs)
+
+
+def dropout(rngs):
+    return nnx.Dropout(0.5, rngs=rngs)
+
+
+def convolution(rngs):
+    return nnx.Conv(8, 8, (1,), rngs=rngs)
+
+
+def two(rngs):
+    return Named(rngs, up=linear, down=linear)
+
+
+def listed(rngs):
+    return nnx.List([linear(rngs), linear(rngs)])
+
+
+class Uncalled(nnx.Module):
+    """A model whose methods have other names."""
+
+    def __init__(self, rngs):
+        self.hidden, self.project = linear(rngs), linear(rngs)
+
+
 def attention(rngs):
     return nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
 
@@ -71,7 +102,15 @@ MODELS = {
     "the only linear one": (lambda rngs: Named(rngs, body=blocks, dense=linear), ["dense"]),
     "a head with layers": (lambda rngs: Named(rngs, a=linear, head=sequential(linear, linear)), ["head/layers/1"]),
     "blocks alone": (blocks, []),
-    "two of unknown order": (lambda rngs: Named(rngs, a=linear, b=linear), []),
+    "the last of two": (lambda rngs: Named(rngs, hidden=linear, project=linear), ["project"]),
+    "the last of three, which is the first by name": (lambda r: Named(r, z=linear, y=linear, x=linear), ["x"]),
+    "the last one, of other sizes": (lambda r: Named(r, hidden=linear, decode=general), ["decode"]),
+    "the last before a norm": (lambda r: Named(r, hidden=linear, b=linear, a=norm, drop=dropout), ["b"]),
+    "the last of the last list": (lambda r: Named(r, stem=linear, body=listed), ["body/1"]),
+    "the last one holds others": (lambda r: Named(r, embed=linear, project=linear, block=two), []),
+    "the last one attends": (lambda r: Named(r, encode=linear, project=linear, decode=attention), []),
+    "the last one is a convolution": (lambda r: Named(r, a=linear, b=linear, c=convolution), []),
+    "two of a model that cannot be called": (Uncalled, []),
     "attention": (attention, []),
     "a cell": (lambda rngs: nnx.SimpleCell(8, 8, rngs=rngs), []),
 }  # fmt: skip
