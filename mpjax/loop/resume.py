@@ -189,13 +189,19 @@ def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
     for path, rest in saved.items():
         name = path.removeprefix(_COMPENSATION)
         if name != path and PARAMS + name in saved:
-            found.setdefault(MASTERS + name, saved[PARAMS + name].astype(FLOAT32) + rest.astype(FLOAT32))
+            found.setdefault(MASTERS + name, _sum(saved[PARAMS + name].astype(FLOAT32), rest.astype(FLOAT32)))
     for path, leaf in wanted.items():
         name = path.removeprefix(_COMPENSATION)
         is_there = path in saved and saved[path].dtype == leaf.dtype
         if name != path and PARAMS + name in saved and not is_there:
             found[path] = _left_over(saved[PARAMS + name], found.get(MASTERS + name), leaf.dtype)
     return found
+
+
+def _sum(param: Any, rest: Any) -> Any:
+    """Adds what rounding left over to a parameter; -0.0 without a rest stays -0.0."""
+    choose = jnp.where if isinstance(param, jax.Array) else np.where
+    return choose(rest == 0, param, param + rest)
 
 
 def _left_over(param: Any, master: Any, dtype: np.dtype) -> Any:
