@@ -89,6 +89,8 @@ def _reference_begins(trace: Trace) -> Site | None:
 
 def _not_finite(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding:
     index = next((i for i, reading in enumerate(trace.readings) if reading.begins > 0), None)
+    if index is None:  # inf stands in the program itself, as in a `where`, and only half precision chooses it
+        index = next((i for i, reading in enumerate(trace.readings) if reading.non_finite > 0), None)
     if index is None:  # possible if the float32 program has other operations
         site = _reference_begins(trace)
         begins = "" if site is None else f" The first non-finite result is {named(site)}."
@@ -102,9 +104,9 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
             "rounding error in the operation's inputs, for example where nearly equal numbers cancel, and not the "
             f"range of {site.dtype}. In float32 the step is finite.",
         )
-    if reading.overflow == 0 and reading.flushed >= 0:
+    if reading.overflow == 0 and (before := _flushed_before(index, program, trace, scale)) >= 0:
         # For example a division by a value that underflowed to zero, or its logarithm. The fault is the underflow.
-        source, flushed = trace.sites[reading.flushed], trace.readings[reading.flushed]
+        source, flushed = trace.sites[before], trace.readings[before]
         return Finding(
             "underflow",
             source,
@@ -121,6 +123,17 @@ def _not_finite(program: Program, trace: Trace, scale: float, reference: Referen
                 lower,
             )
     return Finding("overflow", site, evidence)
+
+
+def _flushed_before(index: int, program: Program, trace: Trace, scale: float) -> int:
+    """Returns the number of the site whose underflow makes a result not finite; -1 if none does.
+
+    A result depends on it by its values, or by what a `where` chooses.
+    """
+    if (flushed := trace.readings[index].flushed) >= 0:
+        return flushed
+    before = [i for i, reading in enumerate(trace.readings[:index]) if reading.underflow > 0]
+    return before[-1] if before and all_finite(outputs_of(_NO_BOTTOM, program, scale)) else -1
 
 
 _UNRANGED = Emulator(reference=False, top=False, bottom=False)

@@ -102,6 +102,35 @@ def test_the_logarithm_of_1_minus_a_probability_that_is_rounded_to_1_is_rounding
     assert diagnosis.rules == {"layer": "float32"}
 
 
+def half(x):
+    """A probability that the code itself rounds: that of 10.0 is 1 in both half precisions."""
+    return jax.nn.sigmoid(x.astype(jnp.float32)).astype(x.dtype)
+
+
+CHOSEN = {
+    "a logarithm": (lambda x: jnp.log(1 - half(x)), "log"),
+    "an entropy": (lambda x: jax.scipy.special.rel_entr(1.0, 1 - half(x)), "select_n"),
+    "inf for 1": (lambda x: jnp.where(half(x) < 1, x, jnp.inf), "select_n"),
+    "nan for 1": (lambda x: jnp.where(half(x) < 1, x, jnp.nan), "select_n"),
+}
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("case", CHOSEN)
+def test_inf_that_only_half_precision_comes_to_is_rounding_where_a_probability_was_rounded_to_1(case, policy):
+    diagnosis = found(CHOSEN[case][0], [0.0, 10.0], policy)
+    assert place(diagnosis) == ("rounding", "layer", "forward", CHOSEN[case][1])
+    assert "1 of 2 values of" in diagnosis.evidence
+    assert diagnosis.rules == {"layer": "float32"}
+    assert diagnosis.verified
+
+
+def test_inf_that_is_chosen_because_of_a_zero_is_underflow_where_it_became_zero():
+    diagnosis = found(lambda x: jnp.where(jnp.exp(x) > 0, x, jnp.inf), [0.0, -18.0])
+    assert place(diagnosis) == ("underflow", "layer", "forward", "exp")
+    assert "so select_n in layer" in diagnosis.evidence
+
+
 def test_the_logarithm_of_what_became_zero_is_underflow_where_it_became_zero():
     diagnosis = found(lambda x: jnp.log(jnp.exp(x)), [0.0, -18.0])
     assert place(diagnosis) == ("underflow", "layer", "forward", "exp")
