@@ -85,16 +85,18 @@ class Helped(nnx.Module):
     def __init__(self):
         self.first, self.second = (nnx.Linear(64, 64, rngs=nnx.Rngs(seed)) for seed in range(2))
         self.second.kernel[...] = self.second.kernel[...] * 1000
+        self.head = nnx.Linear(64, 4, rngs=nnx.Rngs(2))
 
     def __call__(self, x):
         hidden = shared(self.first(x))
-        return shared(self.second(hidden + x.astype(hidden.dtype)))
+        hidden = shared(self.second(hidden + x.astype(hidden.dtype)))
+        return self.head(hidden)
 
 
 def test_the_caller_of_a_shared_line_is_told():
     found = diagnose(Helped(), mean_square, X, policy="mixed_float16")
     assert found.source == _line_of("return jnp.square(x) * 1e-3")
-    caller = _line_of("return shared(self.second(")
+    caller = _line_of("hidden = shared(self.second(")
     assert f"That line is called from several places, here from {caller}." in found.evidence
 
 
