@@ -29,7 +29,10 @@ def local(w, x):
     return jax.lax.pmean(total, "data")
 
 
-@pytest.mark.parametrize("tracked", [True, False], ids=["check_vma", "no check_vma"])
+@pytest.mark.parametrize(
+    "tracked",
+    [pytest.param(True, id="check_vma"), pytest.param(False, id="no check_vma", marks=pytest.mark.slow)],
+)
 def test_values_gradients_and_readings_are_those_of_all_devices(tracked):
     step = jax.value_and_grad(divided(local, (ALL, DATA), tracked=tracked))
     recorder = Recorder()

@@ -73,7 +73,11 @@ def run(tx, params, gradients):
     return found
 
 
-TABLE = list(itertools.product(DTYPES, WEIGHTS, ACCUMULATION))
+# Every pair of two of them.
+TABLE = [
+    (dtype, weights, list(ACCUMULATION)[(i + j) % 3])
+    for (i, dtype), (j, weights) in itertools.product(enumerate(DTYPES), enumerate(WEIGHTS))
+]
 
 
 @pytest.mark.parametrize(("dtype", "weights", "accumulation"), TABLE)
