@@ -34,10 +34,14 @@ def healthy(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def parts(healthy):
+    return make_parts(load_config(["--config", str(healthy / "config.toml")]))
+
+
 @pytest.mark.parametrize("position", [5, 10, 12])
-def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, position):
+def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, parts, position):
     config = load_config(["--config", str(healthy / "config.toml")])
-    parts = make_parts(config)
     state, batch = replay(config, parts, parts.train_call, healthy, position)
     state, _ = parts.train_step(parts.packing.pack(state), batch)
     state = parts.packing.unpack(state)

@@ -222,7 +222,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.lists(STEPS, min_size=1, max_size=4))
 def test_the_reference_is_the_float32_program_whatever_its_constants(steps):
     def function(x):

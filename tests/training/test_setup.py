@@ -133,10 +133,10 @@ def test_the_mode_makes_any_policy_autocast(policy, half):
 @pytest.mark.parametrize(
     ("rules", "float32"),
     [
-        ("stem/*=float32", ["stem/conv"]),
-        ("head=float32", ["head"]),
-        ("type:Linear=float32", ["head"]),
-        ("type:Shortcut=float32", [f"blocks/{i}/shortcut/conv" for i in (2, 4, 6)]),
+        (
+            "stem/*=float32;type:Linear=float32;type:Shortcut=float32",
+            [*(f"blocks/{i}/shortcut/conv" for i in (2, 4, 6)), "head", "stem/conv"],
+        ),
         ("blocks/0=float32;type:SmallStem=float32", ["blocks/0/conv1", "blocks/0/conv2", "stem/conv"]),
         ("blocks/[0-6]=float16;type:BasicBlock=float32", ["blocks/7/conv1", "blocks/7/conv2"]),
     ],

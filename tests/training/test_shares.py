@@ -91,8 +91,7 @@ def collectives(layout, kind, **settings):
     return sorted(f"{aval.dtype}" for aval in inputs if aval.shape)
 
 
-@BOTH
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("axis", "accumulate"), [("fsdp", 1), ("data", 2)])
 def test_two_devices_train_on_the_mean_of_the_whole_batch(axis, accumulate):
     """The weights of their shares differ, 2 and 14: the mean of their means would be another."""
     one, metrics = after(None, [batch_of()] * 2, accumulate=accumulate)
@@ -126,8 +125,7 @@ def test_the_parts_of_a_divided_parameter_are_on_different_devices(axis):
         }
 
 
-@BOTH
-@pytest.mark.parametrize("example", [0, 7])
+@pytest.mark.parametrize(("axis", "example"), [("data", 0), ("fsdp", 7)])
 def test_an_overflow_on_one_device_skips_the_step_on_both(axis, example):
     bad = batch_of()
     bad["x"] = bad["x"].at[example, 0].set(jnp.inf)

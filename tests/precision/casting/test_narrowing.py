@@ -180,7 +180,7 @@ MOVES = {
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(names=st.lists(st.sampled_from(sorted(MOVES)), max_size=4), seed=st.integers(0, 5))
 def test_also_in_chains_of_operations(names, seed):
     def loss(w):
