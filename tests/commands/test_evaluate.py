@@ -49,7 +49,7 @@ def test_views_of_each_image_are_averaged_if_asked_for(trained):
     assert evaluate_run(Evaluation(run=run, test_time_augmentation="none"))["test/loss"] == own["test/loss"]
 
 
-@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
+@pytest.mark.parametrize("policy", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_another_policy_measures_nearly_the_same(trained, policy):
     metrics = evaluate_run(Evaluation(run=str(trained), policy=policy, checkpoint="60"))
     own = recorded(trained, 60)

@@ -60,19 +60,13 @@ def test_it_is_refused_unless_said_and_told(begun, capsys):
     resume(folder, "--steps", "2", "--other_data")
     assert "resumed on other data: " in capsys.readouterr().out
     assert "other_data = true" not in (folder / "config.toml").read_text()
-    # The checkpoint that follows is of the new data.
-    resume(folder, "--steps", "3")
-    assert "other data" not in capsys.readouterr().out
-    assert complete_checkpoints(folder / "checkpoints")[-1] == 3
-
-
-def test_every_checkpoint_has_the_fingerprint_of_its_own_data(begun):
-    folder, data = begun
-    change(data)
-    resume(folder, "--steps", "2", "--other_data")
+    # The checkpoint that follows is of the new data, with a fingerprint of its own.
     one, two = (read_checkpoint(folder / "checkpoints", which)[2]["data"] for which in "12")
     assert one["train"]["examples"] == two["train"]["examples"] == 12
     assert one != two
+    resume(folder, "--steps", "3")
+    assert "other data" not in capsys.readouterr().out
+    assert complete_checkpoints(folder / "checkpoints")[-1] == 3
 
 
 def test_a_checkpoint_of_before_without_a_fingerprint_is_resumed(begun, capsys):

@@ -231,7 +231,7 @@ def test_whatever_one_setting_of_a_file_is_the_file_is_read_or_named(tmp_path_fa
             assert isinstance(from_toml(path), Config)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.binary(max_size=3), st.integers(0, 3000), st.integers(0, 3))
 def test_whatever_bytes_stand_in_a_file_it_is_read_or_named(tmp_path_factory, written, at, dropped):
     content = to_toml(Config()).encode()
@@ -259,7 +259,7 @@ ARGUMENTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(ARGUMENTS)
 def test_whatever_the_arguments_they_are_settings_or_one_message(arguments):
     try:

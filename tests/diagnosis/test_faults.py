@@ -169,7 +169,7 @@ def _square_loss(model, batch):
     return jnp.mean(jnp.square(model(batch["x"]).astype(jnp.float32)))
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_rounding_in_a_long_running_sum(networks, policy):
     model, batch = Integral(rngs=nnx.Rngs(0)), {"x": jnp.full((2, 4096), 2.0**-10)}
     diagnosis = diagnose(model, _square_loss, batch, policy=policy)
@@ -348,8 +348,7 @@ def test_gradients_of_1e_8_without_scaling_are_reported_with_their_share():
 HEALTHY = [
     (family, policy, steps)
     for family in ("mlp", "resnet", "transformer", "unet")
-    for policy in ("mixed_float16", "mixed_bfloat16")
-    for steps in (0, 10)
+    for policy, steps in (("mixed_float16", 10), ("mixed_bfloat16", 0))
 ]
 
 

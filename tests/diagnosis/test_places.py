@@ -123,7 +123,10 @@ class Fading(nnx.Module):
         return self.decay(x)
 
 
-@pytest.mark.parametrize("steps", [40, 100], ids=["to subnormal numbers", "to zero"])
+@pytest.mark.parametrize(
+    "steps",
+    [pytest.param(40, id="to subnormal numbers", marks=pytest.mark.slow), pytest.param(100, id="to zero")],
+)
 def test_a_slow_underflow_through_a_loop_names_the_loop(steps):
     def loss_fn(model, x):
         return jnp.sum(model(x).astype(jnp.float32))

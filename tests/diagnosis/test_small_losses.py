@@ -1,5 +1,7 @@
 """A loss near zero says nothing by its relative error: the gradients are what counts."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -99,8 +101,13 @@ HEALTHY = [
 FAST = (ppo, critic_in_half, fitted)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("loss", [pytest.param(f, marks=[] if f in FAST else pytest.mark.slow) for f in HEALTHY])
+@pytest.mark.parametrize(
+    ("loss", "policy"),
+    [
+        pytest.param(f, policy, marks=[] if f in FAST else pytest.mark.slow)
+        for f, policy in zip(HEALTHY, itertools.cycle(("mixed_float16", "mixed_bfloat16")), strict=False)
+    ],
+)
 def test_a_small_loss_with_gradients_that_are_right_is_healthy(model, known, loss, policy):
     scale = 1024.0 if policy == "mixed_float16" else 1.0
     found = diagnose(model, loss, known, policy=policy, loss_scale=scale)

@@ -41,7 +41,7 @@ def results(norm, call):
         weights = jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape)
         return jnp.sum(jnp.square(y) * weights), (y, model.mean[...], model.var[...])
 
-    gradients, outputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, X)
+    gradients, outputs = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, X)
     return outputs, nnx.to_pure_dict(gradients[0]), gradients[1]
 
 
@@ -162,6 +162,6 @@ def test_devices_of_a_mapped_axis_share_statistics_and_gradients():
         return jax.grad(lambda x: loss(nnx.merge(graph, params, stats, copy=True), x, weights))(x)
 
     weights = jnp.cos(X)
-    mapped = jax.vmap(share, axis_name="devices")(X.reshape(2, 2, 5, 6, 3), weights.reshape(2, 2, 5, 6, 3))
-    expected = jax.grad(lambda x: loss(nnx.clone(alone), x, weights))(X)
+    mapped = jax.jit(jax.vmap(share, axis_name="devices"))(X.reshape(2, 2, 5, 6, 3), weights.reshape(2, 2, 5, 6, 3))
+    expected = jax.jit(jax.grad(lambda x: loss(nnx.clone(alone), x, weights)))(X)
     np.testing.assert_allclose(mapped.reshape(X.shape), expected, rtol=1e-4, atol=1e-5)

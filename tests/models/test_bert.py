@@ -12,9 +12,13 @@ from mpjax.models import bert
 
 @pytest.fixture(scope="module")
 def model():
-    model = bert.BERT(vocabulary=20, length=8, num_classes=3, width=16, depth=2, heads=2, rngs=nnx.Rngs(0))
+    @nnx.jit
+    def made():
+        return bert.BERT(vocabulary=20, length=8, num_classes=3, width=16, depth=2, heads=2, rngs=nnx.Rngs(0))
+
+    model = made()
     model.eval()
-    return model
+    return jax.jit(model)
 
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, 6), 0, 20)

@@ -23,10 +23,10 @@ LAYERS = ("query", "key", "value", "out")
 def module(policy="mixed_bfloat16"):
     """Attention of two heads with eight features, whose biases are not zero."""
     normal = nnx.initializers.normal(0.3)
-    model = Attention(16, 2, kernel_init=normal, out_init=normal, rngs=nnx.Rngs(0))
+    model = nnx.jit(lambda: Attention(16, 2, kernel_init=normal, out_init=normal, rngs=nnx.Rngs(0)))()
     for seed, name in enumerate(LAYERS):
         layer = getattr(model, name)
-        layer.bias[...] = jax.random.normal(jax.random.key(seed + 1), layer.bias.shape)
+        layer.bias[...] = np.random.default_rng(seed).normal(size=layer.bias.shape).astype(np.float32)
     name_scopes(model)
     apply_policy(model, policy)
     return model

@@ -378,9 +378,16 @@ in_float32 = functools.lru_cache(maxsize=1)(computed_as_the_library_expects)
 # --- What each must hold ---------------------------------------------------------------------------------------------
 
 
+COMPOSED = {"nnx.Bidirectional", "nnx.OptimizedLSTMCell", "nnx.GRUCell"}
+"""Two of nnx.RNN, and cells like nnx.LSTMCell and nnx.SimpleCell."""
+
+IN_BOTH = {"nnx.Linear", "nnx.Conv", "nnx.BatchNorm", "nnx.LayerNorm", "nnx.MultiHeadAttention", "nnx.RNN", "nnx.Embed"}
+"""What apply_policy does with a layer is the same for both; these show that both are set."""
+
+
 def quick(name, half):
     """Autocast sees the operations of all libraries alike; `apply_policy` knows the layers of one."""
-    return name.startswith("nnx.") and half == "float16"
+    return name.startswith("nnx.") and half == "float16" and name not in COMPOSED
 
 
 @pytest.fixture(
@@ -389,8 +396,7 @@ def quick(name, half):
         pytest.param((name, half), id=f"{name}-{half}", marks=[] if quick(name, half) else [pytest.mark.slow])
         for name in LAYERS
         if name not in EXCLUDED
-        # Autocast decides on operations, the same for both; apply_policy on layers.
-        for half in (("float16", "bfloat16") if name.startswith("nnx.") else ("float16",))
+        for half in (("float16", "bfloat16") if name in IN_BOTH else ("float16",))
     ],
 )
 def layer(request):

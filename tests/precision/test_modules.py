@@ -687,21 +687,33 @@ def test_a_dtype_that_is_a_method_is_left_alone():
     assert model.dtype() == "mine"
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
-@pytest.mark.parametrize("cell", [nnx.SimpleCell, nnx.LSTMCell, nnx.OptimizedLSTMCell, nnx.GRUCell])
+def called(model, x):
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    ("cell", "policy"),
+    [
+        (nnx.SimpleCell, "bfloat16"),
+        (nnx.LSTMCell, "mixed_float16"),
+        (nnx.OptimizedLSTMCell, "bfloat16"),
+        (nnx.GRUCell, "mixed_float16"),
+    ],
+)
 def test_a_recurrent_network_runs_and_its_carry_keeps_its_dtype(cell, policy):
     net = nnx.RNN(cell(3, 4, rngs=nnx.Rngs(0)), return_carry=True)
-    x = jnp.linspace(-1, 1, 30).reshape(2, 5, 3)
-    _, wanted = net(x)
+    x = np.linspace(-1, 1, 30, dtype=np.float32).reshape(2, 5, 3)
+    _, wanted = nnx.jit(called)(net, x)
     apply_policy(net, policy)
     with jax.numpy_dtype_promotion("standard"):  # Flax's cells promote
-        carry, outputs = net(x)
+        carry, outputs = nnx.jit(called)(net, x)
     np.testing.assert_allclose(np.asarray(outputs, np.float32), wanted, atol=0.02)
     assert {leaf.dtype for leaf in jax.tree.leaves(carry)} == {outputs.dtype}  # the root's output dtype
 
 
-@pytest.mark.parametrize("cache_first", [True, False])
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("policy", "cache_first"), [("mixed_float16", True), ("mixed_bfloat16", False), ("float32", True)]
+)
 def test_attention_decodes_as_in_float32_with_a_cache_in_the_compute_dtype(policy, cache_first):
     def attention():
         return nnx.MultiHeadAttention(2, 8, decode=True, rngs=nnx.Rngs(0))
@@ -711,8 +723,9 @@ def test_attention_decodes_as_in_float32_with_a_cache_in_the_compute_dtype(polic
     for step in steps if cache_first else reversed(steps):
         step()
     plain.init_cache((2, 3, 8))
-    for token in jnp.linspace(-1, 1, 48).reshape(3, 2, 1, 8):
-        np.testing.assert_allclose(np.asarray(ours(token), np.float32), plain(token), atol=0.02)
+    by_policy, by_flax = nnx.jit(called), nnx.jit(called)
+    for token in np.linspace(-1, 1, 48, dtype=np.float32).reshape(3, 2, 1, 8):
+        np.testing.assert_allclose(np.asarray(by_policy(ours, token), np.float32), by_flax(plain, token), atol=0.02)
     assert ours.cached_key[...].dtype == ours.cached_value[...].dtype == ours.dtype
 
 

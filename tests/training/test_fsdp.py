@@ -103,8 +103,7 @@ def test_without_blocks_all_is_gathered_once_and_kept():
     assert gathers(layout_of(blocks=())) == {((6, 4), "float32"): 1, ((4, 4), "float32"): 3}
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(("policy", "remat"), [("float32", "none"), ("mixed_bfloat16", "full")])
 def test_half_precision_travel_changes_no_bit(policy, remat):
     """Of parameters that layers cast to it in any case; in float32 nothing is to travel so.
 

@@ -26,10 +26,13 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("draw", RANDOM.values(), ids=RANDOM)
+# A draw of gamma's is a loop of many operations, the same for each dtype.
+DRAWS = [(draw, dtype) for draw in RANDOM for dtype in (DTYPES[:1] if draw == "gamma" else DTYPES)]
+
+
+@pytest.mark.parametrize(("draw", "dtype"), DRAWS)
 def test_random_numbers_are_those_of_their_dtype_bit_for_bit(draw, dtype):
-    draw = functools.partial(draw, shape=(5,), dtype=jnp.dtype(dtype))
+    draw = functools.partial(RANDOM[draw], shape=(5,), dtype=jnp.dtype(dtype))
     found, wanted = mpjax.autocast(draw, "mixed_bfloat16")(KEY), draw(KEY)
     assert found.dtype == dtype
     assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
