@@ -18,13 +18,10 @@ import threading
 import time
 from time import perf_counter  # before a test replaces it
 
-import jax
 import pytest
 
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-from machine import describe
 
 
 EVENTS = {
@@ -44,6 +41,8 @@ class Clock:
         self._spans = []  # (cause, start, end), disjoint: a traced function may trace and compile others
 
     def listen(self):
+        import jax  # after the suite's conftest.py, whose variables it reads when it is imported
+
         jax.monitoring.register_event_duration_secs_listener(self._compiling)
         jax.monitoring.register_event_listener(self._found)
         self._time(subprocess.Popen, "wait", "process")
@@ -140,6 +139,8 @@ class _Recorder:
 
     def pytest_sessionfinish(self):
         if self.reports:
+            from machine import describe
+
             wall = round(perf_counter() - self.start, 1)
             found = {"where": describe(*PACKAGES), "outcomes": self.outcomes, "wall": wall, "tests": self.tests}
             self.file.write_text(json.dumps(found, indent=0))
@@ -201,6 +202,8 @@ def main():
         print("", table_of(groups(found["tests"], lambda nodeid: nodeid.split("::")[0], arguments.most)), sep="\n")
         print("", table_of(groups(found["tests"], lambda nodeid: nodeid, arguments.most)), sep="\n")
     if arguments.output:
+        from machine import describe
+
         machine = {name: value for name, value in describe().items() if name in ("cores", "processor")}
         arguments.output.write_text(json.dumps({**machine, "rings": rings}, indent=2) + "\n")
 
