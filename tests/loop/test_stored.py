@@ -176,21 +176,21 @@ def test_an_edited_description_is_refused(tmp_path):
         read_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("value", [None, [], {}, 3, "text"], ids=str)
 @pytest.mark.parametrize("name", ["policy", "loss_scale", "config", "seed", "seconds", "compile_seconds", "checksums"])
-def test_a_description_of_wrong_types_is_refused(tmp_path, name, value):
+def test_a_description_of_wrong_types_is_refused(tmp_path, name):
     """Also one whose digest fits."""
     about = {"policy": "p", "loss_scale": "none", "config": "", "seed": 0, "seconds": 1.5, "compile_seconds": 2}
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
         checkpoints.save(1, STATE, about, score=None)
     file = tmp_path / "1" / "about" / "data.json"
     stored = json.loads(file.read_text())
-    if type(value) is type(stored[name]) or (name.endswith("seconds") and value == 3):
-        return
-    stored = {**stored, name: value}
-    file.write_text(json.dumps({**stored, "digest": digest_of(stored)}))
-    with pytest.raises(UsageError, match=f"1 is damaged .its description has {name} "):
-        read_checkpoint(tmp_path)
+    for value in (None, [], {}, 3, "text"):
+        if type(value) is type(stored[name]) or (name.endswith("seconds") and value == 3):
+            continue
+        wrong = {**stored, name: value}
+        file.write_text(json.dumps({**wrong, "digest": digest_of(wrong)}))
+        with pytest.raises(UsageError, match=f"1 is damaged .its description has {name} "):
+            read_checkpoint(tmp_path)
 
 
 def test_a_folder_that_is_no_checkpoint_is_passed_over_and_can_be_set_aside(tmp_path):

@@ -97,7 +97,7 @@ def test_gradients_in_half_are_those_of_float32_rounded(dtype):
 
     qkv = inputs(dtype)
     half = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*qkv)
-    wide = jax.grad(loss, argnums=(0, 1, 2))(*(x.astype(jnp.float32) for x in qkv))
+    wide = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*(x.astype(jnp.float32) for x in qkv))
     for a, b in zip(half, wide, strict=True):
         np.testing.assert_allclose(
             a.astype(jnp.float32), b, atol=4 * float(jnp.finfo(dtype).eps) * float(jnp.abs(b).max())
@@ -147,7 +147,9 @@ def test_flax_attention_compiles_for_a_cpu_and_has_its_softmax_in_float32(policy
 
 
 def test_flax_attention_in_half_is_near_that_in_float32():
-    wide, half = (layer(policy)(X, is_causal=True) for policy in ("float32", "mixed_float16"))
+    wide, half = (
+        nnx.jit(lambda model: model(X, is_causal=True))(layer(policy)) for policy in ("float32", "mixed_float16")
+    )
     np.testing.assert_allclose(half, wide, atol=2e-3)
 
 

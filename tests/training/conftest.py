@@ -65,12 +65,12 @@ def trainer():
     """Makes a trainer of a new `Net`."""
 
     def make(inner=None, *, policy="float32", scaling=dynamic_loss_scaling, loss=weighted_loss, net=None, **settings):
-        model = Net(rngs=nnx.Rngs(0), **(net or {}))
+        model = nnx.jit(lambda: Net(rngs=nnx.Rngs(0), **(net or {})))()  # one program, not one for each operation
         apply_policy(model, policy)
         structure, params, stats = take_apart(model)
         rate = settings.get("learning_rate", 0.1)
         tx = scaling(inner or optax.adamw(rate))
-        state = create_state(params, stats, tx, ema=settings.get("ema", 0) > 0)
+        state = jax.jit(lambda *model: create_state(*model, tx, ema=settings.get("ema", 0) > 0))(params, stats)
         return Trainer(make_train_step(structure, tx, loss, **settings), state, structure, tx, loss)
 
     return make

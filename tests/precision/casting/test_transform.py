@@ -605,7 +605,7 @@ def test_rules_hold_under_grad_jvp_and_vmap(name):
         lambda f: jax.vmap(f, in_axes=(0, None))(stacked, SQUARE),
         lambda f: jax.vmap(jax.grad(f), in_axes=(0, None))(stacked, SQUARE),
     ):
-        kept, full, rounded = (jax.jit(lambda f=f, t=transformed: t(f))() for f in (cast, loss, half))
+        kept, full, rounded = jax.jit(lambda t=transformed: [t(f) for f in (cast, loss, half)])()
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), kept, full)
         assert any(not np.allclose(a, b, rtol=2e-5, atol=2e-5) for a, b in zip(rounded, full, strict=True))
 

@@ -23,6 +23,10 @@ def layer():
     return model
 
 
+called = nnx.jit(lambda model, x: model(x))
+one_step_on = jax.jit(end_step)
+
+
 def history_of(model):
     return getattr(model, HISTORY)[...]
 
@@ -30,61 +34,61 @@ def history_of(model):
 def ended(model):
     """Ends a step in which there was no backward pass."""
     variable = getattr(model, HISTORY)
-    variable.set_value(end_step(variable[...]))
+    variable.set_value(one_step_on(variable[...]))
 
 
 @pytest.mark.slow
 def test_calls_of_a_step_in_training_remember_the_largest_values_and_those_in_evaluation_do_not():
     model = layer()
-    model(jnp.full((2, 64), 3.0))
+    called(model, np.full((2, 64), 3.0))
     ended(model)
-    model(jnp.full((2, 64), 5.0))
-    model(jnp.full((2, 64), 4.0))
+    called(model, np.full((2, 64), 5.0))
+    called(model, np.full((2, 64), 4.0))
     history = history_of(model)
     assert history.shape == (3, 17)
     np.testing.assert_array_equal(history[:, :3], [[5.0, 3.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     model.eval()
-    model(jnp.full((2, 64), 7.0))
+    called(model, np.full((2, 64), 7.0))
     np.testing.assert_array_equal(history_of(model), history)
 
 
 def test_the_first_step_goes_by_the_present_and_later_ones_by_the_past():
     model = layer()
-    np.testing.assert_array_equal(model(jnp.full((1, 64), 100.0))[0], 96.0)  # the nearest in e4m3
+    np.testing.assert_array_equal(called(model, np.full((1, 64), 100.0))[0], 96.0)  # the nearest in e4m3
     ended(model)
     # Scaled for 100, by 4: 448 / 4 is the largest, and 1,000 saturates.
-    np.testing.assert_array_equal(model(jnp.full((1, 64), 1000.0))[0], 112.0)
-    np.testing.assert_array_equal(model(jnp.full((1, 64), 1000.0))[0], 112.0)
+    np.testing.assert_array_equal(called(model, np.full((1, 64), 1000.0))[0], 112.0)
+    np.testing.assert_array_equal(called(model, np.full((1, 64), 1000.0))[0], 112.0)
     ended(model)
-    np.testing.assert_array_equal(model(jnp.full((1, 64), 1000.0))[0], 1024.0)
+    np.testing.assert_array_equal(called(model, np.full((1, 64), 1000.0))[0], 1024.0)
 
 
 def test_a_loop_that_never_ends_a_step_goes_by_the_present():
     model = layer()
     for value in (1.0, 1024.0, 1.0):
-        np.testing.assert_array_equal(model(jnp.full((1, 64), value))[0], value)
+        np.testing.assert_array_equal(called(model, np.full((1, 64), value))[0], value)
 
 
 def test_the_last_sixteen_steps_are_looked_at():
     model = layer()
-    model(jnp.full((1, 64), 448.0))
+    called(model, np.full((1, 64), 448.0))
     ended(model)
     for _ in range(16):
-        np.testing.assert_array_equal(model(jnp.full((1, 64), 1.03125))[0], 1.0)
+        np.testing.assert_array_equal(called(model, np.full((1, 64), 1.03125))[0], 1.0)
         ended(model)
     # Now scaled for 1.03125: the smallest number of e4m3 is 2^-9 / 256.
-    np.testing.assert_array_equal(model(jnp.full((1, 64), 2.0**-17))[0], 2.0**-17)
+    np.testing.assert_array_equal(called(model, np.full((1, 64), 2.0**-17))[0], 2.0**-17)
 
 
 def test_values_that_are_not_finite_are_not_remembered():
     model = layer()
-    model(jnp.full((1, 64), 3.0).at[0, 0].set(jnp.inf).at[0, 1].set(jnp.nan))
+    called(model, jnp.full((1, 64), 3.0).at[0, 0].set(jnp.inf).at[0, 1].set(jnp.nan))
     assert float(history_of(model)[0, 0]) == 3.0
 
 
 def test_an_empty_batch_changes_no_history():
     model = layer()
-    model(jnp.full((1, 64), 3.0))
+    called(model, np.full((1, 64), 3.0))
     before = history_of(model)
     assert model(jnp.ones((0, 64))).shape == (0, 64)
     np.testing.assert_array_equal(history_of(model), before)
@@ -95,7 +99,7 @@ def test_saturation_does_not_hide_what_is_not_finite(bad):
     model = layer()
     model(jnp.ones((1, 64)))
     ended(model)
-    assert not np.isfinite(model(jnp.full((1, 64), bad))).any()
+    assert not np.isfinite(called(model, np.full((1, 64), bad))).any()
 
 
 def test_the_derivative_by_a_history_is_the_largest_incoming_gradient():
@@ -105,7 +109,7 @@ def test_the_derivative_by_a_history_is_the_largest_incoming_gradient():
     def loss(history):
         return jnp.sum(nnx.merge(graph, kernel, history)(jnp.ones((2, 64))) * jnp.array([[2.0], [-6.0]]))
 
-    cotangent = jax.grad(loss)(history)[HISTORY].get_value()
+    cotangent = jax.jit(jax.grad(loss))(history)[HISTORY].get_value()
     assert float(jnp.sum(jnp.abs(cotangent))) == 6.0
     after = with_gradient(jnp.zeros((3, 17)), cotangent)
     np.testing.assert_array_equal(after[2, :3], [0.0, 6.0, 0.0])
@@ -177,7 +181,7 @@ def test_a_gradient_within_a_loss_is_remembered_and_right_however_small_the_loss
         model(x)
         return value
 
-    expected = jax.grad(lambda kernel: penalty(lambda x: x @ kernel))(jnp.eye(64))
+    expected = jax.jit(jax.grad(lambda kernel: penalty(lambda x: x @ kernel)))(jnp.eye(64))
     step, rest = step_of(loss)
     for _ in range(3):
         gradient, rest = step(rest)
@@ -189,7 +193,7 @@ def test_another_policy_drops_the_history():
     model = layer()
     mpjax.apply_policy(model, "mixed_bfloat16")
     assert not any(is_history("/".join(map(str, path))) for path, _ in nnx.to_flat_state(nnx.state(model)))
-    np.testing.assert_array_equal(model(jnp.full((1, 64), 100.0))[0], 100.0)
+    np.testing.assert_array_equal(called(model, np.full((1, 64), 100.0))[0], 100.0)
 
 
 def test_autocast_says_that_it_has_no_layers_to_remember_in():
