@@ -418,7 +418,9 @@ def test_the_best_and_the_newest_checkpoints_are_kept_over_a_resumption(tmp_path
     assert read_checkpoint(tmp_path / "a" / "checkpoints", "best")[0] == best
 
 
-@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, 2), (signal.SIGTERM, 15)])
+@pytest.mark.parametrize(
+    ("number", "word"), [pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow), (signal.SIGTERM, 15)]
+)
 def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_ends_as_undisturbed(
     undisturbed, tmp_path, monkeypatch, number, word
 ):
@@ -521,6 +523,7 @@ def test_advice_is_given_at_the_start(tmp_path, capsys):
     assert "a CPU has no fast bfloat16" in out
 
 
+@pytest.mark.slow
 def test_accumulation_in_a_run_is_that_of_the_whole_batch(tmp_path):
     flags = ("--precision.policy", "float32", "--data.crop_padding", "0", "--steps", "4", "--loop.log_every", "1")
     for count in (1, 4):

@@ -87,7 +87,7 @@ def bare(param_dtype="float32"):
     return module, step, parts
 
 
-LOOPS = [linen, nnx_module, equinox, bare]
+LOOPS = [pytest.param(linen, marks=pytest.mark.slow), nnx_module, pytest.param(equinox, marks=pytest.mark.slow), bare]
 
 
 def bits(tree):

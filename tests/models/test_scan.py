@@ -61,7 +61,9 @@ def assert_close(grads, others, *, relative):
         np.testing.assert_allclose(others[name], one, rtol=0, atol=relative * float(jnp.max(jnp.abs(one))) + 1e-9)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("gpt2", marks=pytest.mark.slow), "vit", pytest.param("bert", marks=pytest.mark.slow)]
+)
 def test_initial_values_are_those_of_single_blocks_bit_for_bit(name):
     single, stacked = (build(scan, name) for scan in (False, True))
     assert stacks_of(stacked) == {"blocks": 3}

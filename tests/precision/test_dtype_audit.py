@@ -1,6 +1,7 @@
 """The audit of a function: which dtype everything in it really has, and what is wrong."""
 
 import functools
+import itertools
 import json
 import re
 
@@ -401,9 +402,12 @@ def test_every_shipped_model_is_listed_here_or_where_it_is_made():
     assert set(PRODUCTS) | DEEPER == set(MODELS) - later - {"unet", "bert", "gpt2"}
 
 
-@pytest.mark.parametrize("preset", ["mixed_float16", "O1"])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PRODUCTS]
+    ("name", "preset"),
+    [
+        pytest.param(name, preset, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name, preset in zip(PRODUCTS, itertools.cycle(("mixed_float16", "O1")), strict=False)
+    ],
 )
 def test_every_product_of_a_shipped_model_is_counted_and_clean(name, preset):
     policy, autocasting = get_policy(preset), preset == "O1"

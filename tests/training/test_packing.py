@@ -101,7 +101,13 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize(("name", "half"), [("adamw", False), ("sgd", True)], ids=["float32", "bfloat16 with masters"])
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [
+        pytest.param("adamw", False, id="float32", marks=pytest.mark.slow),
+        pytest.param("sgd", True, id="bfloat16 with masters"),
+    ],
+)
 def test_an_update_of_packed_arrays_is_the_update_by_path_bit_for_bit(name, half):
     """Operation by operation, as XLA may fuse and round otherwise: what decays, what is skipped, windows, masters."""
     dtype = jnp.bfloat16 if half else jnp.float32

@@ -242,6 +242,7 @@ def test_casts_rows_and_rules_of_the_policy_are_as_without():
     assert one.structure.params.names == other.structure.params.names
 
 
+@pytest.mark.slow
 def test_under_autocast_what_is_computed_again_is_in_half_too():
     loss, inputs = loss_of(task_of("resnet18", "full", "O1"), IMAGES)
     jaxpr = jax.make_jaxpr(jax.grad(loss))(*inputs)
