@@ -84,6 +84,7 @@ def test_a_user_objective_without_a_loss_among_its_sums_is_still_seen_not_finite
 
 LAGGING = shlex.split("""
 --data.name digits_canvas --task segmentation --model.name unet --model.width 4 --model.depth 2 --data.batch_size 8
+--data.test_split test[:24] --data.eval_batch_size 12
 --optimizer.warmup 0 --optimizer.schedule constant --steps 6 --optimizer.learning_rate 12 --optimizer.clip_norm 0
 --report.no_plot --report.no_tensorboard
 """)

@@ -128,7 +128,7 @@ def test_two_masks_of_one_name_are_refused(tmp_path):
 @pytest.mark.slow
 def test_masks_are_written_as_class_numbers(folder_of, tmp_path, capsys):
     folder = folder_of(
-        "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --steps 2 "
+        "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 --steps 2 "
         "--data.batch_size 16 --precision.policy float32"
     )
     records = predicted(capsys, run=str(folder), split="test[:3]", output=str(tmp_path / "masks"))
@@ -151,7 +151,7 @@ def test_a_mask_has_the_values_that_were_read_and_the_size_of_its_image(folder_o
     folder = folder_of(
         f"--task segmentation --data.name folder:{tmp_path}/data --data.train_split train --data.test_split train "
         "--data.mask_values 0 255 --data.image_size 16 --data.batch_size 4 --model.name unet "
-        "--model.width 4 --steps 2 --precision.policy float32"
+        "--model.width 4 --model.depth 1 --steps 2 --precision.policy float32"
     )
     inputs = (f"{tmp_path}/data/images",)
     records = predicted(capsys, run=str(folder), inputs=inputs, output=str(tmp_path / "a"), batch_size=4)

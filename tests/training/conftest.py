@@ -1,6 +1,7 @@
 """A small network and a step to train it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -29,6 +30,12 @@ class Net(nnx.Module):
         x = self.norm(x) if self.norm else x
         x = nnx.relu(x)
         return self.head(self.dropout(x) if self.dropout else x)
+
+
+@functools.cache
+def initialised(**options) -> Net:
+    """By one program, not one for each operation."""
+    return nnx.jit(lambda: Net(rngs=nnx.Rngs(0), **options))()
 
 
 def weighted_loss(model, batch, key):
@@ -65,7 +72,7 @@ def trainer():
     """Makes a trainer of a new `Net`."""
 
     def make(inner=None, *, policy="float32", scaling=dynamic_loss_scaling, loss=weighted_loss, net=None, **settings):
-        model = nnx.jit(lambda: Net(rngs=nnx.Rngs(0), **(net or {})))()  # one program, not one for each operation
+        model = nnx.clone(initialised(**(net or {})))
         apply_policy(model, policy)
         structure, params, stats = take_apart(model)
         rate = settings.get("learning_rate", 0.1)

@@ -105,10 +105,9 @@ def test_with_bfloat16_moments_a_step_is_that_of_float32_within_a_percent():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
-def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(tmp_path, policy):
+def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(tmp_path):
     common = "--task segmentation --data.name digits_canvas --model.name unet --model.width 4 --model.depth 1 "
-    common += f"--optimizer.name muon --precision.policy {policy} --report.no_tensorboard "
+    common += "--optimizer.name muon --precision.policy bfloat16 --report.no_tensorboard "
     common += "--report.no_plot --optimizer.schedule constant --optimizer.warmup 0 --data.batch_size 32 --output_dir "
 
     def trained(folder, *arguments):
