@@ -102,8 +102,14 @@ def test_trust_is_not_stored(downloaded):
 PREFIXES = ["", "hf:", "folder:", "synthetic:", "mpjax:", "./"]
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("setting", CODE)
+@pytest.mark.parametrize(
+    ("setting", "prefix"),
+    [
+        pytest.param(setting, prefix, marks=[] if prefix == "" or setting.startswith("data.") else pytest.mark.slow)
+        for setting in CODE
+        for prefix in PREFIXES
+    ],
+)
 def test_no_setting_of_a_stored_run_loads_code_under_any_name(tmp_path, monkeypatch, setting, prefix):
     monkeypatch.chdir(tmp_path)
     file = pathlib.Path(f"{prefix}evil.py") if prefix != "hf:" else tmp_path / "hf:" / "evil.py"

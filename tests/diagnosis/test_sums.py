@@ -70,7 +70,7 @@ SUMS = {
     "a scan's constant": (read_in_every_step, "add_any", 3001),
     "used often": (used_often, "add_any", 301),
 }
-SLOW = ("a scan's constant", "used often")
+SLOW = ("a scan's constant", "used often", "take", "a graph's edges")
 CASES = [
     pytest.param(name, policy, id=f"{name}-{policy}", marks=[pytest.mark.slow] if name in SLOW else [])
     # "used often" is within 1 % in float16.

@@ -46,12 +46,11 @@ def test_updates_that_move_half_stored_parameters_are_healthy(mlp):
 @pytest.mark.parametrize(
     "tx",
     [
-        mpjax.master_weights(optax.sgd(1e-3)),
         mpjax.dynamic_loss_scaling(mpjax.master_weights(optax.sgd(1e-3))),
         stochastic_weights(optax.sgd(1e-3)),
         mpjax.dynamic_loss_scaling(compensated_weights(optax.sgd(1e-3))),
     ],
-    ids=["masters", "scaled masters", "stochastic", "scaled compensated"],
+    ids=["scaled masters", "stochastic", "scaled compensated"],
 )
 def test_under_what_keeps_small_updates_nothing_stalls(mlp, tx):
     found = diagnose(*mlp, policy="bfloat16", tx=tx)

@@ -19,6 +19,7 @@ def _index(x: jax.Array) -> jax.Array:
 
 ODD = jnp.arange(2051.0, 4096.0, 34.0)
 
+FAST = ("ids", "positions", "buckets", "ceil", "half")
 INDICES = {
     "ids": (_index, ODD),
     "positions": (lambda steps: _index(jnp.cumsum(steps)) - 1, jnp.full(1300, 3.0)),
@@ -54,7 +55,11 @@ class Net(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"), list(zip(INDICES, itertools.cycle(("mixed_float16", "mixed_bfloat16")), strict=False))
+    ("name", "policy"),
+    [
+        pytest.param(name, policy, marks=[] if name in FAST else pytest.mark.slow)
+        for name, policy in zip(INDICES, itertools.cycle(("mixed_float16", "mixed_bfloat16")), strict=False)
+    ],
 )
 def test_another_row_is_rounding_in_the_module_that_takes_it(name, policy):
     index, x = INDICES[name]
