@@ -33,9 +33,18 @@ class Net(nnx.Module):
 
 
 @functools.cache
-def initialised(**options) -> Net:
-    """By one program, not one for each operation."""
-    return nnx.jit(lambda: Net(rngs=nnx.Rngs(0), **options))()
+def initialised(**options):
+    return nnx.split(Net(rngs=nnx.Rngs(0), **options))
+
+
+def new_net(**options) -> Net:
+    """A `Net` with arrays of its own, as a step donates them."""
+    graph, state = initialised(**options)
+
+    def copy(leaf):
+        return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jax.device_put(np.array(leaf))
+
+    return nnx.merge(graph, jax.tree.map(copy, state))
 
 
 def weighted_loss(model, batch, key):
@@ -72,12 +81,12 @@ def trainer():
     """Makes a trainer of a new `Net`."""
 
     def make(inner=None, *, policy="float32", scaling=dynamic_loss_scaling, loss=weighted_loss, net=None, **settings):
-        model = nnx.clone(initialised(**(net or {})))
+        model = new_net(**(net or {}))
         apply_policy(model, policy)
         structure, params, stats = take_apart(model)
         rate = settings.get("learning_rate", 0.1)
         tx = scaling(inner or optax.adamw(rate))
-        state = jax.jit(lambda *model: create_state(*model, tx, ema=settings.get("ema", 0) > 0))(params, stats)
+        state = create_state(params, stats, tx, ema=settings.get("ema", 0) > 0)
         return Trainer(make_train_step(structure, tx, loss, **settings), state, structure, tx, loss)
 
     return make
