@@ -121,7 +121,7 @@ def main() -> None:
     for saved in sorted(folder.iterdir()):
         for mesh, run in runs.items():
             state = adopt(run.shapes, read_checkpoint(saved, places=places_in(run.shapes))[1])
-            result[saved.name]["resumed"][mesh] = [step["loss"] for step in run.train(state, SAVED, SAVED + 3)[1]]
+            result[saved.name]["resumed"][mesh] = [step["loss"] for step in run.train(state, SAVED, SAVED + 2)[1]]
     if not first:
         return
     one = result["one"]["final"]
