@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from mpjax.loop.checkpoint import Checkpoints, to_arrays
-from mpjax.loop.other_forms import MASTERS, with_moments
-from mpjax.loop.resume import adopt, places_in
+from mpjax.loop.resume import MASTERS, adopt, places_in, with_moments
 from mpjax.loop.stored import read_checkpoint
 from mpjax.precision import (
     compensated_weights,
