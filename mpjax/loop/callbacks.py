@@ -1,4 +1,4 @@
-"""Calls a user's callbacks, and settles what they ask for."""
+"""Calls the callbacks of a user and collects their requests."""
 
 import difflib
 import re
@@ -21,15 +21,15 @@ class Callbacks:
     """The callbacks of a run. `Callbacks()` calls nothing.
 
     Attributes:
-      reason: why they asked to stop, to be put after "stopped at step N of M"; empty if they did not.
+      reason: the reason for a stop, which follows "stopped at step N of M"; empty unless a callback requests a stop.
 
     Args:
       callbacks: objects with some of the methods of `mpjax.extend.Callback`.
-      gather: `(value) -> values` of all processes, in their order; by default this process is the only one.
+      gather: `(value) -> values` of all processes, in their order; by default of this process alone.
 
     Raises:
-      UsageError: an object has none of these methods, one that takes other arguments, or one whose name is nearly
-        theirs or that of an event of another framework.
+      UsageError: an object has none of these methods, a method with other arguments, or a method that resembles one of
+        these or a hook of another framework.
     """
 
     def __init__(self, callbacks: Iterable[Any] = (), gather: Callable[[Any], list] = lambda value: [value]):
@@ -43,10 +43,11 @@ class Callbacks:
         return bool(self._callbacks)
 
     def call(self, event: str, *arguments: Any) -> set[str]:
-        """Calls the method of an event of each callback that has it; returns what those of process 0 ask for.
+        """Calls the method of an event of each callback that has it; returns the requests of process 0.
 
         Raises:
-          CallbackError: a callback of any process raised an exception, called `sys.exit`, or returned something else.
+          CallbackError: a callback of any process raised an exception, called `sys.exit`, or returned a value other
+            than "stop", "save" or None.
         """
         if not self._callbacks:
             return set()
@@ -75,13 +76,13 @@ def load_callbacks(specs: Sequence[str]) -> list[Any]:
     """Makes the callbacks that `--loop.callbacks` names: classes, or functions that return an object.
 
     Raises:
-      UsageError: there is no such code, or it fails.
+      UsageError: the code does not exist, or it fails.
     """
     found = []
     for spec in specs:
         make = load_function(spec, flag="--loop.callbacks")
         if not callable(make) or (_events(make) and not isinstance(make, type)):
-            found.append(make)  # an object that was given in Python
+            found.append(make)  # an object passed from Python
             continue
         try:
             found.append(make())
@@ -121,7 +122,7 @@ def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]
     named = f"callback {type(callback).__name__}.{event}"
     try:
         ask: Ask = method(*arguments)
-    except CallbackError:  # it says who failed
+    except CallbackError:  # the message already names the callback
         raise
     except (Exception, SystemExit) as error:
         stop = '; to end a run, return "stop"' if isinstance(error, SystemExit) else ""
@@ -136,12 +137,12 @@ def _step(event: str, arguments: Sequence[Any]) -> str:
 
 
 class EarlyStopping:
-    """A callback that stops a run whose metric no longer improves; `reason` says so.
+    """A callback that stops a run whose metric no longer improves. `reason` is the message.
 
     Args:
       improves: `(value, best) -> bool`: True if a value is better than the best so far.
       metric: the metric, such as `test/loss`.
-      patience: evaluations in a row without a better value after which the run stops.
+      patience: the number of consecutive evaluations without a better value after which the run stops.
     """
 
     def __init__(self, improves: Callable[[float, float], bool], metric: str, patience: int):
@@ -152,13 +153,13 @@ class EarlyStopping:
         self._without = 0
 
     def started(self, run: Any) -> Ask:
-        """Counts the evaluations of a run that is resumed."""
+        """Counts the earlier evaluations of a resumed run."""
         for record in run.records:
             if self._metric in record and record["step"] <= run.start:
                 self._count(record[self._metric])
 
     def evaluated(self, step: int, metrics: Mapping[str, float], model: Callable) -> Ask:
-        """Asks to stop after too many evaluations without a better value."""
+        """Requests a stop after `patience` consecutive evaluations without a better value."""
         del step, model
         self._count(metrics[self._metric])
         return "stop" if self._without >= self._patience else None

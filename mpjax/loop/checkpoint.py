@@ -20,8 +20,8 @@ class Checkpoints:
 
     Args:
       directory: the folder of the checkpoints; created if absent.
-      keep: the number of latest checkpoints to keep; the one with the best score is kept too.
-      first: False in all but one of several processes, which write their parts of the arrays and nothing else.
+      keep: the number of latest checkpoints to keep. The checkpoint with the best score is kept too.
+      first: True in one of several processes. The others only write their shards of the arrays.
     """
 
     def __init__(self, directory: pathlib.Path, *, keep: int = 2, first: bool = True):
@@ -63,14 +63,14 @@ class Checkpoints:
             self._wait()
 
     def _wait(self) -> None:
-        """Waits for the checkpoint that is being written, and raises its error; else its thread would stay."""
+        """Waits for the current write and raises its error. Without the wait, its thread would stay."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
 
 
 def _context() -> ocp.Context:
-    """Returns a context in which the description is JSON. Orbax would take a dict for a tree of arrays."""
+    """Makes a context in which the description is JSON. By default Orbax reads a dict as a tree of arrays."""
     handlers = ocp.handlers.local_registry()
     handlers.add(ocp.handlers.JsonHandler, checkpointable_name="about")
     context = ocp.Context()
@@ -90,7 +90,7 @@ def _written_to(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _write_lost_scores(directory: pathlib.Path) -> None:
-    """Rewrites unreadable score files: Orbax reads the scores of all checkpoints and fails at the first bad one."""
+    """Rewrites unreadable score files. Orbax reads the scores of all checkpoints and fails at the first bad file."""
     for position in complete_checkpoints(directory):
         file = score_file(directory, position)
         try:
@@ -105,5 +105,5 @@ def _score(metrics: Any) -> float:
 
 
 def to_arrays(state) -> dict[str, Any]:
-    """Returns the leaves of `state` by key path."""
+    """The leaves of `state` by key path."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}

@@ -1,7 +1,7 @@
-"""A checksum of each array, computed on the device when it is saved and on the host when it is read.
+"""Checksums of arrays, computed where an array is: on its devices, or on the host for an array that was read there.
 
-After Fletcher, "An Arithmetic Checksum for Serial Transmissions", 1982. The first sum adds the words, the second adds
-the words times their positions (here with a period of 4,093), both modulo 2^32. A single changed word changes the
+After Fletcher, "An Arithmetic Checksum for Serial Transmissions", 1982. The first sum adds the words. The second adds
+the words times their positions (here with a period of 4,093). Both are modulo 2^32. A single changed word changes the
 first sum. Swapped words change the second.
 """
 
@@ -17,23 +17,23 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
-_PERIOD = 4093  # a prime, so that swapped blocks are rarely a multiple of it apart
+_PERIOD = 4093  # a prime, so that the distance of swapped blocks is rarely a multiple of it
 _PLACES = np.arange(1, _PERIOD + 1, dtype=np.uint32)
 
 
 def checksums_of(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Returns dtype, shape and both sums of each array as text. Waits for the arrays, but does not copy them.
+    """Computes the dtype, the shape and both sums of each array, as text.
 
-    Arrays that are divided over several processes are summed by all of them, which have to call this together.
+    Waits for the arrays, but does not copy them. All processes that hold parts of the arrays have to call this
+    together.
     """
-    # One after the other: programs over several devices that run at a time can wait for each other for ever, where a
-    # host has fewer threads than devices.
+    # One at a time: concurrent programs over several devices can deadlock if the host has fewer threads than devices.
     sums = {name: jax.block_until_ready(_sums(array)) for name, array in arrays.items()}
     return {name: _text(arrays[name], *np.asarray(pair)) for name, pair in sums.items()}
 
 
 def damaged(arrays: Mapping[str, Any], checksums: Mapping[str, str]) -> list[str]:
-    """Returns the names of arrays whose checksum differs, or that only one of `arrays` and `checksums` has."""
+    """The names of arrays whose checksum differs, or that are missing in `arrays` or in `checksums`."""
     on_host = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     found = {name: _text(array, *_on_host(array)) for name, array in on_host.items()}
     found |= checksums_of({name: array for name, array in arrays.items() if name not in on_host})
@@ -41,7 +41,7 @@ def damaged(arrays: Mapping[str, Any], checksums: Mapping[str, str]) -> list[str
 
 
 def digest_of(about: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 digest of a description (JSON values by name), its `digest` entry left out."""
+    """Computes the SHA-256 digest of a description (JSON values by name) without its `digest` entry."""
     text = json.dumps({name: value for name, value in about.items() if name != "digest"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -49,7 +49,7 @@ def digest_of(about: Mapping[str, Any]) -> str:
 def _sums(array) -> jax.Array:
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         mesh = cast(NamedSharding, array.sharding).mesh
-        whole = NamedSharding(mesh, PartitionSpec())  # every process reads it
+        whole = NamedSharding(mesh, PartitionSpec())  # replicated, so that every process can read it
         return jax.jit(_on_device, out_shardings=whole)(array)
     return _alone(array)
 
@@ -59,7 +59,7 @@ def _on_device(array) -> jax.Array:
     array = jnp.asarray(array)
     words = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array
     words = jax.lax.bitcast_convert_type(words, _WORDS[words.dtype.itemsize]).astype(jnp.uint32)
-    # Not reshaped to one axis: that would gather an array that is divided along another than the first.
+    # No reshape to one axis: it would gather an array that is sharded along any axis but the first.
     index, stride = jnp.zeros((), jnp.uint32), 1
     for axis in reversed(range(words.ndim)):
         along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)

@@ -1,4 +1,4 @@
-"""Which process of a run this is: as the flags say, or as the cluster does that started it."""
+"""Finds the place of this process in a run, from flags or from the environment of a cluster."""
 
 import dataclasses
 import os
@@ -19,8 +19,8 @@ class Seat:
     Attributes:
       coordinator: the address of process 0, HOST:PORT.
       processes: the number of processes.
-      process: the number of this one.
-      gpus: the numbers of the visible GPUs that are its own; None: all that it sees.
+      process: the number of this process.
+      gpus: the numbers of its GPUs among the visible ones; None for all.
     """
 
     coordinator: str
@@ -30,10 +30,10 @@ class Seat:
 
 
 def seat_of(settings: Distributed, environment: Mapping[str, str] = os.environ) -> Seat | None:
-    """Returns the place of this process, or None if it is alone.
+    """Finds the place of this process; None if it runs alone.
 
     Raises:
-      UsageError: the settings are incomplete, or the cluster's variables contradict each other.
+      UsageError: the settings are incomplete, or the variables of the cluster contradict each other.
     """
     check_distributed(settings)
     if settings.processes:
@@ -43,10 +43,10 @@ def seat_of(settings: Distributed, environment: Mapping[str, str] = os.environ) 
 
 
 def _may_be_one_of_several(environment: Mapping[str, str]) -> bool:
-    """Returns True if a cluster that JAX knows started this process; costs nothing elsewhere."""
+    """True if a cluster that JAX knows started this process. The check costs nothing elsewhere."""
     if int(environment.get("SLURM_NTASKS", "1")) > 1 or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
         return True
-    # A pod of its own has no index. On a TPU, JAX's detection asks the machine's metadata: only where there is a TPU.
+    # A single pod has no index. JAX's detection of TPUs queries the machine's metadata, so it runs only on a TPU.
     on_tpu = any(name in environment for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_NAME"))
     return on_tpu or ("KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment)
 
@@ -56,10 +56,10 @@ _FLAGS = "--distributed.coordinator HOST:PORT --distributed.processes N --distri
 
 
 def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
-    """Returns the place that JAX's detection of clusters finds.
+    """Finds the place of this process by JAX's detection of clusters; None if it runs alone.
 
     Raises:
-      UsageError: a cluster is there, but its variables do not say what JAX needs.
+      UsageError: the variables of the cluster lack a value that JAX needs.
     """
     if "JOB_COMPLETION_INDEX" in environment and not _is_installed("kubernetes"):
         raise UsageError(
@@ -71,11 +71,11 @@ def _detected(timeout: float, environment: Mapping[str, str]) -> Seat | None:
     try:
         with warnings.catch_warnings(action="ignore"):
             found = detect(None, None, None, None, None, int(timeout))
-    except Exception as error:  # each cluster raises its own: a variable that is missing, a service without rights
+    except Exception as error:  # each cluster has its own errors: a missing variable, a service without rights
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(f"cannot find the other processes of this run: {reason}; write {_FLAGS}, {_ALONE}") from error
     coordinator, processes, process, local = found
-    if coordinator is None and "OMPI_COMM_WORLD_SIZE" in environment:  # from version 5 it does not tell JAX enough
+    if coordinator is None and "OMPI_COMM_WORLD_SIZE" in environment:  # JAX cannot detect version 5 or later
         size = environment["OMPI_COMM_WORLD_SIZE"]
         raise UsageError(
             f"Open MPI started {size} processes, and JAX cannot tell where process 0 is: write {_FLAGS}, with "
@@ -100,13 +100,13 @@ def _check_slurm(environment: Mapping[str, str]) -> None:
 
 
 def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Returns the GPUs of a SLURM task among those that it sees; None: all.
+    """Finds the GPUs of a SLURM task among the visible ones; None for all.
 
-    JAX would take one GPU by the task's number on its node. That is wrong with `--gpus-per-task`, where each task sees
-    its own alone, and leaves GPUs idle if there are fewer tasks than GPUs.
+    JAX takes one GPU by the task's number on its node. That is wrong with `--gpus-per-task`, where each task sees only
+    its own GPUs. It also leaves GPUs idle if there are fewer tasks than GPUs.
 
     Raises:
-      UsageError: the GPUs of the node do not divide among its tasks.
+      UsageError: the GPUs of the node do not divide evenly among its tasks.
     """
     tasks, local = _tasks_on_node(environment), int(environment.get("SLURM_LOCALID", "0"))
     gpus = _visible_gpus(environment)
@@ -114,7 +114,7 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     if tasks == 1 or gpus == 0 or bound:
         return None
     if gpus == 1 and local > 0:
-        return None  # bound to its own by --gpu-bind
+        return None  # --gpu-bind bound the task to its own GPU
     if gpus % tasks:
         raise UsageError(
             f"SLURM started {tasks} tasks on this node, which has {gpus} GPUs: write --ntasks-per-node={gpus}, one "
@@ -125,7 +125,7 @@ def own_gpus(environment: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def _tasks_on_node(environment: Mapping[str, str]) -> int:
-    """Returns the number of tasks on this node, from SLURM's `2(x3),1`."""
+    """Parses the number of tasks on this node from SLURM's `2(x3),1`."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", "1"))
     counts: list[int] = []
     for group in text.split(","):

@@ -1,4 +1,4 @@
-"""Calls of the compiled step that are watched: the first ones, for an estimate of the whole, and profiled ones."""
+"""Wraps the compiled step: times the first calls to estimate the run, and traces some calls for a profile."""
 
 import contextlib
 import itertools
@@ -17,16 +17,16 @@ def estimated(
     say: Callable[[int, float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Callable:
-    """Returns `train_call` that waits for its first two calls and says how long the others will take.
+    """Wraps `train_call` to wait for its first two calls and to estimate the time of the others.
 
-    The second call is timed: the first loads the program and fills the queue of batches.
+    The estimate is the time of the second call, because the first loads the program and fills the queue of batches.
 
     Args:
       train_call: `(state, fed, count) -> (state, metrics)` runs `count` steps.
-      start: steps attempted before.
+      start: the number of steps attempted before.
       steps: the number of steps at which the run ends.
-      say: called with the number of attempted steps and the seconds that the others take, unless none is left.
-      clock: the function that returns the time in seconds, from any start.
+      say: called with the number of attempted steps and the seconds that the remaining steps take, if any remain.
+      clock: returns the time in seconds, from any start.
     """
     position, ends = start, []
 
@@ -45,7 +45,7 @@ def estimated(
 
 
 BEFORE = 5
-"""Calls before the trace begins, if the run is long enough: caches are cold in the first calls."""
+"""Calls before the trace in a long run. Caches are cold in the first calls."""
 
 TRACED = 5
 """Calls in the trace."""
@@ -53,9 +53,9 @@ TRACED = 5
 
 @contextlib.contextmanager
 def profiled(train_call: Callable, folder: pathlib.Path, counts: Iterable[int]) -> Iterator[Callable]:
-    """Yields `train_call` with calls number `BEFORE` + 1 to `BEFORE` + `TRACED` traced into `folder`.
+    """Yields a `train_call` that traces calls number `BEFORE` + 1 to `BEFORE` + `TRACED` into `folder`.
 
-    A run of fewer calls traces its last `TRACED` calls. `counts` holds the number of steps of every call of the run.
+    A shorter run traces its last `TRACED` calls. `counts` holds the number of steps of every call of the run.
     """
     calls = sum(1 for _ in itertools.islice(counts, BEFORE + TRACED))
     before = max(0, calls - TRACED)

@@ -13,24 +13,24 @@ from mpjax.interrupts import answered, interrupt
 
 
 class Stop(Protocol):
-    """A request to stop the run, from this process or from any of several."""
+    """A request to stop the run, from any of its processes."""
 
     @property
     def signal_number(self) -> int | None:
-        """Returns the signal that arrived, or None."""
+        """The signal that arrived, or None."""
         ...
 
     def ask(self, signal_number: int) -> None:
-        """Requests the stop; may be called by a signal handler."""
+        """Requests the stop. A signal handler may call it."""
         ...
 
     def due(self, position: int) -> bool:
-        """Returns True if the run stops after step number `position`."""
+        """True if the run stops after step number `position`."""
         ...
 
 
 class StopRequest:
-    """A request to stop a run of one process; true once a signal has arrived.
+    """A request to stop a run of one process. It is true once a signal has arrived.
 
     Attributes:
       signal_number: the signal that arrived, or None.
@@ -47,13 +47,13 @@ class StopRequest:
         self.signal_number = signal_number
 
     def due(self, position: int) -> bool:
-        """Returns True once a signal has arrived."""
+        """True once a signal has arrived."""
         return bool(self)
 
 
 @contextlib.contextmanager
 def stop_on_signals(stop: Stop) -> Iterator[None]:
-    """Passes the first SIGINT or SIGTERM within the context on to `stop`, instead of ending the process."""
+    """Passes the first SIGINT or SIGTERM within the context to `stop`, and the process continues."""
 
     def record(signal_number: int, frame) -> None:
         stop.ask(signal_number)
@@ -74,7 +74,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_usual() -> Iterator[None]:
-    """Restores the default handlers of SIGINT and SIGTERM within the context."""
+    """Restores the usual handlers of SIGINT and SIGTERM within the context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -89,11 +89,11 @@ def as_usual() -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, holder: Callable[[], str]) -> Iterator[None]:
-    """Holds the lock of a run's folder within the context; does nothing where the system has no file locks.
+    """Holds the lock of a run's folder within the context. Does nothing on systems without file locks.
 
     Args:
       folder: the run's folder.
-      holder: returns a description of the process that holds the lock, for the error message.
+      holder: describes the process that holds the lock, for the error message.
 
     Raises:
       UsageError: another process holds the lock.
@@ -110,7 +110,7 @@ def locked(folder: pathlib.Path, holder: Callable[[], str]) -> Iterator[None]:
 
 
 def _lock(opened: int) -> bool:
-    """Takes the lock; returns False if another process holds it."""
+    """Takes the lock; False if another process holds it."""
     try:
         import fcntl
     except ImportError:

@@ -1,4 +1,4 @@
-"""Restores a checkpoint into a training state of any policy: casts where dtypes differ, and warns of losses."""
+"""Restores a checkpoint into a training state of any policy: casts where dtypes differ, and warns of lost values."""
 
 import functools
 import re
@@ -22,18 +22,18 @@ SCALER = ("opt_state/scale", "opt_state/good_steps", "opt_state/consecutive_skip
 
 
 def adopt(state, saved: Mapping[str, Any], *, same_scaling: bool = True):
-    """Returns `state` with the values of a checkpoint, in the dtypes and on the devices of `state`.
+    """Restores the values of a checkpoint into `state`, in its dtypes and on its devices.
 
-    Blocks that the checkpoint has one by one are stacked for a model with a stack, and the other way round.
-    Parameters of a wider dtype, or of the other half precision, are restored from the saved float32 master weights, or
-    from the parameters with their compensations, if there are any. Master weights and moving averages that the
-    checkpoint lacks are restored from its parameters. Moments are converted to float8 and back.
+    Blocks are stacked, or stacks are split, as the model of `state` has them. Parameters of a wider dtype, or of the
+    other half precision, are restored from the saved float32 master weights. Without master weights they are restored
+    from the sum of the parameters and their compensations, if there are any. Master weights and moving averages that
+    the checkpoint lacks are restored from its parameters. Moments are converted to float8 and back.
 
     Args:
-      state: a `TrainState` of the run to resume, of initial values or of shapes with shardings, which stay where the
-        checkpoint has nothing.
-      saved: arrays by path, from `read_checkpoint`, on the host or at the places that `places_in` says.
-      same_scaling: True if the checkpoint's run scaled the loss as this run does; otherwise the loss scale starts at
+      state: a `TrainState` of the run to resume, with initial values, or with shapes and shardings. Leaves that the
+        checkpoint lacks stay as they are.
+      saved: arrays by path, from `read_checkpoint`, on the host or on the devices of `places_in`.
+      same_scaling: True if the checkpoint's run scaled the loss as this run does. Otherwise the loss scale starts at
         its initial value.
 
     Warns:
@@ -108,9 +108,10 @@ def _refuse_other_model(wanted: dict, saved: Mapping[str, Any]) -> None:
 
 
 def places_in(state) -> Callable[[str, tuple[int, ...]], Sharding]:
-    """Returns a function that says where each array of a checkpoint belongs on the devices of `state`.
+    """Makes a function from the path and the shape of an array to its sharding on the devices of `state`.
 
-    An array that `state` lacks, such as its run's master weights, is divided as the parameter of its path, if any.
+    An array that `state` lacks, such as a master weight, takes the sharding of the parameter at its path if the shapes
+    agree. Any other array is replicated.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     known = {_plain(path_name(path)): leaf for path, leaf in leaves}
@@ -139,7 +140,7 @@ def _losses(name: str, value, leaf) -> list[str]:
 
 @functools.cache
 def _counter(dtype: np.dtype, whole: NamedSharding) -> Callable:
-    """Returns a function that counts the values that overflow in a dtype and those that flush to zero."""
+    """Compiles a count of the values that overflow in a dtype and of the values that flush to zero."""
 
     def counts(x):
         cast = x.astype(dtype)
@@ -154,7 +155,7 @@ def _place(value, leaf):
 
 
 def _whole(array: Any) -> NamedSharding:
-    """Returns the replicated sharding on the devices of an array."""
+    """The replicated sharding on the devices of an array."""
     return NamedSharding(array.sharding.mesh, PartitionSpec())
 
 
@@ -176,10 +177,10 @@ _VALUES = "/values"
 
 
 def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arrays by path, with the master weights and compensations that follow from each other.
+    """Adds master weights and compensations to arrays by path, each computed from the other.
 
-    A parameter with a compensation is the sum of both. What is wanted as a compensation is what rounding leaves over of
-    a master weight, or of a wider parameter.
+    A master weight is the sum of a parameter and its compensation. A compensation is the difference between a master
+    weight, or a wider parameter, and the rounded parameter.
 
     Args:
       saved: the arrays of a checkpoint by path.
@@ -205,15 +206,15 @@ def _sum(param: Any, rest: Any) -> Any:
 
 
 def _left_over(param: Any, master: Any, dtype: np.dtype) -> Any:
-    """Returns what a parameter in `dtype` lacks of its master weight, or of the saved parameter if it has none."""
+    """The master weight, or else the saved parameter, minus the parameter in `dtype`."""
     exact = param if master is None else master
     stored = param if param.dtype == dtype else exact
-    with np.errstate(over="ignore", under="ignore"):  # of the parameter itself, the resumed run is told
+    with np.errstate(over="ignore", under="ignore"):  # _losses reports the losses of the parameter itself
         return (exact.astype(FLOAT32) - stored.astype(dtype).astype(FLOAT32)).astype(dtype)
 
 
 def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arrays by path, with moments in float8 where they are wanted so, and as plain arrays where they are not.
+    """Converts moments, by path, to float8 or to plain arrays, as `wanted` has them.
 
     Args:
       saved: the arrays of a checkpoint by path.
@@ -232,14 +233,14 @@ def with_moments(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
 
 
 def _beside(like: Any, found: Any) -> Any:
-    """Returns arrays on the host if `like` is there, else where they are; one of its shape on the same devices."""
+    """Fetches arrays to the host if `like` is there. Otherwise arrays of the shape of `like` take its sharding."""
     if not isinstance(like, jax.Array):
         return jax.device_get(found)
     return jax.tree.map(lambda x: jax.device_put(x, like.sharding) if x.shape == like.shape else x, found)
 
 
 def without_field(path: str) -> str:
-    """Returns the path of the moment that an array of a float8 moment belongs to; other paths as they are."""
+    """Maps the path of an array in a float8 moment to the path of the moment; other paths are unchanged."""
     return next((path.removesuffix(field) for field in _FIELDS if path.endswith(field)), path)
 
 

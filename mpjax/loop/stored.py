@@ -1,4 +1,4 @@
-"""Reads stored checkpoints: chooses one, verifies it, and passes over damaged ones."""
+"""Reads stored checkpoints: chooses one, verifies it, and skips damaged ones."""
 
 import contextlib
 import json
@@ -21,9 +21,9 @@ from mpjax.loop.checksums import damaged, digest_of
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Returns False for what Orbax logs of damage that mpjax says in one line, or that its checksums rule out.
+    """False for Orbax's records of damage that mpjax reports in one line, or that its checksums exclude.
 
-    Threads of Orbax log each error on its way, asyncio those of other arrays than the first.
+    Threads of Orbax log each error on its way. asyncio logs the errors of all arrays after the first.
     """
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     by_orbax = "orbax" in pathlib.PurePath(record.pathname).parts
@@ -44,21 +44,23 @@ FORMAT = 2
 """Version of the layout. Readers refuse later versions. Version 1 has no checksums."""
 
 NOT_MEASURED = -math.inf
-"""The score of a checkpoint that was not evaluated: it loses to every evaluated checkpoint."""
+"""The score of a checkpoint without an evaluation. Every evaluated checkpoint has a better score."""
 
 
 def complete_checkpoints(directory: pathlib.Path) -> list[int]:
-    """Returns the positions of the complete checkpoints in a folder; an empty list if the folder does not exist."""
+    """The positions of the complete checkpoints in a folder, sorted; an empty list if the folder does not exist."""
     if not directory.is_dir():
         return []
     return sorted(stored.step for stored in ocp.path.step.standard_name_format().find_all(directory))
 
 
 _AT_ONCE = 4_000_000_000
-"""Bytes that are read at the same time, or the largest array: what the host holds on the way to the devices."""
+"""The number of bytes to read concurrently, or the size of the largest array if greater. The host holds as many bytes
+on the way to the devices.
+"""
 
 Places = Callable[[str, tuple[int, ...]], Sharding]
-"""A function from the path and the shape of an array to where it belongs."""
+"""A function from the path and the shape of an array to its sharding."""
 
 
 def _alone(value: Any) -> list:
@@ -74,13 +76,13 @@ def read_checkpoint(
 ) -> tuple[int, dict[str, Any], dict]:
     """Reads a complete checkpoint and verifies its checksums.
 
-    Several processes call it together. Each reads the parts of the arrays that belong on its devices.
+    All processes call it together. Each reads the parts of the arrays that belong on its devices.
 
     Args:
       directory: the run's `checkpoints` folder.
-      which: "latest", "best", or a position. If the latest is damaged, the latest undamaged one is read.
-      places: where each array belongs; by default the host.
-      gather: returns the values that all processes give it.
+      which: "latest", "best", or a position. If the latest is damaged, the latest undamaged checkpoint is read.
+      places: the sharding of each array; by default arrays are read to the host.
+      gather: `(value) -> values` of all processes.
 
     Returns:
       The position, the arrays by path (in the stored dtypes), and the description.
@@ -120,7 +122,7 @@ def set_aside(directory: pathlib.Path, after: int) -> None:
 
 
 class Damaged(UsageError):
-    """A checkpoint whose contents differ from what was saved."""
+    """The contents of a checkpoint differ from the saved ones."""
 
 
 def _read(
@@ -129,7 +131,7 @@ def _read(
     """Reads the arrays by path and the description.
 
     Raises:
-      Damaged: the contents differ from what was saved.
+      Damaged: the contents differ from the saved ones.
       UsageError: a later version of mpjax wrote the checkpoint.
     """
     folder = directory.resolve() / str(position)
@@ -144,7 +146,7 @@ def _read(
     except Exception as error:  # Orbax and tensorstore raise many types for a truncated file
         faults = [str(error).splitlines()[0][:200] if str(error) else type(error).__name__]
         arrays, about, version, cause = {}, {}, FORMAT, error
-    # What one process could not read, none uses: sums over all devices follow.
+    # If one process fails to read, all of them stop here, because the checksums below run on all devices.
     faults = next(filter(None, gather(faults)), [])
     if version > FORMAT:
         raise UsageError(f"{directory}/{position} has format {version}; this mpjax reads up to {FORMAT}")
@@ -159,9 +161,9 @@ def _read(
 
 
 def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
-    """Reads the arrays by path, onto the host or to their places.
+    """Reads the arrays by path, to the host or to their shardings.
 
-    An array of a dtype that JAX would narrow, such as float64 without x64, is read onto the host.
+    Arrays of a dtype that JAX would narrow, such as float64 without x64, are read to the host.
     """
     # A Checkpointer would read the scores of all checkpoints.
     shapes = ocp.metadata(str(folder), checkpointable_name="state").metadata
@@ -174,7 +176,7 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
     largest = max((math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes.values()), default=0)
     context = ocp.Context()
     context.memory.read_concurrent_bytes = max(_AT_ONCE, largest)
-    # Else a process would wait for the others, also for one that failed.
+    # Otherwise a process would wait for the others, even for a failed one.
     this = jax.process_index()
     context.multiprocessing.primary_host, context.multiprocessing.active_processes = this, {this}
     with context:
@@ -183,13 +185,13 @@ def _arrays(folder: pathlib.Path, places: Places | None) -> dict[str, Any]:
 
 
 def _description(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the description, from the file that Orbax 0.12 writes or from the one of earlier APIs."""
+    """Reads the description, from the file that Orbax 0.12 writes or from the file of earlier APIs."""
     file = folder / "about" / "data.json"
     return json.loads((file if file.is_file() else file.with_name("metadata")).read_text())
 
 
 def _edited(about: Mapping[str, Any]) -> list[str]:
-    """Returns a message if a description differs from what was saved."""
+    """A message if a description has changed since it was saved. Version 1 has no digest to compare."""
     if "digest" not in about:
         return [] if about["format"] == 1 else ["its description has no digest"]
     return [] if digest_of(about) == about["digest"] else ["its description has changed since it was saved"]
@@ -205,11 +207,11 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "score": (int, float),
     "checksums": dict,
 }
-"""The types of what a description holds; a digest that fits says nothing of who wrote it."""
+"""The types of the values in a description. A valid digest does not show who wrote it."""
 
 
 def _mistyped(about: Mapping[str, Any]) -> list[str]:
-    """Returns a message for each value of a description that is of a wrong type."""
+    """A message for each value of a description that has a wrong type."""
     return [
         f"its description has {name} {str(about[name])[:40]!r}"
         for name, kind in _TYPES.items()
@@ -230,7 +232,7 @@ UNREADABLE = OSError, ValueError, KeyError, TypeError, OverflowError, RecursionE
 
 
 def stored_score(directory: pathlib.Path, position: int) -> float:
-    """Reads the score of a checkpoint; returns `NOT_MEASURED` if neither file that holds it can be read."""
+    """Reads the score of a checkpoint from either of its files; `NOT_MEASURED` if both are unreadable."""
     with contextlib.suppress(*UNREADABLE):
         about = _description(directory / str(position))
         if digest_of(about) == about["digest"]:
@@ -241,5 +243,5 @@ def stored_score(directory: pathlib.Path, position: int) -> float:
 
 
 def score_file(directory: pathlib.Path, position: int) -> pathlib.Path:
-    """Returns the file in which Orbax looks for the score of a checkpoint."""
+    """The file in which Orbax looks for the score of a checkpoint."""
     return directory / str(position) / "metrics" / "metrics"

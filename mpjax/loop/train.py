@@ -25,7 +25,7 @@ class Clock:
         self._paused = 0.0
 
     def seconds(self) -> float:
-        """Returns the seconds since the start, without pauses."""
+        """The seconds since the start, without pauses."""
         return time.perf_counter() - self._start - self._paused
 
     @contextlib.contextmanager
@@ -43,7 +43,7 @@ class Limits:
     """The limits beyond which a run has diverged.
 
     Attributes:
-      floor: the smallest loss scale; None without loss scaling: no step is skipped, and NaN spreads at once.
+      floor: the smallest loss scale. None without loss scaling, where no step is skipped and NaN spreads at once.
       patience: the number of consecutive skipped steps that ends training, if the last was at the floor.
     """
 
@@ -51,9 +51,9 @@ class Limits:
     patience: int
 
     def exceeded_by(self, metrics: Mapping[str, float]) -> str | None:
-        """Returns the reason why the step with these metrics ends training, or None."""
+        """The reason why the step with these metrics ends training, or None."""
         if self.floor is None:
-            # The gradient too: a NaN gradient in the last step makes the parameters NaN, but not that step's loss.
+            # Checks the gradient too: a NaN gradient in the last step makes the parameters NaN, but not the loss.
             bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
             return f"{bad[0]} is {metrics[bad[0]]}" if bad else None
         if metrics["loss_scale"] > self.floor or metrics["consecutive_skips"] < self.patience:
@@ -66,8 +66,8 @@ class Explain(NamedTuple):
     """Functions that explain why a run has diverged.
 
     Attributes:
-      step: of the number of a step that failed.
-      evaluation: of the position and the state whose test loss is not finite.
+      step: `(step number) -> text`, for a step that failed.
+      evaluation: `(position, state) -> text`, for a state whose test loss is not finite.
     """
 
     step: Callable[[int], str]
@@ -93,7 +93,7 @@ class Writer(Protocol):
 NO_CALLBACKS = Callbacks()
 
 AHEAD = 8
-"""Steps that the host may run ahead of the device, or 2 calls if these have more steps."""
+"""The number of steps that the host may run ahead of the device; at least 2 calls."""
 
 Metrics = Mapping[str, float]
 
@@ -124,26 +124,27 @@ def train_loop(
 
     Args:
       state: the training state; donated.
-      train_call: `(state, fed, count) -> (state, metrics)` runs `count` steps; metrics are [count], scalars for 1.
+      train_call: `(state, fed, count) -> (state, metrics)` runs `count` steps. Metrics have shape [count], or [] for 1.
       feed: the device inputs of the calls, which have `when.call_counts(start)` steps.
-      start: steps attempted before.
+      start: the number of steps attempted before.
       when: the intervals of logging, evaluation, checkpoints and layer statistics.
       batch_size: examples per step, for the throughput.
       limits: the limits of divergence.
-      writer: receives `train/…` metrics (means over the interval, last values of counters) and those of `evaluate`.
-      evaluate: a function of the state that returns metrics, including `test/loss`.
-      save: writes a checkpoint of (position, state, score), where a higher score is better.
-      explain: makes the functions that explain why a run has diverged; called only then.
+      writer: receives `train/…` metrics (means over the interval, last values of counters) and the metrics of
+        `evaluate`.
+      evaluate: `(state) -> metrics`, including `test/loss`.
+      save: writes a checkpoint of (position, state, score). A higher score is better.
+      explain: makes the functions that explain a divergence; called only after one.
       stop: a request to stop after the current call.
-      score: the metric of the test set that decides which checkpoint is best; it is among those of `evaluate`.
+      score: the metric of the test set that decides which checkpoint is best. `evaluate` returns it.
       probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due.
-      draw: a function from the state to pictures by name; called after each evaluation.
-      callbacks: hear of what happens, and may ask to save or to stop.
-      model_of: a function from the state to the `model` that callbacks are given.
+      draw: `(state) -> pictures` by name; called after each evaluation.
+      callbacks: receive the events of the run, and may request a checkpoint or a stop.
+      model_of: `(state) -> model`, the argument of the callbacks' `evaluated`.
 
     Raises:
       CallbackError: a callback failed, and a checkpoint was saved.
-      Diverged: `limits` were exceeded, or the final test loss is not finite; the message includes what `explain` says.
+      Diverged: `limits` were exceeded, or the final test loss is not finite. The message includes the explanation.
       Interrupted: `stop` was set and a checkpoint was saved.
     """
     clock = Clock()
@@ -151,7 +152,7 @@ def train_loop(
     unwritten: list = []
     looked: list = []
     began = 0.0
-    asked: set[str] = set()  # by callbacks
+    asked: set[str] = set()  # requests of callbacks
 
     def write_layers() -> None:
         while looked:
@@ -187,7 +188,7 @@ def train_loop(
                 asked |= callbacks.call("skipped", number, {name: float(value) for name, value in step.items()})
         asked |= callbacks.call("logged", position, metrics)
 
-    unread: tuple[int, list] | None = None  # the interval that ended with the call before
+    unread: tuple[int, list] | None = None  # the interval that ended with the previous call
     position = saved = start
 
     def evaluate_and_save(position: int, *, evaluating: bool, saving: bool) -> None:
@@ -221,7 +222,7 @@ def train_loop(
             if unread is not None:
                 write_interval(*unread)
                 unread = None
-            if len(unwritten) >= ahead:  # keeps batches from piling up in device memory
+            if len(unwritten) >= ahead:  # limits the number of batches in device memory
                 jax.block_until_ready(unwritten[-ahead][0])
 
             stopping = stop.due(position) and position < when.steps
@@ -249,7 +250,7 @@ def train_loop(
 
 
 def _each(metrics: Metrics, count: int) -> list[Metrics]:
-    """Splits the metrics of a call into those of its steps."""
+    """Splits the metrics of a call by step."""
     return [metrics] if count == 1 else [jax.tree.map(operator.itemgetter(index), metrics) for index in range(count)]
 
 
@@ -257,7 +258,7 @@ _COUNTERS = ("learning_rate", "loss_scale", "skipped", "consecutive_skips")
 
 
 def _summary(steps: list[Metrics]) -> dict[str, float]:
-    """Averages over the applied steps of an interval (all if none was applied); counters keep their last value."""
+    """Averages the applied steps of an interval (all if none was applied). Counters keep their last value."""
     good = [step for step in steps if step["finite"]] or steps
     means = {
         name: math.fsum(float(step[name]) for step in good) / len(good)

@@ -9,7 +9,7 @@ class When:
     """Intervals in attempted steps. 0 means only at the end; for layer statistics it means never.
 
     Attributes:
-      steps: length of training.
+      steps: the number of steps in training.
       log: interval between lines of metrics.
       evaluate: interval between evaluations.
       save: interval between checkpoints.
@@ -25,19 +25,19 @@ class When:
     per_call: int = 1
 
     def due(self, interval: int, position: int) -> bool:
-        """Returns True if an event with this interval is due after step number `position` (the first step is 1)."""
+        """True if an event with this interval is due after step number `position` (the first step is 1)."""
         return position == self.steps or (interval > 0 and position % interval == 0)
 
     def layers_due(self, position: int) -> bool:
-        """Returns True if layer statistics are measured in step number `position`."""
+        """True if layer statistics are measured in step number `position`."""
         return self.layers > 0 and position % self.layers == 0
 
     def call_at(self, position: int) -> int:
-        """Returns the number of steps in the call that begins after step number `position`: `per_call` or 1.
+        """The number of steps in the call after step number `position`: `per_call` or 1.
 
-        A halt is a position where the state is evaluated, saved, or its layers are measured. No call passes a halt:
-        the steps before it that do not fill a call run one by one. Calls are counted from the previous halt, so that a
-        resumed run makes the same calls as an uninterrupted one.
+        A halt is a position where the state is evaluated, saved or needed for layer statistics. Each call ends at the
+        next halt or before it. Steps before a halt that do not fill a call run one by one. Calls are counted from the
+        previous halt, so that a resumed run makes the same calls as an uninterrupted one.
         """
         before, after = self._halts_around(position)
         fits = position + self.per_call <= after
@@ -56,7 +56,7 @@ class When:
             position += count
 
     def kinds_of_calls(self, start: int) -> set[int]:
-        """Returns the distinct numbers of steps per call from step number `start` + 1 to the end."""
+        """The distinct numbers of steps per call from step number `start` + 1 to the end."""
         possible, kinds = {1, self.per_call}, set()
         for count in self.call_counts(start):
             kinds.add(count)
@@ -65,7 +65,7 @@ class When:
         return kinds
 
     def advice(self, start: int) -> str:
-        """Returns advice if no call after step number `start` has `per_call` steps, else an empty string."""
+        """Advises shorter calls if no call after step number `start` has `per_call` steps; else an empty string."""
         if start >= self.steps or self.per_call in self.kinds_of_calls(start):
             return ""
         position, longest = start, 0
@@ -78,7 +78,7 @@ class When:
         )
 
     def _halts_around(self, position: int) -> tuple[int, int]:
-        """Returns the last halt up to `position`, and the first after it."""
+        """The last halt up to `position`, and the first after it."""
         intervals = [n for n in (self.evaluate, self.save) if n > 0]
         before = [position // n * n for n in intervals]
         after = [position // n * n + n for n in intervals]
