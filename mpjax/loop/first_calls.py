@@ -19,7 +19,7 @@ def estimated(
 ) -> Callable:
     """Wraps `train_call` to wait for its first two calls and to estimate the time of the others.
 
-    The estimate is the time of the second call, because the first loads the program and fills the queue of batches.
+    The second call is timed, because the first loads the program and fills the queue of batches.
 
     Args:
       train_call: `(state, fed, count) -> (state, metrics)` runs `count` steps.

@@ -177,7 +177,7 @@ _VALUES = "/values"
 
 
 def with_weights(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds master weights and compensations to arrays by path, each computed from the other.
+    """Adds the master weights and compensations that follow from the other arrays.
 
     A master weight is the sum of a parameter and its compensation. A compensation is the difference between a master
     weight, or a wider parameter, and the rounded parameter.

@@ -55,9 +55,7 @@ def complete_checkpoints(directory: pathlib.Path) -> list[int]:
 
 
 _AT_ONCE = 4_000_000_000
-"""The number of bytes to read concurrently, or the size of the largest array if greater. The host holds as many bytes
-on the way to the devices.
-"""
+"""The number of bytes that the host reads concurrently on the way to the devices; at least the largest array."""
 
 Places = Callable[[str, tuple[int, ...]], Sharding]
 """A function from the path and the shape of an array to its sharding."""

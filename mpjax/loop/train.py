@@ -140,7 +140,7 @@ def train_loop(
       probe: `(state, fed, count) -> Layers`, the layer statistics of the next step; called when they are due.
       draw: `(state) -> pictures` by name; called after each evaluation.
       callbacks: receive the events of the run, and may request a checkpoint or a stop.
-      model_of: `(state) -> model`, the argument of the callbacks' `evaluated`.
+      model_of: `(state) -> model`, the `model` argument of the callbacks' `evaluated`.
 
     Raises:
       CallbackError: a callback failed, and a checkpoint was saved.

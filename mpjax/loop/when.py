@@ -65,7 +65,9 @@ class When:
         return kinds
 
     def advice(self, start: int) -> str:
-        """Advises shorter calls if no call after step number `start` has `per_call` steps; else an empty string."""
+        """Explains why `per_call` has no effect, if no call after step number `start` has as many steps; else an empty
+        string.
+        """
         if start >= self.steps or self.per_call in self.kinds_of_calls(start):
             return ""
         position, longest = start, 0
