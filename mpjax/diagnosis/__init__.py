@@ -1,4 +1,4 @@
-"""Whether precision is to blame for a NaN or a lost accuracy, which module, and what to change."""
+"""Diagnoses whether precision causes a NaN or a loss of accuracy, in which module, and what to change."""
 
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.one_step import diagnose, diagnose_function

@@ -17,7 +17,7 @@ from mpjax.precision.dtypes import BFLOAT16, FLOAT16, FLOAT32, is_floating
 
 
 def in_numpy(*arrays: np.ndarray, primitive, params: tuple) -> list[np.ndarray] | None:
-    """Returns the results of a JAX primitive on NumPy arrays, or None if NumPy cannot compute it.
+    """Evaluates a JAX primitive on NumPy arrays; None if NumPy cannot compute it.
 
     Args:
       arrays: the operands.
@@ -77,13 +77,13 @@ IN_NUMPY: Mapping[str, Callable] = {
 def round_to(values: jax.Array, dtype: np.dtype, *, top: bool = True, bottom: bool = True) -> jax.Array:
     """Rounds float32 `values` to the nearest number of a half or float8 dtype, ties to even; the result stays float32.
 
-    As in IEEE 754, overflow gives inf (in e4m3fn, which has none, NaN), and small values become subnormal or zero. XLA
-    may remove a cast to float16 and back. It may not remove `lax.reduce_precision`, but that flushes subnormals to
-    zero.
+    As in IEEE 754, overflow gives inf, and small values become subnormal or zero. In e4m3fn, which has no inf, overflow
+    gives NaN. XLA may remove a cast to float16 and back. It may not remove `lax.reduce_precision`, but that flushes
+    subnormals to zero.
 
     Args:
       values: float32 array of any shape.
-      dtype: the dtype; with float32 or float64 the values are returned unchanged.
+      dtype: the dtype; float32 and float64 leave the values unchanged.
       top: False keeps float32's largest exponents, so that nothing overflows.
       bottom: False keeps float32's smallest exponents and all bits of small values, so that nothing underflows.
     """
@@ -109,7 +109,7 @@ def _chosen(which: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
 
 
 def _with_bits_numpy(values: np.ndarray, *, mantissa_bits: int) -> np.ndarray:
-    # Round to nearest, ties to even: add half of the last kept bit, minus one where that bit is 0; the carry rounds up.
+    # Round to nearest, ties to even: add half of the last kept bit, minus one if that bit is 0. The carry rounds up.
     bits, rest = values.view(np.uint32), 23 - mantissa_bits
     carried = bits + (np.uint32(2 ** (rest - 1) - 1) + (bits >> np.uint32(rest) & np.uint32(1)))
     return np.where(np.isfinite(values), (carried & np.uint32(2**32 - 2**rest)).view(np.float32), values)
@@ -131,7 +131,7 @@ def _round_to_float16(values: jax.Array) -> jax.Array:
 def narrowed(values: jax.Array, dtype: np.dtype) -> jax.Array:
     """Casts float32 `values`, already rounded to a half dtype, to that dtype: the same numbers in half the memory.
 
-    Those rounded to float8 stay float32.
+    Values rounded to float8 stay float32.
     """
     if dtype in FLOAT8:
         return values
@@ -145,7 +145,7 @@ def _to_float16(values: jax.Array) -> jax.Array:
 
 @functools.partial(compiled, numpy=lambda values: values.astype(BFLOAT16))
 def _to_bfloat16(values: jax.Array) -> jax.Array:
-    # By bits, because the cast of some processors flushes subnormals to zero.
+    # Casts by bits, because the cast of some processors flushes subnormals to zero.
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32) >> 16
     halves = jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isnan(values), jnp.bfloat16(jnp.nan), halves)
@@ -155,24 +155,24 @@ _BITS = frozenset({"nextafter", "bitcast_convert_type"})
 
 
 def is_half(aval) -> bool:
-    """Returns True if an abstract value has a half-precision or float8 dtype."""
+    """True if an abstract value has a half-precision or float8 dtype."""
     return is_floating(aval) and aval.dtype in NARROW
 
 
 def casts_down(eqn) -> bool:
-    """Returns True if an equation casts operands of any dtype to half precision or float8: a product, or a cast."""
+    """True if an equation casts operands of any dtype to half precision or float8: a product, or a cast."""
     name = eqn.primitive.name
     to_half = name == "convert_element_type" and eqn.params["new_dtype"] in NARROW
     return to_half or OPERATIONS.rule(name) == "low"
 
 
 def is_opaque(eqn) -> bool:
-    """Returns True if an equation is valid in its own dtypes only: a kernel, or an operation on bits."""
+    """True if an equation is valid in its own dtypes only: a kernel, or an operation on bits."""
     return eqn.primitive.name in _BITS or OPERATIONS.rule(eqn.primitive.name) == "as_traced"
 
 
 def room_for(values: list):
-    """Returns the power of two that scales values to float16's normal range without overflow of their sum."""
+    """The power of two that scales values to float16's normal range without overflow of their sum."""
     floats = [x for x in values if is_floating(x) and x.size]
     if not floats:
         return 1.0
@@ -182,7 +182,7 @@ def room_for(values: list):
 
 
 def widened(value):
-    """Casts a half-precision or float8 array to float32; returns any other value unchanged."""
+    """Casts a half-precision or float8 array to float32; any other value is unchanged."""
     return converted(value, dtype=FLOAT32) if getattr(value, "dtype", None) in NARROW else value
 
 
@@ -212,7 +212,7 @@ _UNTRACKED: Mapping[str, Callable] = {
         x, params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"]
     ),
 }
-"""What operations do that differ from others, or do anything, only where JAX tracks which values vary over devices."""
+"""Equivalents of operations that exist only where JAX tracks which values vary over devices."""
 
 
 def results_of(
@@ -235,7 +235,7 @@ def results_of(
             for x, atom in zip(values, eqn.invars, strict=True)
         ]
         if is_opaque(eqn):
-            # A kernel, or a constraint on the layout, takes no NumPy array.
+            # Kernels and layout constraints take no NumPy arrays.
             return [widened(x) for x in as_function(eqn, debug_info)(*map(jnp.asarray, given))]
         return [widened(x) for x in _bound(*given, primitive=eqn.primitive, params=tuple(eqn.params.items()))]
     if eqn.primitive.name == "convert_element_type":
@@ -246,5 +246,5 @@ def results_of(
         for name, value in eqn.params.items()
     }
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        params["precision"] = (precision, precision)  # the program's own may support half precision only
+        params["precision"] = (precision, precision)  # the program's own precision may support half dtypes only
     return _bound(*values, primitive=eqn.primitive, params=tuple(params.items()))

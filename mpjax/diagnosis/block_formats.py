@@ -1,6 +1,7 @@
-"""Formats whose numbers share a scale in blocks, MX and NVFP4, for what-if questions: values rounded to them.
+"""Rounds values to block formats, MX and NVFP4, whose numbers share a scale in each block.
 
-They are computed by NumPy, on values that are known, so that no compiler has a part in their bits.
+A diagnosis estimates the noise that these formats would cause. NumPy computes it on concrete values, so that the bits
+do not depend on a compiler.
 """
 
 import dataclasses
@@ -19,10 +20,10 @@ class Blocks:
 
     Attributes:
       name: the name in a table.
-      size: the numbers that share a scale.
-      payload: the dtype of the numbers, divided by their scales.
+      size: the number of values that share a scale.
+      payload: the dtype of the values, divided by their scales.
       scale: the dtype of the scales.
-      whole: True if the array has a float32 scale of its own too, with which the blocks' scales use their whole range.
+      whole: True if the array also has a float32 scale, with which the scales of the blocks use their whole range.
     """
 
     name: str
@@ -36,19 +37,21 @@ class Blocks:
 
 
 MXFP8 = Blocks("mxfp8", BLOCK, E4M3, np.dtype(ml_dtypes.float8_e8m0fnu))
-"""Blocks of 32 in e4m3, with a power of two for each (Open Compute Project, "Microscaling Formats (MX) Specification",
-version 1.0, 2023). The power is rounded up, as cuDNN has it, so that no value saturates."""
+"""Blocks of 32 in e4m3, each with a power of two as its scale (Open Compute Project, "Microscaling Formats (MX)
+Specification", version 1.0, 2023). The power is rounded up, as in cuDNN, so that no value saturates.
+"""
 
 NVFP4 = Blocks("nvfp4", 16, np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.float8_e4m3fn), whole=True)
-"""Blocks of 16 in e2m1, with a scale in e4m3 for each and one in float32 for all (NVIDIA, "Pretraining Large Language
-Models with NVFP4", 2025, arXiv:2509.25149)."""
+"""Blocks of 16 in e2m1, each with a scale in e4m3, and one float32 scale for the array (NVIDIA, "Pretraining Large
+Language Models with NVFP4", 2025, arXiv:2509.25149).
+"""
 
 
 def round_in_blocks(values: np.ndarray, format: Blocks) -> np.ndarray:
     """Rounds float32 values to the nearest numbers of a block format, ties to even; the result stays float32.
 
-    A block with inf or NaN is NaN in all its values. A value beyond the largest, which a rounded scale may make,
-    saturates. A block whose scale underflows to zero is zero. Where the nearest number is beyond float32, it is inf.
+    A block that contains inf or NaN becomes NaN. Values beyond the largest number saturate, which a rounded scale may
+    cause. A block whose scale underflows to zero becomes zero. A result beyond float32 becomes inf.
 
     Args:
       values: float32 [..., K]; the last block may be shorter.
@@ -60,16 +63,16 @@ def round_in_blocks(values: np.ndarray, format: Blocks) -> np.ndarray:
     missing = -values.shape[-1] % format.size
     padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)])
     blocks = padded.reshape(*padded.shape[:-1], -1, format.size)
-    with np.errstate(all="ignore"):  # inf and NaN are looked at
+    with np.errstate(all="ignore"):  # _rounded handles inf and NaN
         rounded = _rounded(blocks, format)
     return rounded.reshape(padded.shape)[..., : values.shape[-1]]
 
 
 def sqnr_in_blocks(values: np.ndarray, format: Blocks) -> float:
-    """Returns the signal to quantisation noise of values in a block format, in decibels, at most 200.
+    """The signal-to-quantisation-noise ratio of values in a block format, in decibels, at most 200.
 
-    It is ten times the decimal logarithm of the sum of squares over that of what rounding changes; NaN if a value is
-    not finite.
+    It is ten times the decimal logarithm of the sum of squares over the sum of squares of the rounding errors. NaN if a
+    value is not finite.
 
     Args:
       values: float32 [..., K].
@@ -84,19 +87,19 @@ def sqnr_in_blocks(values: np.ndarray, format: Blocks) -> float:
 
 def _rounded(blocks: np.ndarray, format: Blocks) -> np.ndarray:
     top = np.float64(float(ml_dtypes.finfo(format.payload).max))
-    exact = blocks.astype(np.float64)  # which holds quotients by powers of two exactly
+    exact = blocks.astype(np.float64)  # float64 represents quotients by powers of two exactly
     largest = np.max(np.abs(exact), axis=-1, keepdims=True)
     factor = _for_all(largest, top, format) if format.whole else np.float64(1)
     scale = _powers(largest / top) if not format.whole else (largest / top * factor).astype(format.scale)
     scale = scale.astype(np.float64)
     shares = np.where((scale == 0) | ~np.isfinite(largest), 0, exact / scale * factor)
-    # e2m1 saturates in a cast; in e4m3, scales that are rounded up leave nothing to saturate.
+    # A cast to e2m1 saturates. In e4m3 nothing saturates, because the scales are rounded up.
     result = shares.astype(format.payload).astype(np.float64) * scale / factor
     return np.where(np.isfinite(largest), result, np.nan).astype(np.float32)
 
 
 def _for_all(largest: np.ndarray, top: np.float64, format: Blocks) -> np.float64:
-    """Returns the inverse of the scale of a whole array, by which its largest block has the largest scale."""
+    """The inverse scale of a whole array, with which its largest block has the largest scale."""
     whole = np.max(largest, where=np.isfinite(largest), initial=0.0)
     if not whole:
         return np.float64(1)
@@ -105,7 +108,7 @@ def _for_all(largest: np.ndarray, top: np.float64, format: Blocks) -> np.float64
 
 
 def _powers(ratio: np.ndarray) -> np.ndarray:
-    """Returns the smallest powers of two that are no less than ratios, within the range of e8m0."""
+    """The smallest powers of two at or above the ratios, within the range of e8m0."""
     mantissa, exponent = np.frexp(ratio)
     power = np.where(mantissa == 0.5, exponent - 1, exponent)
     return np.ldexp(1.0, np.clip(np.where(ratio > 0, power, -127), -127, 127))

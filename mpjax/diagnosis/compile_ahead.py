@@ -18,22 +18,22 @@ from jax.core import Tracer
 
 
 KEPT = 4096
-"""The number of compiled programs that are cached; a search runs the same programs many times."""
+"""The number of cached programs. A search runs the same programs many times."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 SMALL = 2**14
-"""The largest total number of values in arrays that NumPy computes."""
+"""The largest total number of values in the arrays of an operation that NumPy computes."""
 
 
 def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R]:
-    """Wraps `fn` so that it runs compiled ahead of time; during a trace it is traced as usual.
+    """Wraps `fn` so that it runs compiled ahead of time. Within a trace it is traced as usual.
 
     Args:
       fn: a JAX function of arrays, and of keyword options. If an option cannot be hashed, `fn` runs uncompiled.
-      numpy: the same function in NumPy, for small arrays on a CPU; it returns None for cases that it does not support.
+      numpy: the same function in NumPy, for small arrays on a CPU; it returns None for unsupported cases.
     """
 
     @functools.wraps(fn)
@@ -55,20 +55,20 @@ def compiled(fn: Callable[P, R], numpy: Callable | None = None) -> Callable[P, R
 
 
 def _are_small(arrays) -> bool:
-    """Returns True for small arrays on a CPU in NumPy dtypes, which random keys do not have."""
+    """True for small arrays of NumPy dtypes on a CPU. Random keys have other dtypes."""
     plain = all(isinstance(array.dtype, np.dtype) for array in arrays)
     return plain and sum(map(np.size, arrays)) <= SMALL and jax.local_devices()[0].platform == "cpu"
 
 
 def brought_here(array):
-    """Copies an array to the device for which programs are compiled, if this process can address all of it."""
+    """Copies an array to the device of the compiled programs, if this process can address all of it."""
     if isinstance(array, Tracer) or _is_here(array) or not array.is_fully_addressable:
         return array
     return jax.device_put(array, jax.local_devices()[0])
 
 
 def _is_here(array) -> bool:
-    """Returns True for an array on the default device only, for which programs are compiled."""
+    """True for an array on the host, or on the default device alone, for which programs are compiled."""
     if isinstance(array, Tracer):
         return False
     return not isinstance(array, jax.Array) or array.devices() == {jax.local_devices()[0]}
@@ -76,7 +76,7 @@ def _is_here(array) -> bool:
 
 @functools.lru_cache(maxsize=KEPT)
 def _program(fn: Callable, options: tuple, shapes: tuple):
-    def run(*arrays):  # a new function, so that JAX caches nothing of it for other programs
+    def run(*arrays):  # a new function, so that JAX shares no cache between programs
         return fn(*arrays, **dict(options))
 
     return jax.jit(run).lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)).compile()
@@ -95,7 +95,7 @@ _malloc_trim = _trim()
 def give_back() -> None:
     """Releases the C library's free memory to the operating system.
 
-    Allocating and freeing arrays of many sizes leaves holes between the live arrays. Glibc keeps the holes: in a
-    ResNet-50 they take half as much memory as the arrays themselves.
+    Allocation of arrays of many sizes leaves holes between the live arrays. Glibc keeps the holes: in a ResNet-50 they
+    take half as much memory as the arrays themselves.
     """
     _malloc_trim(0)

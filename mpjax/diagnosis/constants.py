@@ -1,7 +1,7 @@
 """Matches each constant of the half-precision program with its float32 value.
 
 Tracing rounds the literals in a model's code: in float16 an epsilon of 1e-8 is zero, and 1e6 is inf. The reference
-needs their float32 values, which the float32 program contains. Both programs are traced from the same code. Apart from
+needs their float32 values, which the float32 program contains. Both programs are traced from the same code. Except for
 casts they have the same operations in the same order, so a constant is matched by its position.
 """
 
@@ -23,10 +23,10 @@ class Constants(NamedTuple):
 
     Attributes:
       exact: the value in the float32 program, by the `id` of a literal or of a constant's variable.
-      complete: whether the half-precision program, with these constants and without rounding, computes the same as the
+      complete: True if the half-precision program, with these constants and without rounding, computes the same as the
         float32 program: all floating operations were matched, and no branch or trip count depends on floating values.
-        If not, the float32 program must be run itself.
-      by_itself: whether the float32 program contains half precision, because the code casts to it under any policy.
+        Otherwise the float32 program itself must run.
+      by_itself: True if the float32 program contains half precision, because the code casts to it under any policy.
     """
 
     exact: Mapping[int, np.ndarray] = {}
@@ -35,10 +35,10 @@ class Constants(NamedTuple):
 
 
 def constants_of(half, full) -> Constants:
-    """Matches two closed jaxprs of the same code.
+    """Matches the constants of two closed jaxprs of the same code.
 
     Args:
-      half: the jaxpr in half precision; the ids in `Constants.exact` belong to it.
+      half: the jaxpr in half precision; the ids in `Constants.exact` are of its atoms.
       full: the jaxpr in float32.
     """
     exact: dict[int, np.ndarray] = {}
@@ -48,7 +48,7 @@ def constants_of(half, full) -> Constants:
 
 
 def _matched(half, full, exact: dict) -> Iterator[bool]:
-    """Fills `exact`, and yields for each part of the first program whether it has a counterpart."""
+    """Fills `exact`, and yields for each part of the first program whether the second has a counterpart."""
     first, second = _Origins(half), _Origins(full)
     mine, theirs = first.operations, second.operations
     pairs = list(_in_step(mine, theirs))
@@ -64,7 +64,7 @@ def _matched(half, full, exact: dict) -> Iterator[bool]:
 
 
 def _depends_on_values(eqn) -> bool:
-    """Returns True for a branch or a loop whose control flow may depend on floating values.
+    """True for a branch or a loop whose control flow may depend on floating values.
 
     The emulator decides its control flow with the half-precision values alone.
     """
@@ -75,7 +75,7 @@ def _depends_on_values(eqn) -> bool:
 
 
 def _in_step(mine: Sequence, theirs: Sequence) -> Iterator[tuple[Any, Any]]:
-    """Yields pairs of matching equations of two programs, in order."""
+    """Yields the pairs of matching equations of two programs, in order."""
     keys, others = ([_key(eqn) for eqn in eqns] for eqns in (mine, theirs))
     if keys == others:
         yield from zip(mine, theirs, strict=True)
@@ -89,16 +89,16 @@ def _key(eqn) -> tuple:
 
 
 def _same(mine: tuple[int, np.ndarray] | None, theirs: tuple[int, np.ndarray] | None, exact: dict) -> bool:
-    """Records a constant's float32 value, and returns True if both are constants of one shape or neither is one."""
+    """Records the float32 value of a constant; True if both are constants of one shape or neither is a constant."""
     if mine is None or theirs is None:
         return mine is theirs
     value = theirs[1].astype(np.float32)
-    # Two calls may share one body. Its constant then needs the same float32 value in both.
+    # Two calls may share one body. Its constant then needs the same float32 value in both calls.
     return value.shape == mine[1].shape and np.array_equal(exact.setdefault(mine[0], value), value, equal_nan=True)
 
 
 class _Origins:
-    """The floating operations of a body without casts, and the constants behind its values."""
+    """The floating operations of a body except casts, and the constants behind its values."""
 
     def __init__(self, jaxpr):
         body, consts = opened(jaxpr)
@@ -108,7 +108,7 @@ class _Origins:
         self._values = dict(zip(body.constvars, consts, strict=True))
 
     def constant(self, atom) -> tuple[int, np.ndarray] | None:
-        """Returns the id and the value of the floating constant behind an atom, through casts; None if it has none."""
+        """The id and the value of the floating constant behind an atom, through casts; None without a constant."""
         while not isinstance(atom, core.Literal) and atom in self._casts:
             atom = self._casts[atom]
         if not is_floating(atom.aval):

@@ -25,12 +25,12 @@ class Runner(Protocol):
 
     @property
     def recorder(self) -> Any:
-        """Returns the recorder that takes the readings, or None."""
+        """The recorder of the readings, or None."""
         ...
 
     @property
     def isolated(self) -> bool:
-        """Returns True if each module gets the reference's values as inputs."""
+        """True if each module gets the reference's values as inputs."""
         ...
 
     def run_body(self, jaxpr, inputs: list[Pair], place: Place) -> list[Pair]:
@@ -38,11 +38,11 @@ class Runner(Protocol):
         ...
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Returns a pair as it is stored until its use."""
+        """Stores a pair until its use."""
         ...
 
     def recording(self, recorder) -> Self:
-        """Returns a copy with another recorder, or with none."""
+        """Copies the emulator with another recorder, or with None."""
         ...
 
 
@@ -116,9 +116,9 @@ def scan(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
 
 
 def with_every_rounding(run: Callable, *args):
-    """Runs a loop without the leave that XLA takes to compute several operations in float32 and round once.
+    """Runs a loop without the excess precision of XLA, which may compute several operations in float32 and round once.
 
-    Inside another loop, the program that is compiled is the outermost loop's.
+    Inside another loop, only the program of the outermost loop is compiled.
     """
     program, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
     body, consts = opened(program)
@@ -136,8 +136,8 @@ class _Loop:
       emulator: the emulator; its recorder, if any, gets the readings of all iterations, combined.
       once: one iteration: `(emulator, carry, *rows) -> (carry, other outputs)`.
       carry: the initial carry.
-      path: the module that the loop belongs to. The carry counts as computed by it, so that even an isolated run
-        accumulates errors over the iterations.
+      path: the module of the loop. The carry belongs to it too, so that even an isolated run accumulates errors over
+        the iterations.
       rows: the shapes of the other inputs of an iteration.
     """
 
@@ -157,7 +157,7 @@ class _Loop:
         self.start = arrays_of(carry), none_like(shapes)
 
     def pairs(self, state) -> list[Pair]:
-        """Returns the carry of a state as pairs."""
+        """The carry of a state, as pairs."""
         return [Pair(wide, low, self.path, free, m) for (wide, low, m), free in zip(state[0], self.free, strict=True)]
 
     def turn(self, state, *rows):
@@ -167,7 +167,7 @@ class _Loop:
         return (carry, [joined(a, b) for a, b in zip(state[1], measured, strict=True)]), ys
 
     def ended(self, state) -> list[Pair]:
-        """Returns the final carry, and hands the readings to the recorder."""
+        """Hands the readings to the recorder and returns the final carry."""
         if self.emulator.recorder is not None:
             self.emulator.recorder.extend(self.sites, state[1])
         return self.pairs(state)
@@ -192,7 +192,7 @@ def _split(pairs: Sequence[Pair], first: int, second: int) -> tuple[list[Pair], 
 
 
 def arrays_of(pairs: Sequence[Pair]) -> list[tuple]:
-    """Returns the arrays of a loop's carry, in float32, because an input may be rounded and its output not."""
+    """The arrays of a loop's carry, in float32, because the input of an iteration may be rounded and its output not."""
     return [(_array(p.wide), _array(p.low), Marks(*map(jnp.asarray, p.marks))) for p in pairs]
 
 
@@ -202,7 +202,7 @@ def _array(value) -> jax.Array:
 
 
 def held(emulator: Runner, pairs: list[Pair], eqn) -> list[Pair]:
-    """Returns the outputs of an equation as they are stored until their use."""
+    """Stores the outputs of an equation until their use."""
     return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
 
 

@@ -25,11 +25,11 @@ class Diagnosis(Facts):
       operation: the primitive; None if healthy or unknown.
       source: the file and line; None if healthy or unknown.
       evidence: one paragraph with the numbers behind the verdict.
-      rules: the rules to add to the policy, from the pattern of a module path to "float32"; empty if none are needed
-        or none help.
+      rules: the rules to add to the policy, from the pattern of a module path to "float32"; empty if none are needed or
+        none help.
       better_scale: a loss scale with which the step is healthy, under the rules if there are any; None if none is
         needed or none helps.
-      verified: whether the step is healthy when run with the advice: the better scale, the rules, or float32
+      verified: True if the step is healthy when run with the advice: the better scale, the rules, or float32
         parameters.
       float32_flops: the share of the FLOPs of matrix products and convolutions that the rules move to float32.
       advice: the recommended changes, one line each.
@@ -38,11 +38,12 @@ class Diagnosis(Facts):
       loss_scale: the loss scale.
       loss: the loss of the step in half precision and in float32.
       flushed: the share of gradient values that are zero in half precision and not in float32, by parameter.
-      reason: for "not_precision" what fails in float32 too, else empty.
+      reason: for "not_precision" the failure in float32 as a sentence; else empty, or empty if the evidence alone says
+        it.
     """
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Returns all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
+        """Encodes all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["table"] = [row._asdict() | {"dtype": row.dtype.name} for row in self.table]
         fields["exponents"] = [EXPONENTS.start, EXPONENTS.stop]
@@ -52,7 +53,7 @@ class Diagnosis(Facts):
         return text
 
     def to_html(self, file: str | pathlib.Path | None = None, *, scales: Sequence[tuple[int, float, bool]] = ()) -> str:
-        """Returns a self-contained HTML page, and writes it to `file` if given.
+        """Renders a self-contained HTML page, and writes it to `file` if given.
 
         Args:
           file: the file to write.

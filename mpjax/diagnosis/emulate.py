@@ -2,7 +2,7 @@
 
 Half-precision values are computed in float32 and rounded after each operation. The effect of rounding can therefore be
 measured, and rounding can be disabled everywhere or in some modules only. The reference runs the same operations
-without any rounding. Operations run one by one, because a compiler could fuse them and leave out a rounding.
+without any rounding. Operations run one by one, because a compiler could fuse them and omit a rounding.
 """
 
 import dataclasses
@@ -44,22 +44,22 @@ from mpjax.precision.float8.scaling import SATURATE
 
 
 def everywhere(path: str) -> bool:
-    """Returns True: every module rounds."""
+    """True: every module rounds."""
     return True
 
 
 def nothing(eqn, place: Place) -> bool:
-    """Returns False: no result is kept in float32."""
+    """False: no result stays in float32."""
     return False
 
 
 def sums_of_cotangents(eqn, place: Place) -> bool:
-    """Returns True for a sum of the backward pass, or one addition of it."""
+    """True for a sum in the backward pass, or for one addition of such a sum."""
     return place.backward and (eqn.primitive.name in SUMS or is_addition(eqn, place.callers))
 
 
 def nowhere(path: str) -> bool:
-    """Returns False: no module rounds."""
+    """False: no module rounds."""
     return False
 
 
@@ -68,16 +68,16 @@ class Emulator:
     """The settings of an emulated run, and the run itself.
 
     Attributes:
-      rounds: a function of a module path; True if the module's operations and stored parameters are rounded.
+      rounds: `(module path) -> bool`: True if the module's operations and stored parameters are rounded.
       top: True if half precision has its own largest exponents, so that values overflow.
       bottom: True if half precision has its own smallest exponents, so that values underflow.
-      keeps: a function of an equation and its place; True if its results stay in float32 until another equation takes
-        them, which rounds them then.
+      keeps: `(equation, place) -> bool`: True if the results stay in float32 until another equation takes and rounds
+        them.
       reference: True to run the reference too; otherwise `wide` is `low`.
       isolated: True to give each module the reference's values as inputs, which measures the module's own error;
         otherwise errors propagate from module to module.
       recorder: the recorder that takes a reading of each result.
-      done: a function that is called after each operation; a loop counts as one. `run` sets it.
+      done: called after each operation; a loop is one operation. `run` sets it.
       exact: the float32 values of the program's constants, by `id`, as in `Constants`. `run` sets it.
       derivative: the variables of the backward pass, as in `only_in_derivative`. `run` sets it.
     """
@@ -95,7 +95,7 @@ class Emulator:
 
     @property
     def ranged(self) -> bool:
-        """Returns True if half precision has its own exponent range at both ends."""
+        """True if half precision has its own exponent range at both ends."""
         return self.top and self.bottom
 
     def run(
@@ -111,9 +111,9 @@ class Emulator:
         Args:
           jaxpr: the program.
           inputs: the input arrays; half-precision inputs may be given in float32.
-          owners: the module path of each input, "" for inputs that belong to no module; may be shorter than `inputs`.
+          owners: the module path of each input, "" for inputs outside modules; may be shorter than `inputs`.
           progress: the progress bar that shows the run.
-          exact: the float32 values of the program's constants, by `id`; none if omitted.
+          exact: the float32 values of the program's constants, by `id`; empty if omitted.
         """
         reads = "each module alone" if self.isolated else "half precision and float32"
         done = progress.started(None if self.recorder is None else reads, _count(jaxpr))
@@ -124,11 +124,11 @@ class Emulator:
         return ready.run_body(jaxpr, pairs, Place())
 
     def recording(self, recorder) -> Self:
-        """Returns a copy with another recorder, or with none."""
+        """Copies the emulator with another recorder, or with None."""
         return dataclasses.replace(self, recorder=recorder)
 
     def entered(self, var, value, owner: str) -> Pair:
-        """Returns the pair of a program input that the variable `var` holds, and records its rounding."""
+        """Makes the pair of a program input that the variable `var` holds, and records its rounding."""
         pair = self.constant(var, value, owner)
         if self.recorder is None or not is_floating(var.aval):
             return pair
@@ -140,18 +140,18 @@ class Emulator:
         return pair._replace(marks=Marks(finite, finite))
 
     def constant(self, var, value, owner: str) -> Pair:
-        """Returns the pair of an input or constant array that the variable `var` holds."""
+        """Makes the pair of an input or constant array that the variable `var` holds."""
         value, rounds = widened(value), self.rounds(owner)
         low = self._rounded(value, var.aval, rounds)
         return self.held(Pair(value, low, None, not rounds and is_half(var.aval)), var.aval)
 
     def with_exact(self, pairs: list[Pair], atoms: Sequence, place: Place, eqn=None) -> list[Pair]:
-        """Returns pairs with the float32 value of each constant as its reference value.
+        """Makes the float32 value of each constant its reference value.
 
         Args:
           pairs: the operands of an equation, or the outputs of a body.
           atoms: the variables and literals of the pairs.
-          place: where the equation or body stands.
+          place: the place of the equation or body.
           eqn: the equation; None for the outputs of a body.
         """
         if not any(id(atom) in self.exact for atom in atoms):
@@ -174,7 +174,7 @@ class Emulator:
         return self.held(Pair(exact, low, place.path, not rounds and is_half(atom.aval), marks), atom.aval)
 
     def held(self, pair: Pair, aval) -> Pair:
-        """Returns a pair as it is stored until its use: a rounded value in its half dtype, in half the memory."""
+        """Stores a pair until its use: a rounded value in its half dtype, in half the memory."""
         rounded = is_half(aval) and not pair.free and (self.ranged or aval.dtype == BFLOAT16)
         if rounded and pair.low.dtype != aval.dtype:
             pair = pair._replace(low=narrowed(pair.low, aval.dtype))
@@ -219,7 +219,7 @@ class Emulator:
         return self.with_exact(outputs, opened(jaxpr)[0].outvars, place)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Returns the results of an operation; empties `pairs`, the list of its operands."""
+        """Computes the results of an operation; empties `pairs`, the list of its operands."""
         some_half = any(is_half(atom.aval) for atom in (*eqn.outvars, *eqn.invars))
         rounds = self.rounds_in(place, eqn, pairs)
         lows = [self.taken(pair, var.aval, place.path, rounds) for pair, var in zip(pairs, eqn.invars, strict=True)]
@@ -235,9 +235,9 @@ class Emulator:
         native = SUMS | PRODUCTS if ranged else SUMS
         given_dtypes = {getattr(atom.aval, "dtype", None) for atom in eqn.invars}
         if BFLOAT16 in given_dtypes:
-            native |= MATRIX_PRODUCTS  # a CPU that multiplies bfloat16 as such adds in an order of its own
+            native |= MATRIX_PRODUCTS  # a CPU with native products in bfloat16 adds in its own order
         if given_dtypes & set(FLOAT8):
-            native = frozenset()  # devices add products of float8 in float32
+            native = frozenset()  # devices add float8 products in float32
         if some_half and rounds and eqn.primitive.name in native:
             room = 1.0 if ranged else room_for(lows)
             given = lows if ranged else [x * room if is_floating(x) else x for x in lows]
@@ -257,17 +257,17 @@ class Emulator:
         return outputs
 
     def rounds_in(self, place: Place, eqn, pairs: list[Pair]) -> bool:
-        """Returns True if the results of an equation are rounded; `eqn` is None at the end of a body.
+        """True if the results of an equation are rounded; `eqn` is None at the end of a body.
 
-        A free operand is float32 and promotes the result to float32, unless the equation casts to half precision, or
-        the operand was kept only until its use.
+        A free operand is float32 and promotes the result to float32. Exceptions are equations that cast to half
+        precision, and operands that stay in float32 only until their use.
         """
         if not self.rounds(place.path) or (eqn is not None and self.keeps(eqn, place)):
             return False
         return eqn is None or casts_down(eqn) or self.keeps is not nothing or not any(pair.free for pair in pairs)
 
     def taken(self, pair: Pair, aval, path: str, rounds: bool):
-        """Returns an operand as an equation in `path` gets it; if isolated, without the errors of other modules."""
+        """The operand as an equation in `path` gets it. An isolated run removes the errors of other modules."""
         elsewhere = self.isolated and pair.path != path
         value = widened(pair.wide if elsewhere and is_floating(aval) else pair.low)
         return self._rounded(value, aval, rounds) if elsewhere or pair.free else value
@@ -281,12 +281,12 @@ _GIVE_BACK_EVERY = 16
 
 
 def _count(jaxpr) -> int:
-    """Returns the number of operations, including those inside calls."""
+    """Counts the operations, including those inside calls."""
     body = opened(jaxpr)[0]
     return sum(_count(called(eqn)) if eqn.primitive.name in CALLS else 1 for eqn in body.eqns)
 
 
 def _taken_out(values: list) -> Iterator:
-    """Yields the values of a list and removes each from it."""
+    """Yields the values of a list and removes each from the list."""
     while values:
         yield values.pop(0)

@@ -40,12 +40,12 @@ class Facts:
     reason: str = ""
 
     def beyond_dtypes(self, reason: str, numbers: str, advice: Sequence[str]) -> Self:
-        """Returns the diagnosis of what fails in float32 too.
+        """Turns the diagnosis into "not_precision" for a failure that float32 has too.
 
         Args:
-          reason: what fails, the headline of the page and a sentence of the evidence.
-          numbers: what the sentence goes on with.
-          advice: in place of that for a repair by dtypes.
+          reason: the failure: the headline of the page, and the start of a sentence in the evidence.
+          numbers: the rest of the sentence.
+          advice: replaces the advice for a repair by dtypes.
         """
         said = reason if self.verdict == "not_precision" else f"But {reason[0].lower()}{reason[1:]}"
         return dataclasses.replace(
@@ -62,25 +62,25 @@ class Facts:
 
     @property
     def worst(self) -> list[Row]:
-        """Returns the rows, most harmful first."""
+        """The rows, most harmful first."""
         return sorted(self.table, key=lambda row: row.harm, reverse=True)
 
     @property
     def toml(self) -> str:
-        """Returns the TOML to paste into a config file; empty if there is nothing to change."""
+        """The TOML to paste into a config file; empty without changes."""
         scale = [] if self.better_scale is None else [f'[precision]\nloss_scale = "{self.better_scale:.10g}"']
         lines = [f'{json.dumps(path, ensure_ascii=False)} = "{dtype}"' for path, dtype in self.rules.items()]
         return "\n".join([*scale, *(["[precision.rules]", *lines] if lines else [])])
 
     @property
     def flags(self) -> str:
-        """Returns the same settings as command-line flags."""
+        """The same settings as command-line flags."""
         scale = [] if self.better_scale is None else [f"--precision.loss_scale {self.better_scale:.10g}"]
         return " ".join([*scale, *filter(None, [flags_of(self.rules)])])
 
     @property
     def repaired_policy(self) -> str:
-        """Returns the policy with the rules, for `apply_policy` and `autocast`; empty if there are no rules."""
+        """The policy with the rules, for `apply_policy` and `autocast`; empty without rules."""
         if not self.rules:
             return ""
         dtypes, *own = self.policy.split(";")
@@ -89,6 +89,6 @@ class Facts:
 
     @property
     def headline(self) -> str:
-        """Returns the verdict with the module, direction and operation."""
+        """The verdict with the module, direction and operation."""
         place = "" if self.path is None else f" in {self.path or 'no module'} ({self.direction}, {self.operation})"
         return f"verdict: {self.verdict}{place}"

@@ -28,7 +28,7 @@ from mpjax.precision.presets import PRESETS, get_policy
 
 
 SCALES = (2.0**15, 2.0**10, 2.0**5, 1.0)
-"""The loss scales tried with float16, largest first. Dynamic loss scaling also finds the largest finite scale."""
+"""The loss scales to try with float16, largest first. Dynamic loss scaling also finds the largest finite scale."""
 
 
 class Candidate(NamedTuple):
@@ -37,9 +37,9 @@ class Candidate(NamedTuple):
     Attributes:
       preset: the name of the preset.
       rules: the rules to add to the preset, from module path to "float32".
-      within: whether the step under this policy is within the tolerance.
+      within: True if the step under this policy is within the tolerance.
       float32_flops: the share of the FLOPs of matrix products and convolutions that the rules keep in float32.
-      loss_scale: the loss scale that it was tried with; 1 for none.
+      loss_scale: the loss scale of the trial; 1 for none.
       loss_error: the relative error of the loss.
       gradient_error: the relative error of all gradients together, in the Euclidean norm.
     """
@@ -54,7 +54,7 @@ class Candidate(NamedTuple):
 
     @property
     def flags(self) -> str:
-        """Returns the policy as flags of train.py."""
+        """The policy as flags of train.py."""
         return f"--precision.policy {self.preset} {flags_of(self.rules)}".rstrip()
 
 
@@ -68,7 +68,8 @@ class Fastest:
       tried: all policies that were tried, in order.
       tolerance: the largest accepted relative error of the loss, and the largest accepted share of a gradient's norm
         that underflows to zero.
-      float8: the layers that can multiply in float8. Whether that is faster depends on the GPU, so it is beside `best`.
+      float8: the layers that can multiply in float8. They are not part of `best`, because their speed depends on the
+        GPU.
     """
 
     best: Candidate | None
@@ -77,7 +78,7 @@ class Fastest:
     float8: Float8Layers | None = None
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Returns all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
+        """Encodes all fields as JSON text, with inf and nan as text, and writes it to `file` if given."""
         fields = {
             "best": self.best and self.best._asdict(),
             "tried": [candidate._asdict() for candidate in self.tried],
@@ -110,7 +111,7 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
 
     The search tries bfloat16 and float16, first as the parameter dtype too (with float32 master weights), then as the
     compute dtype alone. If no policy is within the tolerance, it tries the compute dtypes again with the smallest set
-    of modules in float32. Beside that, it searches for the layers that can multiply in float8.
+    of modules in float32. It also searches for the layers that can multiply in float8.
 
     Args:
       model: an NNX module, in training or evaluation mode. It is not modified.
@@ -120,7 +121,7 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
         that underflows to zero.
 
     Returns:
-      A `Fastest`: the best policy, and all that were tried.
+      A `Fastest`: the best policy, and all policies that were tried.
 
     Raises:
       UsageError: the step is not finite in float32.
@@ -129,7 +130,7 @@ def fastest_policy(model, loss_fn: Callable, batch, *, tolerance: float = 0.05) 
 
 
 def fastest_policy_of_function(loss_fn: Callable, params, batch, *, tolerance: float = 0.05) -> Fastest:
-    """Searches as `fastest_policy` does, for a function of parameters and batch under autocast.
+    """Searches like `fastest_policy`, for a function of parameters and batch under autocast.
 
     The parameter dtypes do not change: the search tries the compute dtype alone.
     """
@@ -142,12 +143,12 @@ def fastest_program(
     tolerance: float,
     presets: Sequence[str] = ("bfloat16", "float16", "mixed_bfloat16", "mixed_float16"),
 ) -> Fastest:
-    """Searches as `fastest_policy` does, for the program that `make` returns for a policy.
+    """Searches like `fastest_policy`, for the program that `make` returns for a policy.
 
     Args:
       make: a function from policy to the step's program.
       tolerance: as in `fastest_policy`.
-      presets: the presets to try, the most half precision first; among equals, those without a loss scale first.
+      presets: the presets to try, the most half precision first; among equals, presets without a loss scale first.
 
     Returns:
       A `Fastest`.
@@ -194,7 +195,7 @@ def _tried(
 
 
 def _scale(program: Program, name: str) -> float:
-    """Returns the first of `SCALES` with which the step is finite; 1 for bfloat16, which needs no loss scale."""
+    """The first of `SCALES` with which the step is finite, else 1; 1 for bfloat16, which needs no loss scale."""
     if "bfloat16" in name:
         return 1.0
     return next((scale for scale in SCALES if all_finite(outputs_of(ROUNDING, program, scale))), 1.0)

@@ -13,8 +13,8 @@ class Finding(NamedTuple):
       site: the operation where the fault begins; None if healthy, or if no operation can be named.
       evidence: one paragraph with the numbers behind the verdict.
       better_scale: a loss scale with which the step is healthy; None if none was found or none is needed.
-      accepts: the relative error of a gradient that a repair must reach, as in `Reference`; None for the usual one.
-      reason: for "not_precision" what fails in float32 too, in the words of the evidence.
+      accepts: the relative error of a gradient that a repair must reach, as in `Reference`; None for the default.
+      reason: for "not_precision" the failure in float32, in the words of the evidence.
     """
 
     verdict: str
@@ -26,5 +26,5 @@ class Finding(NamedTuple):
 
 
 def named(site: Site) -> str:
-    """Returns a site in words: operation, module, direction and line."""
+    """Describes a site: operation, module, direction and line."""
     return f"{site.operation} in {site.path or 'no module'} ({site.direction}, {site.source})"

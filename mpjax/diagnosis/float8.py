@@ -1,4 +1,4 @@
-"""What a program with products in float8 does besides rounding: it limits values, and makes scales of their bits."""
+"""Emulates the saturation and the scales of a program with products in float8."""
 
 from typing import Any, Protocol
 
@@ -15,29 +15,29 @@ _INFINITE = np.uint32(0x7F800000)
 
 
 class Runner(Protocol):
-    """What is asked of an emulator."""
+    """The part of `Emulator` that saturation uses."""
 
     @property
     def top(self) -> bool:
-        """Returns True if values overflow."""
+        """True if values overflow."""
         ...
 
     @property
     def recorder(self) -> Any:
-        """Returns what takes readings, or None."""
+        """The recorder of the readings, or None."""
         ...
 
     def rounds_in(self, place: Place, eqn: Any, pairs: list[Pair]) -> bool:
-        """Returns True if the results of an equation are rounded."""
+        """True if the results of an equation are rounded."""
         ...
 
     def taken(self, pair: Pair, aval: Any, path: str, rounds: bool) -> Any:
-        """Returns an operand as an equation gets it."""
+        """The operand as an equation gets it."""
         ...
 
 
 def saturated(runner: Runner, eqn: Any, pair: Pair, place: Place) -> Pair:
-    """Returns values limited to a float8 dtype, which the reference's are not; what is lost is read as overflow."""
+    """Limits values, except the reference's, to the range of a float8 dtype. Readings show the excess as overflow."""
     dtype = np.dtype(eqn.params["name"].removeprefix(SATURATE))
     limit, rounds = np.float32(range_of(dtype).largest), runner.rounds_in(place, eqn, [pair])
     value = runner.taken(pair, eqn.invars[0].aval, place.path, rounds)
@@ -52,12 +52,12 @@ def saturated(runner: Runner, eqn: Any, pair: Pair, place: Place) -> Pair:
 
 
 def with_own_scales(eqn: Any, wide: list, low: list) -> list:
-    """Returns the reference's results `wide` of an equation; of an operation on bits, those of the program, `low`.
+    """Replaces the reference's results `wide` by the program's results `low`, for an operation on bits.
 
-    Scales of float8 are made by such operations. What they are makes no difference without rounding, as the results are
-    divided by them; but values scaled by others could not be compared.
+    Such operations make the scales of float8. Without rounding the scales do not matter, because results are divided by
+    them. But values with different scales cannot be compared.
     """
     if eqn.primitive.name != "bitcast_convert_type" or low[0].dtype != np.uint32:
         return wide
-    usable = (low[0] > 0) & (low[0] < _INFINITE)  # not where the program's own maximum overflowed
+    usable = (low[0] > 0) & (low[0] < _INFINITE)  # except where the program's own maximum overflowed
     return [jnp.where(usable, low[0], wide[0])]

@@ -29,16 +29,16 @@ PRESET = "mixed_float8"
 
 
 class Layer(NamedTuple):
-    """A layer that the preset has in float8.
+    """A layer whose products are in float8 under the preset.
 
     Attributes:
       path: the module path.
       float8: True if it stays in float8.
-      sqnr: the signal to quantisation noise of the operand with most noise, forward or backward, in decibels.
-      underflow: the share of values that underflow to zero, of the operand with most of them. Beside an outlier, which
-        has most of the signal, decibels do not show it.
-      sqnr_mxfp8: what it would be in MX blocks; None if it was not looked at, as in a loop.
-      sqnr_nvfp4: what it would be in NVFP4 blocks; likewise.
+      sqnr: the signal-to-quantisation-noise ratio of the noisiest operand, forward or backward, in decibels.
+      underflow: the share of values that underflow to zero, in the operand with most of them. An outlier has most of
+        the signal, so that decibels do not show the underflow.
+      sqnr_mxfp8: the same ratio in MX blocks; None if it was not measured, as in a loop.
+      sqnr_nvfp4: the same ratio in NVFP4 blocks; None likewise.
     """
 
     path: str
@@ -51,16 +51,16 @@ class Layer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Float8Layers:
-    """Which layers can multiply in float8.
+    """The layers that can multiply in float8.
 
     Attributes:
-      layers: the layers that the preset has in float8: those that underflow first, then those with most noise.
-      rules: the rules to add to the preset, from module path to the compute dtype, for those that cannot.
-      within: whether the step with these rules is within the tolerance; with no layer left, it is not.
+      layers: the layers in float8 under the preset: those that underflow first, then the noisiest first.
+      rules: the rules to add to the preset, from module path to the compute dtype, for layers that cannot be in float8.
+      within: True if the step with these rules is within the tolerance; False if no layer is left.
       float8_flops: the share of the FLOPs of matrix products and convolutions in layers that stay in float8.
       loss_error: the relative error of the loss, with these rules.
       gradient_error: the relative error of all gradients together, in the Euclidean norm.
-      reason: why no layer is in float8, if none is.
+      reason: the reason why no layer is in float8; empty if a layer is.
     """
 
     layers: tuple[Layer, ...] = ()
@@ -73,7 +73,7 @@ class Float8Layers:
 
     @property
     def flags(self) -> str:
-        """Returns the policy as flags of train.py."""
+        """The policy as flags of train.py."""
         return f"--precision.policy {PRESET} {flags_of(self.rules)}".rstrip()
 
     def __str__(self) -> str:
@@ -103,9 +103,9 @@ def _decibels(value: float | None) -> str:
 def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Float8Layers:
     """Searches for the layers that can multiply in float8, under `mixed_float8` and its rules.
 
-    If not all of them can, layers are taken out: first those of which more than the tolerance underflows, most first,
-    then those with most noise; as many as it takes, of numbers that double. Then those that need not be out are put
-    back in. Each set is tried on the step that is traced under its rules.
+    If some layers cannot, the search takes layers out, in numbers that double. Layers whose underflow exceeds the
+    tolerance are first, by decreasing underflow; then the noisiest. It then puts back every layer that need not be out.
+    Each set is tried on the step that is traced under its rules.
 
     Args:
       make: a function from policy to the step's program.
@@ -113,10 +113,10 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
     """
     policy = get_policy(PRESET)
     try:
-        with warnings.catch_warnings():  # of autocast, that no product is in float8: the answer says so
+        with warnings.catch_warnings():  # autocast warns if no product is in float8; so does the result
             warnings.simplefilter("ignore", PrecisionWarning)
             program = make(policy)
-    except UsageError as error:  # the model has no layer for it; the message says which rules decided
+    except UsageError as error:  # no layer of the model is suitable; the message names the rules
         return Float8Layers(reason=str(error))
     judge = dataclasses.replace(reference, without_float8=functools.partial(without_float8, make, policy, 1.0))
     noise = _noise(run(program, 1.0))
@@ -135,7 +135,7 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
 
     out: Sequence[str] | None = []
     if not is_repaired(judge, program, 1.0):
-        out = first_enough(ranked[:-1], repairs)  # without the last, no layer would be in float8
+        out = first_enough(ranked[:-1], repairs)  # at least one layer stays in float8
         out = None if out is None else minimal(out, repairs)
     blocks = noise_in_blocks(program)
     layers = tuple(
@@ -160,7 +160,7 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
 
 
 def _noise(trace: Trace) -> dict[str, tuple[float, float]]:
-    """Returns the least decibels and the largest share of underflow of what modules round to float8, by path."""
+    """The least decibels and the largest share of underflow of values rounded to float8, by module path."""
     found: dict[str, tuple[float, float]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         if site.dtype in FLOAT8 and reading.exact:
@@ -177,13 +177,13 @@ FORMATS = (MXFP8, NVFP4)
 
 
 def noise_in_blocks(program: Program) -> dict[str, dict[str, float]]:
-    """Returns the signal to quantisation noise that block formats would have, in decibels, by module path and format.
+    """Measures the signal-to-quantisation-noise ratio in block formats, in decibels, by module path and format.
 
-    Of the operands of a module's products, forward and backward, it is that of the one with most noise. Blocks lie
-    along the axis that is added up. Products in a loop are left out: their operands are not known before it runs.
+    The ratio of a module is that of the noisiest operand of its products, forward and backward. Blocks lie along the
+    contracted axis. Products in a loop are skipped, because their operands are unknown before the loop runs.
 
     Args:
-      program: a step with products in float8; the operands are looked at without rounding.
+      program: a step with products in float8. Its operands are measured without rounding.
     """
     heard: dict[str, dict[str, float]] = {}
     Listening(heard=heard).run(*program.at(1.0))
@@ -192,10 +192,10 @@ def noise_in_blocks(program: Program) -> dict[str, dict[str, float]]:
 
 @dataclasses.dataclass(frozen=True)
 class Listening(Emulator):
-    """An emulator without rounding that looks at the operands of products in float8.
+    """An emulator without rounding that measures the operands of products in float8.
 
     Attributes:
-      heard: by module path and name of a format, the decibels of the noisiest operand; filled by a run.
+      heard: the decibels of the noisiest operand, by module path and name of a format; filled by a run.
     """
 
     rounds: Callable[[str], bool] = nowhere
@@ -203,7 +203,7 @@ class Listening(Emulator):
     heard: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Returns the results of an equation, after a look at its operands if it is a product in float8."""
+        """Measures the operands of a product in float8, and computes the results of an equation."""
         if eqn.primitive.name == "dot_general" and any(var.aval.dtype in FLOAT8 for var in eqn.invars):
             for pair, axes in zip(pairs, eqn.params["dimension_numbers"][0], strict=True):
                 if not isinstance(pair.low, Tracer):

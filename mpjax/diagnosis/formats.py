@@ -1,6 +1,6 @@
-"""Formats that a program rounds to: half precision and float8, and rounding to float8 in float32, bit for bit.
+"""The dtypes that a program rounds to, half precision and float8, and rounding to float8 in float32, bit for bit.
 
-Formats without inf: e4m3fn has NaN where rounding passes 448 by more than half a step. e5m2 has inf, as IEEE's formats.
+e4m3fn has no inf: values more than half a step above 448 become NaN. e5m2 has inf, like the formats of IEEE 754.
 """
 
 import functools
@@ -27,7 +27,7 @@ _LOWEST: Mapping[np.dtype, int] = {E4M3: -6, E5M2: -14}
 
 
 def range_of(dtype: np.dtype) -> Range:
-    """Returns the representable range of a dtype that a program may have, float8 included."""
+    """The representable range of a dtype of a program, including float8."""
     if dtype not in FLOAT8:
         return float_range(dtype)
     info = ml_dtypes.finfo(dtype)
