@@ -38,8 +38,7 @@ class Diagnosis(Facts):
       loss_scale: the loss scale.
       loss: the loss of the step in half precision and in float32.
       flushed: the share of gradient values that are zero in half precision and not in float32, by parameter.
-      reason: for "not_precision" the failure in float32 as a sentence; else empty, or empty if the evidence alone says
-        it.
+      reason: the failure in float32, for "not_precision"; empty for other verdicts, and for an index out of range.
     """
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:

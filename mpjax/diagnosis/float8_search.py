@@ -54,7 +54,7 @@ class Float8Layers:
     """The layers that can multiply in float8.
 
     Attributes:
-      layers: the layers in float8 under the preset: those that underflow first, then the noisiest first.
+      layers: the layers in float8 under the preset: layers that underflow, then the noisiest first.
       rules: the rules to add to the preset, from module path to the compute dtype, for layers that cannot be in float8.
       within: True if the step with these rules is within the tolerance; False if no layer is left.
       float8_flops: the share of the FLOPs of matrix products and convolutions in layers that stay in float8.

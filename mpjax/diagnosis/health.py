@@ -23,13 +23,14 @@ class Terms(Emulator):
     """An emulator without rounding, in which `wide` is the sum of the magnitudes of a result's terms.
 
     The error of a loss whose terms cancel is compared with this sum. The terms of a scalar sum, difference or mean are
-    those of its operands. Every other result is one term, because cancellation within a layer is a fault of the layer.
+    the terms of its operands. Every other result is one term, because cancellation within a layer is a fault of the
+    layer.
     """
 
     rounds: Callable[[str], bool] = nowhere
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Returns the results of an equation, with the magnitudes of their terms as `wide`."""
+        """Computes the results of an equation, with the magnitudes of their terms as `wide`."""
         floating = [is_floating(atom.aval) for atom in eqn.invars]
         terms = [jnp.abs(widened(p.wide)) if f else p.low for p, f in zip(pairs, floating, strict=True)]
         alone = [pair._replace(wide=pair.low) for pair in pairs]
@@ -48,7 +49,7 @@ class Terms(Emulator):
 
 
 _ADDS = ARRANGES | {"add", "add_any", "reduce_sum", "neg", "div", "convert_element_type"}
-"""Primitives that pass on the terms of a sum. The minus sign of `neg` is dropped with the next absolute value."""
+"""Primitives that pass on the terms of a sum. The next absolute value drops the minus sign of `neg`."""
 
 
 _ADDS_UP = MATRIX_PRODUCTS | SUMS
@@ -57,16 +58,16 @@ _MOVES = (ARRANGES - REPEATS) | {"convert_element_type", "neg"}
 
 @dataclasses.dataclass(frozen=True)
 class Spread(Emulator):
-    """An emulator without rounding, in which `wide` is the norm that a sum would have if its terms had random signs.
+    """An emulator without rounding, in which `wide` is the norm of a sum whose terms have random signs.
 
-    The terms of a gradient are those of the last product or sum in its backward pass, such as one for each example. At
-    the end of training they cancel: the error of the gradient is then large beside the gradient, but not beside this.
+    The terms of a gradient are the terms of the last product or sum in its backward pass, such as one for each example.
+    At the end of training they cancel. The error is then large relative to the gradient, but not relative to this norm.
     """
 
     rounds: Callable[[str], bool] = nowhere
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Returns the results of an equation, with the norms of their terms as `wide`."""
+        """Computes the results of an equation, with the norms of their terms as `wide`."""
         name, operands = eqn.primitive.name, list(pairs)
         pairs[:] = [pair._replace(wide=pair.low) for pair in pairs]
         outputs = super().applied(eqn, pairs, place, debug_info)
@@ -83,14 +84,15 @@ class Spread(Emulator):
 
 
 LOST = 0.5
-"""The relative error from which a gradient in float8 is lost. Healthy ones have a tenth to a fifth."""
+"""The relative error from which a gradient in float8 is lost. Healthy gradients have a tenth to a fifth."""
 
 WRONG = 0.3
-"""The relative error from which a gradient in half precision is wrong, as that of its terms."""
+"""The error from which a gradient in half precision is wrong, relative to the gradient or, if larger, to its terms."""
 
 _SMALL, _MINOR = 1e-3, 0.1
-"""Shares of the largest gradient's norm: below the first, a gradient in float8 is not looked at; below the second, the
-error of one in half precision counts beside the second."""
+"""Shares of the largest gradient's norm. A gradient in float8 below the first share is ignored. The error of a gradient
+in half precision below the second share is relative to that share.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +105,9 @@ class Reference:
       tolerance: as in `mpjax.diagnose`.
       without_float8: if products are in float8, computes the outputs, at a loss scale of 1, of the step with products
         in the compute dtype; else None.
-      accepts: the largest relative error of a gradient that is accepted. None stands for `LOST` in float8, else for
-        `WRONG`; a repair in half precision then need not reach it, as gradients are not what is wrong.
-      same_numbers: False if float32 draws other random numbers, so that its gradients are others.
+      accepts: the largest accepted relative error of a gradient. None is `LOST` in float8, else `WRONG`. A repair in
+        half precision need not reach the default, because gradients are then not the fault.
+      same_numbers: False if float32 draws other random numbers, which change its gradients.
     """
 
     program: Program
@@ -117,11 +119,14 @@ class Reference:
 
     @property
     def limit(self) -> float:
-        """Returns the relative error from which a gradient is wrong."""
+        """The relative error from which a gradient is wrong."""
         return self.accepts or (WRONG if self.without_float8 is None else LOST)
 
     def has_loss(self, low: Sequence, scale: float) -> bool:
-        """Returns True if a finite step's loss is accurate, or its error is harmless according to the gradients.
+        """True if a finite step is accurate, judged by its loss and its gradients.
+
+        The loss and each gradient must be accurate. An inaccurate loss is harmless if it is near zero, as in
+        `loss_is_small`, and the gradients are accurate to half their norm.
 
         Args:
           low: the scaled outputs of the step.
@@ -132,17 +137,20 @@ class Reference:
         return max(self.lost_gradients(low, scale), default=0.0) <= self.limit
 
     def is_repaired_by(self, low: Sequence, scale: float) -> bool:
-        """Returns True as `has_loss` does, but judges gradients only if they were wrong; arguments as there."""
+        """True if the step is accurate as in `has_loss`, which judges gradients only if they were wrong; arguments as
+        there.
+        """
         judged = self.accepts is not None or self.without_float8 is not None
         right = loss_error(self.outputs[0], low[0] / scale) <= self.tolerance
         return (right and not judged) or self.has_loss(low, scale)
 
     def lost_gradients(self, low: Sequence, scale: float) -> list[float]:
-        """Returns the relative error of each gradient, in the Euclidean norm.
+        """The relative error of each gradient, in the Euclidean norm.
 
-        The loss may not show it: a derivative adds what the loss does not, and beside an outlier in float8, the
-        gradient of one layer is lost. Gradients that are small beside the others, that float32 does not determine, or
-        that are lost without float8 too, have an error of zero.
+        The loss may hide these errors: a derivative adds values that the loss does not add, and an outlier in float8
+        may destroy the gradient of one layer. The error is zero for a gradient that is small relative to the others,
+        that float32 does not determine, or that is lost without float8 too. The list is empty if float32 draws other
+        random numbers.
         """
         gradients = [np.asarray(x) / scale for x in low[1:]]
         if self.without_float8 is None:
@@ -174,7 +182,7 @@ class Reference:
 
     @functools.cached_property
     def _spreads(self) -> list[float]:
-        """Returns the norm that each gradient would have if its terms had random signs."""
+        """The norm of each gradient if its terms had random signs."""
         pairs = Spread().run(*self.program.at(1.0))[1:]
         return [float(np.linalg.norm(np.asarray(pair.wide, np.float64))) for pair in pairs]
 
@@ -191,45 +199,46 @@ class Reference:
         ]
 
     def fault(self, low: Sequence, scale: float) -> float:
-        """Returns how far a step is from the reference, at most `tolerance` if it is healthy: the error of its loss.
+        """The distance of a step from the reference, at most `tolerance` if the step is healthy.
 
-        The error of a gradient counts for as much of the tolerance as it is of the largest that is accepted.
+        It is the error of the loss or, if larger, the worst error of a gradient times `tolerance / limit`.
         """
         lost = max(self.lost_gradients(low, scale), default=0.0) / self.limit * self.tolerance
         return max(loss_error(self.outputs[0], low[0] / scale), lost)
 
     def loss_is_small(self, low: Sequence, scale: float) -> bool:
-        """Returns True if the terms of the loss cancel, or float32 does not determine it either."""
+        """True if the terms of the loss cancel, or float32 does not determine the loss either."""
         return self.terms_cancel(low, scale) or not self.determined(slice(1))
 
     def terms_cancel(self, low: Sequence, scale: float) -> bool:
-        """Returns True if the loss and its error are small compared with the terms that cancel in it."""
+        """True if the loss and its error are small relative to the terms that cancel in the loss."""
         loss = float(self.outputs[0])
         return max(abs(loss), abs(float(low[0]) / scale - loss)) <= self.tolerance * self.terms
 
     def has_gradients(self, low: Sequence, scale: float) -> bool:
-        """Returns True if the scaled gradients are accurate to half their norm, or float32 does not determine them."""
+        """True if the scaled gradients are accurate to half their norm, or float32 does not determine them."""
         return self.gradient_error(low, scale) <= 0.5 or not self.determined(slice(1, None))
 
     def determined(self, part: slice) -> bool:
-        """Returns False if a change in the last float32 bits of the inputs, in either direction, changes the outputs.
+        """True if a change in the last float32 bits of the inputs keeps the outputs within `tolerance`.
 
-        One direction alone may cross the step of a truncation, which says nothing about the other values.
+        A change in one of the two directions suffices. The other may cross the step of a truncation, which says nothing
+        about the other values.
         """
         return any(distance(self.outputs[part], nudged[part]) <= self.tolerance for nudged in self._nudged)
 
     def gradient_error(self, low: Sequence, scale: float) -> float:
-        """Returns the relative error of all gradients together, in the Euclidean norm."""
+        """The relative error of all gradients together, in the Euclidean norm."""
         return distance(self.outputs[1:], [x / scale for x in low[1:]])
 
     @functools.cached_property
     def terms(self) -> float:
-        """Returns the sum of the magnitudes of the loss's terms."""
+        """The sum of the magnitudes of the loss's terms."""
         return float(Terms().run(*self.program.at(1.0))[0].wide)
 
     @functools.cached_property
     def _nudged(self) -> list[list[np.ndarray]]:
-        """Returns the outputs for inputs changed by 2^-22 of their values, twice the epsilon of float32, and by -2^-22.
+        """The outputs for inputs changed by 2^-22 of their values, twice the epsilon of float32, and by -2^-22.
 
         The sign is random for each value.
         """
@@ -243,7 +252,7 @@ class Reference:
 _NUDGES = (2.0**-22, -(2.0**-22))
 
 _COUNTS = 2.0**24
-"""The magnitude up to which float32 has every whole number."""
+"""The magnitude up to which float32 represents every integer."""
 
 
 def _nudged(values: jax.Array, key: jax.Array, by: float) -> jax.Array:
@@ -265,7 +274,7 @@ def is_repaired(
     rounds: Callable[[str], bool] = everywhere,
     keeps: Callable[[Any, Place], bool] = nothing,
 ) -> bool:
-    """Returns True if a step is finite, its loss is accurate, and no gradient is lost to underflow.
+    """True if a step is finite, its loss is accurate, and no gradient is lost to underflow.
 
     Args:
       reference: the float32 step to compare with.
@@ -281,14 +290,14 @@ def is_repaired(
 
 
 def outputs_of(emulator: Emulator, program: Program, scale: float) -> list[np.ndarray]:
-    """Returns the scaled loss and the scaled gradients that an emulator without a reference computes."""
+    """Computes the scaled loss and the scaled gradients with an emulator without a reference."""
     return jax.device_get([pair.low for pair in emulator.run(*program.at(scale))])
 
 
 def lost_shares(
     reference: Reference, program: Program, scale: float, low: Sequence, rounds: Callable = everywhere
 ) -> list[float]:
-    """Returns the share of each gradient's norm that underflows to zero.
+    """The share of each gradient's norm that underflows to zero.
 
     Args:
       reference: as in `is_repaired`.
@@ -301,8 +310,8 @@ def lost_shares(
     lost = [_zero_share(w, x) for w, x in zip(wide, low[1:], strict=True)]
     if max(lost, default=0.0) <= reference.tolerance:
         return lost
-    # A zero can also come from rounded terms that cancel. With unlimited range there is no underflow, so the zeros that
-    # remain are of that kind.
+    # A zero can also come from rounded terms that cancel. With unlimited range there is no underflow, so the remaining
+    # zeros come from cancellation.
     unranged = outputs_of(Emulator(rounds=rounds, reference=False, top=False, bottom=False), program, scale)[1:]
     return [
         0.0 if distance([w], [u]) >= 1 else _zero_share(u, x) for w, u, x in zip(wide, unranged, low[1:], strict=True)
@@ -310,18 +319,18 @@ def lost_shares(
 
 
 def distance(wanted: Sequence, got: Sequence) -> float:
-    """Returns the Euclidean norm of the difference of two lists of arrays, relative to the norm of the first."""
+    """The Euclidean norm of the difference of two lists of arrays, relative to the norm of the first."""
     pairs = [(np.asarray(w, np.float64), np.asarray(g, np.float64)) for w, g in zip(wanted, got, strict=True)]
     return ratio(sum(float(np.sum(np.square(g - w))) for w, g in pairs), sum(float(np.sum(w * w)) for w, _ in pairs))
 
 
 def loss_error(wide, low) -> float:
-    """Returns the relative error of a loss."""
+    """The relative error of a loss."""
     return float(abs(np.float64(low) - np.float64(wide)) / max(abs(np.float64(wide)), 1e-30))
 
 
 def flushed_share(wide, low) -> float:
-    """Returns the share of a gradient's values that are zero in half precision and not in the reference."""
+    """The share of a gradient's values that are zero in half precision and not in the reference."""
     wide, low = np.asarray(wide), np.asarray(low)
     return float(np.mean((low == 0) & (wide != 0))) if wide.size else 0.0
 
@@ -331,7 +340,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def all_finite(arrays: Sequence) -> bool:
-    """Returns True if no array contains inf or nan."""
+    """True if all arrays are free of inf and nan."""
     return all(bool(np.isfinite(x).all()) for x in map(np.asarray, arrays))
 
 

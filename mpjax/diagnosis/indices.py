@@ -1,4 +1,4 @@
-"""Finds an index that is out of range, for which JAX reads NaN: a label of no class."""
+"""Finds an index out of range, such as a label of no class, for which JAX reads NaN."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from mpjax.diagnosis.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class Indices(Emulator):
-    """An emulator without rounding that keeps the indices of gathers that are out of range, with the number of rows."""
+    """An emulator without rounding that records the out-of-range indices of gathers, with the number of rows."""
 
     rounds: Callable[[str], bool] = nowhere
     reference: bool = False
     found: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Returns the results of an equation, and looks at the indices of a gather that is not in a loop."""
+        """Checks the indices of a gather outside of loops, and computes the results of an equation."""
         if eqn.primitive.name == "gather" and not isinstance(pairs[1].low, Tracer):
             axes, shape = eqn.params["dimension_numbers"].start_index_map, eqn.invars[0].aval.shape
             indices = np.asarray(pairs[1].low).reshape(-1, len(axes))
@@ -32,7 +32,7 @@ class Indices(Emulator):
 
 
 def out_of_range(program: Program, scale: float) -> tuple[int, int] | None:
-    """Returns the first index that is out of range and the number of rows that there are; None if none is."""
+    """The first index out of range, and the number of rows; None if all indices are in range."""
     emulator = Indices()
     emulator.run(*program.at(scale))
     return next(iter(emulator.found), None)

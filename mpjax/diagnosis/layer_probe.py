@@ -1,8 +1,8 @@
 """Reads statistics of a step inside its compiled program: of each module's outputs, matrix products and casts.
 
-The step runs in its own dtypes. A result that is read is computed in float32 from the same operands and then rounded,
-which shows the values that rounding turned into inf or zero. On a GPU, float32 products may use TF32, with ten bits;
-they are still exact for half-precision operands.
+The step runs in its own dtypes. A result to read is computed in float32 from the same operands and then rounded, which
+shows the values that rounding turned into inf or zero. On a GPU, float32 products may use TF32, with ten bits, which is
+still exact for half-precision operands.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from mpjax.precision.presets import get_policy
 
 @dataclasses.dataclass(frozen=True)
 class Native(Emulator):
-    """Runs operations in their own dtypes; results that are read are computed in float32 and rounded.
+    """Runs operations in their own dtypes. Results to read are computed in float32 and rounded.
 
     Attributes:
       read: the `id` of each equation whose results are read.
@@ -47,12 +47,12 @@ class Native(Emulator):
     read: frozenset[int] = frozenset()
 
     def constant(self, var, value, owner: str) -> Pair:
-        """Returns the pair of an array, cast to the dtype of the variable."""
+        """Makes the pair of an array, cast to the dtype of the variable."""
         value = value.astype(var.aval.dtype) if is_floating(var.aval) else value
         return Pair(value, value)
 
     def entered(self, var, value, owner: str) -> Pair:
-        """Returns the pair of an input, cast to the dtype of the variable, and records the rounding of the cast."""
+        """Makes the pair of an input, cast to the dtype of the variable, and records the rounding of the cast."""
         pair = self.constant(var, value, owner)
         if self.recorder is not None and is_floating(var.aval) and var.aval.dtype in NARROW:
             site = parameter_site(owner, "forward", var.aval)
@@ -60,7 +60,7 @@ class Native(Emulator):
         return pair
 
     def applied(self, eqn, pairs: list[Pair], place: Place, debug_info) -> list[Pair]:
-        """Returns the results of an operation in its own dtypes."""
+        """Computes the results of an operation in its own dtypes."""
         arrays = cast_like([pair.low for pair in pairs], [atom.aval for atom in eqn.invars])
         as_traced = as_function(eqn, debug_info)
         if self.recorder is None or id(eqn) not in self.read:
@@ -82,7 +82,7 @@ class Native(Emulator):
 
 
 def telling(jaxpr) -> Iterator:
-    """Yields the equations to read: those that make a layer's outputs, its matrix products and its casts to half."""
+    """Yields the equations to read: sources of a layer's outputs, matrix products, and casts to half precision."""
     for body in bodies(jaxpr):
         makers, paths, leaving = {}, {}, []
         for eqn in body.eqns:
@@ -90,7 +90,7 @@ def telling(jaxpr) -> Iterator:
             leaving += [var for var in eqn.invars if isinstance(var, core.Var) and paths.get(var, path) != path]
             makers.update(dict.fromkeys(eqn.outvars, eqn))
             paths.update(dict.fromkeys(eqn.outvars, path))
-        if body.callers:  # the outputs of the whole program are the loss and the gradients
+        if body.callers:  # excludes the outputs of the whole program: the loss and the gradients
             leaving += [var for var in body.outvars if var in makers]
         telling = {id(eqn): eqn for eqn in body.eqns if casts_down(eqn)}
         for eqn in filter(None, (_origin(var, makers) for var in leaving)):
@@ -99,7 +99,7 @@ def telling(jaxpr) -> Iterator:
 
 
 def _origin(var, makers: dict):
-    """Returns the equation that computed a value, skipping those that only move it; None if it is not in this body."""
+    """The equation that computed a value, skipping moves; None if it is outside this body."""
     while (eqn := makers.get(var)) is not None and eqn.primitive.name in _MOVES and not casts_down(eqn):
         var = eqn.invars[0]
     return eqn
@@ -109,17 +109,17 @@ _MOVES = ARRANGES | {"convert_element_type"}
 
 
 def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0) -> Layers:
-    """Returns statistics of a Flax NNX model in one training step: forward, backward, and of each gradient.
+    """Measures a Flax NNX model in one training step: forward, backward, and each gradient.
 
-    Call it inside `jax.jit` or `nnx.jit`. It costs about four steps, which is negligible every hundredth step.
-    `layers = probe(model, loss_fn, batch, loss_scale=...)` goes inside, `layers.by_layer()` outside.
+    Call it inside `jax.jit` or `nnx.jit`. It costs about four steps, which is negligible every hundredth step. `layers
+    = probe(model, loss_fn, batch, loss_scale=...)` goes inside, `layers.by_layer()` outside.
 
     Args:
       model: an NNX module, used in its current mode; it is not changed.
       loss_fn: `loss_fn(model, batch)`, which returns a scalar, or a pair whose first item is the scalar.
       batch: a pytree of arrays.
       policy: the policy of the step; it overrides the model's own dtypes and may be float32.
-      loss_scale: the factor that the loss is multiplied by before differentiation, a number or an array.
+      loss_scale: the factor that multiplies the loss before differentiation, a number or an array.
     """
     return _probed(program_of_model(model, loss_fn, batch, get_policy(policy)), loss_scale)
 
@@ -127,7 +127,7 @@ def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_fl
 def probe_function(
     loss_fn: Callable, params, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0
 ) -> Layers:
-    """Returns the statistics of `probe` for `loss_fn(params, batch)`, under autocast and by named scope."""
+    """Measures `loss_fn(params, batch)` like `probe`, under autocast and by named scope."""
     return _probed(program_of_function(loss_fn, params, batch, get_policy(policy)), loss_scale)
 
 
@@ -151,7 +151,7 @@ def read_step(program: Program, scale, recorder: LayerRecorder) -> tuple[jax.Arr
 
 
 def read_updates(recorder: LayerRecorder, updates: Mapping, before: Mapping, after: Mapping) -> None:
-    """Records updates by parameter; nonzero values that do not change the parameter count as underflow."""
+    """Records updates by parameter. Nonzero values that do not change the parameter are recorded as underflow."""
     for name, update in updates.items():
         unchanged = (update != 0) & (after[name] == before[name])
         recorder.add(parameter_site(name, "update", update), update, underflow=unchanged)

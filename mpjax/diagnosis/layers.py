@@ -43,7 +43,7 @@ class Layer(NamedTuple):
 
     @property
     def counts(self) -> dict[int, int]:
-        """Returns the nonzero counts of the histogram, by exponent."""
+        """The nonzero counts of the histogram, by exponent."""
         return {exponent: count for exponent, count in zip(EXPONENTS, self.histogram, strict=True) if count}
 
 
@@ -90,7 +90,7 @@ _SUMS = ("size", "total", "non_finite", "overflow", "underflow", "subnormal")
 
 
 class LayerRecorder:
-    """Takes the statistics of a step during its trace, as a `Recorder` takes readings.
+    """Records the statistics of a step during its trace, as a `Recorder` records readings.
 
     Attributes:
       sites: the sites of the values, in program order.
@@ -113,7 +113,7 @@ class LayerRecorder:
         Args:
           site: the site of the values.
           values: an array of any shape.
-          underflow: a mask of the values that count as underflow; None for no underflow.
+          underflow: a mask of the values that underflow; None for no underflow.
           exact: the values before rounding; None if they were not rounded.
         """
         values = values.astype(FLOAT32)
@@ -132,7 +132,7 @@ class LayerRecorder:
         self._samples.append(flat[:: max(1, -(-flat.size // _SAMPLE))])
 
     def within(self) -> "LayerRecorder":
-        """Returns a recorder for the body of a loop."""
+        """Makes a recorder for the body of a loop."""
         return LayerRecorder()
 
     def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:
@@ -143,7 +143,7 @@ class LayerRecorder:
 
     @property
     def measured(self) -> list[Measured]:
-        """Returns `{"sums": [6], "largest": [], "histogram": [88]}` for each site, float32."""
+        """The fields `{"sums": [6], "largest": [], "histogram": [88]}` of each site, float32."""
         if not self._found:
             return []
         histograms = _histograms(self._samples)
@@ -153,14 +153,14 @@ class LayerRecorder:
         ]
 
     def layers(self) -> Layers:
-        """Returns all statistics as one array."""
+        """Stacks all statistics into one array."""
         rows = [jnp.concatenate([m["sums"], m["largest"][None], m["histogram"]]) for m in self.measured]
         width = len(_SUMS) + 1 + len(EXPONENTS)
         return Layers(jnp.stack(rows) if rows else jnp.zeros((0, width), FLOAT32), tuple(self.sites))
 
 
 def _summed(size, flags: Sequence) -> Measured:
-    """Returns the sum of sizes, the largest size, and the counts of flags, computed in one pass."""
+    """Computes the sum of sizes, the largest size, and the counts of flags in one pass."""
 
     def together(a, b):
         *sums, largest = zip(a, b, strict=True)
@@ -175,7 +175,7 @@ def _summed(size, flags: Sequence) -> Measured:
 
 
 def _histograms(samples: Sequence[jax.Array]) -> jax.Array:
-    """Returns the histograms [number of samples, 88]; one program computes them, for any number of samples."""
+    """Computes the histograms [number of samples, 88], in one program for any number of samples."""
     sizes = np.array([sample.size for sample in samples])
     numbers = np.repeat(np.arange(len(samples)), sizes)
     values = jnp.concatenate(samples)

@@ -1,4 +1,4 @@
-"""Which variables of a step belong to the derivative: its other outputs depend on them, and its loss does not."""
+"""Finds the variables of the derivative of a step: its other outputs depend on them, and its loss does not."""
 
 import functools
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from mpjax.precision.casting.walk import bodies
 
 @functools.lru_cache(maxsize=16)
 def only_in_derivative(jaxpr) -> frozenset:
-    """Returns the variables, also those inside calls and loops, that outputs but the first depend on alone.
+    """The variables, including those inside calls and loops, that the outputs depend on and the first output does not.
 
-    Numbers of the program are no part of it, as the gradients of zero of an evaluation.
+    Results of literals alone are excluded, such as the zero gradients of an evaluation.
     """
     body = opened(jaxpr)[0]
     loss, all_outputs = ([index < count for index, _ in enumerate(body.outvars)] for count in (1, len(body.outvars)))
@@ -29,7 +29,7 @@ def only_in_derivative(jaxpr) -> frozenset:
 
 
 def _computed(body, used: Sequence[bool]) -> frozenset:
-    """Returns the variables that some outputs depend on."""
+    """The variables that the used outputs depend on."""
     reduced, _ = partial_eval.dce_jaxpr(body, list(used))
     eqns = (eqn for each in bodies(reduced) for eqn in each.eqns)
     return frozenset(

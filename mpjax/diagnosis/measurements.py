@@ -13,7 +13,9 @@ from mpjax.diagnosis.compile_ahead import compiled
 
 
 EXPONENTS = range(-48, 40)
-"""The bins of the histogram: bin e counts the values in [2^e, 2^(e+1)); the outermost bins also count those beyond."""
+"""The bins of the histogram: bin e counts the values in [2^e, 2^(e+1)). The outermost bins also count the values
+beyond.
+"""
 
 _SAMPLE, _BLOCK = 4096, 2**14
 
@@ -24,7 +26,7 @@ class Marks(NamedTuple):
     Attributes:
       finite: True if the whole value is finite in half precision.
       reference_finite: True if the whole value is finite in the reference.
-      flushed: the number of the latest site that the value depends on and where values underflowed to zero; -1 if none.
+      flushed: the number of the latest site with underflow to zero that the value depends on; -1 if none.
     """
 
     finite: Any = np.True_
@@ -36,7 +38,7 @@ Measured = dict[str, Any]
 """The fields of a `Reading` as arrays."""
 
 LARGEST = frozenset({"largest", "flushed"})
-"""The fields that are combined by their maximum; all other fields are summed."""
+"""The fields that are combined by their maximum. All other fields are summed."""
 
 SQUARES = frozenset({"lost", "exact", "noise", "error", "reference"})
 """The fields that are sums of squares.
@@ -53,7 +55,7 @@ def _measure_numpy(wide, exact, low, smallest_normal, rounds) -> Measured:
 
 @functools.partial(compiled, numpy=_measure_numpy)
 def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
-    """Returns the sums of a result, its "all_non_finite" and its "sample".
+    """Computes the sums of a result, its "all_non_finite" and its "sample".
 
     "all_non_finite" counts all values that are not finite in half precision, whether or not they are finite in the
     reference. "sample" holds the values for the histogram. Each shape is compiled once: `smallest_normal` and `rounds`
@@ -63,7 +65,7 @@ def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
       wide: the result in the reference, of any shape.
       exact: the result in half precision, before rounding.
       low: the result in half precision, after rounding; all three have the same dtype.
-      smallest_normal: the smallest normal number of the dtype that was rounded to.
+      smallest_normal: the smallest normal number of the dtype of the rounding.
       rounds: True if that dtype is half precision.
     """
     wide, exact, low = (jnp.ravel(values) for values in (wide, exact, low))
@@ -81,13 +83,13 @@ def measure(wide, exact, low, smallest_normal, rounds) -> Measured:
     if size <= _BLOCK:
         sums = _sums(jnp, wide, exact, low, smallest_normal, rounds)
     else:
-        # In blocks, because the temporaries for all values at once would take several times the memory of the result.
+        # In blocks, because temporaries for all values at once would take several times the memory of the result.
         sums = jax.lax.fori_loop(1, -(-size // _BLOCK), lambda index, sums: joined(sums, block(index)), block(0))
     return {**sums, "size": jnp.float32(size), "sample": _sample(jnp, wide)}
 
 
 def _sums(xp, wide, exact, low, smallest_normal, rounds) -> Measured:
-    """Returns the sums of values [n] in one dtype, computed in `xp`.
+    """Computes the sums of values [n] in one dtype, in `xp`: NumPy or JAX.
 
     In JAX these are two reductions, each with one pass and one kernel to compile.
     """
@@ -136,7 +138,7 @@ def _reduced(xp, combine: str, *columns) -> Sequence:
 
 @jax.jit
 def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...], number) -> tuple[Measured, Marks]:
-    """Returns the part of a result's reading that depends on its operands' marks, and the marks of the result."""
+    """Computes the part of a reading that depends on the operands' marks, and the marks of the result."""
     flushed = functools.reduce(jnp.maximum, (mark.flushed for mark in marks), jnp.int32(-1))
     got_finite = functools.reduce(jnp.logical_and, (mark.finite for mark in marks), True)
     got_reference_finite = functools.reduce(jnp.logical_and, (mark.reference_finite for mark in marks), True)
@@ -150,7 +152,7 @@ def onward(non_finite, reference_non_finite, underflow, marks: tuple[Marks, ...]
 
 
 def _sample(xp, flat):
-    """Returns the magnitudes of at most 4,096 values, with zeros for values not finite and as padding to [4096]."""
+    """The magnitudes of at most 4,096 values, padded with zeros to [4096]. Values that are not finite become zero."""
     stride = max(1, -(-flat.size // _SAMPLE))
     while math.gcd(stride, flat.size) > 1:  # else a stride of 4 would see one of 4 channels
         stride += 1
@@ -161,17 +163,17 @@ def _sample(xp, flat):
 
 @compiled
 def histogram(sample) -> jax.Array:
-    """Returns the counts by exponent, float32 [88], of the positive values of a sample.
+    """Counts the positive values of a sample by exponent, float32 [88].
 
-    All samples have the same length, so that this function is compiled once. It is the part of a reading that takes
-    the longest to compile.
+    All samples have the same length, so that this function is compiled once. It takes the longest part of a reading to
+    compile.
     """
     bins = jnp.clip(jnp.frexp(sample)[1] - 1 - EXPONENTS.start, 0, len(EXPONENTS) - 1)
     return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(sample > 0, 1.0, 0.0))
 
 
 def none_like(shapes) -> list[Measured]:
-    """Returns readings of zero values, in the given shapes."""
+    """Makes readings of zero values, in the given shapes."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return [{**measured, **({"flushed": jnp.int32(-1)} if "flushed" in measured else {})} for measured in zeros]
 

@@ -42,17 +42,18 @@ def diagnose(
     tx: optax.GradientTransformation | None = None,
     opt_state=None,
 ) -> Diagnosis:
-    """Runs one training step of a Flax NNX model under a policy and in float32, and reports what differs and why.
+    """Runs one training step of a Flax NNX model under a policy and in float32, and reports differences and their
+    cause.
 
     Args:
       model: an NNX module, in training or evaluation mode. It is not modified. Its own dtypes do not matter.
       loss_fn: `loss_fn(model, batch)`; returns a scalar, or a pair of the scalar and auxiliary values.
       batch: a pytree of arrays.
       policy: the policy to diagnose: a `Policy` or an argument of `get_policy`.
-      loss_scale: the factor that the loss is multiplied by before differentiation.
+      loss_scale: the factor that multiplies the loss before differentiation.
       tolerance: the largest relative error of the loss, and the largest share of a gradient's norm that underflows to
         zero, in a healthy step.
-      search: whether to search for the smallest set of modules to keep in float32, and to verify it.
+      search: True to search for the smallest set of modules to keep in float32, and to verify it.
       tx: the optimizer, to also check its update: parameters stored in half precision may not change.
       opt_state: the optimizer's state for `nnx.state(model, nnx.Param)`; by default a fresh `tx.init`.
 
@@ -103,7 +104,7 @@ def diagnose_function(
       search: as in `diagnose`.
 
     Returns:
-      A `Diagnosis`, as `diagnose` does.
+      A `Diagnosis`, as in `diagnose`.
 
     Raises:
       UsageError: the policy has no half precision, or a number is not positive and finite.
@@ -121,7 +122,7 @@ def _with_half(spec: "str | Policy") -> Policy:
     return policy
 
 
-@np.errstate(all="ignore")  # constants that half precision does not have are reported, not warned of
+@np.errstate(all="ignore")  # the diagnosis reports constants outside the range of half precision; NumPy need not warn
 def diagnose_program(
     make: Callable[[Policy], Program],
     policy: Policy,
@@ -182,19 +183,21 @@ def diagnose_program(
 
 
 def without_float8(make: Callable[[Policy], Program], policy: Policy, scale: float) -> list[np.ndarray]:
-    """Returns the unscaled outputs of a step with products in the policy's compute dtype."""
+    """Computes the unscaled outputs of a step with products in the policy's compute dtype."""
     kept = {pattern: value for pattern, value in policy.rules.items() if not isinstance(value, Recipe)}
     program = make(dataclasses.replace(policy, products=None, rules=kept))
     return [x / scale for x in outputs_of(ROUNDING, program, scale)]
 
 
 def _module(path: str) -> str:
-    """Returns the module path of a scope, without the scopes of einsums and of Equinox classes."""
+    """Strips the scopes of einsums and of Equinox classes from a module path."""
     return "/".join(part for part in without_class(path).split("/") if "->" not in part)
 
 
 def _in_the_table(finding: Finding, table: Iterable[Row]) -> Iterator[str]:
-    """Yields the share of the fault in its module, as the table has it; the finding's is that of one operation."""
+    """Yields a sentence with the module's share of the fault, as in the table. A finding has the share of one
+    operation.
+    """
     site, faults = finding.site, {"overflow": "overflow", "loss_scale": "overflow", "underflow": "underflow"}
     if site is None or finding.verdict not in faults:
         return
@@ -207,13 +210,13 @@ def _in_the_table(finding: Finding, table: Iterable[Row]) -> Iterator[str]:
 
 
 def _called(site: Site | None, trace: Trace) -> Iterator[str]:
-    """Yields which call of a function is meant, if others call the same line."""
+    """Yields a sentence with the caller of the line, if several places call the same line."""
     if site is not None and site.caller and {s.caller for s in trace.sites if s.source == site.source} != {site.caller}:
         yield f"That line is called from several places, here from {site.caller}."
 
 
 def _cheaper_line(finding: Finding, program: Program, scale: float, reference: Reference, share: float) -> str | None:
-    """Returns advice to keep one line of the user's code in float32, if that repairs the step for fewer FLOPs."""
+    """Advises float32 for one line of the user's code, if that repairs the step for at most half the FLOPs."""
     source = finding.site.source if finding.site else NO_SOURCE
     if share < _CHEAP or source == NO_SOURCE or any(library in source for library in LIBRARIES):
         return None
@@ -227,11 +230,11 @@ def _cheaper_line(finding: Finding, program: Program, scale: float, reference: R
 
 
 _CHEAP = 0.01
-"""The share of the FLOPs below which no cheaper way than rules is looked for."""
+"""The share of the FLOPs from which a cheaper way than rules is tried."""
 
 
 def float32_share(program: Program, rules: Mapping[str, str]) -> float:
-    """Returns the share of the FLOPs of matrix products and convolutions that the rules keep in float32."""
+    """The share of the FLOPs of matrix products and convolutions that the rules keep in float32."""
     flops = program.flops()
     kept = sum(n for path, n in flops.items() if covers(rules, path))
     return kept / sum(flops.values()) if flops else 0.0

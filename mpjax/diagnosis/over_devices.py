@@ -1,4 +1,4 @@
-"""Emulates `jax.shard_map`: every device runs the body on its part of both values, and readings are combined."""
+"""Emulates `jax.shard_map`: every device runs the body on its shards of both values, and readings are combined."""
 
 import functools
 from typing import Any
@@ -37,9 +37,9 @@ def shard_map(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pa
         in_specs=([(spec, spec, PartitionSpec()) for spec in params["in_specs"]],),
         out_specs=([(spec, spec) for spec in params["out_specs"]], devices),
         axis_names=set(axes),
-        check_vma=False,  # the body says by itself where values begin to vary
+        check_vma=False,  # the body itself marks where values begin to vary
     )
-    # On no device yet, so that they may go to those of the mesh; and back, for the operations that follow.
+    # Fetches the inputs, so that the mesh may place them, and the outputs, for the operations that follow.
     values, (marks, measured) = _fetched(with_every_rounding(run, _fetched(arrays_of(pairs))))
     if emulator.recorder is not None:
         emulator.recorder.extend(list(sites), [_over_devices(reading) for reading in measured])
@@ -51,11 +51,11 @@ def shard_map(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pa
 
 
 def _fetched(tree: Any) -> Any:
-    """Returns arrays on the host; tracers stay what they are."""
+    """Fetches arrays to the host; tracers are unchanged."""
     return jax.tree.map(lambda x: x if isinstance(x, Tracer) else jax.device_get(x), tree)
 
 
 def _over_devices(reading: Any) -> Any:
-    """Combines the readings of all devices, which are stacked."""
+    """Combines the readings of all devices, which are stacked along the first axis."""
     count = jax.tree.leaves(reading)[0].shape[0]
     return functools.reduce(joined, (jax.tree.map(lambda x, i=i: x[i], reading) for i in range(count)))

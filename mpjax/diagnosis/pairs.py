@@ -26,7 +26,7 @@ class Pair(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in the program a jaxpr stands.
+    """The position of a jaxpr in the program.
 
     Attributes:
       path: the named scopes of the jaxpr.

@@ -48,20 +48,20 @@ class Program(NamedTuple):
     constants: Constants = Constants()
 
     def at(self, scale: float) -> tuple[Any, list, tuple[str, ...], Progress, Mapping]:
-        """Returns the arguments of `Emulator.run` for a loss scale."""
+        """The arguments of `Emulator.run` for a loss scale."""
         return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress, self.constants.exact
 
     def beside(self, full: "Program") -> "Program":
-        """Returns the program with the constants of the float32 program `full`."""
+        """Adds the constants of the float32 program `full`."""
         return self._replace(constants=constants_of(self.jaxpr, full.jaxpr))
 
     @property
     def is_random(self) -> bool:
-        """Returns True if the step draws random numbers."""
+        """True if the step draws random numbers."""
         return any(eqn.primitive.name.startswith("random_") for _, eqn in equations(self.jaxpr))
 
     def flops(self) -> dict[str, int]:
-        """Counts the FLOPs of matrix products and convolutions by path, without padding; a loop counts once."""
+        """Counts the FLOPs of matrix products and convolutions by path, without padding. Each loop is counted once."""
         counts: dict[str, int] = {}
         for path, eqn in equations(self.jaxpr):
             if flops := product_flops(eqn):
@@ -69,7 +69,7 @@ class Program(NamedTuple):
         return counts
 
     def flops_at(self, source: str) -> int:
-        """Counts the same at one line of code, `file:line`."""
+        """Counts the same FLOPs at one line of code, `file:line`."""
         flops = ((eqn, product_flops(eqn)) for _, eqn in equations(self.jaxpr))
         return sum(n for eqn, n in flops if n and source_of([eqn]) == source)
 
@@ -89,7 +89,7 @@ def program_of_model(model, loss_fn: Callable, batch, policy: Policy) -> Program
     before = nnx.state(model, nnx.Param)
     model = nnx.clone(model)
     report = apply_policy(model, policy)
-    name_scopes(model)  # after apply_policy, so that the casts are inside the module's scope
+    name_scopes(model)  # after apply_policy, so that the module's scope contains the casts
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss_of(params, rest, batch):
@@ -158,7 +158,7 @@ def program_of(
 
 
 def _loss_in(result) -> jax.Array:
-    """Returns the loss from the result of a loss function: a scalar, or a pair as with `has_aux=True`."""
+    """Extracts the loss from the result of a loss function: a scalar, or a pair as with `has_aux=True`."""
     loss = result[0] if isinstance(result, tuple) and len(result) == 2 else result
     if not (is_array(loss) or isinstance(loss, float)):
         raise UsageError(f"the loss must be a floating scalar, or a pair (loss, aux), got {type(result).__name__}")
@@ -174,11 +174,11 @@ def _prefixes(path: str) -> list[str]:
 
 
 def _named(tree) -> list[tuple[str, Any]]:
-    """Returns the arrays of a pytree with their paths."""
+    """The arrays of a pytree with their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(_name(path), leaf) for path, leaf in leaves if is_array(leaf)]
 
 
 def _name(path: tuple) -> str:
-    """Returns a parameter's path, without `value`, the attribute in which NNX holds the array."""
+    """The path of a parameter, without `value`, the attribute in which NNX holds the array."""
     return path_name(path).removesuffix("/value")

@@ -61,7 +61,7 @@ class _Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Reports how far the runs of a step are.
+    """Reports the progress of the runs of a step.
 
     Attributes:
       bar: the progress bar; None shows nothing.
@@ -75,7 +75,7 @@ class Progress:
         """Starts the bar for a run, and returns the function to call after each of its operations.
 
         Args:
-          what: the text shown for the run; None for one of the attempts, which are counted.
+          what: the text shown for the run; None for a counted attempt.
           total: the number of operations in the run.
         """
         if self.bar is None:
@@ -84,7 +84,7 @@ class Progress:
         return self.bar.advance
 
     def verifying(self) -> "Progress":
-        """Returns a copy for runs that verify the rules on a step traced under them."""
+        """Copies the progress for runs that verify rules on a step traced under them."""
         return dataclasses.replace(self, attempts="verifying")
 
 
@@ -97,7 +97,7 @@ SILENT = Progress()
 
 @contextlib.contextmanager
 def progress_at(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """Yields a progress bar if `stream`, by default stderr, is a terminal that can redraw lines; else `SILENT`."""
+    """Yields a progress bar if `stream` (by default stderr) is a terminal that can redraw lines; else `SILENT`."""
     target = sys.stderr if stream is None else stream
     if target is None or not target.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         yield SILENT

@@ -1,4 +1,4 @@
-"""Records what each operation of a program did to its values: ranges, lost values and errors."""
+"""Records the effect of each operation of a program on its values: ranges, lost values and errors."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ class Site(NamedTuple):
     """An equation of the program, or a parameter stored in half precision.
 
     Attributes:
-      path: the module path, from the named scopes; empty outside all of them.
+      path: the module path, from the named scopes; empty outside all modules.
       direction: "forward" or "backward".
       operation: the name of the primitive; "parameter" for a stored parameter.
       dtype: the dtype of the result.
       shape: the shape of the result.
       source: the user's file and line.
-      terms: how many values are added into one of the result, at most; 1 if none are.
-      steps: how many steps the loops around it take; 1 outside of loops.
+      terms: the largest number of values that are added into one value of the result; 1 without addition.
+      steps: the number of steps that the loops around it take; 1 outside of loops.
       caller: the user's file and line that calls the function of `source`; empty if there is none.
     """
 
@@ -51,15 +51,15 @@ class Reading(NamedTuple):
       subnormal: number of subnormal values, which have fewer bits.
       lost: sum of squares of the values that rounding turned into zero.
       exact: sum of squares before rounding.
-      noise: sum of squares of what rounding changed.
+      noise: sum of squares of the rounding errors.
       error: sum of squares of the difference from the reference.
       reference: sum of squares in the reference.
       histogram: [88] counts by exponent of a sample of at most 4,096 values of the reference.
-      begins: number of evaluations whose result was not finite in half precision, although the operands and the
-        reference were.
-      reference_begins: number of evaluations whose result was not finite in the reference, although the operands were.
-      flushed: number of the latest earlier site that the result depends on and where values underflowed to zero; -1 if
-        none.
+      begins: number of evaluations with finite operands, a finite reference and a result that is not finite in half
+        precision.
+      reference_begins: number of evaluations with finite operands and a result that is not finite, both in the
+        reference.
+      flushed: number of the latest earlier site with underflow to zero that the result depends on; -1 if none.
     """
 
     size: float
@@ -82,17 +82,17 @@ class Reading(NamedTuple):
 
     @property
     def relative_error(self) -> float:
-        """Returns the relative error of all values in the Euclidean norm; 0 if error and reference are zero."""
+        """The relative error of all values in the Euclidean norm; 0 if error and reference are zero."""
         return ratio(self.error, self.reference)
 
     @property
     def lost_share(self) -> float:
-        """Returns the share of the Euclidean norm that underflowed to zero."""
+        """The share of the Euclidean norm that underflowed to zero."""
         return ratio(self.lost, self.exact)
 
 
 def ratio(part: float, whole: float) -> float:
-    """Returns sqrt(part / whole); if whole is zero, 1 for a positive part and 0 otherwise."""
+    """Computes sqrt(part / whole). If whole is zero, 1 for a positive part and 0 otherwise."""
     return float(np.sqrt(part / whole)) if whole > 0 else float(part > 0)
 
 
@@ -103,7 +103,7 @@ def together(readings: Iterable[Reading]) -> Reading:
 
 
 class Recorder:
-    """Takes the readings of a run and keeps them on the device until `readings` is called.
+    """Records the readings of a run and keeps them on the device until `readings` is called.
 
     Attributes:
       sites: one site for each floating result, in program order; the iterations of a loop share their sites.
@@ -137,7 +137,7 @@ class Recorder:
         return after
 
     def within(self) -> "Recorder":
-        """Returns a recorder for the body of a loop, where readings are tracers."""
+        """Makes a recorder for the body of a loop, where readings are tracers."""
         return Recorder(self.start + len(self.sites))
 
     def extend(self, sites: Sequence[Site], measured: Sequence[Measured]) -> None:

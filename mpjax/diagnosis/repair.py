@@ -38,11 +38,11 @@ class Fault(NamedTuple):
 
 
 def smallest_rules(fault: Fault) -> dict[str, str]:
-    """Returns a smallest set of rules that repairs the step when it is traced with them; empty if none does."""
+    """Finds a smallest set of rules that repairs the step when it is traced with them; empty if none does."""
     make, policy, program, trace, scale, reference = fault
 
     def rules_for(modules: Sequence[str], dtype: str = "float32") -> dict[str, str]:
-        # A module's rule covers its submodules, and a rule that decides nothing is an error.
+        # A module's rule covers its submodules, and a rule without effect is an error.
         inner = {m for m in modules for other in modules if m != other and is_in(m, other)}
         return {pattern_of(module): dtype for module in modules if module not in inner}
 
@@ -53,7 +53,7 @@ def smallest_rules(fault: Fault) -> dict[str, str]:
         except (TypeError, jax.dtypes.TypePromotionError):
             return False  # a loop, a branch or, with strict promotion, an operation does not accept mixed dtypes
         except UsageError:
-            return False  # a wildcard rule of the policy has nothing left to decide
+            return False  # a wildcard rule of the policy no longer has an effect
         return is_repaired(reference, ruled, scale)
 
     found = smallest_repair(program, trace, scale, reference, under_rules) or ()
@@ -64,7 +64,7 @@ def smallest_rules(fault: Fault) -> dict[str, str]:
 
 
 def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> tuple[Finding, dict[str, str]]:
-    """Returns a lower loss scale and fewer rules if the step overflows backward too, else its arguments."""
+    """Finds a lower loss scale and fewer rules if the step overflows backward too; else returns its arguments."""
     if len(rules) == 1 or finding.verdict != "overflow" or fault.scale <= 1:
         return finding, rules
     lower = scale_beside_rules(fault.reference, fault.program, fault.trace, fault.scale)
@@ -77,7 +77,7 @@ def with_lower_scale(finding: Finding, rules: dict[str, str], fault: Fault) -> t
 
 
 def is_repaired_at(source: str, program: Program, scale: float, reference: Reference) -> bool:
-    """Returns True if the step is healthy with one line of code in float32, whose results are rounded at their use."""
+    """True if the step is healthy with one line of code in float32, whose results are rounded at their use."""
 
     def stands_there(eqn, place: Place) -> bool:
         return source_of((eqn, *place.callers)) == source
@@ -86,6 +86,6 @@ def is_repaired_at(source: str, program: Program, scale: float, reference: Refer
 
 
 def is_repaired_outside(program: Program, scale: float, reference: Reference) -> bool:
-    """Returns True if the emulated step is healthy with everything outside of modules in float32."""
+    """True if the emulated step is healthy with everything outside of modules in float32."""
     modules = [module for module in program.modules if module]
     return is_repaired(reference, program, scale, lambda path: any(is_in(path, module) for module in modules))

@@ -18,7 +18,7 @@ _ROOM = 2.0**-4
 def lower_scale(
     reference: Reference, program: Program, scale: float, rounds: Callable[[str], bool] = everywhere
 ) -> float | None:
-    """Returns a smaller loss scale, at least 1, with which a step is healthy; None if there is none.
+    """Finds a smaller loss scale, at least 1, with which a step is healthy; None if there is none.
 
     The scale leaves room for larger gradients if the step is healthy with that room.
 
@@ -37,7 +37,7 @@ def lower_scale(
 def healthy_scale(
     reference: Reference, program: Program, scale: float, factor: float, rounds: Callable[[str], bool] = everywhere
 ) -> float | None:
-    """Returns the first power of two with which the step is healthy; None if there is none.
+    """Finds the first power of two with which the step is healthy; None if there is none.
 
     The search multiplies `scale` by `factor` down to 1, or up to 2^24.
     """
@@ -51,9 +51,9 @@ def healthy_scale(
 
 
 def scale_beside_rules(reference: Reference, program: Program, trace: Trace, scale: float) -> float | None:
-    """Returns a loss scale for a step that also overflows in the forward pass.
+    """Finds a loss scale for a step that also overflows in the forward pass.
 
-    With it the step is healthy once the modules that overflow forward are in float32.
+    The step is healthy with this scale once the modules that overflow forward are in float32.
 
     Returns:
       The loss scale; None if the scale of the step is low enough, or no scale is healthy.

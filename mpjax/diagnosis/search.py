@@ -12,12 +12,12 @@ from mpjax.precision.policy import Policy
 
 
 def is_in(path: str, module: str) -> bool:
-    """Returns True if a path is that of a module or of one of its submodules; the module "" is the whole model."""
+    """True for the path of a module or of one of its submodules. The module "" is the whole model."""
     return not module or f"{path}/".startswith(f"{module}/")
 
 
 def pattern_of(module: str) -> str:
-    """Returns the rule pattern of a module.
+    """The rule pattern of a module.
 
     The pattern is the module path, with "?" in place of each character that is special in a pattern or in a policy's
     text. The pattern of "", the whole model, is "*".
@@ -26,23 +26,23 @@ def pattern_of(module: str) -> str:
 
 
 def covers(rules: Iterable[str], path: str) -> bool:
-    """Returns True if one of the rules, each the pattern of a module, covers a path."""
+    """True if one of the rules, each the pattern of a module, covers a path."""
     return any(is_in(pattern_of(path), "" if pattern == "*" else pattern) for pattern in rules)
 
 
 def decides_after(rules: Iterable[str], pattern: str) -> bool:
-    """Returns True if a policy's rule still decides something after `rules`; a rule that does not is an error."""
+    """True if a policy's rule still has an effect after `rules`. A rule without effect is an error."""
     return pattern.startswith("type:") or not covers(rules, pattern)
 
 
 def with_rules(policy: Policy, rules: Mapping[str, str]) -> Policy:
-    """Returns the policy with `rules` before its own rules."""
+    """Puts `rules` before the policy's own rules, and drops its rules that no longer have an effect."""
     kept = {pattern: value for pattern, value in policy.rules.items() if decides_after(rules, pattern)}
     return dataclasses.replace(policy, rules={**rules, **kept})
 
 
 def flags_of(rules: Mapping[str, str]) -> str:
-    """Returns the rules as command-line flags; empty if there are none."""
+    """Formats the rules as command-line flags; empty without rules."""
     words = [f"{_shell_word(path)} {dtype}" for path, dtype in rules.items()]
     return " ".join(["--precision.rules", *words]) if words else ""
 
@@ -58,7 +58,7 @@ Repairs = Callable[[Sequence[str]], bool]
 def smallest_repair(
     program: Program, trace: Trace, scale: float, reference: Reference, under_rules: Repairs
 ) -> tuple[str, ...] | None:
-    """Returns modules that repair the step if they are all in float32. None of them can be left out.
+    """Finds modules that repair the step if they are all in float32. None of them can be left out.
 
     Args:
       program: the step.
@@ -68,8 +68,8 @@ def smallest_repair(
       under_rules: tries modules on the step that is traced under their rules.
 
     Returns:
-      Module paths in program order; ("",), the whole model, if no smaller set repairs the step; None if that does not
-      either.
+      Module paths in program order. ("",), the whole model, if no smaller set repairs the step. None if the whole model
+      does not either.
     """
 
     def emulated(kept: Sequence[str]) -> bool:
@@ -86,7 +86,7 @@ def smallest_repair(
     }
     found = None
     for repairs in map(_remembering, (emulated, under_rules)):
-        # If the emulator's set repairs the traced step too, that search starts from it.
+        # If the emulator's set repairs the traced step too, the search on the traced step starts from it.
         start = found if found and repairs(found) else first_enough(suspects, repairs)
         found = _inside(minimal(start, repairs), suspects, to_blame, repairs) if start else None
     if found is None:
@@ -95,12 +95,12 @@ def smallest_repair(
 
 
 def _innermost(path: str, modules: Sequence[str]) -> str:
-    """Returns the innermost module around a path, which may end in scopes that are not modules, as an einsum's is."""
+    """The innermost module around a path, which may end in scopes of no module, such as an einsum."""
     return max((module for module in modules if is_in(path, module)), key=len, default="")
 
 
 def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
-    """Returns a subset of `items` that still repairs and from which no item can be left out (delta debugging)."""
+    """Reduces `items` to a subset that still repairs and from which no item can be left out (delta debugging)."""
     kept, parts = list(items), 2
     while len(kept) > 1:
         size = -(-len(kept) // parts)
@@ -118,7 +118,7 @@ def minimal(items: Sequence[str], repairs: Repairs) -> list[str]:
 
 
 def _inside(found: list[str], suspects: Sequence[str], to_blame: Collection[str], repairs: Repairs) -> list[str]:
-    """Returns `found` with each module not in `to_blame` replaced by submodules that repair the step as well."""
+    """Replaces each module that is not in `to_blame` by submodules that repair the step as well."""
     for module in (module for module in found if module not in to_blame):
         inside = [path for path in suspects if path != module and is_in(path, module)]
         innermost = [path for path in inside if not any(other != path and is_in(other, path) for other in inside)]
@@ -141,7 +141,7 @@ def _remembering(repairs: Repairs) -> Repairs:
 
 
 def first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
-    """Returns the shortest prefix of a ranked list that repairs, of lengths that double; None if none does."""
+    """The shortest prefix of a ranked list that repairs, among lengths that double; None if none does."""
     count = 1
     while count < len(suspects):
         if repairs(suspects[:count]):
@@ -151,7 +151,7 @@ def first_enough(suspects: list[str], repairs: Repairs) -> list[str] | None:
 
 
 def _ranked(trace: Trace, modules: list[str]) -> list[str]:
-    """Returns modules by decreasing harm: overflow first, then loss to underflow, then relative error."""
+    """Sorts modules by decreasing harm: overflow first, then loss to underflow, then relative error."""
     harm = dict.fromkeys(modules, (0.0, 0.0, 0.0))
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         overflow = reading.overflow / reading.size if reading.size else 0.0

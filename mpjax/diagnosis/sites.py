@@ -1,4 +1,4 @@
-"""The sites of readings: where in a program a result or a parameter stands."""
+"""The sites of readings: the places of results and parameters in a program."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from mpjax.precision.casting.jaxprs import opened, scan_counts
 
 
 def site_of(eqn, var, place: Place) -> Site:
-    """Returns the site of a result of an equation."""
+    """The site of a result of an equation."""
     direction = "backward" if place.backward else "forward"
     eqns = eqn, *place.callers
     where = source_of(eqns), terms_of(eqn, place.callers), steps_of(place.callers), caller_of(eqns)
@@ -22,12 +22,12 @@ def site_of(eqn, var, place: Place) -> Site:
 
 
 def steps_of(callers: Iterable) -> int:
-    """Returns how many steps the scans among the equations take; a `while_loop` counts as one step."""
+    """Counts the steps that the scans among the equations take together. A `while_loop` is one step."""
     return math.prod(caller.params["length"] for caller in callers if caller.primitive.name == "scan")
 
 
 def caller_of(eqns: Iterable) -> str:
-    """Returns the user's line that calls the function whose line is `source_of`; empty if there is none."""
+    """The user's line that calls the function of the line `source_of`; empty if there is none."""
     for eqn in eqns:
         own = [line for line in source_lines(eqn) if first_outside([line], LIBRARIES) == 0]
         outer = next((line for line in own[1:] if (line.file, line.function) != (own[0].file, own[0].function)), None)
@@ -37,7 +37,7 @@ def caller_of(eqns: Iterable) -> str:
 
 
 def is_addition(eqn, callers: Sequence) -> bool:
-    """Returns True if an equation adds one more term to a sum: of cotangents, or one that a scan carries on."""
+    """True if an equation adds one more term to a sum: of cotangents, or in the carry of a scan."""
     if eqn.primitive.name != "add" or not callers or callers[0].primitive.name != "scan":
         return eqn.primitive.name == "add_any"
     body, (consts, carry) = opened(callers[0].params["jaxpr"])[0], scan_counts(callers[0].params)
@@ -46,11 +46,11 @@ def is_addition(eqn, callers: Sequence) -> bool:
 
 
 def terms_of(eqn, callers: Sequence) -> int:
-    """Returns how many values an equation adds into one of its result, at most; 1 if it adds none.
+    """The largest number of values that an equation adds into one value of its result; 1 if it adds none.
 
     Args:
       eqn: the equation.
-      callers: the equations that contain it; in a loop, one more term is added in every step.
+      callers: the equations that contain it. In a loop, every step adds one more term.
     """
     name, params = eqn.primitive.name, eqn.params
     if name == "reduce_sum":
@@ -68,5 +68,5 @@ def terms_of(eqn, callers: Sequence) -> int:
 
 
 def parameter_site(path: str, direction: str, values) -> Site:
-    """Returns the site of a parameter, its gradient or its update, with the shape and dtype of `values`."""
+    """The site of a parameter, its gradient or its update, with the shape and dtype of `values`."""
     return Site(path, direction, "parameter", np.dtype(values.dtype), tuple(values.shape), NO_SOURCE)

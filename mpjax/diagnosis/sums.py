@@ -1,7 +1,8 @@
-"""Finds sums that only the derivative has: cotangents that half precision adds up, while the loss is right.
+"""Finds sums of cotangents in half precision that make a gradient wrong, while the loss is right.
 
-The derivative of what takes a value many times adds as many cotangents: of a gather, a broadcast, a window, a value
-that is used again and again, or one that every step of a loop reads. The sum has the dtype of the value.
+Only the derivative has these sums. If an operation reads a value many times, its derivative adds as many cotangents.
+Examples are a gather, a broadcast, a window, a value with many uses, or a value that every step of a loop reads. The
+sum has the dtype of the value.
 """
 
 import dataclasses
@@ -19,17 +20,18 @@ from mpjax.precision.casting.primitives import SUMS
 
 
 _NOISE = 0.01
-"""The relative error of one sum from which it is looked at; a result that is rounded once has at most 0.004."""
+"""The relative error above which a sum is examined. A result that is rounded once has at most 0.004."""
 
 _ADDITIONS = ("add", "add_any")
 _LONG = 16
-"""The number of terms from which single additions are looked at as one sum."""
+"""The number of terms from which single additions are examined as one sum."""
 
 
 def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
-    """Returns the sum of cotangents that makes a gradient wrong in a step whose loss is right; None if there is none.
+    """Finds the sum of cotangents that makes a gradient wrong in a step whose loss is right; None if there is none.
 
-    It is at fault if sums of cotangents in float32, each rounded once, nearly halve the error of the worst gradient.
+    The sum is at fault if sums of cotangents in float32, each rounded once, reduce the error of the worst gradient to
+    0.6 of it or less.
     """
     error, tolerance = loss_error(trace.wide[0], trace.low[0]), reference.tolerance
     if error > tolerance or reference.without_float8 is not None or not long_sums(trace):
@@ -56,7 +58,7 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
 
 
 def noted_sum(program: Program, trace: Trace, scale: float, reference: Reference) -> str:
-    """Returns a sentence about the sum of cotangents that loses most in a healthy step; empty if none does."""
+    """Describes the sum of cotangents that loses most in a healthy step; empty if none does."""
     seen = [each for each in long_sums(trace) if _noise(each[1]) > _NOISE]
     if not seen or max(reference.lost_gradients(trace.low, scale), default=0.0) <= _NOISE:
         return ""
@@ -69,7 +71,7 @@ def _noise(reading: Reading) -> float:
 
 
 def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
-    """Returns the sums of cotangents in half precision that may be wrong, with their readings."""
+    """The sums of cotangents in half precision that may be wrong, with their readings."""
     chains = _chains(trace.sites)
     return [
         (site, reading)
@@ -81,7 +83,7 @@ def long_sums(trace: Trace) -> list[tuple[Site, Reading]]:
 
 
 def sum_in_words(site: Site, program: Program, trace: Trace) -> str:
-    """Returns the number of terms, the value whose cotangents they are, the dtype and the place of a sum."""
+    """Describes a sum: its number of terms, the value of its cotangents, its dtype and its place."""
     terms = max(site.terms, _chains(trace.sites)[_kind(site)] + 1)
     parameters = [
         name
@@ -97,5 +99,5 @@ def _kind(site: Site) -> tuple:
 
 
 def _chains(sites: Sequence[Site]) -> Counter:
-    """Returns how often cotangents of each shape are added in a module: a value that is used n times has n - 1."""
+    """Counts the additions of cotangents by module and shape. A value with n uses has n - 1 additions."""
     return Counter(_kind(site) for site in sites if site.operation == "add_any")

@@ -1,4 +1,4 @@
-"""Finds the module at fault among several that show the same, by running the step without rounding in each."""
+"""Finds the module at fault among several with the same symptom, by running the step without rounding in each."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,19 +9,19 @@ from mpjax.diagnosis.readings import Reading, Site
 
 
 SUSPECTS = 8
-"""The number of modules that run without rounding, one at a time."""
+"""The number of modules to run without rounding, one at a time."""
 
 
 def at_fault(
     seen: Sequence[tuple[Site, Reading]], program: Program, scale: float, reference: Reference
 ) -> tuple[Site, Reading] | None:
-    """Returns the first reading of the module without whose rounding a step is healthy; if there is none, the first.
+    """The first reading of the module without whose rounding a step is healthy; by default the first reading of all.
 
-    In half precision it is the first: what overflows later does so because of it. In float8, small values underflow in
-    healthy modules too.
+    In half precision it is the first of all, because it causes the later overflows. In float8, small values underflow
+    in healthy modules too.
 
     Args:
-      seen: readings of what may be the fault, in program order.
+      seen: readings of possible faults, in program order.
       program: the step.
       scale: the loss scale.
       reference: the float32 step to compare with.
@@ -38,16 +38,16 @@ def at_fault(
 
 
 def culprit(paths: Iterable[str], program: Program, scale: float, reference: Reference) -> tuple[float, str]:
-    """Returns the first of at most eight modules without whose rounding a step is healthy, or else the best.
+    """Finds the first of at most eight modules without whose rounding a step is healthy, or else the best.
 
     Args:
-      paths: module paths, those most likely at fault first; at least one.
+      paths: module paths, the most suspicious first; at least one.
       program: the step.
       scale: the loss scale.
       reference: the float32 step to compare with.
 
     Returns:
-      How far the step is then from the reference, as in `Reference.fault`, and the path.
+      The distance of the step from the reference, as in `Reference.fault`, and the path.
     """
     tried: list[tuple[float, str]] = []
     for path in list(paths)[:SUSPECTS]:

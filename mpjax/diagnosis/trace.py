@@ -52,9 +52,9 @@ class Row(NamedTuple):
       error: the relative error of the results, including errors of earlier modules.
       own_error: the relative error with float32 inputs; None if it was not measured.
       histogram: the counts by exponent of a sample of the results in float32.
-      non_finite: the share of values that are inf or nan, but not in float32, including those of earlier modules.
-      sqnr: the signal to quantisation noise of what is rounded to float8, in decibels, where it is least: ten times the
-        decimal logarithm of the sum of squares over that of what rounding changed; None if nothing is.
+      non_finite: the share of values that are inf or nan, but not in float32, including values of earlier modules.
+      sqnr: the least signal-to-quantisation-noise ratio of values rounded to float8, in decibels: ten times the decimal
+        logarithm of the sum of squares over the sum of squares of the rounding errors; None if no value is.
     """
 
     path: str
@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
     @property
     def exponents(self) -> tuple[int, int] | None:
-        """Returns the base-2 exponents of the smallest and the largest magnitude; None if all values were zero."""
+        """The base-2 exponents of the smallest and the largest magnitude; None if all values were zero."""
         seen = [e for e, count in zip(EXPONENTS, self.histogram, strict=True) if count]
         if self.largest > 0:
             seen.append(math.frexp(self.largest)[1] - 1)
@@ -81,13 +81,13 @@ class Row(NamedTuple):
 
     @property
     def harm(self) -> tuple[float, float]:
-        """Returns a sort key, larger for more harm: overflow first, then underflow plus the module's own error."""
+        """A sort key, larger for more harm: overflow first, then underflow plus the module's own error."""
         own = self.error if self.own_error is None else self.own_error
         return self.overflow, self.underflow + min(own, 1.0)
 
 
 def table_of(trace: Trace, alone: Trace | None) -> tuple[Row, ...]:
-    """Returns the rows of a run; own errors come from `alone`, a run in which each module got float32 inputs."""
+    """Summarises a run in rows. Own errors come from `alone`, a run in which each module got float32 inputs."""
     grouped: dict[tuple[str, str], list[tuple[Site, Reading]]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
         grouped.setdefault((site.path, site.direction), []).append((site, reading))
@@ -123,7 +123,7 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[Row, ...]:
 
 
 def decibels(reading: Reading) -> float:
-    """Returns the signal to quantisation noise of a reading, at most 200 dB, which stands for no noise."""
+    """The signal-to-quantisation-noise ratio of a reading, at most 200 dB, the value without noise."""
     return min(200.0, 10 * math.log10(reading.exact / reading.noise)) if reading.noise else 200.0
 
 

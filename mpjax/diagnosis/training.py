@@ -67,13 +67,13 @@ def diagnose_evaluation(
     search: bool = True,
     progress: Progress = SILENT,
 ) -> Diagnosis:
-    """Diagnoses the evaluation of `batch` with the parameters and statistics of `state`; there is no backward pass.
+    """Diagnoses the evaluation of `batch` with the parameters and statistics of `state`. There is no backward pass.
 
     Args:
       make_task: as in `diagnose_step`.
       policy: as in `diagnose_step`.
       state: the evaluated state.
-      batch: a batch of the test set, whose examples of `weight` 0 do not count.
+      batch: a batch of the test set. Examples of `weight` 0 are ignored.
       tolerance: the largest relative error of the batch's loss.
       search: as in `mpjax.diagnose`.
       progress: receives the progress of the diagnosis.
@@ -96,12 +96,11 @@ def fastest_of_step(
 
 
 def _maker(make_task: Callable[[Policy], Task], state: TrainState, batch, seed: int) -> Callable[[Policy], Program]:
-    """Returns a function from policy to the step's program."""
     return lambda policy: program_of_step(make_task(policy), seed, state, batch)
 
 
 def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
-    """Traces the step that `state` takes on `batch`, forward and backward; gradients of frozen parameters are zero."""
+    """Traces the step that `state` takes on `batch`, forward and backward. Gradients of frozen parameters are zero."""
 
     def loss_of(params, stats, key, batch):
         params = {name: jax.lax.stop_gradient(x) if name in task.frozen else x for name, x in params.items()}
@@ -114,7 +113,7 @@ def program_of_step(task: Task, seed: int, state: TrainState, batch: Mapping[str
 
 
 def program_of_evaluation(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> Program:
-    """Traces the mean loss of a batch of the test set in evaluation; all gradients are zero."""
+    """Traces the mean loss of a batch of the test set in evaluation. All gradients are zero."""
 
     def loss_of(params, stats, batch):
         model = task.structure.assemble(jax.lax.stop_gradient(params), stats)  # an evaluation has no backward pass
@@ -125,9 +124,9 @@ def program_of_evaluation(task: Task, state: TrainState, batch: Mapping[str, jax
 
 
 def mean_loss(objective: Objective, model, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the mean loss of a batch of the test set, without padding.
+    """The mean loss of a batch of the test set, without padding.
 
-    If `conclude` makes the loss of other sums, as an objective of one's own may, it is the sum of all their means.
+    If the objective has no sum of losses, because its `conclude` computes the loss, this is the total of its mean sums.
     """
     sums = weighted_sums(objective.measure(model, batch), batch)
     count = jnp.maximum(sums.pop("count"), 1)
@@ -135,7 +134,7 @@ def mean_loss(objective: Objective, model, batch: Mapping[str, jax.Array]) -> ja
 
 
 def _traced(task: Task, loss_of: Callable, state: TrainState, others: Mapping[str, Any]) -> Program:
-    """Traces `loss_of(params, *others.values())`; the parameters have the task's dtypes, whatever the state's are."""
+    """Traces `loss_of(params, *others.values())`. The parameters take the dtypes of the task, not of the state."""
     dtypes = {name: leaf.dtype for name, leaf in take_apart(task.abstract)[1].items()}
     params = {name: value.astype(dtypes[name]) for name, value in state.params.items()}
     ruled = [row.path for row in task.precision if row.compute_dtype is not None]
@@ -145,7 +144,7 @@ def _traced(task: Task, loss_of: Callable, state: TrainState, others: Mapping[st
 def make_probe(
     task: Task, tx: optax.GradientTransformation, *, seed: int = 0, accumulate: int = 1
 ) -> Callable[[TrainState, Mapping[str, jax.Array]], Layers]:
-    """Returns a compiled function that reads the layer statistics of the step that a state takes on a batch.
+    """Compiles a function that reads the layer statistics of the step that a state takes on a batch.
 
     The function changes neither the state nor the batch.
 

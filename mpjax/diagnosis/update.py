@@ -2,8 +2,8 @@
 
 A parameter stored in half precision without a float32 copy does not change if the update is less than half the distance
 to the next representable number. Training then stalls (Micikevicius et al., "Mixed Precision Training", 2017,
-arXiv:1710.03740, section 3.1). With `master_weights` the float32 copy receives the update, `stochastic_weights` keep it
-in the mean, and `compensated_weights` in a second number, so nothing is checked.
+arXiv:1710.03740, section 3.1). Three wrappers keep small updates, so nothing is checked: `master_weights` in the
+float32 copy, `stochastic_weights` in the mean, and `compensated_weights` in a second number.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Optimizer(NamedTuple):
 
     Attributes:
       tx: the optax transformation.
-      params: the parameters that it updates, in the dtypes that they are stored in.
+      params: the parameters that it updates, in their stored dtypes.
       state: the state of `tx`.
     """
 
@@ -50,7 +50,7 @@ class Update(NamedTuple):
       row: the row of the table.
       size: the sum of squares of the update.
       lost: the part of `size` that does not change the parameter.
-      finite: whether all values of the update are finite.
+      finite: True if all values of the update are finite.
       wide_size: `size` with everything in float32.
       wide_lost: `lost` with everything in float32.
       wide_finite: `finite` with everything in float32.
@@ -67,7 +67,7 @@ class Update(NamedTuple):
 
 
 def updates_of(program: Program, trace: Trace, scale: float, optimizer: Optimizer) -> list[Update]:
-    """Returns the update of each floating parameter, in half precision and in float32.
+    """Computes the update of each floating parameter, in half precision and in float32.
 
     Args:
       program: the step.
@@ -84,7 +84,7 @@ def updates_of(program: Program, trace: Trace, scale: float, optimizer: Optimize
 
 
 def lost_update(updates: Sequence[Update], tolerance: float) -> Finding | None:
-    """Returns the fault of updates that are not finite, or that lose more than `tolerance` of their norm."""
+    """Finds a fault in updates: not finite, or more than `tolerance` of their norm lost; None if there is none."""
     for update in updates:
         if update.wide_finite and not update.finite:
             return Finding(
@@ -111,7 +111,7 @@ def _site(update: Update) -> Site:
 
 
 def _moved(optimizer: Optimizer, outputs: Sequence, scale: float) -> tuple[Any, Any, Any]:
-    """Returns the parameters, their update by a scaled loss and scaled gradients, and the updated parameters."""
+    """Applies a scaled loss and scaled gradients; returns the parameters, their update, and the updated parameters."""
     loss, *gradients = outputs
     value = jnp.asarray(np.asarray(loss, np.float64) / scale, FLOAT32)
     params, treedef = jax.tree.flatten(optimizer.params)
@@ -129,7 +129,7 @@ def _moved(optimizer: Optimizer, outputs: Sequence, scale: float) -> tuple[Any, 
 
 
 def _own_scale(state) -> float:
-    """Returns the loss scale that the optimizer divides gradients by; 1 without loss scaling."""
+    """The loss scale by which the optimizer divides gradients; 1 without loss scaling."""
     try:
         return float(loss_scale_state(state).scale)
     except UsageError:  # no loss scaling

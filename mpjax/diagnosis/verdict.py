@@ -3,12 +3,13 @@
 - Overflow: the step is not finite in half precision and finite in float32. Or the step is finite because a division by
   inf gave zero, but its loss or a gradient is wrong, and would be right with the same mantissa bits and a larger range.
 - Underflow: more than `tolerance` of a gradient's norm underflowed to zero. Values that are zero with unlimited range
-  too, because rounded terms cancel, do not count. Or a value that underflowed, such as a divisor, makes the step
+  too, because rounded terms cancel, are excluded. Or a value that underflowed, such as a divisor, makes the step
   non-finite or its loss wrong.
-- Rounding: the loss is wrong, and some module with float32 inputs has an error above `tolerance` of its result's norm;
-  or the loss is off by more than half, so none of its bits is right. Or the step is not finite because of rounding
-  alone: 1 - 0.999 is rounded to 0, or a variance is below 0, and its logarithm or root is taken.
-  Or the loss is right and a gradient is not: half precision adds up cotangents, or a derivative is off.
+- Rounding: the loss is wrong, and some module with float32 inputs has an error above `tolerance` of its result's norm.
+  Or the loss is off by more than half, so none of its bits is right. Or the step is not finite because of rounding
+  alone: 1 - 0.999 is rounded to 0, or a variance is below 0, and its logarithm or root is taken. Or the loss is right
+  and a gradient is wrong, because half precision adds up cotangents, or a derivative is inaccurate.
+- Loss scale: the backward pass overflows, and the step is healthy with a lower loss scale.
 - Not precision: the step is not finite in float32 either.
 
 The reference is the float32 program with float32 constants.
@@ -46,7 +47,7 @@ def find(program: Program, trace: Trace, scale: float, reference: Reference) -> 
         return _not_precision(program, trace, scale)
     if not all_finite(trace.low):
         return _not_finite(program, trace, scale, reference)
-    # Gradients that are zero have a name of their own, unless the loss is wrong too.
+    # Gradients that are zero are an underflow, unless the loss is wrong too.
     right = loss_error(trace.wide[0], trace.low[0]) <= reference.tolerance and reference.without_float8 is None
     for check in (_underflow, _hidden, lost_sum) if right else (_hidden, _underflow, lost_sum):
         if (finding := check(program, trace, scale, reference)) is not None:
@@ -77,12 +78,12 @@ def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Returns the first three names, and the number of the others."""
+    """The first three names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _reference_begins(trace: Trace) -> Site | None:
-    """Returns the first operation whose result in the reference is not finite although its inputs are."""
+    """The first operation with finite inputs and a result that is not finite, both in the reference."""
     pairs = zip(trace.sites, trace.readings, strict=True)
     return next((site for site, reading in pairs if reading.reference_begins > 0), None)
 
@@ -144,9 +145,9 @@ _NO_UNDERFLOW = "no gradient is lost to underflow"
 
 
 def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) -> Finding | None:
-    """Returns the overflow or underflow that makes a finite step wrong; None if range is not the cause.
+    """Finds the overflow or underflow that makes a finite step wrong; None if range is not the cause.
 
-    It is at the end of the range without which the step is right; if that takes both, the overflow.
+    The fault is at the end of the range without which the step is right. If both ends are needed, it is the overflow.
     """
     if reference.has_loss(trace.low, scale):
         return None
@@ -173,14 +174,17 @@ def _hidden(program: Program, trace: Trace, scale: float, reference: Reference) 
 
 
 def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
-    """Returns True if too much underflows: of the norm; in float8, where an outlier may have it all, of the values."""
+    """True if the share of underflow exceeds `tolerance`: of the norm, or in float8 of the values.
+
+    In float8 an outlier may have the whole norm.
+    """
     return reading.lost_share > tolerance or (
         site.dtype in FLOAT8 and site.operation != "saturation" and reading.underflow > tolerance * reading.size
     )
 
 
 def _fading(seen: tuple[Site, Reading]) -> float:
-    """Returns the share of results in half precision that became zero or too small for all of their bits."""
+    """The share of half-precision results that became zero or subnormal."""
     site, reading = seen
     return (reading.underflow + reading.subnormal) / reading.size if site.dtype in NARROW and reading.size else 0.0
 
@@ -239,7 +243,7 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
 def _zero_by_overflow(
     program: Program, trace: Trace, scale: float, reference: Reference, gradient: str
 ) -> Finding | None:
-    """Returns the overflow that makes gradients zero, as a division by inf does; None if their underflow does."""
+    """Finds the overflow that makes gradients zero, for example by a division by inf; None if they underflow."""
     seen = zip(trace.sites, trace.readings, strict=True)
     over = next(((site, reading) for site, reading in seen if reading.begins and reading.overflow), None)
     if over is None or _keeps_gradients(_NO_BOTTOM, program, scale, reference):
@@ -259,9 +263,10 @@ def _keeps_gradients(emulator: Emulator, program: Program, scale: float, referen
 
 
 def _flushing(gradient: str, trace: Trace) -> Site | None:
-    """Returns the site where most values underflow, of a gradient's module or in float8 if any do there.
+    """Finds the site with most underflow, in a gradient's module or in float8 if any values underflow there.
 
-    Beside an outlier, which sets the scale, values in float8 underflow whose norm is small and whose gradient is not.
+    In float8 an outlier sets the scale. The values that then underflow have a small norm, but their gradients may be
+    large.
     """
     module = gradient.rpartition("/")[0]
     seen = [
@@ -292,8 +297,8 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     alone = run(program, scale, isolated=True)
     gradients = reference.lost_gradients(trace.low, scale)
     lost = max(gradients, default=0.0) > limit
-    # A layer whose results cancel afterwards may have accurate results; its own gradient is not.
-    backward = error <= tolerance  # a loss that is right says that the fault is in the derivative
+    # A layer whose results cancel afterwards may have accurate results and an inaccurate gradient.
+    backward = error <= tolerance  # if the loss is right, the fault is in the derivative
     every = lost and (backward or reference.without_float8 is not None)
     decisive = [i for i, site in enumerate(alone.sites) if every or site.direction == "forward"]
     ranked = sorted(decisive, key=lambda i: _blame(alone, i, backward), reverse=True)
@@ -334,4 +339,4 @@ def _blame(alone: Trace, index: int, backward: bool) -> tuple[bool, float]:
 
 
 _NOTABLE = 0.05
-"""The relative error from which a module's own backward pass is blamed before its forward pass."""
+"""The relative error above which a module's own backward pass is blamed before its forward pass."""

@@ -1,4 +1,4 @@
-"""Plots error by depth and loss scale on the page of a diagnosis; holds helpers that the other plots share."""
+"""Plots error by depth and loss scale on the page of a diagnosis. Other plots share its helpers."""
 
 import html
 import math
@@ -10,22 +10,22 @@ from mpjax.diagnosis.trace import Row
 
 
 DENSE = 40
-"""The number of modules above which rows are set in a smaller size."""
+"""The number of modules above which rows are smaller."""
 
 
 _APART = 0.18
-"""The distance of infinite errors from the highest finite one, as a share of the range of the finite ones."""
+"""The distance of infinite errors from the highest finite error, as a share of the range of finite errors."""
 
 
 def name_of(path: str) -> str:
-    """Returns a path as HTML that may break after each slash."""
+    """Escapes a path as HTML that may break after each slash."""
     return html.escape(path or "(no module)").replace("/", "/<wbr>")
 
 
 def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], Row]]:
-    """Returns the module paths in the order of the forward pass, "" last, and the rows by path and direction.
+    """Lists the module paths in the order of the forward pass, "" last, and the rows by path and direction.
 
-    Rows of the optimizer's update are left out, because their paths are those of parameters.
+    Rows of the optimizer's update are excluded, because their paths are the paths of parameters.
     """
     rows = [row for row in d.table if row.direction != "update"]
     ordered = sorted(rows, key=lambda row: (not row.path, row.direction != "forward"))
@@ -33,14 +33,14 @@ def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], Row]]:
 
 
 def percent_of(value: float, low: float, high: float) -> str:
-    """Returns the position of a value between `low` and `high` in percent, for CSS."""
+    """Formats the position of a value between `low` and `high` in percent, for CSS."""
     return f"{100 * (value - low) / (high - low):.4g}"
 
 
 def errors(d: Facts) -> str:
     """Plots the relative error of each module, with and without earlier errors, forward and backward.
 
-    Infinite errors have a line of their own above the others, so that none is taken for the error at the top.
+    Infinite errors have their own line above the others, apart from the error at the top.
     """
     paths, rows = by_path(d)
     values = [e for row in d.table for e in (row.error, row.own_error) if e and math.isfinite(e)]
@@ -113,7 +113,7 @@ def scales_of(scales: Sequence[ScaleStep]) -> str:
 
 
 def _plot(ticks: list[tuple[float, str]], low: float, high: float, width: float, lines: str, axis: str) -> str:
-    """Draws curves with an axis at the left and one below; the curves stretch with the page, the text does not."""
+    """Draws curves with an axis at the left and an axis below. The curves stretch with the page, the text does not."""
     labels = "".join(f'<span style="bottom:{percent_of(y, low, high)}%">{text}</span>' for y, text in ticks)
     grid = "".join(f'<path class="grid" d="M0 {high - y:g}h{width:g}"/>' for y, _ in ticks)
     view = f"0 0 {width:g} {high - low:g}"
@@ -148,5 +148,5 @@ def _log10(error: float | None, low: int) -> float:
 
 
 def _steps(low: int, high: int) -> range:
-    """Returns at most six evenly spaced integers from `low` to `high`."""
+    """At most six evenly spaced integers from `low` to `high`."""
     return range(low, high + 1, -(-(high - low) // 5) or 1)

@@ -35,7 +35,7 @@ _FLAG = re.compile(r"--[\w.]*\w")
 
 
 def page_of(diagnosis: Facts, scales: Sequence[ScaleStep] = ()) -> str:
-    """Returns the HTML page of a diagnosis.
+    """Renders the HTML page of a diagnosis.
 
     Args:
       diagnosis: the diagnosis to show.
@@ -202,14 +202,14 @@ def range_strips(d: Facts) -> str:
 
 
 def _window(table: Iterable[Row]) -> tuple[int, int]:
-    """Returns the exponents to draw: those that occur, and at least float16's range with a margin."""
+    """The range of exponents to draw: all that occur, and at least float16's range with a margin."""
     seen = [e for row in table if row.exponents for e in row.exponents]
     return max(min([*seen, -27]), EXPONENTS.start), min(max([*seen, 18]) + 1, EXPONENTS.stop)
 
 
 @functools.cache
 def _limits(dtype: np.dtype) -> tuple[int, int, int]:
-    """Returns the exponents of the smallest subnormal, the smallest normal and the first power of two that is inf."""
+    """The exponents of the smallest subnormal, the smallest normal and the first power of two that is inf."""
     band = range_of(dtype)
     return (
         round(math.log2(band.smallest_subnormal)),
@@ -228,7 +228,7 @@ def _limits_text(dtype: np.dtype) -> str:
 
 
 def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
-    """Draws the labels of the limits, and of the ends if there is room; a narrow screen shows fewer."""
+    """Draws the labels of the limits, and of the ends if there is room. A narrow screen shows fewer labels."""
     zero, subnormal, overflow = limits or (low, 0, high)
     placed: dict[int, bool] = {}
     for exponent in (overflow, subnormal, zero, low, high):
@@ -273,7 +273,7 @@ _ROWS = 20
 
 
 def cell_of(found: Facts) -> str:
-    """Returns verdict, place, evidence, advice, text to paste and the worst rows as HTML."""
+    """Renders verdict, place, evidence, advice, text to paste and the worst rows as HTML."""
     shown, columns = found.worst[:_ROWS], columns_of(found)
     left_out = len(found.table) - len(shown)
     place = [f"at {found.source}"] if found.source else []

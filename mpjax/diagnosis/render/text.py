@@ -18,9 +18,9 @@ COLUMNS = (
 """The columns of every table."""
 
 FLOAT8_COLUMN = "SQNR dB"
-"""One more, where something is rounded to float8."""
+"""An additional column for values rounded to float8."""
 
-# For rich: on a terminal of 80 columns these leave 14 for the path.
+# For rich: on a terminal of 80 columns these heads leave 14 for the path.
 _HEADS = (
     "path",
     "direction",
@@ -38,7 +38,7 @@ _SHORT, _LONG = 5, 20  # rows of the table in plain text, in rich
 
 
 def text_of(found: Facts) -> str:
-    """Returns the verdict, place, evidence, advice and worst rows as plain text."""
+    """Formats the verdict, place, evidence, advice and worst rows as plain text."""
     lines = [found.headline, *([f"at {found.source}"] if found.source else []), found.evidence, *found.advice]
     worst = [columns_of(found), *(row_texts(row, columns_of(found)) for row in found.worst[:_SHORT])]
     widths = [max(map(len, column)) for column in zip(*worst, strict=True)]
@@ -49,7 +49,7 @@ def text_of(found: Facts) -> str:
 
 
 def rich_of(found: Facts):
-    """Returns the same as a rich renderable, with the lines to paste and a table of more rows."""
+    """Renders the same for rich, with the lines to paste and a table of more rows."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
@@ -89,7 +89,7 @@ def row_texts(row: Row, columns: tuple[str, ...] = COLUMNS) -> tuple[str, ...]:
 
 
 def columns_of(found: Facts) -> tuple[str, ...]:
-    """Returns the columns of a table; that of float8 only if something is rounded to it."""
+    """The columns of a table. The column of float8 is included only if a value is rounded to float8."""
     return (*COLUMNS, FLOAT8_COLUMN) if any(row.sqnr is not None for row in found.table) else COLUMNS
 
 
