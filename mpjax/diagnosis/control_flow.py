@@ -173,7 +173,6 @@ class _Loop:
         return self.pairs(state)
 
     def _recorded(self, state, rows):
-        """Runs one iteration; returns its outputs and its readings."""
         recorder = self.emulator.recorder and self.emulator.recorder.within()
         outputs = self._run(self.emulator.recording(recorder), state, rows)
         if recorder is None:

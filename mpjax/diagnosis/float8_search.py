@@ -179,7 +179,7 @@ FORMATS = (MXFP8, NVFP4)
 def noise_in_blocks(program: Program) -> dict[str, dict[str, float]]:
     """Measures the signal-to-quantisation-noise ratio in block formats, in decibels, by module path and format.
 
-    The ratio of a module is that of the noisiest operand of its products, forward and backward. Blocks lie along the
+    The noisiest operand of a module's products, forward and backward, determines the ratio. Blocks lie along the
     contracted axis. Products in a loop are skipped, because their operands are unknown before the loop runs.
 
     Args:

@@ -256,7 +256,7 @@ _COUNTS = 2.0**24
 
 
 def _nudged(values: jax.Array, key: jax.Array, by: float) -> jax.Array:
-    """Returns values changed by a share of themselves; whole numbers, which may be counts or indices, stay exact."""
+    """Changes values by a share of themselves. Integers, which may be counts or indices, stay exact."""
     values = values.astype(jnp.float32)
     signs = jax.random.rademacher(key, values.shape, jnp.float32)
     whole = (values == jnp.round(values)) & (jnp.abs(values) <= _COUNTS)

@@ -111,8 +111,8 @@ _MOVES = ARRANGES | {"convert_element_type"}
 def probe(model, loss_fn: Callable, batch, *, policy: "str | Policy" = "mixed_float16", loss_scale=1.0) -> Layers:
     """Measures a Flax NNX model in one training step: forward, backward, and each gradient.
 
-    Call it inside `jax.jit` or `nnx.jit`. It costs about four steps, which is negligible every hundredth step. `layers
-    = probe(model, loss_fn, batch, loss_scale=...)` goes inside, `layers.by_layer()` outside.
+    Call it inside `jax.jit` or `nnx.jit`. It costs about four steps, which is negligible every hundredth step.
+    `layers = probe(model, loss_fn, batch, loss_scale=...)` goes inside, `layers.by_layer()` outside.
 
     Args:
       model: an NNX module, used in its current mode; it is not changed.

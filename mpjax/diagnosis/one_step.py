@@ -122,7 +122,7 @@ def _with_half(spec: "str | Policy") -> Policy:
     return policy
 
 
-@np.errstate(all="ignore")  # the diagnosis reports constants outside the range of half precision; NumPy need not warn
+@np.errstate(all="ignore")  # the diagnosis reports constants outside the range of half precision
 def diagnose_program(
     make: Callable[[Policy], Program],
     policy: Policy,

@@ -14,7 +14,7 @@ class Pair(NamedTuple):
         has been rounded yet.
       path: the module that computed the value; None for an input or a constant.
       free: True if the value comes from a module that does not round. It is then float32, and JAX's dtype promotion
-        makes the results of operations on it float32 too, except those of matrix products and casts.
+        makes the results of operations on it float32 too, except results of matrix products and casts.
       marks: the history of the value.
     """
 

@@ -174,7 +174,6 @@ def _prefixes(path: str) -> list[str]:
 
 
 def _named(tree) -> list[tuple[str, Any]]:
-    """The arrays of a pytree with their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(_name(path), leaf) for path, leaf in leaves if is_array(leaf)]
 

@@ -31,7 +31,7 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
     """Finds the sum of cotangents that makes a gradient wrong in a step whose loss is right; None if there is none.
 
     The sum is at fault if sums of cotangents in float32, each rounded once, reduce the error of the worst gradient to
-    0.6 of it or less.
+    0.6 of its value or less.
     """
     error, tolerance = loss_error(trace.wide[0], trace.low[0]), reference.tolerance
     if error > tolerance or reference.without_float8 is not None or not long_sums(trace):

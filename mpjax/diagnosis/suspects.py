@@ -15,7 +15,7 @@ SUSPECTS = 8
 def at_fault(
     seen: Sequence[tuple[Site, Reading]], program: Program, scale: float, reference: Reference
 ) -> tuple[Site, Reading] | None:
-    """The first reading of the module without whose rounding a step is healthy; by default the first reading of all.
+    """The first reading of the module that repairs the step if it does not round; by default the first of all.
 
     In half precision it is the first of all, because it causes the later overflows. In float8, small values underflow
     in healthy modules too.
@@ -38,7 +38,7 @@ def at_fault(
 
 
 def culprit(paths: Iterable[str], program: Program, scale: float, reference: Reference) -> tuple[float, str]:
-    """Finds the first of at most eight modules without whose rounding a step is healthy, or else the best.
+    """Finds the first of at most eight modules that repairs the step if it does not round, or else the best.
 
     Args:
       paths: module paths, the most suspicious first; at least one.

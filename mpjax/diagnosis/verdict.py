@@ -78,7 +78,6 @@ def _not_precision(program: Program, trace: Trace, scale: float) -> Finding:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first three names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -209,7 +209,6 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def _mistyped(about: Mapping[str, Any]) -> list[str]:
-    """A message for each value of a description that has a wrong type."""
     return [
         f"its description has {name} {str(about[name])[:40]!r}"
         for name, kind in _TYPES.items()
