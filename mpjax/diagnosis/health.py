@@ -137,8 +137,11 @@ class Reference:
         return max(self.lost_gradients(low, scale), default=0.0) <= self.limit
 
     def is_repaired_by(self, low: Sequence, scale: float) -> bool:
-        """True if the step is accurate as in `has_loss`, which judges gradients only if they were wrong; arguments as
-        there.
+        """True if the step is accurate as in `has_loss`. Gradients are judged only if they were wrong.
+
+        Args:
+          low: as in `has_loss`.
+          scale: as in `has_loss`.
         """
         judged = self.accepts is not None or self.without_float8 is not None
         right = loss_error(self.outputs[0], low[0] / scale) <= self.tolerance
@@ -222,8 +225,8 @@ class Reference:
     def determined(self, part: slice) -> bool:
         """True if a change in the last float32 bits of the inputs keeps the outputs within `tolerance`.
 
-        A change in one of the two directions suffices. The other may cross the step of a truncation, which says nothing
-        about the other values.
+        One of the two directions suffices. The other may cross the step of a truncation, which says nothing about other
+        values.
         """
         return any(distance(self.outputs[part], nudged[part]) <= self.tolerance for nudged in self._nudged)
 

@@ -13,9 +13,7 @@ from mpjax.diagnosis.compile_ahead import compiled
 
 
 EXPONENTS = range(-48, 40)
-"""The bins of the histogram: bin e counts the values in [2^e, 2^(e+1)). The outermost bins also count the values
-beyond.
-"""
+"""The bins of the histogram: bin e counts the values in [2^e, 2^(e+1)). The outermost bins have no outer bound."""
 
 _SAMPLE, _BLOCK = 4096, 2**14
 
@@ -165,8 +163,8 @@ def _sample(xp, flat):
 def histogram(sample) -> jax.Array:
     """Counts the positive values of a sample by exponent, float32 [88].
 
-    All samples have the same length, so that this function is compiled once. It takes the longest part of a reading to
-    compile.
+    All samples have the same length, so that this function is compiled once. Of all parts of a reading, it takes
+    longest to compile.
     """
     bins = jnp.clip(jnp.frexp(sample)[1] - 1 - EXPONENTS.start, 0, len(EXPONENTS) - 1)
     return jnp.zeros(len(EXPONENTS), jnp.float32).at[bins].add(jnp.where(sample > 0, 1.0, 0.0))

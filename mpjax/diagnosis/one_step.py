@@ -42,8 +42,7 @@ def diagnose(
     tx: optax.GradientTransformation | None = None,
     opt_state=None,
 ) -> Diagnosis:
-    """Runs one training step of a Flax NNX model under a policy and in float32, and reports differences and their
-    cause.
+    """Runs one training step of a Flax NNX model under a policy and in float32, and explains the differences.
 
     Args:
       model: an NNX module, in training or evaluation mode. It is not modified. Its own dtypes do not matter.
@@ -195,9 +194,7 @@ def _module(path: str) -> str:
 
 
 def _in_the_table(finding: Finding, table: Iterable[Row]) -> Iterator[str]:
-    """Yields a sentence with the module's share of the fault, as in the table. A finding has the share of one
-    operation.
-    """
+    """Yields a sentence with the module's share of the fault. The evidence has the share of one operation."""
     site, faults = finding.site, {"overflow": "overflow", "loss_scale": "overflow", "underflow": "underflow"}
     if site is None or finding.verdict not in faults:
         return

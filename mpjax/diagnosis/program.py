@@ -61,7 +61,7 @@ class Program(NamedTuple):
         return any(eqn.primitive.name.startswith("random_") for _, eqn in equations(self.jaxpr))
 
     def flops(self) -> dict[str, int]:
-        """Counts the FLOPs of matrix products and convolutions by path, without padding. Each loop is counted once."""
+        """Counts the FLOPs of matrix products and convolutions by path, without padding. Loops are counted once."""
         counts: dict[str, int] = {}
         for path, eqn in equations(self.jaxpr):
             if flops := product_flops(eqn):
