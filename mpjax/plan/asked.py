@@ -1,4 +1,4 @@
-"""Reads from a traced program which products, convolutions, attentions and sums over devices it asks for."""
+"""Reads the products, convolutions, attentions and sums over devices that a traced program asks for."""
 
 import dataclasses
 import functools
@@ -30,21 +30,22 @@ class Asked:
     """A product, convolution or attention of a traced program.
 
     Attributes:
-      kind: "product", "convolution", "attention", or "kernel" for a kernel of Pallas with products.
-      module: its module and pass.
-      differentiated: whether it belongs to a function that is differentiated, forward or backward.
-      operands: the dtypes of the operands, in alphabetical order; of a quantised one, that before it was widened.
+      kind: "product", "convolution", "attention", or "kernel" for a Pallas kernel with products.
+      module: the module and pass of the product.
+      differentiated: whether the product belongs to a differentiated function, in its forward or backward pass.
+      operands: the dtypes of the operands, in alphabetical order; a quantised operand has the dtype before it was
+        widened.
       result: the dtype of the result.
-      size: multiplications of a matrix product; 0 for others.
+      size: multiplications of a matrix product; 0 for other kinds.
       elements: the elements of the result.
       quantised: whether an operand was quantised and widened again.
-      rounded: the narrowest dtypes that the operands were rounded to on their way, as far as it is known.
-      blocks: whether it stands in for a product of blocks that share a scale, where a platform has no units for them.
-      kept: whether it stands in `mpjax.full_precision`, so that no policy applies.
-      recomputed: whether it repeats a product of the forward pass (`jax.checkpoint`).
-      in_loop: whether it stands in a loop; it counts once.
-      constant: whether its operands depend on no input of the program.
-      same: equal for products with the same operands.
+      rounded: the narrowest dtypes that the operands were rounded to on their way, as far as known.
+      blocks: whether the product replaces a product of blocks that share a scale, on a platform without units for them.
+      kept: whether the product is inside `mpjax.full_precision`, where no policy applies.
+      recomputed: whether the product repeats a product of the forward pass (`jax.checkpoint`).
+      in_loop: whether the product is in the body of a loop; it counts once.
+      constant: whether the operands depend on no input of the program.
+      same: a key that is equal for products with the same operands.
     """
 
     kind: str
@@ -66,14 +67,14 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class AskedProgram:
-    """What a traced program asks for.
+    """The products and sums that a traced program asks for.
 
     Attributes:
-      products: products, convolutions and attentions, without what no output needs. The body of a loop counts once.
+      products: the products, convolutions and attentions that an output depends on. The body of a loop counts once.
       sums: the dtype of each array that is added over devices.
-      cast: for each of them the narrowest dtype that it was cast to since it was computed; empty for none.
-      gradients: for each output, whether it is a gradient, but for casts and scales.
-      rounded: for each output the narrowest dtype that it was rounded to since it was computed; empty for none.
+      cast: the narrowest dtype that each array of `sums` was cast to since it was computed; empty for no cast.
+      gradients: for each output, whether it is a gradient, before or after casts and scales.
+      rounded: for each output, the narrowest dtype that it was rounded to since it was computed; empty for no rounding.
     """
 
     products: tuple[Asked, ...]
@@ -85,14 +86,14 @@ class AskedProgram:
 
 @dataclasses.dataclass(eq=False)
 class _Value:
-    """What is known of a value. Two of them are the same only if they are one object.
+    """The known properties of a value. Two values are the same only if they are the same object.
 
     Attributes:
-      narrow: the float8 dtype that it was quantised to.
-      constant: whether it depends on no input.
-      gradient: whether a backward pass computed it.
-      rounded: the narrowest dtype that it was rounded to since it was computed, or that what it is made of was.
-      cast: the narrowest dtype that itself was cast to since it was computed.
+      narrow: the float8 dtype that the value was quantised to.
+      constant: whether the value depends on no input.
+      gradient: whether a backward pass computed the value.
+      rounded: the narrowest dtype that the value, or a part of it, was rounded to since it was computed.
+      cast: the narrowest dtype that the value itself was cast to since it was computed.
     """
 
     narrow: str = ""
@@ -104,7 +105,15 @@ class _Value:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where an equation stands: the name stack around it, and whether in a loop, `full_precision` or for blocks."""
+    """The surroundings of an equation.
+
+    Attributes:
+      stack: the name stack around it.
+      in_loop: whether it is in the body of a loop.
+      kept: whether it is inside `mpjax.full_precision`.
+      blocks: whether it belongs to a computation that replaces a product of blocks that share a scale.
+      sizes: the sizes of the mesh axes of the `shard_map` around it.
+    """
 
     stack: str = ""
     in_loop: bool = False
@@ -114,7 +123,7 @@ class _Place:
 
 
 def asked_of(jaxpr: Any) -> AskedProgram:
-    """Returns what a traced program asks for."""
+    """Reads the products, sums, gradients and roundings of a traced program."""
     body = opened(jaxpr)[0]
     needed: set[int] = set()
     _mark_needed(body, [True] * len(body.outvars), needed)
@@ -128,7 +137,7 @@ def asked_of(jaxpr: Any) -> AskedProgram:
 
 
 def _constant(variable: Any, value: Any) -> _Value:
-    return _Value(constant=True)  # one of its own: products with other constants are others
+    return _Value(constant=True)  # a new object, so that products of different constants differ
 
 
 def _apply(
@@ -189,7 +198,7 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
 
 
 def _kernel(eqn: Any, inside: list[Any], place: _Place) -> Asked:
-    """Returns a kernel as one product, in the dtypes of the first one inside."""
+    """Represents a kernel as one product, in the dtypes of its first product."""
     stack = _joined(place.stack, str(eqn.source_info.name_stack))
     operands = in_order(str(aval.dtype) for aval in _avals(inside[0]))
     module = module_named(_joined(stack, "pallas_call"))
@@ -206,7 +215,6 @@ def _avals(eqn: Any) -> list[Any]:
 
 
 def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
-    """Returns what is known of the results of an equation."""
     constant = all(each.constant for each in operands)
     rounded = rounded_by(eqn, [each.rounded for each in operands])
     cast = cast_by(eqn, [each.cast for each in operands])
@@ -223,7 +231,7 @@ def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
 
 
 def _devices(eqn: Any, place: _Place) -> int:
-    """Returns the number of devices that a sum is over; 2 if it is not known."""
+    """The number of devices that a sum runs over; 2 if the size of an axis is unknown."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     sizes = dict(place.sizes)
     return math.prod(sizes.get(axis, 2) for axis in ((axes,) if isinstance(axes, str) else axes))
@@ -245,20 +253,20 @@ def _joined(*stacks: str) -> str:
 
 
 def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
-    """Walks through the bodies of an equation and returns its results."""
+    """Walks the bodies of an equation and returns the values of its results."""
     bodies = held_by(eqn)
     name = eqn.primitive.name
     found: list[list[_Value]] = []
     for held in bodies:
         inputs = opened(held)[0].invars
         given = operands[1:] if name == "cond" else operands
-        # What a loop carries is quantised in some iterations only.
+        # The carry of a loop may be quantised in some iterations only.
         known = len(given) == len(inputs) and name != "while"
         values = list(given) if known and name != "scan" else [_Value() for _ in inputs]
         if known and name == "scan":
             values = [_Value(rounded=each.rounded) for each in given]
             consts, carried = scan_counts(eqn.params)
-            # What an iteration rounds is an operand of the next one.
+            # A rounded carry is an operand of the next iteration.
             once = evaluated(held, list(values), _constant, functools.partial(apply, found=[], sums=[]))
             for number, each in enumerate(once[:carried], start=consts):
                 values[number] = _Value(rounded=together([values[number].rounded, each.rounded]))
@@ -270,9 +278,9 @@ def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
 
 
 def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bool]:
-    """Adds the ids of equations that lead to an output; returns which inputs do.
+    """Adds the ids of the equations that lead to a wanted output, and tells which inputs of `body` they need.
 
-    Bodies of calls are followed output by output. Of loops and branches everything is taken to be needed.
+    Bodies of calls are followed output by output. In loops and branches, every equation is marked.
     """
     used = {id(var) for var, want in zip(body.outvars, wanted, strict=True) if want}
     for eqn in reversed(body.eqns):

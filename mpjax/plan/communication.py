@@ -1,4 +1,4 @@
-"""Predicts the communication of a step: bytes by mesh axis, seconds of each link, and how it scales to more GPUs."""
+"""Predicts the communication of a step: bytes by mesh axis, seconds per link, and scaling to more GPUs."""
 
 import collections
 import dataclasses
@@ -19,7 +19,7 @@ class Reach:
 
     Attributes:
       size: number of devices.
-      near: number of them on one host; `size` if all are.
+      near: number of the devices that share one host; equal to `size` if all do.
     """
 
     size: int
@@ -27,19 +27,20 @@ class Reach:
 
 
 def reach_of(groups: Groups) -> Reach:
-    """Returns the reach of the group that is spread most, by the fewest devices that it has on a host.
+    """The reach of the most spread group, with the fewest devices that the group has on a host.
 
-    Devices are placed in order: the first `HOST` are on the first host.
+    Devices are placed in order: the first `HOST` devices are on the first host.
     """
     reaches = [Reach(len(group), min(collections.Counter(id // HOST for id in group).values())) for group in groups]
     return min(reaches, key=lambda reach: (reach.near / reach.size, -reach.size))
 
 
 def duration_of(kind: str, size: int, reach: Reach, gpu: Gpu) -> float | None:
-    """Returns the seconds that a collective takes.
+    """Predicts the seconds of a collective.
 
-    A ring through several hosts enters and leaves each by the network adapters of all its members there: NCCL adds up
-    their bandwidth (NVIDIA/nccl, issue 412). All groups exchange at once, so each GPU has only its part of the network.
+    A ring through several hosts enters and leaves each host by the network adapters of all its members there. NCCL adds
+    up their bandwidth (NVIDIA/nccl, issue 412). All groups exchange at once, so each GPU has only its own part of the
+    network.
 
     Args:
       kind: "all-reduce", "all-gather", ...
@@ -48,7 +49,7 @@ def duration_of(kind: str, size: int, reach: Reach, gpu: Gpu) -> float | None:
       gpu: the GPU.
 
     Returns:
-      Seconds; None if the group is on several hosts and the network between them is not known.
+      Seconds; None if the group spans several hosts and their network is unknown.
     """
     count, near = reach.size, reach.near
     if count == 1:
@@ -65,7 +66,7 @@ def duration_of(kind: str, size: int, reach: Reach, gpu: Gpu) -> float | None:
 
 
 def _passes(kind: str, count: int) -> float:
-    """Returns how often the bytes of the whole array pass each device."""
+    """The number of times that the bytes of the whole array pass each device."""
     if kind == "collective-broadcast":
         return 1.0
     # An all-reduce is a reduce-scatter and an all-gather.
@@ -73,15 +74,15 @@ def _passes(kind: str, count: int) -> float:
 
 
 COUNTS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Numbers of GPUs for which a step's time is predicted."""
+"""Numbers of GPUs with a predicted step time."""
 
 OTHER = "other groups"
-"""Stands for the axes of a collective whose groups lie along no product of axes."""
+"""The label of a collective whose groups lie along no product of axes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """A step on some number of GPUs, with the same batch on each.
+    """A step on some number of GPUs, with the same batch on each GPU.
 
     Attributes:
       devices: number of GPUs.
@@ -100,7 +101,7 @@ class Communication:
 
     Attributes:
       bytes: bytes of whole arrays by collective, dtype and axes: {"all-reduce": {"f32": {"data+fsdp": 1024}}}.
-      timing: the predicted time on the devices of the plan; None if the network between hosts is not known.
+      timing: the predicted time on the planned devices; None if the network between hosts is unknown.
       grows: the axis of the mesh that grows with the number of GPUs.
       scaling: the predicted time by number of GPUs. Empty if the axis has one device, because the program then has no
         collectives along it.
@@ -117,8 +118,8 @@ def communication_of(
 ) -> Communication:
     """Predicts the communication of a program that was compiled for several devices.
 
-    To predict other numbers of GPUs, the groups of the program's collectives grow along one axis; its kernels and the
-    sizes of its arrays stay what they are.
+    To predict other numbers of GPUs, the groups of the collectives grow along one axis. Kernels and array sizes stay
+    the same.
 
     Args:
       events: the events of the program.
@@ -158,12 +159,12 @@ def communication_of(
 
 
 def label(axes: Iterable[str] | None) -> str:
-    """Returns the name of a product of axes: "data+fsdp"."""
+    """Formats a product of axes: "data+fsdp"."""
     return OTHER if axes is None else "+".join(axes) or "one device"
 
 
 def _as_compiled(start: Start, devices: int, count: int) -> Reach:
-    """Returns the reach of groups that are not known to grow: as compiled, without the devices beyond `count`."""
+    """The reach of groups that do not grow: the compiled groups, without devices from `count` on."""
     groups = (tuple(id for id in group if id < count) for group in groups_of(start.instruction, devices))
     return reach_of(tuple(group for group in groups if group))
 

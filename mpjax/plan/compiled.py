@@ -1,4 +1,4 @@
-"""Compiles a training step for a GPU that need not be present."""
+"""Compiles a training step for a GPU, which need not be present."""
 
 import concurrent.futures
 import contextlib
@@ -27,7 +27,7 @@ class Compiled:
     Attributes:
       executable: a `jax.stages.Compiled`, which cannot be run.
       jaxpr: the traced program.
-      memory: the memory that the program needs.
+      memory: the memory of the program on the device.
       flops: operations by dtype.
     """
 
@@ -53,8 +53,7 @@ def start(
 
     Raises:
       UsageError: the CUDA plugin is missing, XLA does not support the GPU, the GPU has no units for the policy's float8
-        products, or the batch does not divide evenly. The
-        future raises it if XLA cannot compile the step for the GPU.
+        products, or the batch does not divide evenly. The future raises it if XLA cannot compile the step for the GPU.
     """
     require_units(step.plan.policy.recipes, GPUS[name].capability, f"--gpu {name}: {GPUS[name].name}")
     mesh = mesh_of(name, devices, **step.sizes)
@@ -62,7 +61,7 @@ def start(
         train_step, given = step.on(mesh)
         traced = train_step.trace(*given)
         lowered = traced.lower()
-    # Shapes in the step are those of a device's share of the batch, but whole where the compiler divides over `tensor`.
+    # Shapes in the step are of a device's share of the batch, but whole over `tensor`, which the compiler divides.
     parts = mesh.shape[TENSOR]
     flops = {dtype: count / parts for dtype, count in flops_of(traced.jaxpr).items()}
 
@@ -75,10 +74,10 @@ def start(
 
 @contextlib.contextmanager
 def with_sources() -> Iterator[None]:
-    """Compiles programs with the source lines of all their operations, for `mpjax.plan.source`.
+    """Compiles programs with the source lines of all operations, for `mpjax.plan.source`.
 
-    With ten frames of a traceback, JAX's default, a layer's operations often have no line of the model. A program from
-    JAX's cache would have the lines that the code had when it was compiled.
+    JAX keeps ten frames of a traceback by default, so a layer's operations often have no line of the model. A program
+    from JAX's compilation cache would have the lines of the code that compiled it.
     """
     options = {"jax_traceback_in_locations_limit": -1, "jax_compilation_cache_include_metadata_in_key": True}
     before = {name: getattr(jax.config, name) for name in options}
@@ -97,8 +96,8 @@ def compiled_for(lowered: Any, name: GpuName, own: Mapping[str, Any] = MappingPr
     Raises:
       UsageError: XLA cannot compile it for the GPU.
     """
-    # The machine code is never read: the lowest optimization level is enough, and no real linker is wanted, which XLA
-    # finds once PyTorch is imported and which knows fewer GPUs.
+    # The machine code is never read, so the lowest optimization level is enough. No real linker is needed: XLA finds
+    # one as soon as PyTorch is imported, and it supports fewer GPUs.
     options = {
         **own,
         "xla_gpu_cuda_data_dir": toolkit_folder(),

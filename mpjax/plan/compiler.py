@@ -1,4 +1,4 @@
-"""Finds, installs and loads XLA's compiler for CUDA, so that no JAX program but a plan sees it."""
+"""Finds, installs and loads XLA's compiler for CUDA, visible to plans only and to no other JAX program."""
 
 import contextlib
 import functools
@@ -22,34 +22,34 @@ from mpjax.jax_internals import register_compiler
 
 
 PACKAGES = (("jax-cuda12-plugin", "jax-cuda12-pjrt"), ("jax-cuda13-plugin", "jax-cuda13-pjrt"))
-"""Either pair is enough where JAX is installed for a GPU."""
+"""The pairs of CUDA packages of JAX; either pair is enough."""
 PACKAGE = "jax-cuda12-pjrt"
-"""The package that holds the compiler. It also holds a hook, which every JAX program runs that finds the package."""
+"""The package that holds the compiler. Every JAX program that finds the package runs its hook."""
 LIBRARY = "jax_plugins/xla_cuda12/xla_cuda_plugin.so"
-"""The compiler in that package."""
+"""The path of the compiler in the package."""
 NOISE = ("cudart_stub.cc", "before absl::InitializeLog()")
-"""Marks of the lines that the compiler prints because there is no driver."""
+"""Substrings of the lines that the compiler prints without a driver."""
 
 
 def compiler_folder() -> pathlib.Path:
-    """Returns the folder of the compiler for this version of jaxlib, which need not exist."""
+    """The folder of the compiler for this version of jaxlib. It need not exist."""
     return default_cache_folder() / "cuda_compiler" / jaxlib_version()
 
 
 def jaxlib_version() -> str:
-    """Returns the version of jaxlib, which is also that of its compiler for CUDA."""
+    """The version of jaxlib, which is also the version of its compiler for CUDA."""
     return importlib.metadata.version("jaxlib")
 
 
 def has_compiler() -> bool:
-    """Returns True if the compiler is in the cache folder, or a package of JAX for a GPU is installed."""
+    """True if the compiler is in the cache folder, or a package of JAX for a GPU is installed."""
     return (compiler_folder() / LIBRARY).is_file() or any(_version(package) for pair in PACKAGES for package in pair)
 
 
 def require_compiler() -> None:
-    """Raises UsageError if there is no compiler for CUDA of jaxlib's version.
+    """Raises UsageError if no CUDA compiler of jaxlib's version is available.
 
-    JAX's own packages for a GPU come first. If JAX finds such packages of another version, it has loaded these.
+    JAX's own packages for a GPU come first: JAX loads them if it finds them, in any version.
     """
     wanted, install = jaxlib_version(), command_line("plan", "--install")
     found = [{package: _version(package) for package in pair} for pair in PACKAGES]
@@ -82,7 +82,7 @@ def install_compiler() -> pathlib.Path:
     """Downloads the compiler of jaxlib's version to `compiler_folder()`, and returns that folder.
 
     Raises:
-      UsageError: there is no pip, or it cannot install the package.
+      UsageError: pip is missing, or cannot install the package.
     """
     folder = compiler_folder()
     if (folder / LIBRARY).is_file():
@@ -90,7 +90,7 @@ def install_compiler() -> pathlib.Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     options = ["install", "--no-deps", "--disable-pip-version-check", "--only-binary", ":all:"]
     package = f"{PACKAGE}=={jaxlib_version()}"
-    # Two plans may install at once, and one may be interrupted: only a complete folder gets the name.
+    # Two plans may install at once, and one may be interrupted: only a complete folder gets its final name.
     unfinished = tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.")
     try:
         command = [sys.executable, "-m", "pip", *options, "--target", unfinished, package]
@@ -109,10 +109,10 @@ def install_compiler() -> pathlib.Path:
 
 @functools.cache
 def load_compiler() -> None:
-    """Makes JAX able to describe CUDA devices in this process; which devices it computes on does not change.
+    """Enables JAX to describe CUDA devices in this process. The devices that it computes on do not change.
 
     Raises:
-      UsageError: as `require_compiler`, or the compiler is not there and cannot be downloaded.
+      UsageError: as `require_compiler`, or the compiler is missing and cannot be downloaded.
     """
     if not has_compiler():
         print(f"downloading XLA's compiler for CUDA (175 MB) to {compiler_folder()}", file=sys.stderr)
@@ -120,14 +120,14 @@ def load_compiler() -> None:
     require_compiler()
     if any(_version(package) for pair in PACKAGES for package in pair):
         return  # JAX loads its own packages when it first looks for devices
-    # Platforms that are registered after JAX has chosen its devices are not tried for any.
+    # JAX does not compute on platforms that are registered after it has chosen its devices.
     jax.devices()
     with without_noise():
         register_compiler(str(compiler_folder() / LIBRARY))
 
 
 def absent_devices(topology: str, target: str) -> list[Any]:
-    """Returns devices to compile for that are not there.
+    """Describes CUDA devices that need not be present, for compilation.
 
     Args:
       topology: hosts, devices per host and so on, such as "1x1x8".
@@ -140,7 +140,7 @@ def absent_devices(topology: str, target: str) -> list[Any]:
 
 @contextlib.contextmanager
 def _without_cuda() -> Iterator[None]:
-    """Disables the check for CUDA libraries of JAX's own packages at start-up. Compilation does not need them."""
+    """Disables the start-up check for CUDA libraries in JAX's own packages. Compilation does not need them."""
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
     given = os.environ.get(variable)
     os.environ.setdefault(variable, "1")
@@ -153,7 +153,7 @@ def _without_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Leaves out lines with `NOISE` of what this process writes to stderr, also outside of Python."""
+    """Drops the lines with a mark of `NOISE` from this process's stderr, including lines from outside Python."""
     sys.stderr.flush()
     before = os.dup(2)
     with tempfile.TemporaryFile() as written:

@@ -1,10 +1,10 @@
-"""Lists the memory, bandwidth and arithmetic rates of each GPU that a plan supports.
+"""The memory, bandwidth and arithmetic rates of each GPU that a plan supports.
 
-Rates are those of NVIDIA's data sheets without sparsity, for the SXM form if there are several. A GPU under load is
-slower. Memory is the size that CUDA reports to a program, which is less than the data sheet's.
+Rates are NVIDIA's data sheet rates without sparsity, for the SXM form if there are several. A GPU under load is slower.
+Memory is the size that CUDA reports to a program, which is less than the data sheet's.
 
-Links are those of NVIDIA's own systems with eight such GPUs; other hosts may have fewer network adapters. Data sheets
-give NVLink and PCIe in both directions together, and networks in bits/s. The table has bytes/s in one direction.
+Links are those of NVIDIA's own systems with eight GPUs; other hosts may have fewer network adapters. Data sheets give
+NVLink and PCIe in both directions together, and networks in bits/s. The table has bytes/s in one direction.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from mpjax.config.plan import GpuName
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One kind of GPU.
+    """A kind of GPU.
 
     Attributes:
       name: the name that NVIDIA's driver reports, or its beginning.
@@ -31,10 +31,10 @@ class Gpu:
       shared_per_block: maximum bytes of shared memory per block.
       flops: peak operations/s of matrix products and convolutions, by dtype of the operands. "tensorfloat32" is float32
         with inputs rounded to 10 bits of mantissa, XLA's default for float32 on GPUs that support it. "float8" is all
-        formats of it.
+        float8 formats.
       link: bandwidth from one GPU to the others of its host, bytes/s in one direction.
-      network: a GPU's part of the bandwidth from its host to others, bytes/s in one direction. None if NVIDIA's
-        own hosts have no such GPUs.
+      network: a GPU's part of the bandwidth from its host to others, bytes/s in one direction. None if no host of
+        NVIDIA has this GPU.
       source: the data sheet of the rates.
       links: the data sheet of the links.
     """
@@ -57,7 +57,7 @@ class Gpu:
     links: str
 
     def rate(self, dtype: str) -> float:
-        """Returns the peak operations/s for operands of a dtype, or the float32 rate if the GPU has no units for it."""
+        """The peak operations/s for operands of a dtype, or the float32 rate if the GPU has no units for the dtype."""
         return self.flops.get("float8" if dtype.startswith("float8") else dtype, self.flops["float32"])
 
 
@@ -180,7 +180,7 @@ GPUS: Mapping[GpuName, Gpu] = {
 
 
 def gpu_of(kind: str) -> GpuName | None:
-    """Returns the GPU that a driver's `device_kind` names, or None if it names none of `GPUS`.
+    """The GPU that a driver's `device_kind` names; None if no GPU of `GPUS` matches.
 
     >>> gpu_of("NVIDIA H100 80GB HBM3")
     'h100'

@@ -1,7 +1,7 @@
-"""Which of two dtypes is wider, by name, and which values of a traced program were rounded to fewer bits.
+"""Orders dtypes by their bits, and finds the values of a traced program that were rounded to fewer bits.
 
-JAX has no arrays of some of them: tensorfloat32, MX formats. A value that is rounded to bfloat16 and cast back has
-float32's dtype and bfloat16's bits: a product of it is in float32 by its operands alone.
+JAX has no arrays of some of these dtypes: tensorfloat32, MX formats. A value that is rounded to bfloat16 and cast back
+has float32's dtype and bfloat16's bits. By its operands alone, a product of it is in float32.
 """
 
 import re
@@ -28,7 +28,7 @@ HALF = ("float16", "bfloat16")
 
 
 def bits_of(dtype: str) -> tuple[int, int]:
-    """Returns the bits of exponent and mantissa.
+    """The bits of exponent and mantissa of a floating dtype.
 
     >>> bits_of("float8_e4m3fn")
     (4, 3)
@@ -42,7 +42,7 @@ def bits_of(dtype: str) -> tuple[int, int]:
 
 
 def dtype_of_bits(exponent: int, mantissa: int) -> str:
-    """Returns the name of a dtype with these bits; several have them.
+    """The name of a dtype with these bits; several dtypes may have them.
 
     >>> dtype_of_bits(8, 7), dtype_of_bits(4, 3)
     ('bfloat16', 'float8_e4m3')
@@ -52,7 +52,9 @@ def dtype_of_bits(exponent: int, mantissa: int) -> str:
 
 
 def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
-    """Returns whether dtypes are those asked for, wider or narrower, whatever their order.
+    """Compares the dtypes that run with the dtypes asked for, whatever their order: as asked, wider or narrower.
+
+    A dtype with fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse.
 
     A dtype that has fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse.
 
@@ -65,7 +67,7 @@ def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
 
 
 def narrowest(dtypes: Sequence[str]) -> str:
-    """Returns the dtype with the fewest bits of mantissa, of several the one with the fewest of exponent."""
+    """The dtype with the fewest bits of mantissa; among equals, with the fewest bits of exponent."""
     return min(dtypes, key=lambda dtype: bits_of(dtype)[::-1])
 
 
@@ -76,20 +78,20 @@ def _one(asked: tuple[int, int], runs: tuple[int, int]) -> str:
 
 
 _MOVES = CASTS | ARRANGES | TAKES | CHOOSES | {"abs", "neg"}
-"""Primitives whose results are numbers of their operands: what was rounded stays so."""
+"""Primitives whose results consist of values of their operands: rounded values stay rounded."""
 
 
 def rounded_by(eqn: Any, given: Sequence[str]) -> str:
-    """Returns the narrowest dtype that the results of an equation were rounded to since they were computed.
+    """The narrowest dtype that the results of an equation were rounded to since they were computed.
 
-    A sum or a function of rounded numbers is not one of them, unless its dtype is as narrow: then it is rounded again.
+    A sum or a function of rounded numbers is not rounded, unless its dtype is as narrow: then it is rounded again.
 
     Args:
-      eqn: the equation; not control flow, and no call.
-      given: the same of each operand; empty for what was not rounded.
+      eqn: the equation; neither control flow nor a call.
+      given: the narrowest dtype that each operand was rounded to; empty for no rounding.
 
     Returns:
-      The name of the dtype; empty if nothing was rounded, as far as it is known.
+      The name of the dtype; empty if no rounding is known.
     """
     if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
         return ""
@@ -102,7 +104,7 @@ def rounded_by(eqn: Any, given: Sequence[str]) -> str:
         return together([given[0], target if rounds else ""])
     if name in _MOVES:
         return together(given)
-    if name in SCALES:  # by a number, or one for each row
+    if name in SCALES:  # by a scalar, or by a scalar for each row
         sizes = [var.aval.size for var in eqn.invars]
         if sizes[0] != sizes[1]:
             return given[sizes.index(max(sizes))]
@@ -111,12 +113,12 @@ def rounded_by(eqn: Any, given: Sequence[str]) -> str:
 
 
 def cast_by(eqn: Any, given: Sequence[str]) -> str:
-    """Returns as `rounded_by`, but empty for the results of arithmetic, however narrow: they are computed so."""
+    """As `rounded_by`, but empty for the results of arithmetic, however narrow: they are computed in their dtype."""
     return rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in SCALES else ""
 
 
 def together(found: Iterable[str]) -> str:
-    """Returns the narrowest of several dtypes; empty if there is none.
+    """The narrowest of several dtypes; empty if all are empty.
 
     >>> together(["", "bfloat16", "float8_e4m3fn"])
     'float8_e4m3fn'

@@ -46,10 +46,10 @@ class Estimate:
       overlap: the share of the bytes between devices that have a kernel between start and end.
       flops: operations by dtype.
       roofline: lower bounds of the time.
-      communication: the bytes that devices exchange, and the time with it.
+      communication: the bytes that devices exchange, and the step time with communication.
       costliest: the kinds of kernels that move the most bytes.
       receipt: the dtypes that the step runs in; None if not requested.
-      float8: what float8 saves and costs in each kind of layer; empty without products in float8.
+      float8: the savings and costs of float8 in each kind of layer; empty without float8 products.
       fit: the largest batch; None if not requested, or if memory does not grow with the batch.
       measured: the step timed on the GPU itself; None if the step was not timed.
     """
@@ -75,22 +75,22 @@ class Estimate:
 
     @property
     def title(self) -> str:
-        """Returns what the plan is compared by: the policy, and XLA's options if there are any."""
+        """The policy and XLA's options, if any, which name the plan in comparisons."""
         return f"{self.policy} {self.xla}".strip()
 
     @property
     def fits(self) -> bool:
-        """Returns True if the run's own batch fits in memory."""
+        """True if the run's own batch fits in memory."""
         return self.memory.total <= self.limit
 
     @property
     def items_per_second(self) -> float:
-        """Returns the best-case examples per second, over all devices."""
+        """The best-case examples per second, over all devices."""
         return self.batch / self.roofline.seconds
 
     @property
     def expected_seconds(self) -> float:
-        """Returns the time of a step to expect, with the time in which a GPU only waits for communication."""
+        """The expected time of a step, including the time in which a GPU only waits for communication."""
         timing = self.communication.timing
         return expected_seconds(self.roofline, self.traffic.kernels) + (timing.exposed if timing else 0)
 
@@ -115,7 +115,7 @@ def estimates(
       devices: number of devices that share a batch.
       attention: as in `mpjax.plan.compiled.start`.
       most: the number of kinds of kernels to list.
-      receipts: whether to compare the dtypes that run with those asked for.
+      receipts: whether to compare the dtypes that run with the dtypes asked for.
       memory_fraction: fraction of a GPU's memory that a run may use.
       fit: whether to find the largest batch.
       verify: whether to compile the largest batch too.
@@ -192,7 +192,7 @@ def estimates(
 
 
 def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:
-    """Raises UsageError if cuDNN's attention was asked for and the compiled step uses XLA's.
+    """Raises UsageError if the user chose cuDNN's attention and the compiled step uses XLA's.
 
     Args:
       asked: "auto", "xla" or "cudnn".
@@ -221,7 +221,7 @@ def _receipt(program: Compiled, text: str, step: Step, gpu: GpuName) -> Receipt:
 
 
 def _attention(step: Step, traffic: Traffic) -> str:
-    """Returns the attention of the compiled step: "cudnn", "xla", or "" if the model has none."""
+    """The attention of the compiled step: "cudnn", "xla", or "" for a model without attention."""
     if any("fmha" in target for target in traffic.calls):
         return "cudnn"
     return "xla" if step.attention else ""

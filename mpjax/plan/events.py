@@ -1,4 +1,4 @@
-"""Lists what one device does in a step as events: it works, starts to exchange arrays with others, waits for them."""
+"""Lists the events of one device in a step: it runs kernels, starts collectives, and waits for them."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -10,10 +10,10 @@ from mpjax.plan.order import Launch, Loop, order_of
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Kernels that follow each other.
+    """Consecutive kernels.
 
     Attributes:
-      moved: bytes that they read and write.
+      moved: bytes that the kernels read and write.
     """
 
     moved: int
@@ -28,7 +28,7 @@ class Start:
       kind: "all-reduce", "all-gather", ...
       arrays: dtype and bytes of each whole array that is exchanged.
       moved: bytes that the collective reads and writes in the device's memory.
-      instruction: the instruction, which says who takes part; see `mpjax.plan.groups`.
+      instruction: the instruction, which names the devices that take part; see `mpjax.plan.groups`.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Start:
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes of all arrays."""
+        """The bytes of all arrays."""
         return sum(size for _, size in self.arrays)
 
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """The end of a collective: what follows needs its result.
+    """The end of a collective: later events need its result.
 
     Attributes:
       name: the name of the `Start`.
@@ -58,9 +58,9 @@ Event = Work | Start | Wait
 
 
 def events_of(program: Program) -> list[Event]:
-    """Lists the events of one execution, those of a loop as often as it runs. No two `Work` stand side by side.
+    """Lists the events of one execution. Events of a loop repeat for each trip, and consecutive `Work` is merged.
 
-    A collective that is one instruction, without `-start` and `-done`, is waited for at once.
+    A collective that is one instruction, without `-start` and `-done`, has its `Wait` directly after its `Start`.
     """
     return list(_merged(_events(program, order_of(program))))
 

@@ -1,7 +1,7 @@
-"""Counts what float8 saves and costs in a compiled step, layer by layer: time of products, and of conversions.
+"""Counts the savings and costs of float8 in a compiled step, layer by layer: product time and conversion time.
 
-A product in float8 takes half the time at the data sheets' rates. Finding the largest value of an operand and casting
-it are kernels of their own, which move bytes and are launched.
+A product in float8 takes half the time at the data sheets' rates. Separate kernels find the largest value of an operand
+and cast it. They move bytes and have to be launched.
 """
 
 import collections
@@ -24,13 +24,14 @@ from mpjax.precision.dtypes import is_floating
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """What float8 saves and costs in the layers of one path, in one step.
+    """The savings and costs of float8 in the layers of one path, in one step.
 
     Attributes:
       module: the path with `*` for indices.
-      saved: seconds that the products take less than in bfloat16.
-      spent: seconds of the kernels that find scales and cast, at most: what XLA fused with them is counted too.
-      kernels: how many kernels these are.
+      saved: seconds that the products save compared with bfloat16.
+      spent: upper bound of the seconds of the kernels that find scales and cast, including the work that XLA fused with
+        them.
+      kernels: the number of these kernels.
     """
 
     module: str
@@ -40,12 +41,12 @@ class Layer:
 
 
 def layers_of(jaxpr: Any, program: Program, gpu: Gpu) -> list[Layer]:
-    """Returns the layers that multiply in float8, by path.
+    """Lists the layers that multiply in float8, by path.
 
     Args:
       jaxpr: the traced step.
       program: the compiled step.
-      gpu: the GPU that it is compiled for.
+      gpu: the GPU that the step is compiled for.
     """
     saved: dict[str, float] = collections.defaultdict(float)
     for body in bodies(jaxpr):
@@ -72,7 +73,7 @@ def _pattern(path: str) -> str:
 
 
 def _converts(program: Program, each: Instruction) -> bool:
-    """Returns True for a kernel that casts to float8, or that finds a largest value."""
+    """True for a kernel that casts to float8 or finds a largest value."""
     if each.opcode not in ("fusion", "convert", "reduce"):
         return False
     if any(dtype.startswith("f8") for dtype, _ in shapes_of(each.type)):
@@ -82,7 +83,7 @@ def _converts(program: Program, each: Instruction) -> bool:
 
 
 def _finds_largest(program: Program, fused: Computation) -> bool:
-    """Returns True if a fusion does nothing but reduce to the largest absolute value."""
+    """True if every reduction of a fusion finds a maximum, and there is at least one reduction."""
     reduces = [each for each in fused if each.opcode == "reduce"]
     inside = [program.computations[name] for each in reduces for name in each.called("to_apply")]
     return bool(inside) and all(any(each.opcode == "maximum" for each in one) for one in inside)

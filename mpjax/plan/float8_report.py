@@ -1,4 +1,4 @@
-"""Says whether products in float8 pay: a plan beside the same one without them, and the layers in which they do not."""
+"""Says whether float8 products pay off: compares plans with and without them, and lists the layers that lose."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from mpjax.precision.presets import get_policy
 
 
 def comparisons(plans: Sequence[Estimate]) -> list[str]:
-    """Returns a line for each plan with float8 that compares it with one without, and those that say where it loses.
+    """Compares each plan with float8 to the plans without, one line each, and lists the layers where float8 loses.
 
-    If there is none without, the line says what to write.
+    If there is no plan without float8, the line names the flag that adds one.
     """
     lines = []
     for plan in (plan for plan in plans if plan.float8):

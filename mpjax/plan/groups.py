@@ -1,4 +1,4 @@
-"""Reads which devices take part in a collective, and along which axes of the mesh they lie.
+"""Reads the devices that take part in a collective, and the mesh axes along which they lie.
 
 Devices are numbered as in the mesh: row by row, neighbours along the last axis.
 """
@@ -23,11 +23,11 @@ _AXIS = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 
 
 def groups_of(each: Instruction, devices: int) -> Groups:
-    """Returns the groups of devices that exchange with each other; the pairs of a collective-permute.
+    """Parses the groups of devices that exchange with each other; for a collective-permute, its pairs.
 
-    Reads the forms that XLA writes: lists, `[4,2]<=[2,4]T(1,0)` (rows of the numbers 0 to 7 in that shape, transposed)
-    and `mesh['x'=2,'y'=4] {'x'}` (groups along some axes of a mesh). No groups at all mean one of all devices. A
-    program of one replica may name only that replica and mean all its partitions.
+    XLA writes three forms: lists, `[4,2]<=[2,4]T(1,0)` (rows of the numbers 0 to 7 in that shape, transposed) and
+    `mesh['x'=2,'y'=4] {'x'}` (groups along some axes of a mesh). Without groups, all devices form one group. A program
+    of one replica may name only that replica and mean all its partitions.
 
     Raises:
       ValueError: the instruction has groups in another form.
@@ -48,7 +48,7 @@ def groups_of(each: Instruction, devices: int) -> Groups:
 
 
 def along(axes: Iterable[str], sizes: Mapping[str, int]) -> Groups:
-    """Returns the groups of the devices that differ only in their places along some axes of a mesh.
+    """The groups of devices that differ only in their positions along some axes of a mesh.
 
     >>> along(["fsdp"], {"data": 2, "fsdp": 2})
     ((0, 1), (2, 3))
@@ -62,7 +62,7 @@ def along(axes: Iterable[str], sizes: Mapping[str, int]) -> Groups:
 
 
 def axes_of(each: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Returns the axes of a mesh along which a collective exchanges; none for groups of one device each.
+    """The mesh axes along which a collective exchanges; an empty tuple for groups of one device each.
 
     The axes of a collective-permute are those along which any pair differs.
 
@@ -71,7 +71,7 @@ def axes_of(each: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...] | No
       sizes: the size of each axis of the mesh, in order.
 
     Returns:
-      The axes in the order of the mesh, without those of size 1; None if the groups lie along no product of axes.
+      The axes in the order of the mesh, without axes of size 1; None if the groups lie along no product of axes.
     """
     groups = groups_of(each, math.prod(sizes.values()))
     long = [name for name, size in sizes.items() if size > 1]
@@ -96,19 +96,19 @@ def _rows(table: np.ndarray) -> Groups:
 
 
 def _lines(table: np.ndarray, axes: Sequence[int]) -> Groups:
-    """Returns the entries of an array that differ only in their places along some axes, as groups."""
+    """Groups the entries of an array that differ only in their positions along some axes."""
     others = [axis for axis in range(table.ndim) if axis not in axes]
     return _rows(table.transpose(*others, *axes).reshape(-1, math.prod(table.shape[axis] for axis in axes)))
 
 
 def _ordered(shape: str, order: str | None) -> np.ndarray:
-    """Returns the numbers from 0 in a shape, with its axes in another order: "2,4" and "1,0" have the shape (4, 2)."""
+    """The numbers from 0 in a shape, with transposed axes: "2,4" and "1,0" yield the shape (4, 2)."""
     numbers = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return numbers.transpose(_numbers(order)) if order else numbers
 
 
 def _along_mesh(mesh: str, devices: str, axes: str) -> Groups:
-    """Reads `'x'=2,'y'=4`, the order of the devices, and `'x'`, or `'y':(1)2`: the first of the parts 2 x 2 of y."""
+    """Parses `'x'=2,'y'=4`, the order of the devices, and `'x'`, or `'y':(1)2`: the first of the parts 2 x 2 of y."""
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
     split: dict[str, list[tuple[int, int]]] = {}
     for name, before, size in _AXIS.findall(axes):

@@ -1,4 +1,4 @@
-"""What fits on the devices that are here: compiles a run's own step for them, and compares with their memory."""
+"""Finds the batch that fits on the present devices: compiles the run's own step for them and compares memory."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from mpjax.plan.system_memory import free_memory
 SHARE = {"cpu": 0.5}
 """The share of a device's free memory that a step may take, by platform; `_SHARE` for others.
 
-The rest is for what is not part of the step: evaluation, fragmentation, on a CPU also for other programs.
+The rest is for evaluation, fragmentation and, on a CPU, other programs.
 """
 
 _SHARE = 0.85
 
 AHEAD = 8
-"""Batches on the device besides the one of the step, because the host runs ahead."""
+"""Batches on the device besides the batch of the step, because the host runs ahead."""
 
 
 def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
-    """Returns the bytes that a step may take on one of this process's devices, all of the same kind.
+    """The bytes that a step may take on one of this process's devices, all of the same kind.
 
     Args:
       devices: the devices of this process.
@@ -39,7 +39,7 @@ def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
 
 
 def memory_here(step: Step, mesh: Mesh) -> Memory:
-    """Compiles a step for a mesh of the devices that are here, and returns the memory that it needs on each."""
+    """Compiles a step for a mesh of present devices, and returns the memory that it takes on each."""
     with step.wide():
         train_step, given = step.on(mesh)
         compiled = train_step.lower(*given).compile(step.compiler_options(mesh))
@@ -47,7 +47,7 @@ def memory_here(step: Step, mesh: Mesh) -> Memory:
 
 
 def needed(memory: Memory) -> int:
-    """Returns the bytes of a step and of the batches that wait for it."""
+    """The bytes of a step and of the batches that wait for it."""
     return memory.total + AHEAD * memory.batch
 
 
@@ -57,11 +57,11 @@ def batch_that_fits(most: int, limit: int, bytes_of: Callable[[int], int], *, st
     Args:
       most: the largest batch to try, such as the number of examples.
       limit: bytes available.
-      bytes_of: a function from batch size to the bytes that it needs, which compiles the step.
+      bytes_of: a function from batch size to the bytes of the step, which compiles it.
       step: the smallest batch: all devices times all micro-batches.
 
     Returns:
-      The batch; 0 if `step` examples do not fit, or are more than `most`.
+      The batch; 0 if `step` examples do not fit, or exceed `most`.
     """
     bytes_of = functools.cache(bytes_of)
     size = _power_of_two(min(most, _FIRST * step), step)
@@ -81,7 +81,7 @@ _FIRST = 8
 
 
 def _power_of_two(most: int, step: int) -> int:
-    """Returns the largest number of `step` times a power of two up to `most`; 0 if there is none."""
+    """The largest product of `step` and a power of two up to `most`; 0 if `most` is less than `step`."""
     return step * 2 ** ((most // step).bit_length() - 1) if most >= step else 0
 
 
@@ -95,7 +95,7 @@ def micro_batches_that_fit(batch: int, limit: int, bytes_of: Callable[[int], int
       devices: the number of devices that share a batch.
 
     Returns:
-      The number; 0 if none fits that divides the batch.
+      The number of micro-batches; 0 if no number that divides the batch fits.
     """
     count = 1
     while batch % (count * devices) == 0:

@@ -1,6 +1,6 @@
 """Parses the HLO text of a compiled program into computations and instructions with their sizes.
 
-The text is what `compiled.as_text()` returns: XLA's HLO after all passes. Each instruction of the entry computation is
+The text is the result of `compiled.as_text()`: XLA's HLO after all passes. Each instruction of the entry computation is
 a kernel or a library call that reads its operands from memory and writes its result there, unless it only renames a
 value. https://openxla.org/xla/hlo_dumps describes the notation.
 """
@@ -33,7 +33,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
+    """A line of a computation.
 
     Attributes:
       name: the name without its percent sign.
@@ -41,7 +41,7 @@ class Instruction:
       opcode: `fusion`, `custom-call`, `copy`, ...
       operands: names of the operands. For a parameter, its number.
       attributes: the rest of the line.
-      is_root: whether this is the computation's result.
+      is_root: whether the instruction is the computation's result.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Instruction:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Returns the bytes of the result."""
+        """The bytes of the result."""
         return bytes_of(self.type)
 
     def called(self, *kinds: str) -> list[str]:
-        """Returns the computations called as one of `kinds`: `calls`, `body`, `to_apply`, `branch_computations`."""
+        """Lists the computations called as one of `kinds`: `calls`, `body`, `to_apply`, `branch_computations`."""
         return [
             name.strip().lstrip("%")
             for kind, names in _CALLED.findall(self.attributes)
@@ -67,20 +67,20 @@ class Instruction:
 
     @property
     def trips(self) -> int:
-        """Returns the trip count of a while loop, or 1 if XLA does not know it."""
+        """The trip count of a while loop; 1 if XLA does not know it."""
         found = _TRIPS.search(self.attributes)
         return int(found[1]) if found else 1
 
     @property
     def target(self) -> str:
-        """Returns the library function that a custom call calls; empty for other instructions."""
+        """The library function of a custom call; empty for other instructions."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A sequence of instructions, which are parsed when they are first read.
+    """A sequence of instructions, parsed on first use.
 
     Attributes:
       name: the name without its percent sign.
@@ -92,12 +92,12 @@ class Computation:
 
     @functools.cached_property
     def instructions(self) -> Mapping[str, Instruction]:
-        """Returns the instructions by name, in order."""
+        """The instructions by name, in order."""
         found = (_instruction(line.strip()) for line in self.text.splitlines())
         return {each.name: each for each in found if each}
 
     def mentions(self, *words: str) -> bool:
-        """Returns True if one of `words` stands in the text, without parsing it."""
+        """True if the text contains one of `words`. Does not parse the text."""
         return any(word in self.text for word in words)
 
     def __iter__(self) -> Iterator[Instruction]:
@@ -105,18 +105,18 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """Returns the instruction that is the result."""
+        """The instruction whose value is the result."""
         return next((each for each in self if each.is_root), list(self)[-1])
 
     @functools.cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """Returns the parameters by number."""
+        """The parameters by number."""
         # HLO writes the number of a parameter in place of operands.
         return {int(each.operands[0]): each for each in self if each.opcode == "parameter"}
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """Returns the instructions that use each value, with the operand index."""
+        """The instructions that use each value, with the operand index."""
         found: dict[str, list[tuple[Instruction, int]]] = {}
         for each in self:
             for index, operand in enumerate(each.operands):
@@ -124,7 +124,7 @@ class Computation:
         return found
 
     def operand_bytes(self, instruction: Instruction) -> list[int]:
-        """Returns the bytes of each operand."""
+        """The bytes of each operand."""
         return [self.instructions[name].bytes if name in self.instructions else 0 for name in instruction.operands]
 
 
@@ -179,7 +179,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Returns the index of the parenthesis that closes the one at `start`."""
+    """The index of the parenthesis that closes the parenthesis at `start`."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
@@ -189,7 +189,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns the dtype and dimensions of each array in a type.
+    """The dtype and dimensions of each array in a type.
 
     >>> shapes_of("(bf16[8,3]{1,0}, u8[0]{0})")
     [('bf16', (8, 3)), ('u8', (0,))]
@@ -202,7 +202,7 @@ def shapes_of(type: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def bytes_of(type: str) -> int:
-    """Returns the bytes of all arrays in a type."""
+    """The bytes of all arrays in a type."""
     total = 0
     for dtype, sizes in shapes_of(type):
         bits = _BITS.get(dtype, 8)

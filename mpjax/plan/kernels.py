@@ -1,4 +1,4 @@
-"""Counts the bytes that each kernel reads and writes, that a collective exchanges, and that the update of a step moves.
+"""Counts the bytes that each kernel reads and writes, that a collective exchanges, and that a step's update moves.
 
 The bytes are an upper bound. Each kernel is assumed to read its operands from memory and to write its result there,
 even if the previous kernel left them in a cache.
@@ -31,13 +31,13 @@ COLLECTIVES = (
     "collective-broadcast",
 )
 _IN_PART = {"dynamic-slice", "gather", "slice"}
-"""Operations that read as many bytes of their first operand as they return."""
+"""Operations that read only as many bytes of their first operand as their result has."""
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 """Operations that update their first operand in place, and the index of the operand that holds the update."""
 
 
 def moved(program: Program, computation: Computation, each: Instruction) -> int:
-    """Returns the bytes that a kernel reads and writes."""
+    """Counts the bytes that a kernel reads and writes."""
     sizes = computation.operand_bytes(each)
     if each.opcode == "fusion":
         (called,) = each.called("calls")
@@ -53,7 +53,7 @@ def moved(program: Program, computation: Computation, each: Instruction) -> int:
 
 
 def _read(fused: Computation, number: int, size: int) -> int:
-    """Returns the bytes that a fusion reads of an operand: all, unless every use reads only a part."""
+    """Counts the bytes that a fusion reads of an operand: all, unless every use reads only a part."""
     if number not in fused.parameters:
         return size
     total = 0
@@ -76,7 +76,7 @@ def _uses(fused: Computation, value: Instruction) -> list[tuple[Instruction, int
 
 
 def _written(fused: Computation, root: Instruction) -> int:
-    """Returns the bytes that a fusion writes. An in-place update counts only the update."""
+    """Counts the bytes that a fusion writes. An in-place update counts only the update."""
     if root.opcode == "tuple":
         return sum(_written(fused, fused.instructions[name]) for name in root.operands)
     if root.opcode == "bitcast" and root.operands[0] in fused.instructions:
@@ -87,7 +87,7 @@ def _written(fused: Computation, root: Instruction) -> int:
 
 
 def _scratch(each: Instruction) -> int:
-    """Returns the bytes of the workspace among the outputs of a library call."""
+    """The bytes of the workspace among the outputs of a library call."""
     if not each.target.startswith("__cu"):
         return 0
     shapes = shapes_of(each.type)
@@ -96,7 +96,7 @@ def _scratch(each: Instruction) -> int:
 
 
 def only_copies(program: Program, each: Instruction) -> bool:
-    """Returns True if a kernel only copies or transposes."""
+    """True if a kernel only copies or transposes."""
     if each.opcode != "fusion":
         return each.opcode in ("copy", "copy-start", "transpose")
     (called,) = each.called("calls")
@@ -105,7 +105,7 @@ def only_copies(program: Program, each: Instruction) -> bool:
 
 
 def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
-    """Returns the dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
+    """The dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
     sizes = computation.operand_bytes(each)
     given = sum(sizes)
     result = each.bytes - given if _holds_operands(each) else each.bytes
@@ -115,9 +115,9 @@ def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]
 
 
 def _holds_operands(each: Instruction) -> bool:
-    """Returns True if the type holds operands and results, as that of a `-start` does.
+    """True if the type of an instruction holds both operands and results, as for a `-start`.
 
-    Before jaxlib 0.12, the type of an all-reduce's held results alone; since then, it is a pair of tuples.
+    Before jaxlib 0.12, the type of an `all-reduce-start` held results alone; since then, it is a pair of tuples.
     """
     return each.opcode.endswith("-start") and (each.opcode != "all-reduce-start" or each.type.startswith("(("))
 
@@ -126,9 +126,9 @@ _ENDS = ("parameter", "constant", "while", "conditional")
 
 
 def update_bytes(program: Program, outputs: Sequence[int]) -> int:
-    """Returns the bytes that kernels read and write to compute outputs of a program, such as new parameters.
+    """Counts the bytes that kernels read and write to compute outputs of a program, such as new parameters.
 
-    Kernels of what is differentiated are not counted, nor sums over devices. Of a loop over steps, one step counts.
+    Kernels of the differentiated function and sums over devices are not counted. In a loop over steps, one step counts.
 
     Args:
       program: the compiled program.
@@ -146,7 +146,7 @@ def update_bytes(program: Program, outputs: Sequence[int]) -> int:
 def _source(
     program: Program, computation: Computation, each: Instruction, index: int
 ) -> tuple[Computation, Instruction]:
-    """Returns the instruction that computes element `index` of a value, and its computation: inside of a loop if so."""
+    """Finds the instruction that computes element `index` of a value, and its computation, such as a loop's body."""
     while True:
         match each.opcode:
             case "tuple":
@@ -162,7 +162,10 @@ def _source(
 
 
 def _before(computation: Computation, each: Instruction, known: dict) -> Iterator[Instruction]:
-    """Yields the kernels that a value depends on, back to arguments, loops, collectives and what is differentiated."""
+    """Yields the kernels that a value depends on.
+
+    The search ends at arguments, loops, collectives and the differentiated function.
+    """
     waiting, seen = [each], set()
     while waiting:
         each = waiting.pop()

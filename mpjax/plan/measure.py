@@ -1,4 +1,4 @@
-"""Times a step on this machine's GPU, to compare with its plan."""
+"""Times a step on this machine's GPU, for comparison with its plan."""
 
 import dataclasses
 import statistics
@@ -40,7 +40,7 @@ class Measured:
 
 
 def is_here(name: str, devices: int = 1) -> bool:
-    """Returns True if JAX computes on exactly `devices` GPUs of this kind."""
+    """True if JAX computes on exactly `devices` GPUs of this kind."""
     found = jax.devices()
     return found[0].platform == "gpu" and gpu_of(found[0].device_kind) == name and len(found) == devices
 
@@ -74,7 +74,7 @@ def measure_step(step: Step, fields: Fields, *, seed: int = 0, ema: bool = False
 
 
 def peak_of(device: Any) -> int | None:
-    """Returns the peak bytes in use since the process started, or None if the device does not report them."""
+    """The peak bytes in use since the process started; None if the device does not report them."""
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 
@@ -86,7 +86,10 @@ def times_of(
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Returns the seconds of each of `repeats` steps. Each step takes the state of the last one and is waited for."""
+    """Times each of `repeats` steps in seconds, after `warm_up` steps.
+
+    Each step takes the state of the last step and is waited for.
+    """
     times = []
     for index in range(warm_up + repeats):
         began = clock()
@@ -97,7 +100,7 @@ def times_of(
 
 
 def random_batch(fields: Fields, size: int, seed: int) -> Mapping[str, np.ndarray]:
-    """Returns a batch of uniformly random values that the fields allow. Every length is the largest."""
+    """Draws a batch of uniformly random values that the fields allow. Every length is the largest."""
     rng = np.random.default_rng(seed)
     shapes = batch_shapes(fields, size)
 

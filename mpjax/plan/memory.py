@@ -21,7 +21,7 @@ class Memory:
       statistics: batch statistics and the moving average of the parameters.
       batch: the device's part of the batch.
       temporary: buffers that live only while the step runs, mostly activations.
-      extra: outputs that do not reuse an input's buffer: metrics, and a copy of the state if it were not donated.
+      extra: outputs that do not reuse an input's buffer: metrics, and a copy of the state if it is not donated.
     """
 
     parameters: int
@@ -33,12 +33,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Returns the sum of all parts."""
+        """The sum of all parts."""
         return sum(dataclasses.astuple(self))
 
 
 def memory_of(state: TrainState, batch: Mapping[str, Any], found: Any) -> Memory:
-    """Returns the memory that XLA allocates on one device.
+    """Splits the memory that XLA allocates on one device.
 
     Args:
       state: the abstract state that was compiled for, with its shardings.
@@ -56,16 +56,16 @@ def memory_of(state: TrainState, batch: Mapping[str, Any], found: Any) -> Memory
 
 
 def _bytes(tree: Any) -> int:
-    """Returns the bytes of one device's part of each array."""
+    """The bytes of one device's parts of all arrays."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 ROUNDS = 5
-"""Maximum number of batches that are compiled to verify the largest."""
+"""Maximum number of compilations to verify the largest batch."""
 
 NEAR = 0.9
-"""A batch that fits and uses at least this fraction of the memory counts as the largest."""
+"""A batch that fits and uses at least this fraction of the memory is taken as the largest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Fit:
 
 
 def other_batch(batch: int, step: int) -> int:
-    """Returns the second batch size to compile: half of the first, or twice the first if half rounds down to 0.
+    """Chooses the second batch size to compile: half of the first, or twice the first if half rounds down to 0.
 
     Args:
       batch: the first batch size, a multiple of `step`.
@@ -93,7 +93,7 @@ def other_batch(batch: int, step: int) -> int:
 
 
 def largest_batch(points: Mapping[int, int], limit: int, *, step: int) -> Fit:
-    """Estimates the largest batch that fits, by a line through the two known batches next to the limit.
+    """Estimates the largest batch that fits, with a line through the two known batches next to the limit.
 
     >>> largest_batch({100: 2000, 200: 3000}, 4000, step=8)
     Fit(batch=296, compiled=False)
@@ -144,5 +144,5 @@ def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[i
 
 
 def _grows(points: Mapping[int, int]) -> bool:
-    """Returns True if memory always grows with the batch. XLA may rematerialize activations that do not fit."""
+    """True if memory always grows with the batch. XLA may rematerialize activations that do not fit."""
     return all(low < high for low, high in itertools.pairwise(points[batch] for batch in sorted(points)))

@@ -1,4 +1,4 @@
-"""Lists what a device launches in one execution of a program, in order: kernels, library calls and collectives."""
+"""Lists the launches of a device in one execution of a program, in order: kernels, library calls and collectives."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from mpjax.plan.kernels import FREE, moved
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One instruction that a device launches, or the `-done` of one that it waits for.
+    """An instruction that a device launches, or a `-done` that it waits for.
 
     Attributes:
       instruction: the instruction.
-      computation: the computation that it stands in.
+      computation: the computation that contains it.
     """
 
     instruction: Instruction
@@ -25,8 +25,8 @@ class Loop:
     """A while loop.
 
     Attributes:
-      trips: how often the body is executed; 1 if XLA does not know it.
-      body: what each execution launches.
+      trips: number of executions of the body; 1 if XLA does not know it.
+      body: the launches of each execution.
     """
 
     trips: int
@@ -36,8 +36,8 @@ class Loop:
 def order_of(program: Program) -> tuple[Launch | Loop, ...]:
     """Lists the launches of the entry computation and of the computations that it calls.
 
-    The order of a scheduled program's text is the order of execution. Of the branches of a conditional the list has the
-    one that moves the most bytes, because the branch taken is not known.
+    The order of a scheduled program's text is the order of execution. The branch that a conditional takes is unknown,
+    so the list has the branch that moves the most bytes.
     """
     return tuple(_launches(program, program.computations[program.entry]))
 

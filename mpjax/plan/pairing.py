@@ -1,7 +1,7 @@
-"""Finds which instruction of a compiled program does the work of each product that a traced program asks for.
+"""Pairs each product of a traced program with the instruction of the compiled program that computes it.
 
-XLA keeps the name of most products, merges products that share an operand, computes equal ones once, writes small ones
-as multiplications and sums, and loses the names of some. What is left over is never guessed.
+XLA keeps the name of most products, merges products that share an operand, computes equal products once, writes small
+ones as multiplications and sums, and loses the names of some. Products that no rule pairs are never guessed.
 """
 
 import collections
@@ -28,12 +28,12 @@ UNCLEAR = "the program's text does not say what computes it"
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What was asked for and what does it.
+    """A product of the traced program and the product of the compiled program that computes it.
 
     Attributes:
-      asked: the product of the traced program; None if the program runs one that no trace is known of.
+      asked: the product of the traced program; None if no traced product is known for `run`.
       run: the product of the compiled program; None if there is none, or if it is not known.
-      note: how the two belong together, if not by name; or why there is none.
+      note: how the two belong together, if not by name, or why `run` is None.
     """
 
     asked: Asked | None
@@ -44,16 +44,17 @@ class Pair:
 def paired(
     asked: Sequence[Asked], runs: Sequence[Run], loops: Callable[[], Sequence[Run]], *, partitions: int = 1
 ) -> list[Pair]:
-    """Pairs what was asked for with what runs.
+    """Pairs the products of a traced program with the products of its compiled program.
 
     Args:
       asked: the products of the traced program.
       runs: the products of the compiled program.
-      loops: returns the products that XLA wrote as multiplications; called only if others are left over.
+      loops: returns the products that XLA wrote as multiplications; called only if other products are left over.
       partitions: the number of devices that the program is divided over.
 
     Returns:
-      A pair for each of `asked`, in its order, and one for each of `runs` that is left and not computed a second time.
+      A pair for each of `asked`, in its order, and a pair for each of `runs` that is left over and repeats no other
+      run.
     """
     matching = _Matching(list(asked), list(runs))
     # The compiler may divide a product over some of the devices.
@@ -63,7 +64,7 @@ def paired(
     matching.by_module()
     matching.merged()
     matching.by(lambda a: (a.kind, _extent(a)), lambda r: (r.kind, _extent(r)), alike=True)
-    # Convolutions with a window of one pixel are matrix products, which may have lost their name.
+    # XLA writes convolutions with a window of one pixel as matrix products, which may have lost their name.
     matching.by(
         lambda a: (a.kind, a.elements), lambda r: ("convolution", r.elements) if not r.named else (), alike=True
     )
@@ -77,13 +78,13 @@ def paired(
 
 
 class _Matching:
-    """What is still to be paired, and the pairs so far."""
+    """The products that are not paired yet, and the pairs so far."""
 
     def __init__(self, asked: list[Asked], runs: list[Run]):
         self.asked, self.runs, self.pairs = asked, runs, []
 
     def by(self, of_asked: Callable[[Asked], Hashable], of_run: Callable[[Run], Hashable], *, alike: bool = False):
-        """Pairs those with equal keys. With `alike`, only where all candidates run in the same dtypes."""
+        """Pairs products with equal keys. With `alike`, pairs only if all candidates run in the same dtypes."""
         candidates = _grouped(self.runs, of_run)
         by = {key: " or ".join(sorted({run.by for run in found})) for key, found in candidates.items()}
         unclear = {key for key, found in candidates.items() if alike and len({run.dtypes for run in found}) > 1}
@@ -91,7 +92,7 @@ class _Matching:
         for each in self.asked:
             key = of_asked(each)
             if candidates.get(key) and key not in unclear:
-                # The order of a program's products is not that of its trace.
+                # A program's products are not in the order of its trace.
                 near = [(not _same_dtypes(each, run), run.result != each.result) for run in candidates[key]]
                 taken.append(run := candidates[key].pop(near.index(min(near))))
                 self.pairs.append(Pair(each, dataclasses.replace(run, by=by[key]) if alike else run))
@@ -100,7 +101,7 @@ class _Matching:
         self.asked, self.runs = left, _without(self.runs, taken)
 
     def joined(self, parts: int) -> None:
-        """Pairs a product with as many alike ones as it has the multiplications of, the nearest by path."""
+        """Pairs a run with several alike products, the nearest by path, whose multiplications add up to the run's."""
         for run in [run for run in self.runs if run.size]:
             for seed in [each for each in self.asked if each.module == run.module and each.size]:
                 near = [each for each in self.asked if _alike(each, seed)]
@@ -114,7 +115,7 @@ class _Matching:
                     break
 
     def by_module(self) -> None:
-        """Pairs those of one module and pass, if nothing there could be confused with anything else."""
+        """Pairs the products of one module and pass, if their numbers agree and all runs there have the same dtypes."""
         asked = _grouped(self.asked, lambda each: (each.module, each.kind))
         runs = _grouped(self.runs, lambda run: (run.module, run.kind))
         for key, ours in asked.items():
@@ -140,7 +141,7 @@ class _Matching:
                 self.asked = _without(self.asked, parts)
 
     def shared(self) -> None:
-        """Pairs products with the operands of another one, and recomputed ones that XLA has computed once."""
+        """Pairs products that have the operands of a paired product, and recomputed products that XLA computes once."""
         same = {pair.asked.same: pair.run for pair in self.pairs}
         forward = {
             (pair.asked.module.path, pair.asked.kind, _extent(pair.asked), pair.asked.operands): pair.run
@@ -158,9 +159,9 @@ class _Matching:
         self.asked = left
 
     def remaining(self) -> None:
-        """Pairs what is left, if as many products without a name are left and all run in the same dtypes.
+        """Pairs the rest, if it has as many products as unnamed runs and all these runs have the same dtypes.
 
-        XLA computes the gradient of a grouped convolution by another one, of another size.
+        XLA computes the gradient of a grouped convolution by a convolution of another size.
         """
         for kind in ("convolution", "product"):
             ours = [each for each in self.asked if each.kind == kind]
@@ -171,7 +172,7 @@ class _Matching:
                 self.asked, self.runs = _without(self.asked, ours), _without(self.runs, theirs)
 
     def in_loops(self, loops: Sequence[Run]) -> None:
-        """Pairs products with the multiplications of their module that stand in loop fusions."""
+        """Pairs products with the multiplications of their module in loop fusions."""
         found = _grouped(loops, lambda run: (run.module, run.kind))
         left = []
         for each in self.asked:
@@ -183,7 +184,7 @@ class _Matching:
         self.asked = left
 
     def rest(self) -> None:
-        """Says of everything left that it is missing, or that it is not known."""
+        """Adds a pair with a note for each product that is missing or unknown, and a pair for each new run."""
         modules = {pair.asked.module: pair.asked for pair in self.pairs if pair.asked}
         for each in self.asked:
             if each.kind == "kernel":
@@ -197,7 +198,7 @@ class _Matching:
         ran = {(pair.asked.module, pair.run.dtypes) for pair in self.pairs if pair.asked and pair.run}
         sizes = {(pair.run.kind, _extent(pair.run), pair.run.dtypes) for pair in self.pairs if pair.run}
         for run in self.runs:
-            # XLA computes some products twice rather than to keep them, and writes out the iterations of short loops.
+            # XLA computes some products twice instead of keeping them, and unrolls short loops.
             again = (run.module, run.dtypes) in ran if run.named else (run.kind, _extent(run), run.dtypes) in sizes
             if not again or (not run.named and any(each.kind == run.kind for each in self.asked)):
                 self.pairs.append(Pair(modules.get(run.module) if run.named else None, run))
@@ -212,7 +213,7 @@ def _same_dtypes(asked: Asked, run: Run) -> bool:
 
 
 def _alike(first: Asked, second: Asked) -> bool:
-    """Returns whether XLA may have joined two products: in one pass, of one shape and dtype."""
+    """True if XLA may have joined two products: they have the same pass, size and dtypes."""
     return (first.module.backward, first.size, first.elements, first.operands) == (
         second.module.backward,
         second.size,
@@ -222,7 +223,7 @@ def _alike(first: Asked, second: Asked) -> bool:
 
 
 def _common(first: Module, second: Module) -> int:
-    """Returns how many parts of two paths are the same from the root on."""
+    """The number of leading parts that two paths share."""
     count = 0
     for one, other in zip(first.path.split("/"), second.path.split("/"), strict=False):
         if one != other:

@@ -41,7 +41,7 @@ def plot_plans(plans: Sequence[Estimate], path: str | os.PathLike[str], title: s
     memory.invert_yaxis()
     for panel in (memory, time):
         dress(panel, grid="x")
-        # List bars before lines; matplotlib lists lines first.
+        # matplotlib lists lines first; bars belong before them.
         named = sorted(zip(*panel.get_legend_handles_labels(), strict=True), key=lambda pair: pair[1] in _LINES)
         place = (0, -0.16 - 0.3 / len(plans))
         panel.legend(

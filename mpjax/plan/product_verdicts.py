@@ -1,4 +1,4 @@
-"""Compares the products of a compiled program with what was asked for: one row for each product."""
+"""Compares the products of a compiled program with the dtypes asked for: one row for each product."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -17,30 +17,30 @@ NO_NAME = "XLA kept no name of it, so the module and its rule are not known"
 NOT_ASKED = "neither a traced function nor a policy says what was asked for"
 
 Wanted = Callable[[str], AskedDtypes | None]
-"""A function from module path to what a policy asks for in products there; None without a policy."""
+"""A function from module path to the dtypes that a policy asks for in products there; None without a policy."""
 
 
 def rows_of_products(
     pairs: Sequence[Pair], wanted: Wanted, target: Target, *, traced: bool, rounds: Collection[str] = ()
 ) -> list[Row]:
-    """Returns the rows of products, convolutions and attentions; equal ones are counted in one row.
+    """Builds the rows of products, convolutions and attentions; equal rows are merged and counted.
 
-    A policy applies to what is differentiated: an optimizer's own products, and those in `mpjax.full_precision`, are
-    asked for as they were traced. If nothing is differentiated, it applies to all.
+    A policy applies to differentiated functions. An optimizer's own products, and products in `mpjax.full_precision`,
+    are asked for as traced. If nothing is differentiated, the policy applies to all products.
 
     Args:
-      pairs: what was asked for and what runs.
+      pairs: the products asked for and the products that run.
       wanted: the policy.
-      target: what the program was compiled for.
-      traced: whether the traced program is known; if not, the policy alone says what was asked for.
-      rounds: the dtypes that the policy names, to any of which values may be rounded on their way to a product.
+      target: the device that the program was compiled for.
+      traced: whether the traced program is known; if not, the policy alone says which dtypes are asked for.
+      rounds: the dtypes that the policy names; values may be rounded to any of them on their way to a product.
     """
     gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
     return counted([_row_of_pair(pair, wanted, target, gradients, traced, rounds) for pair in pairs])
 
 
 def paths_of(pairs: Sequence[Pair]) -> list[str]:
-    """Returns the module paths of the products that a policy applies to."""
+    """The module paths of the products that a policy applies to."""
     gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
     apart = [pair.asked is not None and (pair.asked.kept or _is_apart(pair, gradients)) for pair in pairs]
     abouts = (pair.asked or pair.run for pair, free in zip(pairs, apart, strict=True) if not free)
@@ -48,12 +48,12 @@ def paths_of(pairs: Sequence[Pair]) -> list[str]:
 
 
 def rows_of_recipe(recipe: Recipe | None, products: Sequence[Row], target: Target, *, traced: bool) -> list[Row]:
-    """Returns a row if a recipe is asked for and no product is in float8, nor has a row that says so.
+    """Builds a row if a recipe is asked for and no row of a product mentions float8.
 
     Args:
-      recipe: the recipe; None if there need not be products in float8.
+      recipe: the recipe; None if no product has to be in float8.
       products: the rows of products.
-      target: what the program was compiled for.
+      target: the device that the program was compiled for.
       traced: whether the traced program is known.
     """
     if recipe is None or any("float8" in row.asked or "float8" in row.operands for row in products):
@@ -93,7 +93,7 @@ def _row_of_pair(
     elif not ours:
         verdict, reason, limit = UNKNOWN, NOT_ASKED, False
     elif apart and "float32" in ours and set(run.operands) == {TENSORFLOAT32}:
-        verdict, reason, limit = AS_ASKED, "", False  # JAX's default precision, to which no policy objects
+        verdict, reason, limit = AS_ASKED, "", False  # JAX's default precision; no policy applies here
     else:
         verdict, reason, limit = _verdict(asked, run, ours, target)
         early = _early(asked, ours, policy, rounds) if asked and policy else ""
@@ -126,22 +126,22 @@ def _row_of_pair(
 def _asked_by_policy(
     policy: AskedDtypes, asked: Asked | None, operands: Sequence[str], backward: bool
 ) -> Sequence[str]:
-    """Returns the dtypes that a policy asks for in a product of some operands, as traced or as they run."""
+    """The dtypes that a policy asks for in a product of the given operands, which are as traced or as they run."""
     float8 = _is_float8(operands)
     if float8 and policy.own:
         return operands
     if policy.recipe is not None and (float8 or policy.required):
         forward, gradient = str(policy.recipe.forward), str(policy.recipe.gradient)
-        # A forward product that is computed again stands in the backward pass, where a run is not told from others.
+        # A recomputed forward product is in the backward pass. Without a trace, only its dtypes set it apart there.
         again = asked.recomputed if asked else compared([forward, forward], operands) == AS_ASKED
         return in_order((gradient if backward and not again else forward, forward))
     return (str(policy.compute),) * len(operands)
 
 
 def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Collection[str]) -> str:
-    """Says what the function itself computes, or rounds before or after, in fewer bits than asked for, if it does.
+    """Explains how the function itself computes or rounds in fewer bits than asked for; empty if it does not.
 
-    A device that widens what it computes does not give these bits back.
+    A device that widens its operands does not restore these bits.
     """
     if compared(ours, asked.operands) == NARROWER:
         done = "quantises it to" if asked.quantised else "computes it in"
@@ -158,13 +158,13 @@ def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Colle
 
 
 _FINER = ("delayed", "tensor", "row", "block")
-"""What shares a scale, the finer the later."""
+"""The scalings of a recipe, from coarse to fine."""
 
 
 def _other_recipe(
     asked: Asked | None, run: Run, ours: Sequence[str], policy: AskedDtypes, target: Target
 ) -> tuple[str, str] | None:
-    """Returns the verdict and the reason of a product in the dtypes asked for, if its scales are those of another."""
+    """The verdict and reason for a product in the right dtypes with the scales of another recipe; None otherwise."""
     wanted = policy.recipe
     if wanted is None or policy.own or not _is_float8(ours):
         return None
@@ -181,7 +181,7 @@ def _other_recipe(
 
 
 def _verdict(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
-    """Returns the verdict on the run, the reason, and whether the device can do no other."""
+    """Judges a run: the verdict, the reason, and whether it is a limit of the device."""
     verdict = compared(ours, run.operands)
     if verdict != AS_ASKED and not _only_made_equal(ours, run):
         return (verdict, *_why(asked, run, ours, target))
@@ -193,12 +193,12 @@ def _verdict(asked: Asked | None, run: Run, ours: Sequence[str], target: Target)
 
 
 def _only_made_equal(ours: Sequence[str], run: Run) -> bool:
-    """Returns whether operands of two dtypes run in the one that holds both: no device multiplies them as they are."""
+    """True if operands of two dtypes run in the dtype that holds both: no device multiplies them directly."""
     return len(set(ours)) > 1 and not _is_float8(ours) and set(run.operands) == {str(widest(*ours))}
 
 
 def _why(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, bool]:
-    """Returns why operands are not in the dtype asked for, and whether the device can do no other."""
+    """Explains why operands are not in the dtype asked for, and whether it is a limit of the device."""
     runs = written(run.operands)
     if asked and asked.quantised and not asked.blocks:
         return f"quantised to {written(asked.operands)} and widened again: the product itself is in {runs}", False

@@ -1,4 +1,4 @@
-"""What every product, sum over devices and update of a function really runs in, here or on a GPU that is not here."""
+"""Compiles a function, here or for an absent GPU, and reads the dtypes of its products, sums and updates."""
 
 import contextlib
 import difflib
@@ -30,9 +30,9 @@ def receipt(
     device: Any = None,
     params: int = 0,
 ) -> Receipt:
-    """Compiles `fn(*args)` and reports what its products, sums over devices and parameter updates really run in.
+    """Compiles `fn(*args)` and reports the dtypes that its products, sums over devices and parameter updates run in.
 
-    Nothing is computed. What was asked for comes from the traced function and, if given, from the policy.
+    Nothing is computed. The traced function and, if given, the policy say which dtypes are asked for.
 
     >>> import jax, jax.numpy as jnp, mpjax
     >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -40,22 +40,22 @@ def receipt(
     float32 as asked in 1 of 1 products
 
     Args:
-      fn_or_compiled: a function of pytrees, jitted or not; a Flax NNX module; or what `jax.jit(fn)` makes of one:
-        traced, lowered or compiled. Lowered and compiled programs no longer say what was asked for, so give a policy.
+      fn_or_compiled: a function of pytrees, jitted or not; a Flax NNX module; or a `jax.jit(fn)` that is traced,
+        lowered or compiled. Lowered and compiled programs no longer say which dtypes were asked for, so give a policy.
       *args: the arguments of a function. Arrays may be abstract (`jax.ShapeDtypeStruct`).
-      policy: the policy that is compared with: a `Policy`, or anything that `get_policy` takes.
-      device: the device to compile for: a `jax.Device`, "cpu", "gpu", or a GPU that need not be there, such as "h200";
-        None for where the function would run.
-      params: the index in `args` of the parameters, or of a training state that has `params`. If there are NNX modules
-        among the arguments, those of all modules are looked at.
+      policy: the policy to compare with: a `Policy`, or anything that `get_policy` takes.
+      device: the device to compile for: a `jax.Device`, "cpu", "gpu", or a GPU that need not be present, such as
+        "h200"; None for the device where the function would run.
+      params: the index in `args` of the parameters, or of a training state that has `params`. If the arguments contain
+        NNX modules, the parameters of all modules are checked.
 
     Returns:
       A `Receipt`. It prints as a table; `require()` is for tests, `to_json()` for machines.
 
     Raises:
-      UsageError: there is nothing to compile, the device is not known, XLA cannot compile the function for it, a
-        program that is compiled already is asked for another device, a rule of the policy decides nothing, or `params`
-        is not the index of an argument.
+      UsageError: there is nothing to compile, the device is unknown, XLA cannot compile the function for it, a program
+        that is already compiled is requested for another device, a rule of the policy decides nothing, or `params` is
+        not the index of an argument.
     """
     asked = None if policy is None else get_policy(policy)
     if isinstance(fn_or_compiled, jax.stages.Compiled | jax.stages.Lowered | jax.stages.Traced):
@@ -76,7 +76,7 @@ def receipt(
         lowered = traced.lower()
     executable = compiled(lowered)
     target = target or target_of(executable)
-    own = 0 if modules else params  # models are taken apart, and all parameters are in one argument
+    own = 0 if modules else params  # with models taken apart, all parameters are in one argument
     return receipt_of(executable, traced.jaxpr, target, asked, params=own, modules=modules)
 
 
@@ -90,7 +90,7 @@ def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
 
 
 def _require_index(params: Any, count: int) -> None:
-    """Raises UsageError if `params` is not the index of one of `count` arguments; 0 stands for none, too."""
+    """Raises UsageError if `params` is not the index of one of `count` arguments. 0 is always valid."""
     if isinstance(params, bool) or not isinstance(params, int):
         raise UsageError(f"params={params!r}: wanted the index of an argument, such as 0")
     if params and not 0 <= params < count:
@@ -102,16 +102,16 @@ def _require_index(params: Any, count: int) -> None:
 
 
 def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Mapping[Any, Any]]:
-    """Traces a function for a device; returns also the NNX modules whose paths it opens, by key path.
+    """Traces a function for a device. Also returns the NNX modules that it takes apart, by key path.
 
     Args:
       fn: the function.
       args: its arguments.
-      place: the device; None for where it would run.
+      place: the device; None for the device where the function would run.
       params: the index of the parameters.
 
     Raises:
-      UsageError: `params` has no module, and another argument has.
+      UsageError: the argument at `params` has no module, and another argument has one.
     """
     models = take_models_apart({"": fn, "args": args})
     if not models.originals:
@@ -128,7 +128,7 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
         )
 
     def parted(variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Separates what modules hold, parameters and statistics, from an optimizer's state and other arguments."""
+        """Separates the variables of modules from the other arguments, such as the state of an optimizer."""
         inside = {name: leaf for name, leaf in variables.items() if name.startswith(roots)}
         return {"params": inside, "rest": {name: leaf for name, leaf in variables.items() if name not in inside}}
 
@@ -143,14 +143,14 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
 
 
 def _name(path: tuple, places: tuple) -> str:
-    """Returns the path among the arguments of a variable of one of the NNX objects at `places`."""
+    """The path, among the arguments, of a variable of an NNX object at `places`."""
     number, *names = path
     inner = names[:-1] if isinstance(names[-1], jax.tree_util.GetAttrKey) else names  # the `value` of a variable
     return path_name((*places[number.key], *inner)).removeprefix("/")
 
 
 def _on(args: tuple, place: Any) -> tuple:
-    """Returns arguments with abstract arrays on a device in place of arrays; unchanged if there is no device."""
+    """Replaces arrays with abstract arrays on a device. Without a device, the arguments do not change."""
     if place is None:
         return args
     sharding = SingleDeviceSharding(place)
@@ -168,7 +168,7 @@ def _on(args: tuple, place: Any) -> tuple:
 def _device(
     device: Any,
 ) -> tuple[Target | None, Any, contextlib.AbstractContextManager, Callable[[jax.stages.Lowered], Any]]:
-    """Returns the target, the device, a context to trace in, and a function that compiles.
+    """The target, the device, a context to trace in, and a function that compiles.
 
     Raises:
       UsageError: there is no such device.
@@ -186,7 +186,7 @@ def _device(
         )
     if isinstance(device, jax.Device):
         return None, device, jax.default_device(device), plainly
-    # Late: a plan's files are needed for a GPU that is not there only.
+    # Imported late: only an absent GPU needs the modules of a plan.
     from mpjax.plan.compiled import compiled_for
     from mpjax.plan.devices import GPUS
     from mpjax.plan.target import mesh_of, target_of_gpu, traced_for

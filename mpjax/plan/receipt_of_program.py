@@ -1,4 +1,4 @@
-"""Reads the receipt of a compiled program: what all of it runs in, against what was asked for."""
+"""Reads the receipt of a compiled program: the dtypes that it runs in, against the dtypes asked for."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ from mpjax.precision.product_dtypes import asked_dtypes
 
 
 _DERIVATIVE = "jvp("
-"""Stands in the names of operations that belong to a function which is differentiated."""
+"""Part of the names of all operations of a differentiated function."""
 
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 
@@ -37,10 +37,10 @@ class Parameter:
 
     Attributes:
       output: the number of its output.
-      asked: the dtype that its update is to be computed in, at least.
+      asked: the narrowest dtype allowed for its update.
       dims: its dimensions.
       stored: the dtype that it is stored in.
-      returned: the dtype that it comes back in.
+      returned: the dtype that it is returned in.
     """
 
     output: int
@@ -65,13 +65,13 @@ def receipt_of(
 
     Args:
       executable: the `jax.stages.Compiled`.
-      jaxpr: the traced program; None if it is not known.
-      target: what it was compiled for.
+      jaxpr: the traced program; None if unknown.
+      target: the device that the program was compiled for.
       policy: the policy; None to compare with the traced program alone.
-      text: the text of the program, if it is at hand.
+      text: the text of the program, if it is already known.
       modules: NNX modules whose classes the policy's rules may name, by any key.
       params: the index among the arguments of the parameters, or of a training state that has `params`.
-      updates: the dtype that parameters are updated in, at least: float32 with master weights.
+      updates: the narrowest dtype allowed for updates of parameters: float32 with master weights.
 
     Raises:
       UsageError: a rule of the policy decides nothing.
@@ -88,7 +88,7 @@ def receipt_of(
     arguments, wanted = executable.args_info[0], asked_dtypes(policy, modules)
     wanted.require_rules(None if jaxpr is None else {scope for scope, _ in equations(jaxpr)})
     least = updates or (str(policy.param_dtype) if policy else "")
-    # An array that is taken and returned need not be a parameter, unless something is differentiated.
+    # An array that is both argument and result need not be a parameter, unless something is differentiated.
     differentiated = _DERIVATIVE in text if asked is None else any(each.differentiated for each in asked.products)
     parameters, updated = {}, {}
     if params < len(arguments):
@@ -132,7 +132,7 @@ def receipt_of(
 def _updated(
     parameters: Mapping[str, Parameter], asked: AskedProgram | None, *, differentiated: bool
 ) -> dict[str, Parameter]:
-    """Returns the parameters that come back changed, without those of which the output is a gradient."""
+    """The parameters that are returned, except those whose output is a gradient."""
     return {
         path: each
         for path, each in parameters.items()
@@ -141,7 +141,7 @@ def _updated(
 
 
 def _rounded(updated: Mapping[str, Parameter], asked: AskedProgram | None) -> dict[str, str]:
-    """Returns the dtypes that a traced program rounds new parameters to, if those that store them are wider."""
+    """The dtypes that a traced program rounds new parameters to, where these are narrower than the stored dtypes."""
     if asked is None:
         return {}
     rounded = {path: together([asked.rounded[each.output], each.returned]) for path, each in updated.items()}
@@ -149,7 +149,7 @@ def _rounded(updated: Mapping[str, Parameter], asked: AskedProgram | None) -> di
 
 
 def _changed(params: int, arguments: Any, executable: Any, asked: AskedProgram) -> str:
-    """Says which other argument comes back, as parameters do that are updated; empty if none does."""
+    """Names another argument that is returned as updated parameters are; empty if there is none."""
     for number, given in enumerate(arguments):
         found = parameters_of(given, executable.out_info)
         if number != params and _updated(found, asked, differentiated=True):
@@ -158,26 +158,26 @@ def _changed(params: int, arguments: Any, executable: Any, asked: AskedProgram) 
 
 
 def target_of(executable: Any) -> Target:
-    """Returns the device that a `jax.stages.Compiled` is for."""
+    """The device that a `jax.stages.Compiled` is for."""
     shardings = jax.tree.leaves((executable.output_shardings, executable.input_shardings))
     device = next(iter(shardings[0].device_set)) if shardings else jax.devices()[0]
     if device.platform == "cpu":
         return Target("this CPU", "cpu")
     try:
         rounds = device.platform == "gpu" and float(device.compute_capability) >= 8.0
-    except (AttributeError, ValueError):  # on AMD it is a name, "gfx942"
+    except (AttributeError, ValueError):  # on AMD, the capability is a name, "gfx942"
         rounds = False
     return Target(str(device.device_kind), str(device.platform), rounds)
 
 
 def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = False) -> dict[str, Parameter]:
-    """Returns the parameters that a function takes and returns, by path.
+    """The parameters that a function takes and returns, by path.
 
     Args:
       given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
       result: all results, in the program's order.
-      least: the dtype that updates are to be computed in, if that of the parameter is narrower.
-      narrower: whether parameters with a path may come back in fewer bits than they are given in.
+      least: the dtype that updates are to be computed in, for parameters of a narrower dtype.
+      narrower: whether parameters with a path may be returned in fewer bits than they are given in.
     """
     found = _returned(given, result, narrower=narrower)
     dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(result)]
@@ -201,11 +201,10 @@ def _names(tree: Any) -> dict[str, Any]:
 
 
 def _returned(given: Any, result: Any, *, narrower: bool = False) -> dict[str, tuple[Any, int]]:
-    """Returns the floating arrays of an argument that are returned in their shape and dtype: the number of the output.
+    """The floating arrays of an argument that are returned in their shape and dtype, with the number of the output.
 
-    With `narrower`, the dtype of those with a path may have fewer bits.
-
-    An output has the path of the argument, or that path behind the number of the result.
+    With `narrower`, the returned dtype of arrays with a path may have fewer bits. An output has the path of the
+    argument, or that path behind the number of the result.
     """
     outputs = list(_names(result).items())
     numbers = {path.partition("/")[2]: number for number, (path, _) in reversed(list(enumerate(outputs)))}

@@ -1,4 +1,4 @@
-"""What a compiled program runs in against what was asked for, printed as a table or written as JSON."""
+"""Reports the dtypes that a compiled program runs in, against the dtypes asked for, as a table or as JSON."""
 
 import collections
 import dataclasses
@@ -21,15 +21,15 @@ _MEANING = {WIDER: " (lost speed)", NARROWER: " (lost accuracy)", MISSING: "", U
 
 @dataclasses.dataclass(frozen=True)
 class Receipt:
-    """The result of `receipt`. Prints as a table, iterates over `rows`, and is true if all runs as asked.
+    """The result of `receipt`. Prints as a table, iterates over `rows`, and is true if everything runs as asked.
 
     Attributes:
       device: the device that the program was compiled for.
-      policy: the policy that it was compared with, as text; None without a policy.
-      rows: what runs, by module, pass and kind.
+      policy: the policy that the program was compared with, as text; None without a policy.
+      rows: the dtypes that run, by module, pass and kind.
       update_bytes: the bytes that kernels move from the gradients to the new parameters and optimizer state; 0 if no
         parameter is updated.
-      notes: what could not be looked at, for people; no fault.
+      notes: the parts that could not be checked, as text; these are no faults.
     """
 
     device: str
@@ -46,9 +46,10 @@ class Receipt:
 
     @property
     def faults(self) -> list[str]:
-        """Returns one line for each row that is not as asked.
+        """One line for each row that is not as asked.
 
-        Rows of blocks that differ by index are one line, and so is what no program for the device could do otherwise.
+        Rows of blocks that differ only by index share a line. So do rows that no program for the device could run as
+        asked.
         """
         limits: dict[str, int] = collections.defaultdict(int)
         for row in self.rows:
@@ -61,14 +62,14 @@ class Receipt:
 
     @property
     def line(self) -> str:
-        """Returns the receipt in one line: "float16 as asked in 62 of 62 products"."""
+        """The receipt in one line: "float16 as asked in 62 of 62 products"."""
         return "; ".join([*self._products(), *self._others()]) or "no products"
 
     def require(self, *, device_limits: bool = True) -> None:
         """Raises DtypeError with a line for each row that is not as asked.
 
         Args:
-          device_limits: False to leave out what no program for the device could do otherwise, such as half precision
+          device_limits: False to ignore rows that no program for the device could run as asked, such as half precision
             on a CPU.
         """
         __tracebackhide__ = True
@@ -78,19 +79,18 @@ class Receipt:
             raise DtypeError("\n  ".join([f"{self.device} does not run what was asked for: {self.line}", *faults]))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the receipt as a dict for JSON."""
+        """Converts the receipt to a dict for JSON."""
         rows = [dataclasses.asdict(row) for row in self.rows]
         return {**dataclasses.asdict(self), "line": self.line, "rows": rows, "faults": self.faults}
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Returns the receipt as JSON text, and writes it to `file` if given."""
+        """Formats the receipt as JSON text, and writes it to `file` if given."""
         text = strict_json.encode(self.as_json(), indent=2)
         if file is not None:
             pathlib.Path(file).write_text(text + "\n")
         return text
 
     def _products(self) -> list[str]:
-        """Returns a phrase for each dtype asked for in products."""
         asked: dict[str, list[Row]] = collections.defaultdict(list)
         more = sum(row.count for row in self.rows if row.reason == NOT_TRACED)
         for row in self.rows:
@@ -100,7 +100,7 @@ class Receipt:
         return [*phrases, *([f"{more} more products that the function does not ask for"] if more else [])]
 
     def _others(self) -> list[str]:
-        """Returns a phrase for each verdict but as asked on sums over devices and on updates."""
+        """Phrases for each verdict other than as asked on sums, updates and recipes."""
         phrases = []
         for kind, plural in _OTHERS.items():
             own = [row for row in self.rows if row.kind == kind]
@@ -149,7 +149,7 @@ class Receipt:
 
 
 def _phrase(asked: str, rows: list[Row], device: str) -> str:
-    """Returns what became of the products for which one dtype was asked."""
+    """Summarizes the products for which one dtype was asked."""
     total = sum(row.count for row in rows)
     good = sum(row.count for row in rows if row.verdict == AS_ASKED)
     if good == total:
@@ -169,14 +169,17 @@ def _became(operands: str, verdict: str, count: int, total: int, device: str) ->
 
 
 def _is_early(row: Row) -> bool:
-    """Returns True if a product is narrower although it runs in no fewer bits than asked: its operands have fewer."""
+    """True if a product is narrower although it runs in no fewer bits than asked: the function itself rounds."""
     if row.verdict != NARROWER or not row.operands or not row.asked:
         return False
     return compared(*([narrowest(text.split(" x "))] for text in (row.asked, row.operands))) != NARROWER
 
 
 def _merged(rows: tuple[Row, ...]) -> list[Row]:
-    """Returns rows that differ only in an index of their path as one, with `*` for the index; updates as one, too."""
+    """Merges rows that differ only in an index of their path, with `*` for the index.
+
+    All updates that are as asked become one row.
+    """
 
     def star(row: Row) -> Row:
         path = "*" if row.kind == "update" and row.verdict == AS_ASKED else _INDEX.sub("*", row.path)

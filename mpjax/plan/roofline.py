@@ -1,4 +1,4 @@
-"""Bounds the time of a step on a GPU, and says what to expect.
+"""Bounds the time of a step on a GPU, and predicts the time to expect.
 
 The best-case time is the longer of the arithmetic time and the traffic time: the roofline model of Williams, Waterman
 and Patterson, 2009 (https://doi.org/10.1145/1498765.1498785). No program comes near it: kernels run one after the
@@ -25,17 +25,17 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """Returns the best-case time: arithmetic and traffic overlap completely."""
+        """The best-case time: arithmetic and traffic overlap completely."""
         return max(self.compute, self.traffic)
 
     @property
     def serial(self) -> float:
-        """Returns the time at full rates without overlap: no kernel does arithmetic and traffic at once."""
+        """The time at full rates without overlap: no kernel does arithmetic and traffic at once."""
         return self.compute + self.traffic
 
     @property
     def bound(self) -> str:
-        """Returns the longer of the two: "compute" or "traffic"."""
+        """The longer of the two times: "compute" or "traffic"."""
         return "compute" if self.compute > self.traffic else "traffic"
 
 
@@ -60,7 +60,7 @@ LAUNCH = 2e-6
 """Seconds from one kernel to the next."""
 
 REACHED = 0.74
-"""Share of these rates that published runs reach.
+"""Share of the measured rates that published runs reach.
 
 For ResNet-50 on one A100, batch 256, NVIDIA's DeepLearningExamples give 2,470 images/s (PyTorch, AMP, 21.03), where
 mpjax's program would take 1/3,340 s for an image at these rates: 0.74. Likewise timm on an A100 (2,600): 0.78, and on a
@@ -69,7 +69,7 @@ V100, of eight, Flax's ImageNet example (1,034 of 1,442): 0.72.
 
 
 def expected_seconds(bounds: Roofline, kernels: int) -> float:
-    """Returns the time of a step to expect on one GPU: serial, at measured rates, as far as published runs reach them.
+    """Predicts the time of a step on one GPU: serial, at measured rates, scaled to the share that published runs reach.
 
     Args:
       bounds: the roofline of the step.

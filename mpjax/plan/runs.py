@@ -1,4 +1,4 @@
-"""Reads from a compiled program which dtypes each product, convolution and attention runs in, and what computes it."""
+"""Reads the dtypes of each product, convolution and attention of a compiled program, and the library that runs it."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from mpjax.precision.casting.flops import TENSORFLOAT32
 
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
-"""XLA's names of dtypes; those of float8 and below follow a pattern."""
+"""Dtypes by XLA's names; names of float8 and narrower dtypes follow a pattern."""
 
 _LIBRARIES = {
     "__cublas$lt$matmul$f8": ("cuBLASLt float8", "product"),
@@ -27,7 +27,7 @@ _LIBRARIES = {
 """The library and the kind of work by the beginning of a custom call's target, longer ones first."""
 
 BLOCK_SCALED = ("cuBLASLt MX", "cuDNN block-scaled")
-"""Those that multiply blocks which share a scale."""
+"""Libraries that multiply blocks that share a scale."""
 
 _FUSIONS = {"triton": "Triton", "cudnn": "cuDNN", "ynn": "YNNPACK", "onednn": "oneDNN", "cutlass": "CUTLASS"}
 """The library of a fusion by a word of its kind."""
@@ -44,17 +44,17 @@ _PRODUCT = re.compile(r'op_name="[^"]*(?:dot_general|conv_general_dilated)"')
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one product, convolution or attention of a compiled program runs in.
+    """A product, convolution or attention of a compiled program, and the dtypes that it runs in.
 
     Attributes:
       kind: "product", "convolution" or "attention".
-      module: the module and the pass, of the name that XLA kept.
+      module: the module and the pass, from the name that XLA kept.
       named: False if XLA kept no name; `module` is then empty.
-      operands: the dtypes of the operands where they are multiplied, in alphabetical order.
+      operands: the dtypes in which the operands are multiplied, in alphabetical order.
       accumulation: the dtype of the sums; empty if the program does not say.
       result: the dtype of the result.
       by: the library or kernel that computes it.
-      size: multiplications of a product; 0 for others.
+      size: multiplications of a product; 0 for other kinds.
       elements: the elements of the result.
     """
 
@@ -70,13 +70,13 @@ class Run:
 
     @property
     def dtypes(self) -> tuple:
-        """Returns all dtypes of the run."""
+        """All dtypes of the run."""
         return self.operands, self.accumulation, self.result
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a program was compiled for.
+    """The device that a program was compiled for.
 
     Attributes:
       name: the device, for messages: "NVIDIA H200", "this CPU".
@@ -90,7 +90,7 @@ class Target:
 
 
 def runs_of(program: Program, target: Target) -> list[Run]:
-    """Returns the runs of floating products, convolutions and attentions in all computations of a program."""
+    """Lists the floating products, convolutions and attentions in all computations of a program."""
     callers = _callers(program)
     found = []
     for computation in program.computations.values():
@@ -109,7 +109,7 @@ def runs_of(program: Program, target: Target) -> list[Run]:
 
 
 def loops_of(program: Program) -> list[Run]:
-    """Returns the multiplications that XLA wrote in place of small products and convolutions, inside loop fusions."""
+    """Lists the multiplications in loop fusions that XLA wrote in place of small products and convolutions."""
     found = []
     for computation in program.computations.values():
         if not computation.mentions(" multiply("):
@@ -127,7 +127,7 @@ def loops_of(program: Program) -> list[Run]:
 
 
 def dtype_of(type: str) -> str:
-    """Returns the name of the floating dtype of the first array in a type; empty if it is not floating.
+    """The name of the floating dtype of the first array in a type; empty if it is not floating.
 
     >>> dtype_of("(bf16[8,3]{1,0}, u8[0]{0})")
     'bfloat16'
@@ -140,7 +140,7 @@ def dtype_of(type: str) -> str:
 
 
 def _callers(program: Program) -> dict[str, Instruction]:
-    """Returns the fusion that calls each computation."""
+    """The fusion that calls each computation."""
     return {
         called: each
         for computation in program.computations.values()
@@ -152,7 +152,7 @@ def _callers(program: Program) -> dict[str, Instruction]:
 
 
 def _enclosing(computation: Computation, callers: dict[str, Instruction]) -> Iterator[Instruction]:
-    """Yields the fusion around a computation."""
+    """Yields the fusion around a computation, if there is one."""
     if computation.name in callers:
         yield callers[computation.name]
 
@@ -186,7 +186,7 @@ def _run(
     if kind != "attention" and (rounded := _rounded_to(each, target)):
         operands = [rounded if dtype == "float32" else dtype for dtype in operands]
     name = name_of(each) or next(filter(None, map(name_of, _enclosing(computation, callers))), "")
-    if name.endswith("/conv_general_dilated"):  # XLA makes matrix products of windows of one pixel
+    if name.endswith("/conv_general_dilated"):  # XLA writes convolutions with a window of one pixel as products
         kind = "convolution"
     dims = shapes_of(each.type)[0][1]
     size = _multiplications(each, shapes_of(first)[0][1], shapes_of(second)[0][1], dims) if kind == "product" else 0
@@ -204,14 +204,14 @@ def _run(
 
 
 def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
-    """Returns the dtypes of operands in an order of their own, as XLA may exchange the operands of a product."""
+    """Sorts the dtypes of operands, because XLA may exchange the operands of a product."""
     return tuple(sorted(dtypes))
 
 
 def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
-    """Returns the dtype of the sums of a product; empty if it is not known.
+    """The dtype of the sums of a product; empty if unknown.
 
-    The libraries add up in float32 what is narrower, unless the program names an algorithm.
+    The libraries add narrower dtypes in float32, unless the program names an algorithm.
     """
     if found := _ALGORITHM.search(each.attributes):
         return DTYPES[re.findall(r"bf16|f16|f32|f64", found[1])[-1]]
@@ -222,7 +222,7 @@ def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
 
 
 def _rounded_to(each: Instruction, target: Target) -> str:
-    """Returns the dtype that a library rounds float32 operands to; empty if it keeps their bits."""
+    """The dtype that a library rounds float32 operands to; empty if it keeps their bits."""
     if found := _ALGORITHM.search(each.attributes):
         rounded = {"tf32_tf32_f32": TENSORFLOAT32, "bf16_bf16_f32": "bfloat16"}
         return rounded.get(found[1], "")
@@ -235,7 +235,6 @@ def _rounded_to(each: Instruction, target: Target) -> str:
 
 
 def _multiplications(each: Instruction, left: tuple, right: tuple, result: tuple) -> int:
-    """Returns the multiplications of a matrix product."""
     contracted = _CONTRACTED.search(each.attributes)
     if contracted:
         return math.prod(result) * math.prod(left[axis] for axis in _numbers(contracted[1]))
@@ -249,7 +248,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _sum_of(each: Instruction, computation: Computation) -> str:
-    """Returns the dtype of the sum that takes a multiplication's result; empty if it is not added up there."""
+    """The dtype of the sum that adds up a multiplication's results; empty if no sum does."""
     for user, _ in computation.users.get(each.name, ()):
         if user.opcode in ("reduce", "reduce-window"):
             return dtype_of(user.type)

@@ -1,4 +1,4 @@
-"""Gives the fields and shapes of a batch, from a table of known data sets or from the data set itself."""
+"""The fields and shapes of a batch, from a table of known data sets or from the data set itself."""
 
 import dataclasses
 import pathlib
@@ -73,12 +73,12 @@ VOCABULARIES: Mapping[str, int] = {
 
 
 def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, *, vocabulary: int = 0) -> Fields:
-    """Returns the fields of the batches of a run.
+    """Finds the fields of the batches of a run.
 
     Args:
       task: the task of the run.
       config: the `data` section of its settings.
-      data_dir: the folder of data sets, for a set that is not known.
+      data_dir: the folder of data sets, for a data set that is not known.
       vocabulary: the tokenizer's vocabulary size; 0 to use a known size or to load the tokenizer.
 
     Raises:
@@ -86,7 +86,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
         message names the flag to set.
     """
     known = KNOWN.get(_base(config.name))
-    if known is None or task == "own":  # the fields are all columns of the set
+    if known is None or task == "own":  # the fields of an own task are all columns of the set
         return _of_the_set(task, config, data_dir)
     wanted, has = TASKS[task].fields[0], "text" if known.image is None else "image"
     classes = config.num_classes or known.classes
@@ -105,9 +105,9 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
 
 
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...].
+    """The abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...].
 
-    Images of more than 8 bits are float32, and numbers of a task of the user's own have their own dtype.
+    Images of more than 8 bits are float32. Numbers of a user's own task have their own dtype.
     """
 
     def shape_of(field) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ _NONE = _NoExamples()
 
 
 def _base(name: str) -> str:
-    """Returns the name of a tensorflow-datasets data set without its version."""
+    """The name of a tensorflow-datasets data set without its version."""
     parts = name.split("/")
     return "/".join(part for part in parts if not part[:1].isdigit())
 

@@ -1,4 +1,4 @@
-"""Finds which module and which source line a kernel of a compiled program comes from, in the program's text.
+"""Finds the module and the source line of a kernel in the text of a compiled program.
 
 XLA keeps the name stack of JAX (`jit(train_step)/transpose(jvp(blocks/0))/mlp/up/dot_general`) and, in tables before
 the first computation, the Python frames of each instruction.
@@ -33,7 +33,7 @@ _NO_MODULES = {
     "shard_map",
     "while",
 }
-"""What JAX adds to a name stack for calls and loops."""
+"""The scopes that JAX adds to a name stack for calls and loops."""
 
 
 class Module(NamedTuple):
@@ -49,20 +49,20 @@ class Module(NamedTuple):
 
 
 def name_of(each: Instruction) -> str:
-    """Returns the name stack of an instruction with the operation at its end; empty if XLA kept none."""
+    """The name stack of an instruction with the operation at its end; empty if XLA kept none."""
     found = _OP_NAME.search(each.attributes)
     return found[1] if found else ""
 
 
 def module_of(each: Instruction) -> Module:
-    """Returns the module of an instruction."""
+    """The module of an instruction."""
     return module_named(name_of(each))
 
 
 def stacks_of(name: str) -> list[str]:
-    """Returns the name stacks that a name stands for: itself, or all of those whose instructions XLA joined in one.
+    """Splits a name into its name stacks: itself, or those of all instructions that XLA joined into one.
 
-    jaxlib 0.12 names such an instruction after all of them: `jit(f)/(jvp(up)/add:jvp(down)/add)`.
+    jaxlib 0.12 names a joined instruction after all its parts: `jit(f)/(jvp(up)/add:jvp(down)/add)`.
     """
     found = _JOINED.fullmatch(name)
     if not found:
@@ -79,9 +79,9 @@ def stacks_of(name: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def module_named(name: str) -> Module:
-    """Returns the module of a name stack with an operation at its end: `jit(f)/jvp(stem)/conv/add`.
+    """The module of a name stack with an operation at its end: `jit(f)/jvp(stem)/conv/add`.
 
-    For several instructions that XLA joined in one, it is the innermost module around all of them.
+    For several instructions that XLA joined into one, it is the innermost module around all of them.
     """
     modules = [_module_of(stack) for stack in stacks_of(name)]
     levels = zip(*(module.path.split("/") for module in modules), strict=False)
@@ -91,13 +91,13 @@ def module_named(name: str) -> Module:
 
 def _module_of(stack: str) -> Module:
     backward = "transpose(" in stack
-    while (once := _REPEATED.sub(r"\1\2\3/", stack)) != stack:  # a derivative rule repeats the scopes around it
+    while (once := _REPEATED.sub(r"\1\2\3/", stack)) != stack:  # derivative rules repeat the scopes around them
         stack = once
     while (inner := _WRAPPED.sub(r"\1", stack)) != stack:
         stack = inner
     *scopes, _ = _CALLED.sub("", stack).split("/")  # the last is the operation
     path = [scope for scope in scopes if scope and scope not in _NO_MODULES]
-    if "checkpoint" in scopes:  # what is computed again has the scopes around it twice
+    if "checkpoint" in scopes:  # recomputed operations have the scopes around them twice
         repeated = (n for n in range(len(path) // 2, 0, -1) if path[:n] == path[n : 2 * n])
         path = path[next(repeated, 0) :]
     return Module("/".join(path), backward)
@@ -115,11 +115,11 @@ class Sources:
         self._files, self._functions = tables["FileNames"], tables["FunctionNames"]
         self._locations = {number: _fields(row) for number, row in tables["FileLocations"].items()}
         self._frames = {number: _fields(row) for number, row in tables["StackFrames"].items()}
-        # The first frame has no caller. XLA writes 1 for it, and a number too many for all others.
+        # The first frame has no caller. XLA writes 1 for it, and numbers that are 1 too large for all others.
         self._offset = self._frames.get(1, {}).get("parent_frame_id", 0)
 
     def line_of(self, each: Instruction) -> str:
-        """Returns `file:line`: the innermost line outside of libraries, or the innermost; empty if XLA kept none."""
+        """The innermost line outside of libraries as `file:line`; else the innermost line; empty if XLA kept none."""
         found = _FRAME.search(each.attributes)
         lines = self._lines(int(found[1])) if found else []
         if not lines:
@@ -129,7 +129,7 @@ class Sources:
         return f"{line.file}:{line.line}"
 
     def _lines(self, number: int) -> list[SourceLine]:
-        """Returns the lines of a frame and of its callers, innermost first."""
+        """The lines of a frame and of its callers, innermost first."""
         lines: list[SourceLine] = []
         seen: set[int] = set()
         while number in self._frames and number not in seen:
@@ -144,7 +144,7 @@ class Sources:
 
 
 def _table(text: str, name: str) -> dict[int, str]:
-    """Returns the rows of a table before the first computation, by number."""
+    """The rows of a table before the first computation, by number."""
     start = text.find(f"\n{name}\n")
     rows: dict[int, str] = {}
     if start < 0:

@@ -56,25 +56,25 @@ class Step:
 
     @property
     def batch_size(self) -> int:
-        """Returns the examples per step, over all devices."""
+        """The examples per step, over all devices."""
         return next(iter(self.batch.values())).shape[0]
 
     @property
     def attention(self) -> bool:
-        """Returns True if the model has an attention module."""
+        """True if the model has an attention module."""
         return any("Attention" in type(module).__name__ for module in modules_of(self.task.abstract).values())
 
     def compiler_options(self, mesh: Mesh) -> dict[str, Any]:
-        """Returns XLA's options for the step on a mesh."""
+        """XLA's options for the step on a mesh."""
         return compiler_options(mesh, overlap=self.overlap) | xla_options(self.xla)
 
     def of(self, batch_size: int) -> "Step":
-        """Returns the same step for batches of another size."""
+        """The same step for batches of another size."""
         batch = {name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype) for name, x in self.batch.items()}
         return dataclasses.replace(self, batch=batch)
 
     def on(self, mesh: Mesh) -> tuple[jax.stages.Wrapped, tuple[TrainState, Any]]:
-        """Returns the training step on a mesh, and its abstract arguments with the layout's shardings."""
+        """Builds the training step on a mesh, and its abstract arguments with the layout's shardings."""
         layout = self.layout_on(mesh)
         split = layout.batch(size=self.batch_size, accumulate=self.accumulate)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for name, x in self.batch.items()}
@@ -86,10 +86,10 @@ class Step:
         return self.step_on(layout, packing), (state, batch)
 
     def wide(self) -> contextlib.AbstractContextManager:
-        """Returns the context to trace the step in. It enables x64 if the precision plan uses float64."""
+        """The context to trace the step in. It enables x64 if the precision plan uses float64."""
         return wide(self.plan)
 
 
 def wide(plan: PrecisionPlan) -> contextlib.AbstractContextManager:
-    """Returns a context that enables x64 if a precision plan uses float64."""
+    """A context that enables x64 if a precision plan uses float64."""
     return jax.enable_x64(jax.config.read("jax_enable_x64") or plan.float64)

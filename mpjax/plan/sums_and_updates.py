@@ -1,4 +1,4 @@
-"""Reads from a compiled program which dtypes it adds over devices in, and computes new parameters in."""
+"""Reads from a compiled program the dtypes of its sums over devices and of its parameter updates."""
 
 import dataclasses
 import re
@@ -12,7 +12,7 @@ from mpjax.plan.source import Module, module_of, name_of, stacks_of
 
 _SUMS = ("all-reduce", "reduce-scatter")
 _WRITTEN = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
-"""The last part of the name of a sum that the program asks for."""
+"""The last part of the name of a sum that the traced program contains."""
 
 _ARITHMETIC = {"add", "subtract", "multiply", "divide", "negate", "maximum", "minimum"}
 _SAME = {
@@ -22,9 +22,9 @@ _SAME = {
     "dynamic-update-slice": (0, 1),
     "select": (1, 2),
 }
+"""The operands whose values an operation passes on."""
 _ROUNDS = ("bitcast-convert", "convert")
 _BITS = re.compile(r"\bexponent_bits=(\d+), mantissa_bits=(\d+)")
-"""The operands whose values an operation passes on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Sum:
 
     Attributes:
       by: "all-reduce" or "reduce-scatter".
-      module: the module and pass of its name.
-      named: whether XLA kept its name; it joins several sums, and keeps no name of them.
-      written: whether the program asks for it by its name; else the compiler added it because an array is divided.
+      module: the module and pass, from the name of the sum.
+      named: whether XLA kept the name. XLA joins several sums, and then keeps no name.
+      written: whether the name is of a sum in the traced program. Otherwise the compiler added the sum because an array
+        is divided.
       arrays: the dtype and the dimensions of each array.
     """
 
@@ -47,7 +48,7 @@ class Sum:
 
 
 def sums_of(program: Program) -> list[Sum]:
-    """Returns the sums over devices of floating arrays, each instruction once."""
+    """Lists the sums over devices of floating arrays, each instruction once."""
     found = []
     for computation in program.computations.values():
         if not computation.mentions(*(f" {name}" for name in _SUMS)):
@@ -65,11 +66,11 @@ def sums_of(program: Program) -> list[Sum]:
 
 
 def updates_of(program: Program, outputs: Sequence[int]) -> list[frozenset[str] | None]:
-    """Returns, for outputs of a program by number, the dtypes of the last arithmetic before each.
+    """The dtypes of the last arithmetic before each output of a program, by the numbers of `outputs`.
 
-    Casts, selections between the new and the old value, changes of layout and of single bits are passed over; a dtype
-    that they round to is in the set if it is narrower than that of the output. The set is empty if an output is an
-    input unchanged, and None if what computes it is not known.
+    Casts, selections between the new and the old value, and changes of layout or of single bits are passed over. A
+    dtype that they round to is in the set if it is narrower than the dtype of the output. The set is empty if an output
+    is an unchanged input, and None if the arithmetic is unknown.
     """
     entry = program.computations[program.entry]
     root, several = entry.root, entry.root.opcode == "tuple"
@@ -87,11 +88,11 @@ def _rounds(own: str, dtype: str) -> bool:
 
 
 Dtypes = frozenset[tuple[str, bool]] | None
-"""Dtypes on the way to a value, each with True for that of arithmetic, and False for what is passed over."""
+"""Dtypes on the way to a value, each with True for arithmetic, and False for a cast that is passed over."""
 
 
 class _Search:
-    """A search for the last arithmetic before a value; it remembers what it has found."""
+    """A search for the last arithmetic before a value, with a cache of results."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -100,10 +101,10 @@ class _Search:
     def last(
         self, inside: tuple[Computation, ...], each: Instruction, index: int, callers: tuple[Instruction, ...]
     ) -> Dtypes:
-        """Returns the dtypes of the last arithmetic before element `index` of a value.
+        """The dtypes of the last arithmetic before element `index` of a value.
 
         Args:
-          inside: the computation of the value, behind those that call it.
+          inside: the computation of the value, behind the computations that call it.
           each: the instruction that computes the value.
           index: the element, if the value is a tuple.
           callers: the instructions that call the computations of `inside`, without the entry.
@@ -173,6 +174,6 @@ def _adds(program: Program, each: Instruction) -> bool:
 
 
 def _arrays(computation: Computation, each: Instruction) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns the type and dimensions of each array that is added."""
+    """The type and dimensions of each array that is added."""
     types = [computation.instructions[name].type for name in each.operands if name in computation.instructions]
     return [(text, dims) for text in types for _, dims in shapes_of(text)]

@@ -14,7 +14,7 @@ _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1), ("m", 1e-
 
 
 def title(plans: Sequence[Estimate]) -> str:
-    """Returns the title of a table: the GPU with its rates, the batch and the memory limit."""
+    """The title of a table: the GPU with its rates, the batch and the memory limit."""
     first, gpu = plans[0], GPUS[plans[0].gpu]
     share = f" over {first.devices} GPUs" if first.devices > 1 else ""
     return (
@@ -64,7 +64,7 @@ def costliest_table(plan: Estimate):
 
 
 def rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """Returns the label and cells of each row. Rows without any content are left out."""
+    """The label and cells of each row. Empty rows are left out."""
     found = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
     return [(label, cells) for label, cells in found if any(cells)]
 
@@ -98,7 +98,7 @@ def _optional_size(count: int) -> str:
 
 
 def _short(line: str) -> str:
-    """Returns `file:line` with the file from the working directory or from site-packages."""
+    """Shortens the file of `file:line` to its path below the working directory or site-packages."""
     for folder in (f"{pathlib.Path.cwd()}/", "site-packages/"):
         line = line.rpartition(folder)[2]
     return line
@@ -131,7 +131,7 @@ def _measured_peak(plan: Estimate) -> str:
 
 
 def _with_communication(text: Callable[[Estimate, Timing], str]) -> "Text":
-    """Returns the text of a plan with its timing; empty if nothing is exchanged, or the network is not known."""
+    """Formats a plan with its timing; empty if nothing is exchanged, or the network is unknown."""
 
     def shown(plan: Estimate) -> str:
         timing = plan.communication.timing
@@ -176,7 +176,7 @@ _ENDS: list[tuple[str, Text]] = [
 
 
 def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
-    """Returns a row for the bytes of each collective, dtype and product of axes, and the rows of their time."""
+    """The rows for the bytes of each collective, dtype and product of axes, and for their time."""
     found = [_exchanged(plan) for plan in plans]
 
     def cell(key: tuple[str, str, str]) -> Text:

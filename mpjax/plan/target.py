@@ -1,4 +1,4 @@
-"""Makes XLA compile for a GPU that is not present: describes the device and builds a mesh of such devices."""
+"""Describes a GPU that is not present, so that XLA compiles for it, and builds a mesh of such devices."""
 
 import atexit
 import contextlib
@@ -26,18 +26,18 @@ CUDNN = (9, 10, 0)
 
 
 def mesh_of(name: GpuName, count: int, **sizes: int) -> Mesh:
-    """Returns a mesh of `count` GPUs of a kind, with the sizes of `make_mesh`; all are replicas by default.
+    """A mesh of `count` GPUs of a kind, with the sizes of `make_mesh`. By default, all GPUs are replicas.
 
     Raises:
-      UsageError: XLA's compiler for CUDA is not installed or of another version than jaxlib, or it does not support
-        the GPU.
+      UsageError: XLA's compiler for CUDA is not installed or of another version than jaxlib, or it does not support the
+        GPU.
     """
     require_compiler()
     return make_mesh(_devices(name, count), **sizes)
 
 
 def target_of_gpu(gpu: Gpu) -> Target:
-    """Returns what a receipt has to know of a GPU: from compute capability 8.0 on, it has tensorfloat32."""
+    """Describes a GPU for a receipt. It has tensorfloat32 from compute capability 8.0 on."""
     return Target(gpu.name, "gpu", tensorfloat32=gpu.capability >= (8, 0))
 
 
@@ -57,7 +57,7 @@ def _devices(name: GpuName, count: int) -> list:
 def target_text(gpu: Gpu) -> str:
     """Formats the GPU as a `stream_executor.GpuTargetConfigProto` in protobuf text format (xla/stream_executor)."""
     major, minor = gpu.capability
-    # 9.0a and 10.0a add instructions of that one generation. XLA uses them when it compiles on a real GPU.
+    # 9.0a and 10.0a add instructions of one generation alone. XLA uses them when it compiles on a real GPU.
     feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
     info = {
         "threads_per_block_limit": 1024,
@@ -101,7 +101,8 @@ def target_text(gpu: Gpu) -> str:
     )
 
 
-# Replaces ptxas and nvlink. A toolkit of this version supports all of mpjax.plan.devices. XLA needs any output file.
+# Replaces ptxas and nvlink. A toolkit of this version supports all of mpjax.plan.devices. XLA needs an output file,
+# whatever its content.
 _SCRIPT = """#!/bin/sh
 if [ "$1" = --version ]; then echo 'Cuda compilation tools, release 12.9, V12.9.86'; exit; fi
 while [ $# -gt 1 ]; do
@@ -138,7 +139,7 @@ def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
         with jax.default_device(jax.devices("cpu")[0]):
             yield
         return
-    # JAX queries the installed cuDNN and the present GPU. Here there are none.
+    # JAX queries the installed cuDNN and the present GPU. Neither needs to exist here.
     checks = cudnn_checks()
     major, minor, patch = CUDNN
     answers = {

@@ -1,4 +1,4 @@
-"""Simulates a step on one device: kernels on one stream, collectives on another, and how much of them can overlap."""
+"""Simulates a step on one device: kernels on one stream, collectives on another, and their overlap."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ class Timing:
     Attributes:
       communication: the sum of the times of all collectives.
       exposed: the part in which the device waits for a collective and computes nothing.
-      step: from the first kernel to the last event.
+      step: the time from the first kernel to the last event.
     """
 
     communication: float
@@ -24,14 +24,14 @@ class Timing:
 def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], float]) -> Timing:
     """Executes events in order.
 
-    A collective begins when the kernels before it are done and the collective before it is. Its own reads and writes
-    take memory bandwidth from the kernels, as in the roofline. A collective that takes no time is left out altogether,
-    as XLA does if a group has one device.
+    A collective begins after the kernels and the collective before it. Its own reads and writes take memory bandwidth
+    from the kernels, as in the roofline. A collective that takes no time is left out altogether, as XLA does if a group
+    has one device.
 
     Args:
       events: the events of the step.
       pace: seconds per byte that kernels read or write.
-      exchange: returns the seconds that a collective takes on the links.
+      exchange: returns the seconds of a collective on the links.
     """
     now = free = communication = exposed = 0.0
     ends: dict[str, float] = {}
@@ -57,8 +57,8 @@ class Overlap:
     """The bytes that devices exchange in one execution of a program.
 
     Attributes:
-      bytes: bytes by collective, of whole arrays.
-      hidden: the part of them for which a kernel stands between start and end.
+      bytes: bytes of whole arrays by collective.
+      hidden: the part of these bytes with a kernel between the start and the end of the collective.
     """
 
     bytes: Mapping[str, int]
@@ -66,13 +66,13 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """Returns the share of the bytes with work in between; 1 without communication."""
+        """The share of the bytes with work in between; 1 without communication."""
         total = sum(self.bytes.values())
         return sum(self.hidden.values()) / total if total else 1.0
 
 
 def overlap_of(events: Iterable[Event]) -> Overlap:
-    """Reads the order of execution: a collective is hidden if a kernel stands between its start and its end."""
+    """Counts the bytes of collectives, and of those with a kernel between start and end in the order of execution."""
     begun: dict[str, Start] = {}
     busy: set[str] = set()
     total: dict[str, int] = {}

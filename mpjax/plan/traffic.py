@@ -1,4 +1,4 @@
-"""Counts the kernels of a compiled program and the bytes that they and the devices move, and ranks them by module."""
+"""Counts the kernels of a compiled program and the bytes that kernels and devices move, and ranks them by module."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ class Traffic:
     Attributes:
       bytes: bytes read and written by all kernels.
       kernels: number of kernel launches, including library calls and copies.
-      small: number of them that move less than `SMALL` bytes.
+      small: number of kernels that move less than `SMALL` bytes.
       copies: bytes read and written by kernels that only copy or transpose.
       collectives: bytes of the whole array by collective and dtype, such as {"all-reduce": {"f32": 1024}}.
       calls: number of calls by library function.
@@ -65,11 +65,11 @@ def traffic_of(program: Program) -> Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What the kernels of one kind cost that come from one source line, in one step.
+    """The cost, in one step, of the kernels of one kind that come from one source line.
 
     Attributes:
-      bytes: bytes that they read and write.
-      kernels: how often they are launched.
+      bytes: bytes that the kernels read and write.
+      kernels: number of launches.
       kind: the library function, or XLA's name of the fusion: `input_reduce_fusion`, `loop_add_fusion`, ...
       module: the path of the module with `*` for indices: `blocks/*/mlp/up`; empty outside of modules.
       backward: True in the backward pass.
@@ -85,15 +85,15 @@ class Cost:
 
 
 def costliest(text: str, program: Program, most: int = 10) -> list[Cost]:
-    """Returns the kinds of kernels that move the most bytes, the costliest first.
+    """Lists the kinds of kernels that move the most bytes, the costliest first.
 
-    Kernels that differ only in the index of their block are one kind. A fusion belongs to the module and the line of
-    the operation that XLA names it after, which is one of several in it.
+    Kernels that differ only in the index of their block are one kind. A fusion has several operations. It belongs to
+    the module and line of the operation that XLA names it after.
 
     Args:
       text: the text of the compiled program.
-      program: the same, parsed.
-      most: how many kinds to return.
+      program: the same program, parsed.
+      most: the number of kinds to list.
     """
     sources = Sources(text)
     sums: collections.Counter = collections.Counter()
@@ -111,5 +111,5 @@ def costliest(text: str, program: Program, most: int = 10) -> list[Cost]:
 
 
 def _kind(each: Instruction) -> str:
-    """Returns the library function of an instruction, or its name without numbers."""
+    """The library function of an instruction, or its name without numbers."""
     return each.target or re.sub(r"[._]\d+(?=[._]|$)", "", each.name)

@@ -1,6 +1,6 @@
-"""Compares what a compiled program runs with what was asked for: rows of sums, of casts and of updates.
+"""Compares the sums, casts and updates of a compiled program with the dtypes asked for, one row each.
 
-`product_verdicts.py` has the rows of products.
+`product_verdicts.py` builds the rows of products.
 """
 
 import dataclasses
@@ -20,33 +20,34 @@ from mpjax.precision.dtypes import HALF
 
 
 PRODUCTS = ("product", "convolution", "attention", "kernel")
-"""Kinds of rows that are counted as products."""
+"""The kinds of rows that count as products."""
 
 NOT_TRACED = "no such product is in the traced function"
 RECIPE = "recipe"
-"""The kind of the row of a recipe that no product is in."""
+"""The kind of the row of a recipe that no product runs in."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What several products of one module, pass and kind run in; or sums over devices, or updates.
+    """The dtypes of several products of one module, pass and kind, or of sums over devices, or of updates.
 
     Attributes:
       path: the module path; empty outside of modules.
-      direction: "forward", "backward", "update", or "other" for what is not differentiated.
+      direction: "forward", "backward", "update", or "other" for computations that are not differentiated.
       kind: "product", "convolution", "attention", "kernel" (of Pallas, with products inside), "reduction" (a sum over
         devices), "accumulation" (a sum of many terms on one device, if it is in half precision), "update" (of a
-        parameter), or "recipe" (of a policy, which no product is in).
-      asked: the dtype asked for, or both of the operands; empty if it is not known.
-      operands: the dtype of the operands that the program multiplies or adds, likewise; empty if nothing does.
-      accumulation: the dtype of the sums; empty if it is not known.
+        parameter), or "recipe" (of a policy, if no product runs in it).
+      asked: the dtype asked for, or the dtypes of both operands; empty if unknown.
+      operands: the dtype in which the program multiplies or adds, or the dtypes of both operands; empty if nothing
+        runs.
+      accumulation: the dtype of the sums; empty if unknown.
       result: the dtype of the result.
-      by: the library or kernel that does it.
-      count: how many. What stands in a loop counts once.
+      by: the library or kernel that computes it.
+      count: the number of products, sums or updates. The body of a loop counts once.
       verdict: "as asked", "wider" (lost speed), "narrower" (lost accuracy), "missing" or "unknown".
-      reason: why, unless as asked.
+      reason: the reason, unless the verdict is "as asked".
       note: how XLA arranged it: merged with another product, computed once, in a loop.
-      device_limit: whether no program for this device could do otherwise.
+      device_limit: whether no program for this device could run it as asked.
     """
 
     path: str
@@ -65,7 +66,7 @@ class Row:
 
 
 def counted(rows: Sequence[Row]) -> list[Row]:
-    """Returns rows without equal ones, whose counts are added."""
+    """Merges equal rows and adds their counts."""
     counts: dict[Row, int] = {}
     for row in rows:
         key = dataclasses.replace(row, count=0)
@@ -74,7 +75,7 @@ def counted(rows: Sequence[Row]) -> list[Row]:
 
 
 def written(dtypes: Sequence[str]) -> str:
-    """Formats the dtypes of operands: one if they are equal.
+    """Formats the dtypes of operands; equal dtypes are written once.
 
     >>> written(["float8_e4m3fn", "float8_e5m2"])
     'float8_e4m3fn x float8_e5m2'
@@ -85,15 +86,15 @@ def written(dtypes: Sequence[str]) -> str:
 def rows_of_sums(
     asked: Sequence[str], sums: Sequence[Sum], *, least: str | None, parameters: Sequence[tuple[int, ...]]
 ) -> list[Row]:
-    """Returns the rows of sums over devices.
+    """Builds the rows of sums over devices.
 
-    XLA joins sums and keeps no name of them, so those that the function asks for are compared dtype by dtype.
+    XLA joins sums and keeps no name of them, so the sums of the function are compared dtype by dtype.
 
     Args:
       asked: the dtype of each array that the traced program adds.
       sums: the sums of the compiled program.
       least: the policy's `reduce_dtype`; None without a policy.
-      parameters: the dimensions of the parameters. A sum that the compiler added and that has these is a gradient's.
+      parameters: the dimensions of the parameters. A sum with these dimensions that the compiler added is a gradient's.
     """
     wanted = set(asked)
     arrays = [(each, dtype, dims) for each in sums for dtype, dims in each.arrays]
@@ -128,7 +129,7 @@ def rows_of_sums(
 def _added(
     each: Sum, dtype: str, dims: tuple[int, ...], least: str | None, parameters: Sequence[tuple[int, ...]]
 ) -> Row:
-    """Returns the row of an array in a sum that the compiler added, because an operand is divided over devices."""
+    """The row of an array in a sum that the compiler added, because an operand is divided over devices."""
     backward = each.module.backward or not each.named
     every = sum(map(math.prod, parameters))  # XLA may have joined all gradients in one array
     gradient = backward and (_ordered(dims) in set(map(_ordered, parameters)) or math.prod(dims) == every)
@@ -158,11 +159,11 @@ def _ordered(dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[str]) -> list[Row]:
-    """Returns the rows of arrays that the function itself rounds before it adds them over devices in a wider dtype.
+    """Builds the rows of arrays that the function itself rounds before it adds them over devices in a wider dtype.
 
     Args:
       asked: the dtype of each array that the traced program adds.
-      cast: the narrowest dtype that each was cast to since it was computed; empty for none.
+      cast: the narrowest dtype that each array was cast to since it was computed; empty for no cast.
       rounds: the dtypes that a policy names, which gradients may be rounded to.
     """
     rows = []
@@ -176,13 +177,13 @@ def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[
 def rows_of_updates(
     found: Mapping[str, tuple[str, frozenset[str] | None]], rounded: Mapping[str, str] = MappingProxyType({})
 ) -> list[Row]:
-    """Returns the rows of parameters: the dtype asked for and the dtypes of the last arithmetic, by path.
+    """Builds the rows of parameters: the dtype asked for and the dtypes of the last arithmetic, by path.
 
     An update in a wider dtype is as asked: it loses nothing. Parameters that do not change have no row.
 
     Args:
-      found: the dtypes asked for and run in, by path; None for what could not be read.
-      rounded: the dtypes that the function itself rounds new parameters to, narrower than those they are stored in.
+      found: the dtypes asked for and run in, by path; None for dtypes that could not be read.
+      rounded: the dtypes that the function itself rounds new parameters to, narrower than their stored dtypes.
     """
     rows = []
     for path, (asked, dtypes) in found.items():
@@ -206,7 +207,7 @@ _WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 
 
 def rows_of_accumulations(program: Program) -> list[Row]:
-    """Returns a row for each sum of many terms whose accumulator is in half precision; none for those in float32."""
+    """Builds a row for each sum of many terms whose accumulator is in half precision; sums in float32 have no row."""
     return counted(
         [_row(each) for computation in program.computations.values() for each in _sums(program, computation)]
     )
@@ -223,7 +224,7 @@ def _sums(program: Program, computation: Computation) -> Iterator[Instruction]:
 
 
 def _terms(computation: Computation, each: Instruction) -> int:
-    """Returns how many terms an element of the result may have."""
+    """The maximum number of terms of an element of the result."""
     if each.opcode == "reduce-window":
         found = _WINDOW.search(each.attributes)
         return math.prod(map(int, found[1].split("x"))) if found else 0
