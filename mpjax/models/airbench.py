@@ -32,17 +32,17 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 PATCH = 2
 EPSILON = 5e-4
 LOGITS = 1 / 64
-"""Logits start small, and the classifier learns at the rate of the biases."""
+"""The factor of the logits, which start small. The classifier learns at the rate of the biases."""
 
 SMALLEST = 9
-"""The side of the smallest image: a patch less, halved three times, leaves one pixel."""
+"""The side of the smallest image: whitening leaves 8 pixels, and three halvings leave 1."""
 
 
 class Whitening(nnx.Module):
-    """Projects each 2x2 patch on the principal components of the training images' patches, both signs of each.
+    """Projects each 2x2 patch onto the principal components of the training images' patches, with both signs.
 
-    The kernel is a statistic, not a parameter: the trainer computes it from the training images before the first step
-    (`from_images`), checkpoints hold it, and no step changes it. Before that, it copies the pixels of a patch.
+    The kernel is a statistic, not a parameter. The trainer computes it from the training images before the first step
+    (`from_images`). Checkpoints hold it, and no step changes it. Until then, the kernel copies the pixels of a patch.
     """
 
     def __init__(self, channels: int):
@@ -58,7 +58,7 @@ class Whitening(nnx.Module):
         return y + jnp.broadcast_to(bias.astype(widest(bias.dtype, FLOAT32)), y.shape).astype(y.dtype)
 
     def from_images(self, images: Float[np.ndarray, "N H W C"]) -> dict[str, np.ndarray]:
-        """Returns the kernel under which the patches of these images have variances of about 1 and no correlation."""
+        """Computes the kernel under which the patches of these images are uncorrelated, with variances of about 1."""
         patches = np.lib.stride_tricks.sliding_window_view(images, (PATCH, PATCH), axis=(1, 2))
         rows = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, PATCH**2 * images.shape[-1])
         variances, components = np.linalg.eigh(rows.T.astype(np.float64) @ rows / len(rows))
@@ -67,13 +67,13 @@ class Whitening(nnx.Module):
 
 
 def _both_signs(columns: Any, channels: int) -> Any:
-    """Returns columns [P, P] and their negatives as a kernel [2, 2, C, F]."""
+    """Joins columns [P, P] and their negatives to a kernel [2, 2, C, F]."""
     joined = jnp.concatenate if isinstance(columns, jax.Array) else np.concatenate
     return joined([columns, -columns], axis=1).reshape(PATCH, PATCH, channels, -1)
 
 
 def dirac(initial: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns an initializer of kernels whose first outputs are the inputs; `initial` makes the others."""
+    """An initializer of kernels whose first outputs copy the inputs; `initial` initializes the other outputs."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **kwargs) -> jax.Array:
         rows, columns, inputs, outputs = shape
@@ -92,7 +92,7 @@ Conv = functools.partial(
     use_bias=False,
     kernel_init=dirac(nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")),
 )
-# Without a factor for each channel: the next kernel has one.
+# Without a scale: the next kernel scales each channel.
 Norm = functools.partial(BatchNorm, momentum=0.6, epsilon=1e-12, use_scale=False)
 
 
@@ -113,7 +113,7 @@ class Block(nnx.Module):
 class Airbench(nnx.Module):
     """Whitened patches, three blocks, the maximum over 3x3 pixels, linear classifier with small logits.
 
-    Of images of 32 pixels, 3x3 are left after the blocks; of larger ones, the maxima are averaged.
+    The blocks leave 3x3 pixels of a 32x32 image. For larger images, the maxima are averaged.
 
     Args:
       channels: channels of the input image.

@@ -1,4 +1,4 @@
-"""Multi-head self-attention (Vaswani et al., 2017, arXiv:1706.03762), with cuDNN's fused kernel where it can run.
+"""Multi-head self-attention (Vaswani et al., 2017, arXiv:1706.03762), with cuDNN's fused kernel if available.
 
 Shapes: B batch, T positions, D width, N heads, H features per head.
 """
@@ -30,7 +30,7 @@ HEADS = "tensor"
 """The mesh axis that attention heads are divided over."""
 
 PARAMETERS = "fsdp"
-"""The mesh axis that parameters are divided over, and gathered for each block."""
+"""The mesh axis that parameters are divided over. They are gathered for each block."""
 
 
 class Attention(nnx.Module):
@@ -73,8 +73,8 @@ class Attention(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
         """Maps features to features; positions of sequence b from `lengths[b]` on are masked out."""
-        # What `project` moves into the bias of `out`, the compiler would sum over the devices that divide the heads.
-        # Under fsdp, the kernels that it stacks would be kept from the forward to the backward pass.
+        # `project` adds a constant to the bias of `out`: the compiler would sum it over the devices that divide the
+        # heads. Under fsdp, the stacked kernels of `project` would be kept from the forward to the backward pass.
         projected = called if _is_divided(HEADS) or _is_divided(PARAMETERS) else project
         query, key, value, out = projected(x, self.query, self.key, self.value, self.out)
         attention = functools.partial(attend, is_causal=self.is_causal, implementation=self.implementation)
@@ -96,7 +96,7 @@ def attend(
       query: [B, T, N, H].
       key: [B, T, N, H].
       value: [B, T, N, H].
-      lengths: int32 [B], the number of positions of each sequence to attend to; 0 counts as 1.
+      lengths: int32 [B], the number of positions of each sequence to attend to; 0 is treated as 1.
       is_causal: whether a position attends only to itself and earlier positions.
       implementation: "auto", "xla" or "cudnn".
 
@@ -119,9 +119,9 @@ def attend(
 
 
 def _on_own_heads(attention: Callable) -> Callable:
-    """Returns cuDNN's attention `(query, key, value, lengths)` on the heads of one device of the mesh axis `tensor`.
+    """Wraps cuDNN's attention `(query, key, value, lengths)`: each device of the mesh axis `tensor` runs its own heads.
 
-    The compiler cannot divide a call of cuDNN inside a `jax.shard_map` over the other axes of a mesh.
+    Inside a `jax.shard_map` over other axes of a mesh, the compiler cannot divide a call of cuDNN.
     """
     mesh = jax.sharding.get_abstract_mesh()
 
@@ -137,13 +137,13 @@ def _on_own_heads(attention: Callable) -> Callable:
 
 
 def _is_divided(axis: str) -> bool:
-    """Returns True if a mesh is in use that has several devices along an axis."""
+    """True if the current mesh has several devices along an axis."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.shape.get(axis, 1) > 1
 
 
 def implementation_for(query: jax.Array, device=None) -> Literal["xla", "cudnn"]:
-    """Returns the fastest implementation that can train on queries [B, T, N, H]; `device` is JAX's default if None."""
+    """The fastest implementation that can train on queries [B, T, N, H]; `device` is JAX's default if None."""
     return "xla" if _why_not_cudnn(query, _default_device() if device is None else device) else "cudnn"
 
 
@@ -158,7 +158,7 @@ def _chosen(implementation: Implementation, query: jax.Array) -> Literal["xla", 
 
 
 def _why_not_cudnn(query: jax.Array, device) -> str | None:
-    """Returns the reason why cuDNN's fused attention cannot train here, or None if it can."""
+    """The reason why cuDNN's fused attention cannot train here; None if it can."""
     *_, length, _, features = query.shape
     if device.platform not in ("gpu", "cuda"):
         return f"needs a GPU, this is a {device.platform}"
@@ -178,7 +178,7 @@ def _why_not_cudnn(query: jax.Array, device) -> str | None:
 
 
 def _default_device():
-    """Returns the device on which JAX puts arrays by default."""
+    """The device on which JAX places arrays by default."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None or isinstance(device, str):
         return jax.local_devices(backend=device)[0]

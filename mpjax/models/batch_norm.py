@@ -1,6 +1,6 @@
-"""Batch norm and ReLU, with a backward pass of two sums over the input and one pass that writes its gradient.
+"""Batch norm and ReLU. The backward pass takes two sums over the input, and one pass that writes its gradient.
 
-Shapes: ... are the axes that examples and positions are counted along, such as B H W; C are the channels.
+Shapes: ... stands for the axes of examples and positions, such as B H W; C channels.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class BatchNorm(nnx.BatchNorm):
-    """Flax's batch norm (Ioffe & Szegedy, 2015, arXiv:1502.03167), with ReLU on request.
+    """Flax's batch norm (Ioffe & Szegedy, 2015, arXiv:1502.03167), with an optional ReLU.
 
-    In training it has its own derivative: that of each operation takes one more sum over the input.
+    In training it has its own derivative: the derivatives of the single operations take one more sum over the input.
     """
 
     def __call__(
@@ -35,7 +35,7 @@ class BatchNorm(nnx.BatchNorm):
         mask: jax.Array | None = None,
         relu: bool = False,
     ) -> Float[Array, "*S C"]:
-        """Normalizes x by the statistics of its channels, or in evaluation by the running statistics.
+        """Normalizes x by the statistics of its channels; in evaluation, by the running statistics.
 
         Args:
           x: floating [..., C].
@@ -57,7 +57,7 @@ class BatchNorm(nnx.BatchNorm):
         return y
 
     def _is_plain(self, x: jax.Array) -> bool:
-        """Returns True for a norm in float32 or wider whose channels are the last axis."""
+        """True for a norm in float32 or wider whose channels are the last axis."""
         return (
             self.axis in (-1, x.ndim - 1)
             and self.axis_index_groups is None
@@ -67,42 +67,44 @@ class BatchNorm(nnx.BatchNorm):
 
 
 LARGE = 2**25
-"""Elements of an array that no GPU's cache holds, at two bytes each."""
+"""The number of elements from which on no GPU's cache holds an array, at two bytes each."""
 
 
 def relu_after(norm: BatchNorm, x: Float[Array, "*S C"]) -> Float[Array, "*S C"]:
-    """Computes ReLU of a batch norm of x, with the derivative that moves the fewer bytes on a GPU.
+    """Computes ReLU of a batch norm of x, with the derivative that moves fewer bytes on a GPU.
 
-    Of a large array, XLA computes the mask of ReLU again from x, which the backward pass reads anyway. Of an array that
-    fits into the GPU's cache it would store the mask; the result of ReLU, which the next layer keeps, says the same.
+    For a large array, XLA recomputes the mask of ReLU from x, which the backward pass reads anyway. For an array that
+    fits into the GPU's cache, XLA would store the mask. The result of ReLU holds the same mask, and the next layer
+    keeps it.
     """
     size_is_known = all(isinstance(length, int) for length in x.shape)  # not for an export with any batch size
     return norm(x, relu=True) if size_is_known and x.size >= LARGE else relu(norm(x))
 
 
 def _statistics(axis_name: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns mean and variance of each channel in one pass, as E[x^2] - E[x]^2, which is Flax's way."""
+    """Computes mean and variance of each channel in one pass, as E[x^2] - E[x]^2, like Flax."""
     mean, square = _means(axis_name, x, jnp.square(x))
     return mean, jnp.maximum(0.0, square - jnp.square(mean))
 
 
 def _means(axis_name: Any, *arrays: jax.Array) -> list[jax.Array]:
-    """Returns the mean of each channel of each array, [1, ..., 1, C], over all devices of an axis."""
+    """The mean of each channel of each array, [1, ..., 1, C], over all devices of an axis."""
     means = [total / _rows(x.shape) for x, total in zip(arrays, _sums(*arrays), strict=True)]
     return means if axis_name is None else list(jax.lax.pmean(jnp.stack(means), axis_name))
 
 
 def _sums(*arrays: jax.Array) -> list[jax.Array]:
-    """Returns the sum of each channel of each array, [1, ..., 1, C].
+    """The sum of each channel of each array, [1, ..., 1, C].
 
-    A GPU adds up many rows in two stages. Written out, the arrays share the second stage, which is a kernel of its own.
+    A GPU adds up many rows in two stages. Here the stages are explicit, so that the arrays share the second one, which
+    is a kernel of its own.
     """
     shape = arrays[0].shape
     parts = _parts(_rows(shape))
     if parts == 1:
         return [jnp.sum(x, tuple(range(x.ndim - 1)), keepdims=True) for x in arrays]
-    # Under autocast x is in half precision, and a cast from float32 to float32 is not seen. A product with float32 is:
-    # x is cast before the reshape, as for its other uses, and its gradient is rounded once. XLA leaves the ones out.
+    # Under autocast, x is in half precision, and a cast from float32 to float32 has no effect. A product with float32
+    # has: x is cast before the reshape, as for its other uses, and its gradient is rounded once. XLA drops the ones.
     ones = jnp.ones(shape[-1:], widest(FLOAT32, *(x.dtype for x in arrays))).reshape((1,) * (len(shape) - 1) + (-1,))
     partial = [jnp.sum((x * ones).reshape(parts, -1, shape[-1]), axis=1) for x in arrays]
     totals = jnp.split(jnp.sum(jnp.concatenate(partial, axis=1), axis=0), len(arrays))
@@ -110,7 +112,7 @@ def _sums(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def _spread(shape: tuple[int, ...], *vectors: jax.Array) -> list[jax.Array]:
-    """Broadcasts vectors [1, ..., 1, C] to a shape, in the steps whose transposes are those of `_sums`."""
+    """Broadcasts vectors [1, ..., 1, C] to a shape, in steps whose transposes are the steps of `_sums`."""
     parts = _parts(_rows(shape))
     if parts == 1:
         return [jnp.broadcast_to(vector, shape) for vector in vectors]
@@ -125,11 +127,11 @@ def _rows(shape: tuple[int, ...]) -> int:
 
 
 MANY = 2**13
-"""Rows that a GPU adds up in two stages."""
+"""The number of rows from which on a GPU adds in two stages."""
 
 
 def _parts(rows: int) -> int:
-    """Returns the number of parts, each as large, that rows are added up in first: near the square root, as XLA's."""
+    """The number of equal parts into which rows are divided for the first stage: near the square root, as in XLA."""
     return 1 if rows < MANY else min(rows & -rows, 2 ** (math.isqrt(rows).bit_length() - 1))
 
 
@@ -141,7 +143,7 @@ def normalize(how: tuple, x: jax.Array, scale: jax.Array, bias: jax.Array) -> tu
       how: epsilon; the mapped axes whose devices share statistics, or None; whether ReLU follows.
       x: float32 or wider [..., C].
       scale: the channels' factors, [1, ..., 1, C].
-      bias: what is added to each channel, [1, ..., 1, C].
+      bias: the channels' offsets, [1, ..., 1, C].
 
     Returns:
       The normalized x, and mean and variance of each channel, [1, ..., 1, C].
@@ -161,7 +163,7 @@ def _normalize_jvp(how: tuple, primals: tuple, tangents: tuple) -> tuple:
     gain = inverse * scale
     of_mean, half_of_variance = _means(axis_name, of_x, centred * of_x)
     of_gain = inverse * of_scale - gain * jnp.square(inverse) * half_of_variance
-    # One vector for mean and bias, so that the backward pass takes two sums over x, not three.
+    # Mean and bias share a vector, so that the backward pass takes two sums over x, not three.
     slope, offset = _spread(x.shape, of_gain, of_bias - of_mean * gain)
     change = of_x * gain + centred * slope + offset
     y = centred * gain + bias

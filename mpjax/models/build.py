@@ -27,9 +27,9 @@ class Entry(NamedTuple):
 
     Attributes:
       task: the task of the model.
-      make: builds the module from the arguments that `inputs` returns, `rngs`, and the `settings` that are not 0.
+      make: builds the module from the results of `inputs`, from `rngs`, and from the `settings` that are not 0.
       inputs: computes arguments of `make` from the fields of a batch and the settings.
-      settings: fields of `mpjax.config.schema.Model` that the model accepts, besides those that `inputs` reads.
+      settings: fields of `mpjax.config.schema.Model` that the model accepts, besides the fields that `inputs` reads.
     """
 
     task: TaskName
@@ -89,7 +89,7 @@ def _own(name: str, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def _signature(make: Callable) -> inspect.Signature:
-    """Returns the signature of a call of `make`; for a class, of `__init__`, as Flax's metaclass accepts anything."""
+    """The signature of a call of `make`; for a class, of `__init__`, because Flax's metaclass accepts any arguments."""
     return inspect.signature(functools.partial(make.__init__, None) if inspect.isclass(make) else make)
 
 
@@ -139,7 +139,7 @@ def _texts(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
 
 
 def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, Any]:
-    tokens = fields["tokens"]  # one more than the model reads: the target of the last position
+    tokens = fields["tokens"]  # one token more than the model reads: the target of the last position
     return {"vocabulary": tokens.vocabulary, "length": tokens.length - 1, "dropout": config.dropout}
 
 

@@ -90,7 +90,7 @@ class ConvNeXt(nnx.Module):
     Args:
       stages: number of blocks in each stage.
       channels: channels of the input image.
-      width: channels of the first stage, doubled by each later one.
+      width: channels of the first stage, doubled by each later stage.
       num_classes: number of logits.
       patch: height and width of the stem's patches; 1 or 2 for images of about 32 pixels or less.
       drop: stochastic depth: the rate at which the last block is dropped in training; it grows linearly from 0 for the

@@ -25,7 +25,7 @@ Padding = tuple[tuple[int, int], tuple[int, int]]
 def max_pool(
     x: Float[Array, "B H W C"], window: int, stride: int, padding: Padding = ((0, 0), (0, 0))
 ) -> Float[Array, "B I J C"]:
-    """Takes the maximum of each window; the first of equal values, in row-major order, has the gradient.
+    """Takes the maximum of each window. The first of equal values, in row-major order, receives the gradient.
 
     Gradients of overlapping windows are added in float32 or wider, in a fixed order. The gradient of
     `jax.lax.reduce_window` is a scatter on GPUs: it adds in the dtype of x, in no fixed order, and moves more bytes.
@@ -52,13 +52,13 @@ def _max_pool_jvp(window: int, stride: int, padding: Padding, primals: tuple, ta
     y, place = _largest(x, window, stride, padding)
     wide = tangent.astype(widest(y.dtype, FLOAT32))
     candidates = _pixels(wide, 0, window, stride, padding)
-    # The sum has one term that is not 0. Its transpose adds up what each pixel receives.
+    # Only one term of the sum is not 0. Its transpose adds up the gradients of each pixel.
     chosen = functools.reduce(jnp.add, (jnp.where(place == index, one, 0) for index, one in enumerate(candidates)))
     return y, chosen.astype(y.dtype)
 
 
 def _largest(x: jax.Array, window: int, stride: int, padding: Padding) -> tuple[jax.Array, jax.Array]:
-    """Returns the largest value of each window and its place in the window, as an index from 0; a NaN is largest."""
+    """The largest value of each window and its index in the window, from 0; NaN is the largest."""
     first, *others = _pixels(x, -jnp.inf, window, stride, padding)
     best, place = first, jnp.zeros(first.shape, jnp.int32)
     for index, other in enumerate(others, 1):
@@ -68,11 +68,11 @@ def _largest(x: jax.Array, window: int, stride: int, padding: Padding) -> tuple[
 
 
 def _pixels(x: jax.Array, value: float, window: int, stride: int, padding: Padding) -> list[jax.Array]:
-    """Returns [B, I, J, C] for each place in a window: the pixels there, `value` outside of the image."""
+    """The pixels at each position in a window, as arrays [B, I, J, C], with `value` outside of the image."""
     edges = ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0))
     padded = jax.lax.pad(x, jnp.array(value, x.dtype), edges)
     _, height, width, _ = padded.shape
-    # Of a strided slice the last window ends where the padded image does, or before.
+    # The last window of a strided slice ends at or before the end of the padded image.
     rows = [slice(row, height - window + row + 1, stride) for row in range(window)]
     columns = [slice(column, width - window + column + 1, stride) for column in range(window)]
     return [padded[:, row, column] for row in rows for column in columns]

@@ -1,7 +1,7 @@
-"""Query, key and value of one input: one product in the backward pass, and biases where they cost no pass of their own.
+"""Projects one input to query, key and value, with one product in the backward pass and without passes for biases.
 
-Under a half-precision policy, the layers' own calls would move a fifth of a Transformer block's bytes on a GPU to add
-three biases, sum three gradients of the input, and read each operand once for each product.
+Under a half-precision policy, the layers' own calls would move a fifth of a Transformer block's bytes on a GPU: they
+add three biases, sum three gradients of the input, and read each operand once for each product.
 
 Shapes: B batch, T positions, D width, N heads, H features per head.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Projected(NamedTuple):
-    """Query, key and value [B, T, N, H], and the layer that projects what attention makes of them."""
+    """Query, key and value [B, T, N, H], and the layer that projects the output of attention."""
 
     query: jax.Array
     key: jax.Array
@@ -34,18 +34,18 @@ class Projected(NamedTuple):
 
 
 def called(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
-    """Calls the layers as they are."""
+    """Calls the layers unchanged."""
     return Projected(query(x), key(x), value(x), out)
 
 
 def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any) -> Projected:
-    """Applies the three projections of softmax attention, and moves two biases behind it.
+    """Applies the projections of softmax attention. Drops the key bias and moves the value bias into `out`.
 
     The softmax cancels the bias of the keys, which adds one number to all scores of a query: its gradient is zero. The
-    weights of a query sum to one, so the bias of the values passes through attention, and the output projection makes a
-    constant of it, which is added to the bias of the layer that is returned.
+    weights of a query sum to one, so the bias of the values passes through attention. The output projection turns it
+    into a constant, which is added to the bias of the returned layer.
 
-    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called as they are.
+    Layers that differ, or are not as `apply_policy` leaves them in half precision, are called unchanged.
 
     Args:
       x: the features.
@@ -61,7 +61,8 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
     if kernel.shape[:-1] != bias.shape:
         return called(x, query, key, value, out)
     wide = widest(bias.dtype, kernel.dtype, FLOAT32)
-    # Cast once, for the constant and for the layer: a parameter is gathered in half precision if it is only cast to it.
+    # Cast once, for the constant and for the layer: a parameter is gathered in half precision only if a cast to half
+    # precision is its only use.
     kernel = _half_kernel(out)
     with scope_of(value):
         constant = jnp.sum(bias.astype(wide)[..., None] * kernel.astype(wide), axis=(0, 1))
@@ -72,11 +73,11 @@ def project(x: Float[Array, "B T D"], query: Any, key: Any, value: Any, out: Any
 
 
 def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
-    """Calls three layers with kernels [D, 3, N, H] and a bias [N, H] of the first, with one product as derivative."""
+    """Calls three layers with kernels [D, 3, N, H], the first with a bias [N, H]. The derivative is one product."""
     without = [changed(layer, bias=None, use_bias=False) for layer in layers[1:]]
 
     def forward(x, kernels, bias):
-        # Their own calls, so that named scopes, audits and diagnoses find them.
+        # Calls the layers themselves, so that named scopes, audits and diagnoses find them.
         given = (changed(layers[0], bias=nnx.Param(bias)), *without)
         return tuple(changed(layer, kernel=nnx.Param(kernels[:, i]))(x) for i, layer in enumerate(given))
 
@@ -90,7 +91,7 @@ def _products(layers: tuple, x: jax.Array, kernels: jax.Array, bias: jax.Array) 
         slopes = dot(of_x, kernels, last_by_first) + dot(x, of_kernels, last_by_first)
         first, *others = (jnp.squeeze(each, -3) for each in jnp.split(slopes, 3, axis=-3))
         wide = jnp.broadcast_to(of_bias.astype(widest(bias.dtype, FLOAT32)), first.shape)
-        # Not by the function with the rule, which rematerialisation takes for one operation that is no product.
+        # Not `products`: rematerialisation takes the function with the rule for one operation that is no product.
         return forward(*primals), (first + wide.astype(first.dtype), *others)
 
     return products(x, kernels, bias)
@@ -106,7 +107,7 @@ def _half_kernel(layer: Any) -> jax.Array:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Returns True for a layer with a bias and no code of the user's in it, under a half-precision policy."""
+    """True for a layer with a bias and without user code, under a half-precision policy."""
     return (
         type(layer) is nnx.LinearGeneral
         and layer.bias is not None
@@ -118,6 +119,6 @@ def _is_plain(layer: Any) -> bool:
 
 
 def _kind(layer: Any) -> tuple:
-    """Returns all in which layers must agree to be one product."""
+    """The properties in which layers must agree to form one product."""
     kernel, bias = layer.kernel[...], layer.bias[...]
     return layer.dtype, layer.axis, kernel.shape, kernel.dtype, bias.dtype

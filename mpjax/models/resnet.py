@@ -48,7 +48,7 @@ class Shortcut(nnx.Module):
 
 
 def identity(x: jax.Array) -> jax.Array:
-    """Returns `x`: the shortcut of a block whose input and output have the same shape."""
+    """The shortcut of a block whose input and output have the same shape."""
     return x
 
 
@@ -139,7 +139,7 @@ class ResNet(nnx.Module):
       block: `BasicBlock`, `Bottleneck` or `ResNeXtBottleneck`.
       stem: `ImageNetStem` or `SmallStem`.
       channels: channels of the input image.
-      width: channels of the first stage, doubled by each later one.
+      width: channels of the first stage, doubled by each later stage.
       num_classes: number of logits.
     """
 

@@ -1,9 +1,9 @@
-"""Blocks of one structure as one block with stacked arrays, and one loop: the program does not grow with their number.
+"""Runs blocks of one structure as one loop over stacked arrays, so that the program does not grow with their number.
 
-The arrays of a stack have a leading axis of blocks, in the training state too: an optimizer, a norm or a check works on
-as many arrays as one block has. Their paths have `all` where those of single blocks have a number:
-row 3 of `blocks/all/mlp/up/kernel` is `blocks/3/mlp/up/kernel`. Training, pretrained weights, checkpoints and diagnoses
-turn one form into the other here, bit for bit.
+The arrays of a stack have a leading axis of blocks, in the training state too. An optimizer, a norm or a check works on
+as many arrays as a single block has. The paths of stacked arrays have `all` in place of the number of a block: row 3 of
+`blocks/all/mlp/up/kernel` is `blocks/3/mlp/up/kernel`. Training, pretrained weights, checkpoints and diagnoses convert
+between the two forms with this module, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _CHEAP = (
     | {"div", "clamp", "and", "or", "xor", "not", "is_finite", "select_n", "convert_element_type"}
     | {"optimization_barrier", "iota", "pad", "slice"}
 )
-"""Primitives that read and write each value once: fused with what uses their result, they cost nothing."""
+"""Primitives that read and write each value once. Fused with the consumers of their result, they cost nothing."""
 
 
 def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
-    """Returns True if a loop keeps the result of a primitive: products, kernels, reductions, masks of dropout.
+    """True if a loop keeps the result of a primitive: products, kernels, reductions, masks of dropout.
 
-    All else the backward pass computes again from them. XLA does so by fusion where there is no loop; a loop without a
-    policy stores every value that the backward pass reads.
+    The backward pass recomputes all other values from these. Without a loop, XLA recomputes them by fusion. A loop
+    without a policy stores every value that the backward pass reads.
     """
-    if primitive.name == "lt":  # of dropout: a byte, in place of the random numbers that were compared
+    if primitive.name == "lt":  # the mask of dropout: a byte, in place of the random numbers that it compares
         return is_floating(operands[0])
     if primitive.name in CALLS - {"custom_vjp_call"}:
         return any(
@@ -50,16 +50,17 @@ def costly(primitive: Any, *operands: Any, **params: Any) -> bool:
 
 
 class Stack(nnx.Module):
-    """Blocks as one module, whose call is `x = block(x, *args)` for each of them, in one loop (`jax.lax.scan`).
+    """Blocks as one module, which computes `x = block(x, *args)` for each block in one loop (`jax.lax.scan`).
 
     Attributes:
       all: the block; each of its arrays has a leading axis of blocks.
       depth: the number of blocks.
-      keep: what the loop keeps for the backward pass, as a policy of `jax.checkpoint`; None: the inputs of blocks.
+      keep: the values that the loop keeps for the backward pass, as a policy of `jax.checkpoint`; None keeps only the
+        inputs of blocks.
     """
 
     def __init__(self, blocks: Iterable[nnx.Module]):
-        """Stacks the arrays of blocks that are equal in all but their arrays.
+        """Stacks the arrays of blocks that differ only in the values of their arrays.
 
         Raises:
           UsageError: blocks differ in structure.
@@ -93,14 +94,14 @@ class Stack(nnx.Module):
                 )
             return y, nnx.split(block, nnx.Param, ...)[2]
 
-        # In a loop, what is recomputed cannot be merged with what was computed before, as `prevent_cse` is to prevent.
+        # `prevent_cse` keeps XLA from merging recomputed values with the originals, which cannot happen in a loop.
         body = jax.checkpoint(body, policy=self.keep, prevent_cse=False)
         x, changed = jax.lax.scan(body, x, (params, others), length=self.depth)
         nnx.update(self.all, changed)
         return x
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields copies of the blocks one by one; of an abstract stack, abstract ones."""
+        """Yields copies of the blocks one by one; an abstract stack yields abstract blocks."""
         graph, arrays = nnx.split(self.all)
         for number in range(self.depth):
             yield nnx.merge(graph, jax.tree.map(functools.partial(_row, number), arrays))
@@ -116,9 +117,9 @@ Blocks = nnx.List | Stack
 
 
 def in_series(make: Callable[..., nnx.Module], depth: int, *, rngs: nnx.Rngs, scan: bool) -> Blocks:
-    """Returns `depth` blocks, each made by `make(rngs=rngs)`: a `Stack` with `scan`, else a list.
+    """Makes `depth` blocks with `make(rngs=rngs)`, as a `Stack` with `scan`, else as a list.
 
-    The initial values are the same.
+    The initial values are the same. A depth of 0 always makes a list.
     """
     blocks = [make(rngs=rngs) for _ in range(depth)]
     return Stack(blocks) if scan and depth else nnx.List(blocks)
@@ -134,17 +135,17 @@ def through(blocks: Blocks, x: jax.Array, *args: Any) -> jax.Array:
 
 
 def stacks_of(model: nnx.Module) -> Mapping[str, int]:
-    """Returns the number of blocks of each stack in a model, by the path of the stack, as in `{"blocks": 12}`."""
+    """The number of blocks of each stack in a model, by the path of the stack, as in `{"blocks": 12}`."""
     return {path: stack.depth for path, stack in stacks_in(model).items()}
 
 
 def stacks_in(model: nnx.Module) -> dict[str, Stack]:
-    """Returns the stacks of a model by path."""
+    """The stacks of a model by path."""
     return {"/".join(map(str, path)): stack for path, stack in _stacks(model).items()}
 
 
 def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None:
-    """Checks that rules (see `mpjax.precision.rules.Rules`) say the same of all blocks of a stack.
+    """Checks that rules (see `mpjax.precision.rules.Rules`) treat all blocks of a stack alike.
 
     Args:
       model: the model, which may be abstract.
@@ -152,7 +153,7 @@ def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None
       flag: the setting with the rules, for the message.
 
     Raises:
-      UsageError: a pattern matches some blocks and not others.
+      UsageError: a pattern matches some blocks and not others, or all blocks but not their stack.
     """
     for stack, depth in stacks_of(model).items():
         paths = [path for path in modules_of(model) if stack_of(f"{path}/", [stack])]
@@ -171,9 +172,9 @@ def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None
 
 
 def one_by_one(model: Any) -> Any:
-    """Returns the model with a list of single blocks in place of each stack; the model itself if it has no stack.
+    """Replaces each stack of a model with a list of single blocks, in a copy; a model without stacks is returned itself.
 
-    The result shares no variables with the model, and is for its arrays only: its named scopes are those of the stack.
+    Use the copy only for its arrays: it shares no variables with the model, and has the named scopes of the stack.
     """
     if not _stacks(model):
         return model
@@ -187,7 +188,7 @@ def one_by_one(model: Any) -> Any:
 
 
 def with_first_blocks(model: Any) -> Any:
-    """Returns a copy of the model in which each stack holds the arrays of its first block, for what calls it alone."""
+    """Copies a model. Each stack of the copy holds the arrays of its first block, so that the block can be called alone."""
     copied = nnx.merge(*nnx.split(model))
     for stack in _stacks(copied).values():
         stack.all = next(iter(stack))
@@ -199,7 +200,7 @@ def _stacks(model: nnx.Module) -> dict[tuple, Stack]:
 
 
 ALL = "all"
-"""What stands in the path of a stacked array where that of a single block has its number."""
+"""The part of a stacked array's path in place of the number of a block."""
 
 Arrays = dict[str, Any]
 Stacks = Mapping[str, int]
@@ -207,12 +208,12 @@ Stacks = Mapping[str, int]
 
 
 def stack_of(path: str, stacks: Iterable[str]) -> str | None:
-    """Returns the stack that the array at `path` belongs to, whose leading axis is of blocks; None if to none."""
+    """The stack that holds the array at `path`, with a leading axis of blocks; None if no stack does."""
     return next((stack for stack in stacks if path.startswith(f"{stack}/{ALL}/")), None)
 
 
 def names_apart(path: str, stacks: Stacks) -> list[str]:
-    """Returns the paths of the rows of an array; its own path alone if it is not stacked."""
+    """The paths of the rows of an array; only its own path if it is not stacked."""
     stack = stack_of(path, stacks)
     if stack is None:
         return [path]
@@ -221,7 +222,7 @@ def names_apart(path: str, stacks: Stacks) -> list[str]:
 
 
 def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
-    """Returns the arrays of single blocks, each a row of a stacked array; other arrays stay as they are."""
+    """Splits stacked arrays into the arrays of single blocks. Other arrays do not change."""
     found: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
@@ -230,7 +231,7 @@ def apart(arrays: Mapping[str, Any], stacks: Stacks) -> Arrays:
 
 
 def replaced(arrays: Mapping[str, Any], given: Mapping[str, Any], stacks: Stacks) -> Arrays:
-    """Returns the arrays with `given` ones, by the paths of single blocks, in place of their own or of their rows."""
+    """Replaces arrays, or rows of stacked arrays, with the `given` arrays, whose paths are those of single blocks."""
     found: Arrays = {}
     for path, array in arrays.items():
         names = names_apart(path, stacks)
@@ -244,7 +245,7 @@ def replaced(arrays: Mapping[str, Any], given: Mapping[str, Any], stacks: Stacks
 
 
 def apart_in(tree: Any, stacks: Stacks) -> Any:
-    """Returns a pytree, such as a training state, with `apart` of each dict of arrays by path inside it."""
+    """Applies `apart` to each dict of arrays by path inside a pytree, such as a training state."""
 
     def is_by_path(node: Any) -> bool:
         return isinstance(node, dict) and any(isinstance(key, str) and stack_of(key, stacks) for key in node)
@@ -253,14 +254,14 @@ def apart_in(tree: Any, stacks: Stacks) -> Any:
 
 
 def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
-    """Returns the arrays of a checkpoint with blocks stacked, or one by one, as in the model that is to have them.
+    """Stacks or splits the blocks in the arrays of a checkpoint, to match the model that loads them.
 
     Stacks are found by comparison: a wanted `params/blocks/all/x` is missing while there is `params/blocks/0/x`, or the
-    other way round. Then moments, master weights and averages of the same path follow.
+    other way round. Moments, master weights and averages of the same path follow.
 
     Args:
       arrays: arrays by path, as in `params/blocks/0/x` and `opt_state/inner_state/0/mu/blocks/0/x`.
-      wanted: the paths of the parameters and statistics that the model has, as in `params/blocks/all/x`.
+      wanted: the paths of the model's parameters and statistics, as in `params/blocks/all/x`.
     """
     found = dict(arrays)
     missing = [path for path in wanted if path not in arrays]
@@ -272,7 +273,7 @@ def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
 
 
 def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> str | None:
-    """Returns the stack, without `params/`, in whose place `of` a path has its counterpart with `other` in `arrays`."""
+    """The stack, without `params/`, in which `arrays` has `path` with `other` in place of `of`; None if there is none."""
     for match in re.finditer(rf"(?<=/){of}(?=/)", path):
         if path[: match.start()] + other + path[match.end() :] in arrays:
             return path[: match.start()].partition("/")[2].removesuffix("/")

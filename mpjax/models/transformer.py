@@ -54,10 +54,10 @@ class MLP(nnx.Module):
 
 
 def _with_cast_bias(layer: nnx.Linear) -> nnx.Linear:
-    """Returns a layer whose bias is cast to half precision by a kernel of its own, if the layer's policy is in half.
+    """Casts the bias of a half-precision layer in a kernel of its own. Other layers do not change.
 
-    XLA would cast it again for each of the rows it is added to, and for the time that takes leave the residual sum and
-    the statistics of the norm that follows in two kernels, the second of which reads the sum once more.
+    XLA would cast the bias again for each row that it is added to. Because of that cost, it would compute the residual
+    sum and the statistics of the following norm in two kernels, and the second kernel would read the sum again.
     """
     if type(layer) is not nnx.Linear or layer.bias is None or not only_sums(layer):
         return layer
@@ -67,7 +67,7 @@ def _with_cast_bias(layer: nnx.Linear) -> nnx.Linear:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _cast_apart(dtype: Any, x: jax.Array) -> jax.Array:
-    """Rounds x to another dtype, in a kernel of its own. Its derivative is that of x, and adds in the dtype of x."""
+    """Rounds x to `dtype` in a kernel of its own, and widens it again. The derivative is 1, and adds in the dtype of x."""
     return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
 
 
@@ -77,14 +77,14 @@ def _cast_apart_jvp(dtype: Any, primals: tuple, tangents: tuple) -> tuple[jax.Ar
 
 
 def dropping(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:
-    """Returns a dropout layer, which holds a random stream only if `rate` is not 0."""
+    """A dropout layer, which holds a random stream only if `rate` is not 0."""
     return nnx.Dropout(rate, rngs=rngs if rate else None)
 
 
 class Block(nnx.Module):
     """Attention and an MLP, each with a residual connection.
 
-    Dropout applies to the output of each, not to the attention weights: the fused attention kernel does not support it.
+    Dropout applies to both outputs, not to the attention weights: the fused attention kernel does not support it.
 
     Args:
       width: D.
@@ -134,7 +134,7 @@ def with_positions(x: Float[Array, "B T D"], table: Float[Array, "L D"]) -> Floa
     The rows are broadcast over the batch before the cast, so that their gradients accumulate in float32.
     """
     rows = jnp.broadcast_to(table[: x.shape[1]].astype(widest(table.dtype, FLOAT32)), x.shape)
-    # Without a layout, XLA keeps the batch innermost on GPUs from here on, and transposes for every product.
+    # Without this layout, XLA on GPUs keeps the batch innermost from here on, and transposes for every product.
     return with_layout_constraint(x + rows.astype(x.dtype), Layout(tuple(range(x.ndim))))
 
 

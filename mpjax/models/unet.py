@@ -64,7 +64,7 @@ class UNet(nnx.Module):
       channels: channels of the input image.
       num_classes: number of logits per pixel.
       width: channels at full resolution, doubled by each halving.
-      depth: how often height and width are halved.
+      depth: the number of times that height and width are halved.
     """
 
     def __init__(self, *, channels: int, num_classes: int, width: int, depth: int, rngs: nnx.Rngs):

@@ -37,7 +37,7 @@ class ViT(nnx.Module):
       width: D.
       depth: number of blocks.
       heads: number of attention heads, a divisor of the width.
-      pool: input of the classifier: "gap" for the mean over patches, "cls" for a learned token put before them.
+      pool: input of the classifier: "gap" for the mean over patches, "cls" for a learned token before the patches.
       dropout: dropout rate.
       epsilon: epsilon of the layer norms; Hugging Face's models have 1e-12.
       implementation: attention implementation; see `attend`.

@@ -61,7 +61,7 @@ class WideResNet(nnx.Module):
       depth: d in WRN-d-k, which is 6n + 4 with n blocks in each stage.
       widening: k in WRN-d-k, the ratio of the first stage's channels to `width`.
       channels: channels of the input image.
-      width: channels of the first convolution, and of the first stage before widening; later stages double them.
+      width: channels of the first convolution, and of the first stage before widening. Each later stage doubles them.
       num_classes: number of logits.
       dropout: dropout rate between the convolutions of a block.
 

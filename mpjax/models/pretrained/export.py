@@ -1,4 +1,4 @@
-"""Exports the weights of a model to a safetensors file, in our layout or in that of another library."""
+"""Exports the weights of a model to a safetensors file, in mpjax's layout or in another library's."""
 
 import collections
 import os
@@ -33,7 +33,7 @@ def export_safetensors(
 ) -> PretrainedReport:
     """Writes a model's parameters and statistics to `path` atomically. `load_pretrained` reads them back.
 
-    The file does not depend on whether the model has its blocks one by one or in a stack.
+    The file is the same for single blocks and for blocks in a stack.
 
     Args:
       model: an NNX module.
@@ -43,7 +43,7 @@ def export_safetensors(
       allow_lossy: whether values may overflow to inf or flush to zero in `dtype`.
 
     Returns:
-      A `PretrainedReport` of what was written.
+      A `PretrainedReport` of the written variables.
 
     Raises:
       UsageError: the name of the file has another ending, the model does not have the layout, or values overflow or
@@ -91,7 +91,7 @@ def export_safetensors(
 
 
 def _foreign(arrays: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.ndarray]:
-    """Returns the arrays by the file's keys, in the file's axis order and shape, with fused tensors concatenated."""
+    """Converts arrays to the file's keys, axis order and shape, and concatenates fused tensors."""
     parts = collections.defaultdict(dict)
     whole = dict(layout.filler)
     for name, array in arrays.items():
@@ -103,13 +103,13 @@ def _foreign(arrays: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.n
             whole[entry.key] = theirs
     for (key, axis, count), pieces in parts.items():
         whole[key] = np.concatenate([pieces[index] for index in range(count)], axis)
-    # safetensors writes the memory as it is, so a transposed view has to be made contiguous.
+    # safetensors writes memory without regard to strides, so a transposed view has to be made contiguous.
     return {key: np.array(array, order="C", copy=None) for key, array in whole.items()}
 
 
 def _write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], layout: str) -> None:
-    # Transformers refuses a file without `format`. There is only this item because safetensors writes several in any
-    # order, so that equal models would give different files.
+    # Transformers refuses a file without `format`. It is the only item: safetensors writes several items in any order,
+    # so equal models would yield different files.
     about = {"format": "np" if layout == "mpjax" else "pt"}
     with replacing(file) as opened:
         save_file(dict(tensors), pathlib.Path(opened.name), metadata=about)

@@ -1,4 +1,4 @@
-"""Finds the safetensors files of a file, a folder or an id of the Hugging Face hub."""
+"""Finds safetensors files by a file, a folder or an id of the Hugging Face hub."""
 
 import json
 import os
@@ -19,15 +19,15 @@ _ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def find_files(path: str | os.PathLike) -> list[pathlib.Path]:
-    """Returns the safetensors files that `path` refers to.
+    """Finds the safetensors files that `path` refers to.
 
     Args:
-      path: a `.safetensors` file; a folder with `model.safetensors`, with `model.safetensors.index.json` and its
-        parts, or with one `.safetensors` file of another name; an id of the hub, `owner/name`.
+      path: a `.safetensors` file; a folder with `model.safetensors`, with `model.safetensors.index.json` and its parts,
+        or with one `.safetensors` file of another name; an id of the hub, `owner/name`.
 
     Raises:
-      UsageError: `path` is a pickle, which can run any code when it is opened; it has no usable file; or the hub
-        cannot be reached.
+      UsageError: `path` is a pickle, which can run any code when it is opened; it has no usable file; or the hub cannot
+        be reached.
     """
     local = expanded(path)
     if local.is_dir():
@@ -51,7 +51,7 @@ def _safe(file: pathlib.Path) -> pathlib.Path:
 
 
 def _conversion(pickle: pathlib.Path) -> str:
-    """Returns the command that converts a PyTorch pickle to safetensors, with PyTorch's reader that runs no code."""
+    """Formats the command that converts a PyTorch pickle to safetensors, with PyTorch's reader that runs no code."""
     # JSON strings are Python literals too, and their double quotes stay legible inside the shell's single quotes.
     file, into = json.dumps(str(pickle)), json.dumps(str(pickle.with_suffix(".safetensors")))
     code = (
@@ -102,7 +102,7 @@ PATTERNS = ["model.safetensors", "model-*.safetensors", "model.safetensors.index
 
 
 def download(name: str) -> pathlib.Path:
-    """Returns the folder of a hub model's files. Downloads them unless they are in the hub's cache.
+    """Downloads a hub model's files, unless they are in the hub's cache, and returns their folder.
 
     Args:
       name: the id, `owner/name`, or only `name` for some old models.

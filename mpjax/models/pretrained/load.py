@@ -1,4 +1,4 @@
-"""Loads safetensors files into a model and counts what the casts to its dtypes lose."""
+"""Loads safetensors files into a model and counts the losses of the casts to its dtypes."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,13 +43,13 @@ class Losses(NamedTuple):
 
 
 def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Casts `array` to `dtype`, rounding to nearest. Returns `array` itself if it has that dtype already."""
+    """Casts `array` to `dtype`, rounding to nearest. An array of this dtype is returned itself, not a copy."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # `losses` counts them
         return array.astype(dtype, copy=False)
 
 
 def losses(array: np.ndarray, dtype: np.dtype) -> Losses:
-    """Counts what `cast(array, dtype)` loses. Works in chunks to avoid a second array of this size."""
+    """Counts the losses of `cast(array, dtype)`. Works in chunks to avoid a second array of this size."""
     counts = np.zeros(3, np.int64)
     error = 0.0
     flat = array.reshape(-1)
@@ -129,7 +129,7 @@ def load_pretrained(
 
 
 def _stack_rows(model: "nnx.Module", rows: Mapping[str, Any], stacks: Stacks) -> None:
-    """Sets the stacked arrays of a model to the arrays of single blocks.
+    """Sets the arrays of a model, and stacks the arrays of single blocks where the model has a stack.
 
     Raises:
       UsageError: the model is abstract, and only some blocks were loaded.
@@ -153,13 +153,13 @@ def _stack_rows(model: "nnx.Module", rows: Mapping[str, Any], stacks: Stacks) ->
 
 
 def _read(fit: Match) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the path and the values of each variable in the file, in the file's dtype and our axis order and shape."""
+    """Yields the path and the values of each variable, in the file's dtype and our axis order and shape."""
     for name, tensor in fit.tensors.items():
         yield name, read_entry(tensor, fit.layout.entries[name])
 
 
 def read_entry(tensor: Tensor, entry: Entry) -> np.ndarray:
-    """Reads one variable from a file, in the file's dtype and our axis order and shape."""
+    """Reads a variable from a file, in the file's dtype and our axis order and shape."""
     array = tensor.read()
     if entry.part:
         array = np.split(array, entry.part.count, entry.part.axis)[entry.part.index]
@@ -213,7 +213,7 @@ def _checked(
 
 
 def refusal(undone: str, lossy: Sequence[str], advice: str) -> str:
-    """Returns the message about values that a cast would lose."""
+    """Formats the message about values that a cast would lose."""
     more = [f"and {len(lossy) - _SHOWN} more"] if lossy[_SHOWN:] else []
     listed = "\n  ".join([*lossy[:_SHOWN], *more])
     return f"values that the stored dtype cannot hold ({undone}):\n  {listed}\n{advice}"
@@ -228,7 +228,6 @@ def _counted(fit: Match, dtypes: Mapping[str, np.dtype]):
 
 
 def _like(old, new: np.ndarray | jax.Array):
-    """Returns `new` as a JAX array with the sharding of `old`."""
     sharding = getattr(old, "sharding", None)
     # A copy, because a training step donates these buffers: nothing else may share them.
     return jax.device_put(new, sharding, may_alias=False)

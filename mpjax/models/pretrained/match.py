@@ -23,7 +23,7 @@ WRAPPERS = ("module.", "model.", "_orig_mod.", "timm_model.")
 """Prefixes that wrappers of a model (data parallel, Lightning, torch.compile) add to all of its keys."""
 
 _SHOWN = 20
-_FEW = 4  # patterns; nobody would type more
+_FEW = 4  # patterns, few enough to type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ def match_arrays(
     Args:
       model: the model; may be abstract.
       tensors: the tensors of the file, by key.
-      layout: the name of the layout; None: the layout with the most keys in the file.
+      layout: the name of the layout; None for the layout with the most keys in the file.
       skip: patterns of our paths to leave unchanged, or of the file's keys to leave unread.
 
     Raises:
@@ -80,7 +80,7 @@ def match_arrays(
         if path not in key_of:
             faults.append(f"missing: {path}, for which the {chosen.name} layout has no key")
         elif key_of[path] not in keys:
-            # Only for the faults that are shown: comparing all names with all takes seconds.
+            # Only for the faults that are shown, because comparing all pairs of names takes seconds.
             near = [keys[key].key for key in _nearest(key_of[path], spare or keys)] if len(faults) < _SHOWN else []
             faults.append(f"missing: {chosen.entries[path].key} ({path}){_or_nearest(near)}")
         else:
@@ -104,7 +104,7 @@ def match_arrays(
 
 
 def foreign_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
-    """Returns the shape in the file of an array with `shape` in our model."""
+    """The shape in the file of an array with `shape` in our model."""
     # The transform runs on a broadcast scalar, which takes no memory.
     theirs = list(entry.transform.write(np.broadcast_to(np.zeros((), bool), shape)).shape)
     if entry.part:
@@ -138,7 +138,7 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
 
 
 def _plain_keys(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """Returns the tensors by key, without wrappers and the layout's base, and with old names replaced."""
+    """The tensors by key, without the prefixes of wrappers and the layout's base, and with old names replaced."""
 
     def renamed(key: str) -> str:
         for old, new in layout.renamed:
@@ -205,15 +205,15 @@ def _summary(faults: list[str], layout: Layout) -> str:
 
 
 def _pattern(name: str, separator: str) -> str:
-    """Returns the pattern that matches everything in the module of `name`."""
+    """The pattern that matches everything in the module of `name`."""
     module = name.rpartition(separator)[0]
     return f"{module}{separator}*" if module else name
 
 
 def _skip_advice(faults: list[str], patterns: list[str], variables: int) -> str:
-    """Returns advice on what to skip if only a few modules do not fit.
+    """Formats advice on what to skip if only a few modules do not fit.
 
-    Returns "" for the file of another model, and if a dtype does not fit.
+    Empty for the file of another model, and if a dtype does not fit.
     """
     of_model = sum(not fault.startswith("unexpected") for fault in faults)
     if len(patterns) > _FEW or 2 * of_model >= variables or any(fault.startswith("dtype") for fault in faults):

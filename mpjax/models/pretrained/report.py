@@ -1,4 +1,4 @@
-"""Reports what was loaded or exported, with one row for each variable of the model."""
+"""Reports loaded or exported weights, with one row for each variable of the model."""
 
 import dataclasses
 from collections import Counter
@@ -14,11 +14,11 @@ _LISTED = 4  # names
 
 
 class Row(NamedTuple):
-    """One variable.
+    """A variable that was loaded, exported or skipped.
 
     Attributes:
       path: the path in the model, attribute names and indices joined by `/`.
-      key: the key in the file; None: skipped, the variable keeps its initial values.
+      key: the key in the file; None for a skipped variable, which keeps its initial values.
       shape: the shape of the model's array.
       before: the dtype before the cast: the file's when loading, the model's when exporting.
       after: the dtype after the cast.
@@ -61,27 +61,27 @@ class PretrainedReport:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Returns the paths of the variables that keep their initial values."""
+        """The paths of the variables that keep their initial values."""
         return tuple(row.path for row in self.rows if row.key is None)
 
     @property
     def overflow(self) -> int:
-        """Returns the number of finite values that became inf, over all variables."""
+        """The number of finite values that became inf, over all variables."""
         return sum(row.overflow for row in self.rows)
 
     @property
     def flushed(self) -> int:
-        """Returns the number of nonzero values that became zero, over all variables."""
+        """The number of nonzero values that became zero, over all variables."""
         return sum(row.flushed for row in self.rows)
 
     @property
     def error(self) -> float:
-        """Returns the largest relative rounding error over all variables."""
+        """The largest relative rounding error over all variables."""
         return max((row.error for row in self.rows), default=0.0)
 
     @property
     def totals(self) -> str:
-        """Returns one line: the number of variables and values, their dtypes, the losses, and the skipped variables."""
+        """One line: the number of variables and values, their dtypes, the losses, and the skipped variables."""
         moved = [row for row in self.rows if row.key is not None]
         numbers = sum(int(np.prod(row.shape)) for row in moved)
         turns = Counter(_turn(row) for row in moved)

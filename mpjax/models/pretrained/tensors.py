@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 FLOATING = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""The floating dtypes that are read. Narrower ones belong to quantised models, whose scales are stored elsewhere."""
+"""The floating dtypes that can be read. Narrower dtypes belong to quantised models, with scales stored elsewhere."""
 
 DTYPES = FLOATING | {
     "BOOL": "bool",
@@ -64,7 +64,7 @@ class Tensor(NamedTuple):
 
 @contextlib.contextmanager
 def open_tensors(files: Sequence[pathlib.Path]) -> Iterator[Mapping[str, Tensor]]:
-    """Yields the tensors of the files by name. They are memory-mapped and can be read inside the context only.
+    """Yields the tensors of the files by name. They are memory-mapped and can be read only inside the context.
 
     Raises:
       UsageError: a file is not a safetensors file, or two files have a tensor of the same name.
@@ -94,7 +94,7 @@ def _why_not(path: pathlib.Path, error: Exception) -> str:
 
 
 def variables_of(model: "nnx.Module") -> "dict[str, nnx.Variable]":
-    """Returns parameters, statistics and other persistent arrays by path (attribute names and indices joined by `/`).
+    """The parameters, statistics and other persistent arrays by path (attribute names and indices joined by `/`).
 
     Random streams, caches and intermediate values are left out. The variables are not copies: setting one changes the
     model.

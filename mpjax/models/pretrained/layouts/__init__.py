@@ -1,4 +1,4 @@
-"""Lists the layouts of each model: those of its family, and our own for any model."""
+"""The layouts of each model: the layouts of its family, and mpjax's own for any model."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from flax import nnx
 
 
-# In the file of a family, MODEL is the class of its models. LAYOUTS maps the name of a layout to the function that
-# makes the layout for a model of that class.
+# In the module of a family, MODEL is the class of its models. LAYOUTS maps the name of a layout to the function that
+# makes the layout for a model of this class.
 FAMILIES = (resnet, vit, bert, gpt2)
 
 
 def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], Layout]]:
-    """Returns the layouts that a file of this model may have, by name; our own is the last."""
+    """The layouts that a file of this model may have, by name; mpjax's own layout is the last."""
     known = {}
     for family in FAMILIES:
         if isinstance(model, family.MODEL):

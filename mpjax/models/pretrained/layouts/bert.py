@@ -8,7 +8,7 @@ MODEL = BERT
 
 
 def huggingface(model: BERT) -> Layout:
-    """Returns the layout of `BertForSequenceClassification`. The pre-training heads are not read."""
+    """The layout of `BertForSequenceClassification`. The pre-training heads are not read."""
     embeddings = "bert.embeddings"
     names = {
         "tokens": f"{embeddings}.word_embeddings",

@@ -1,4 +1,4 @@
-"""Defines a layout: for each variable of a model, its key in a file and the axis order and shape there."""
+"""Defines a layout: the key of each variable of a model in a file, with its axis order and shape there."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ class Transform:
     write: Turn
 
     def then(self, second: "Transform") -> "Transform":
-        """Returns the transform that reads with this one, then with `second`, and writes in the opposite order."""
+        """Composes two transforms: reads with this one first, then with `second`, and writes in the opposite order."""
         return Transform(
             f"{self.name}, {second.name}",
             lambda array: second.read(self.read(array)),
@@ -39,13 +39,13 @@ class Transform:
 
 
 def transposed(name: str, *axes: int) -> Transform:
-    """Returns the transform in which our axis `i` is the file's axis `axes[i]`."""
+    """The transform in which our axis `i` is the file's axis `axes[i]`."""
     back = tuple(axes.index(axis) for axis in range(len(axes)))
     return Transform(name, functools.partial(np.transpose, axes=axes), functools.partial(np.transpose, axes=back))
 
 
 def reshaped(theirs: tuple[int, ...], ours: tuple[int, ...]) -> Transform:
-    """Returns the transform between the file's shape `theirs` and our shape `ours`. Values keep their order.
+    """The transform between the file's shape `theirs` and our shape `ours`. Values keep their order.
 
     A projection to 12 heads of 64 features is `LINEAR.then(reshaped((768, 768), (768, 12, 64)))`.
     """
@@ -88,12 +88,12 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """The place of one variable of the model in a file.
+    """The place of a variable of the model in a file.
 
     Attributes:
       key: the tensor's name in the file.
       transform: the transform between the file's tensor (or its `part`) and our array.
-      part: the part of the file's tensor that holds this variable; None: the whole tensor.
+      part: the part of the file's tensor that holds this variable; None for the whole tensor.
     """
 
     key: str
@@ -108,8 +108,8 @@ class Layout:
     Attributes:
       name: "huggingface", "timm" or "mpjax".
       entries: the entry of every parameter and statistic, by our path (attribute names and indices joined by `/`).
-      base: the prefix of all keys but the head's, such as `bert.` in `bert.encoder…`. The keys in `entries` have it.
-        Files of a model without a head lack it and are read too.
+      base: the prefix of all keys except the head's, such as `bert.` in `bert.encoder…`. The keys in `entries` have
+        it. Files of a model without a head lack it and are read too.
       ignored: patterns (`*` for anything) of keys, without `base`, that the model does not use.
       tied: keys, without `base`, that repeat the tensor of another key. The two must be equal if both are present.
       renamed: (old, new) substrings of keys, for names that the library has changed.
@@ -137,7 +137,7 @@ _KERNELS = {2: LINEAR, 4: CONV}
 
 
 def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, Entry]:
-    """Returns the entries of linear layers, 2-D convolutions, embeddings and norms.
+    """Maps the variables of linear layers, 2-D convolutions, embeddings and norms to their entries.
 
     Args:
       model: the model with the layers; may be abstract.
@@ -156,7 +156,7 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, Entr
 
 
 def attention_entries(attention: Attention, path: str, query: str, key: str, value: str, out: str) -> dict[str, Entry]:
-    """Returns the entries of an attention whose four projections are PyTorch linear layers in the file.
+    """Maps the variables of an attention to their entries, if its projections are PyTorch linear layers in the file.
 
     Args:
       attention: our module; may be abstract.
@@ -180,6 +180,6 @@ def attention_entries(attention: Attention, path: str, query: str, key: str, val
 
 
 def own_layout(model: nnx.Module) -> Layout:
-    """Returns the layout with each variable under its own path, `blocks.0.conv1.kernel`; `/` may replace the dots."""
+    """The layout with each variable under its own path, `blocks.0.conv1.kernel`; `/` may replace the dots."""
     entries = {path: Entry(path.replace("/", ".")) for path in variables_of(model)}
     return Layout("mpjax", entries, renamed=(("/", "."),))

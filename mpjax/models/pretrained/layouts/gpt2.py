@@ -9,7 +9,7 @@ MODEL = GPT2
 
 
 def huggingface(model: GPT2) -> Layout:
-    """Returns the layout of `GPT2LMHeadModel`.
+    """The layout of `GPT2LMHeadModel`.
 
     Its kernels are [in, out], the same as ours. The kernel of the logits is the token embedding.
     """
@@ -33,7 +33,7 @@ def huggingface(model: GPT2) -> Layout:
 
 
 def _attention(attention: Attention, ours: str, theirs: str) -> dict[str, Entry]:
-    """Returns the entries of an attention whose query, key and value are one matrix, side by side along the outputs."""
+    """The entries of an attention whose query, key and value are one matrix, side by side along the outputs."""
     width, heads, features = attention.query.kernel.get_value().shape
     out = reshaped((width, width), (heads, features, width))
     entries = {

@@ -13,7 +13,7 @@ MODEL = ResNet
 
 
 def huggingface(model: ResNet) -> Layout:
-    """Returns the layout of `ResNetForImageClassification`.
+    """The layout of `ResNetForImageClassification`.
 
     Its bottlenecks stride in the 3x3 convolution, as ours do.
     """
@@ -34,7 +34,7 @@ def huggingface(model: ResNet) -> Layout:
 
 
 def timm(model: ResNet) -> Layout:
-    """Returns the layout of `timm.create_model("resnet50")`, the same as torchvision's."""
+    """The layout of `timm.create_model("resnet50")`, the same as torchvision's."""
     names = {"stem/conv": "conv1", "stem/norm": "bn1", "head": "fc"}
     for block, stage, index in _blocks(model):
         layer = f"layer{stage + 1}.{index}"

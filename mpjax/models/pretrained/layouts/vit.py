@@ -29,11 +29,11 @@ IN_MEMORY = {
     "value": "attention.v_proj",
     "out": "attention.o_proj",
 }
-"""Their names in `state_dict`, from transformers 5 on."""
+"""The names of the parts of a block in a `state_dict`, from transformers 5 on."""
 
 
 def huggingface(model: ViT) -> Layout:
-    """Returns the layout of `ViTForImageClassification`.
+    """The layout of `ViTForImageClassification`.
 
     That model has a class token (`pool="cls"`) and an epsilon of 1e-12.
     """
@@ -41,7 +41,7 @@ def huggingface(model: ViT) -> Layout:
 
 
 def state_dict(model: ViT) -> Layout:
-    """Returns the layout of a `state_dict` that was saved without `save_pretrained`."""
+    """The layout of a `state_dict` that was saved without `save_pretrained`."""
     return _layout("huggingface_state_dict", model, IN_MEMORY)
 
 
