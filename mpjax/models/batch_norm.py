@@ -103,8 +103,9 @@ def _sums(*arrays: jax.Array) -> list[jax.Array]:
     parts = _parts(_rows(shape))
     if parts == 1:
         return [jnp.sum(x, tuple(range(x.ndim - 1)), keepdims=True) for x in arrays]
-    # Under autocast, x is in half precision, and a cast from float32 to float32 has no effect. A product with float32
-    # has: x is cast before the reshape, as for its other uses, and its gradient is rounded once. XLA drops the ones.
+    # Under autocast, x is in half precision, and autocast does not see a cast from float32 to float32. It sees a
+    # product with float32: x is cast before the reshape, as for its other uses, and its gradient is rounded once.
+    # XLA drops the ones.
     ones = jnp.ones(shape[-1:], widest(FLOAT32, *(x.dtype for x in arrays))).reshape((1,) * (len(shape) - 1) + (-1,))
     partial = [jnp.sum((x * ones).reshape(parts, -1, shape[-1]), axis=1) for x in arrays]
     totals = jnp.split(jnp.sum(jnp.concatenate(partial, axis=1), axis=0), len(arrays))

@@ -172,7 +172,7 @@ def require_alike(model: nnx.Module, patterns: Iterable[str], flag: str) -> None
 
 
 def one_by_one(model: Any) -> Any:
-    """Replaces each stack of a model with a list of single blocks, in a copy; a model without stacks is returned itself.
+    """Copies a model, with a list of single blocks in place of each stack; without stacks, returns the model itself.
 
     Use the copy only for its arrays: it shares no variables with the model, and has the named scopes of the stack.
     """
@@ -188,7 +188,7 @@ def one_by_one(model: Any) -> Any:
 
 
 def with_first_blocks(model: Any) -> Any:
-    """Copies a model. Each stack of the copy holds the arrays of its first block, so that the block can be called alone."""
+    """Copies a model, with only the arrays of the first block in each stack, so that the block can be called alone."""
     copied = nnx.merge(*nnx.split(model))
     for stack in _stacks(copied).values():
         stack.all = next(iter(stack))
@@ -273,7 +273,7 @@ def in_form_of(arrays: Mapping[str, Any], wanted: Iterable[str]) -> Arrays:
 
 
 def _counterpart(path: str, of: str, other: str, arrays: Mapping[str, Any]) -> str | None:
-    """The stack, without `params/`, in which `arrays` has `path` with `other` in place of `of`; None if there is none."""
+    """The stack, without `params/`, in which `arrays` has `path` with `other` in place of `of`; None if none has."""
     for match in re.finditer(rf"(?<=/){of}(?=/)", path):
         if path[: match.start()] + other + path[match.end() :] in arrays:
             return path[: match.start()].partition("/")[2].removesuffix("/")

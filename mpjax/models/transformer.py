@@ -67,7 +67,7 @@ def _with_cast_bias(layer: nnx.Linear) -> nnx.Linear:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _cast_apart(dtype: Any, x: jax.Array) -> jax.Array:
-    """Rounds x to `dtype` in a kernel of its own, and widens it again. The derivative is 1, and adds in the dtype of x."""
+    """Rounds x to `dtype`, in a kernel of its own, and widens it again. The derivative is 1, in the dtype of x."""
     return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)
 
 
