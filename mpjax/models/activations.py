@@ -81,7 +81,10 @@ def _in_float32(function: Function, slope: Function, x: jax.Array) -> jax.Array:
 
 
 _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
-"""A checkpoint without a barrier. With one, XLA would store the sum of a product and its bias beside the product."""
+"""A checkpoint without a barrier, so that XLA may recompute x as well.
+
+With a barrier, XLA would store the sum of a product and its bias beside the product.
+"""
 
 
 def activated(layer: nnx.Linear, function: Function, x: Float[Array, "*S D"]) -> Float[Array, "*S H"]:

@@ -178,7 +178,6 @@ def _why_not_cudnn(query: jax.Array, device) -> str | None:
 
 
 def _default_device():
-    """The device on which JAX places arrays by default."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None or isinstance(device, str):
         return jax.local_devices(backend=device)[0]

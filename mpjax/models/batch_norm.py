@@ -67,7 +67,7 @@ class BatchNorm(nnx.BatchNorm):
 
 
 LARGE = 2**25
-"""The number of elements from which on no GPU's cache holds an array, at two bytes each."""
+"""The number of elements from which no GPU's cache holds an array, at two bytes each."""
 
 
 def relu_after(norm: BatchNorm, x: Float[Array, "*S C"]) -> Float[Array, "*S C"]:
@@ -128,7 +128,7 @@ def _rows(shape: tuple[int, ...]) -> int:
 
 
 MANY = 2**13
-"""The number of rows from which on a GPU adds in two stages."""
+"""The number of rows from which a GPU adds in two stages."""
 
 
 def _parts(rows: int) -> int:

@@ -231,7 +231,7 @@ def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
 
 
 def _devices(eqn: Any, place: _Place) -> int:
-    """The number of devices that a sum runs over; 2 if the size of an axis is unknown."""
+    """The number of devices that a sum runs over, with 2 for each axis of unknown size."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     sizes = dict(place.sizes)
     return math.prod(sizes.get(axis, 2) for axis in ((axes,) if isinstance(axes, str) else axes))
