@@ -56,8 +56,6 @@ def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
 
     A dtype with fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse.
 
-    A dtype that has fewer bits of exponent or of mantissa is narrower: float16 instead of bfloat16, and the reverse.
-
     >>> compared(["float16", "float16"], ["float32", "float32"])
     'wider'
     """

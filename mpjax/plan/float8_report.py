@@ -10,7 +10,7 @@ from mpjax.precision.presets import get_policy
 
 
 def comparisons(plans: Sequence[Estimate]) -> list[str]:
-    """Compares each plan with float8 to the plans without, one line each, and lists the layers where float8 loses.
+    """Compares each plan with float8 to the plans without, a line for each, and lists the layers where float8 loses.
 
     If there is no plan without float8, the line names the flag that adds one.
     """

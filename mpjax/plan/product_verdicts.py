@@ -26,7 +26,7 @@ def rows_of_products(
     """Builds the rows of products, convolutions and attentions; equal rows are merged and counted.
 
     A policy applies to differentiated functions. An optimizer's own products, and products in `mpjax.full_precision`,
-    are asked for as traced. If nothing is differentiated, the policy applies to all other products.
+    are asked for as traced. If nothing is differentiated, the policy applies to all products outside `full_precision`.
 
     Args:
       pairs: the products asked for and the products that run.
