@@ -1,7 +1,8 @@
-"""The commands: each takes arguments, returns an exit code, and prints user errors without traceback.
+"""The commands of the `mpjax` program. Each takes arguments, returns an exit code, and prints user errors without a
+traceback.
 
-`mpjax train --help` and `python scripts/train.py --help` run the same function. All imports of a command are late: help
-and wrong flags answer before JAX is imported.
+`mpjax train --help` and `python scripts/train.py --help` run the same function. Imports are late: help and errors about
+flags appear before JAX is imported.
 """
 
 import functools
@@ -26,13 +27,14 @@ from mpjax.interrupts import ended_by_interrupts
 
 
 class Command(NamedTuple):
-    """A command; what it names is imported when it runs.
+    """A command, whose functions and dataclasses are imported when it runs.
 
     Attributes:
-      about: what the command does, in one line.
-      load: the function `(argv, prog=...)` that reads a command line: its result, or each of a tuple, goes to `run`.
+      about: the purpose of the command, in one line.
+      load: the function `(argv, prog=...)` that reads a command line. Its result, or each element of a tuple, is passed
+        to `run`.
       run: the function that does the work.
-      settings: the dataclasses that the flags are from.
+      settings: the dataclasses that define the flags.
     """
 
     about: str
@@ -114,7 +116,7 @@ def call(name: str, argv: Sequence[str]) -> int:
         _named("mpjax.commands.host_memory:keep_freed_memory")()
         try:
             _named(command.run)(*(given if isinstance(given, tuple) else (given,)))
-        except SystemExit as error:  # flags are read, so that it is not help: the user's code or a library wants to end
+        except SystemExit as error:  # not from --help, which `load` handles: the user's code or a library exits
             raise CallbackError(
                 f"the command ended before it was done: {failure(error)}; raise an exception instead, or let a "
                 'callback return "stop"'
@@ -138,7 +140,7 @@ def main() -> int:
 
 
 def _answer(option: str, argv: Sequence[str]) -> None:
-    """Answers options of the program itself.
+    """Runs an option of the program itself.
 
     Raises:
       UsageError: there is no such option or command.
@@ -195,13 +197,13 @@ def exit_code(command: Callable[[], None]) -> int:
     try:
         with ended_by_interrupts():
             command()
-    except SystemExit as error:  # help is printed
+    except SystemExit as error:  # after --help
         return error.code if isinstance(error.code, int) else 2
     except (UsageError, Diverged, Interrupted, CallbackError) as error:
         return _fail(error, exit_code_of(error))
     except KeyboardInterrupt as error:
         return _fail("interrupted", exit_code_of(error))
-    except BrokenPipeError:  # the reader of stdout has closed it
+    except BrokenPipeError:  # the reader of stdout closed the pipe
         sys.stdout = None
         return 1
     except OSError as error:

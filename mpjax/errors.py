@@ -11,10 +11,10 @@ from typing import Any
 
 
 class UsageError(ValueError):
-    """The input is wrong; the message says what was given, what is wanted and what to write instead. Exit code 2.
+    """The input is wrong. The message names the value, the expected value and what to write instead. Exit code 2.
 
     Attributes:
-      repair: the settings to write, such as `{"data.image_size": 224}`, where the message names them; else empty.
+      repair: the settings to write, such as `{"data.image_size": 224}`, if the message names them; else empty.
     """
 
     def __init__(self, *message: object, repair: Mapping[str, Any] | None = None):
@@ -23,7 +23,7 @@ class UsageError(ValueError):
 
 
 class DtypeError(UsageError, TypeError):
-    """Arrays have unexpected dtypes; the message names each by its path."""
+    """Arrays have unexpected dtypes. The message lists them by path."""
 
 
 class Diverged(RuntimeError):
@@ -31,8 +31,10 @@ class Diverged(RuntimeError):
 
 
 class CallbackError(RuntimeError):
-    """A user's callback or writer failed, or called `sys.exit`; the message names it, and the checkpoint if one was
-    saved. Exit code 1."""
+    """A user's callback or writer failed, or called `sys.exit`. Exit code 1.
+
+    The message names the callback or writer, and the checkpoint if one was saved.
+    """
 
 
 class Interrupted(RuntimeError):
@@ -47,7 +49,7 @@ class Interrupted(RuntimeError):
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Returns the exit code of a program that ends with this error; 1: a system error or a fault of the program."""
+    """The exit code of a program that ends with `error`. 1 is a system error or a bug."""
     match error:
         case UsageError():
             return 2
@@ -61,10 +63,10 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def failure(error: BaseException, file: str = "") -> str:
-    """Returns the class and message of an error of the user's code, with the file and line that raised it.
+    """Formats an error of the user's code: its class, its message, and the file and line that raised it.
 
-    It is the last line of `file` that the traceback names, if there is one. The first frame is that of the caller,
-    which called the user's code. `SystemExit` is told as the call of `sys.exit`.
+    The line is the last one of `file` in the traceback, or the last of all if `file` is not in it. The first frame
+    belongs to the caller and is skipped. `SystemExit` is shown as a call of `sys.exit`.
     """
     said = first_line(error) if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
@@ -75,7 +77,7 @@ def failure(error: BaseException, file: str = "") -> str:
 
 
 class PrecisionWarning(UserWarning):
-    """Precision is worse than it could be; the program goes on."""
+    """Precision is worse than it could be. The program continues."""
 
 
 class DataWarning(UserWarning):
@@ -83,23 +85,25 @@ class DataWarning(UserWarning):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged or does not match, and another one is used or this one differently; or the metrics of the
-    steps before it are lost."""
+    """A checkpoint is damaged or does not match, or metrics of earlier steps are lost.
+
+    The run uses another checkpoint, or uses this one differently.
+    """
 
 
 class LoggerWarning(UserWarning):
-    """A logger of experiments failed, and the run goes on without it; or a writer failed in a run that failed too."""
+    """An experiment logger failed and the run continues without it, or a writer failed in a run that also failed."""
 
 
 WARNINGS = PrecisionWarning, DataWarning, CheckpointWarning, LoggerWarning
-"""The warnings that are for the user of a command, and not for its programmer."""
+"""The warnings for the user of a command, as opposed to its programmer."""
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: object) -> str:
-    """Returns a text with control characters written out: names of files and arrays may hold a terminal's commands.
+    """Escapes control characters, because names of files and arrays may contain terminal commands.
 
     >>> printable("a\\x1b[2J")
     'a\\\\x1b[2J'
@@ -108,9 +112,9 @@ def printable(text: object) -> str:
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Prints warnings of mpjax on one line, and other warnings as Python does; for `warnings.showwarning`.
+    """Prints warnings of mpjax on one line and other warnings as Python does; replaces `warnings.showwarning`.
 
-    That JAX cannot read its compiled programs is said once for all of them.
+    Warnings that JAX cannot read or write its compiled programs are printed once for each cache folder.
     """
     if issubclass(category, WARNINGS):
         print(f"warning: {printable(message)}", file=sys.stderr)
@@ -133,5 +137,5 @@ def _say_cache_is_damaged(folder: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the class of an error of other code and the first line of its message."""
+    """Formats an error of other code: its class and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"

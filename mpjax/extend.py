@@ -37,25 +37,27 @@ if TYPE_CHECKING:
 
 
 class Objective(Protocol):
-    """The loss and the metrics of a batch, one value per example. mpjax adds them up: over a batch, its micro-batches
-    and devices, and over the test set, whose last batch is padded.
+    """The loss and the metrics of a batch, one value per example.
+
+    mpjax sums the values over the micro-batches and devices of a batch, and over the test set, whose last batch is
+    padded.
     """
 
     def __call__(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: Key[Array, ""] | None
     ) -> Mapping[str, jax.Array | Mean]:
-        """Returns `loss` and metrics by name.
+        """Computes `loss` and metrics, by name.
 
-        A value is [B], of which the mean is reported. It is a `Mean` of totals [B] and weights [B] where examples have
-        several terms each, such as tokens. `loss` is differentiated. `outputs`, if there is one, may be any pytree with
-        leading axes [B]; metrics (below) are computed from it.
+        Each value is either [B], which is averaged, or a `Mean` of totals [B] and weights [B] if an example has several
+        terms, such as tokens. `loss` is differentiated. The optional value `outputs` may be any pytree with leading
+        axes [B]; metrics (below) are computed from it.
 
         Args:
           model: the model under the policy of the run, in training or evaluation mode. It may hold several networks.
           batch: the fields of the examples, [B, ...]; images are float32, scaled and augmented. In training with mixup
             or cutmix, `target`, float32 [B, classes], has the mixed labels. In evaluation, `weight`, float32 [B], is 0
-            for examples that are padding, which mpjax leaves out itself.
-          key: random numbers of this step and device; None in evaluation. A function without a third parameter is
+            for padding, which mpjax itself leaves out.
+          key: the random key of this step and device; None in evaluation. A function without a third parameter is
             called without it.
         """
         ...
@@ -65,37 +67,44 @@ class Metric(Protocol):
     """A metric of the test set."""
 
     def __call__(self, outputs: Any, batch: Mapping[str, jax.Array]) -> Any:
-        """Returns values per example, as of an `Objective`: one, or several by name.
+        """Computes values per example, as an `Objective` does: one value, or several by name.
 
-        It may also return a metric of `clu` or `metrax` (an object with `merge` and `compute`), whose arrays are sums.
-        It is then made of each example alone, with a batch axis of 1, and added up.
+        It may also return a metric of `clu` or `metrax` (an object with `merge` and `compute`) whose arrays are sums.
+        mpjax then calls it for each example alone, with a batch axis of 1, and adds up the results.
 
         Args:
-          outputs: what the model returned, such as logits [B, classes]; of an own objective, its `outputs`.
+          outputs: the model's result, such as logits [B, classes]; with your own objective, its `outputs`.
           batch: the fields of the examples, [B, ...].
         """
         ...
 
 
 Split = Any
-"""Examples to train on or to evaluate on: a dict of arrays [N, ...]; anything with a length and integer indices whose
-elements are dicts of fields (a `grain.MapDataset`, a torch `Dataset`, a list); or an iterable that can be read again
-(a `grain.DataLoader`, a function that returns a generator), whose examples are read into memory."""
+"""Examples to train or to evaluate on, in one of three forms.
+
+- A dict of arrays [N, ...].
+- An object with a length and integer indices whose elements are dicts of fields, such as a `grain.MapDataset`, a torch
+  `Dataset` or a list.
+- An iterable that can be iterated again, such as a `grain.DataLoader` or a function that returns a generator. Its
+  examples are read into memory.
+"""
 
 
 class Source(Protocol):
     """A data set."""
 
     def __call__(self) -> tuple[Split, Split]:
-        """Returns the training and the test examples. The columns of an example are chosen as for other data sets."""
+        """Opens the training and the test examples. Their columns are chosen as for other data sets."""
         ...
 
 
 class Augmentation(Protocol):
-    """An augmentation of training batches on the device, inside the compiled step, after those of `--data`."""
+    """An augmentation of training batches on the device, inside the compiled step, after the augmentations of
+    `--data`."""
 
     def __call__(self, batch: dict[str, jax.Array], key: Key[Array, ""]) -> dict[str, jax.Array]:
-        """Returns the batch with the same fields; images are float32, scaled to `--data.mean` and `--data.std`."""
+        """Augments a batch and returns the same fields; images are float32, scaled with `--data.mean` and
+        `--data.std`."""
         ...
 
 
@@ -103,7 +112,7 @@ class Optimizer(Protocol):
     """An update rule."""
 
     def __call__(self, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-        """Returns the transformation. mpjax clips before it, and adds loss scaling and master weights around it.
+        """Builds the transformation. mpjax clips before it, and adds loss scaling and master weights around it.
 
         Args:
           learning_rate: the learning rate of each applied step. Further parameters come from `--optimizer.arguments`.
@@ -112,10 +121,10 @@ class Optimizer(Protocol):
 
 
 class Schedule(Protocol):
-    """A learning rate as a function of applied steps. Parameters that it does not name are not passed."""
+    """A learning rate as a function of applied steps. mpjax passes only the parameters that it names."""
 
     def __call__(self, *, peak: float, steps: int, warmup: int) -> optax.Schedule:
-        """Returns a function from the number of applied steps to the learning rate, a scalar that is not negative."""
+        """Builds a function from the number of applied steps to the learning rate, a non-negative scalar."""
         ...
 
 
@@ -125,11 +134,11 @@ class RunInfo:
 
     Attributes:
       folder: the folder of the run.
-      config: its settings.
-      start: the number of steps attempted before: 0, unless it was resumed.
-      steps: the number of attempted steps at which it ends.
-      first: True in the process that prints and writes, of several.
-      records: the metrics logged so far, dicts with `step`, of a run that was resumed.
+      config: the settings of the run.
+      start: the number of steps attempted before this run: 0 unless it resumes another.
+      steps: the number of attempted steps at which the run ends.
+      first: True in the one process that prints and writes.
+      records: the metrics logged before a resumed run, as dicts with `step`.
     """
 
     folder: pathlib.Path
@@ -141,45 +150,46 @@ class RunInfo:
 
 
 Ask = Literal["stop", "save"] | None
-"""What a callback may ask for: to save a checkpoint after this step; or to stop after it, evaluated and saved."""
+"""The requests of a callback: save a checkpoint after this step, or stop after it with an evaluation and a
+checkpoint."""
 
 
 class Callback:
-    """Hears of what happens in a run. Override what you need; every method may return an `Ask`, or None.
+    """Receives the events of a run. Override the methods you need; each may return an `Ask`, or None.
 
-    Callbacks get numbers, never the state, which the next step overwrites. With several processes each has its own;
-    what that of process 0 asks for holds for all.
+    Callbacks get numbers, never the state, because the next step overwrites it. With several processes, each has its
+    own callbacks, and the requests of process 0 hold for all.
     """
 
     def started(self, run: RunInfo) -> Ask:
         """Called before the first step."""
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> Ask:
-        """Called with `train/…`, means over the interval that ended at `step`, while the device runs later steps."""
+        """Called with `train/…`, means over the interval that ends at `step`, while the device runs later steps."""
 
     def skipped(self, step: int, metrics: Mapping[str, float]) -> Ask:
-        """Called for each skipped step, with that step's metrics, such as `loss_scale`."""
+        """Called for each skipped step, with the metrics of that step, such as `loss_scale`."""
 
     def evaluated(self, step: int, metrics: Mapping[str, float], model: Callable[[], nnx.Module]) -> Ask:
         """Called with `test/…` (and `ema/…`); `model()` returns a copy of the model in evaluation mode."""
 
     def saved(self, step: int) -> Ask:
-        """Called when the checkpoint of a step is being written, to `checkpoints/<step>` of the run's folder."""
+        """Called when the writing of a checkpoint starts, to `checkpoints/<step>` of the run's folder."""
 
     def diverged(self, step: int, reason: str) -> None:
-        """Called before a run that cannot continue ends, and before its diagnosis."""
+        """Called before a diverged run ends, and before its diagnosis."""
 
     def ended(self, summary: Mapping[str, Any]) -> None:
         """Called after the last step, with the contents of summary.json; not after an error or a signal."""
 
 
 EVENTS = tuple(name for name in vars(Callback) if not name.startswith("_"))
-"""The names of a callback's methods. A class of yours needs only those that it is called for."""
+"""The names of a callback's methods. Your class needs only the methods for its events."""
 
 
 class OpenWriter(Protocol):
     """Opens a destination of metrics, such as a logger."""
 
     def __call__(self, run: RunInfo) -> Writer:
-        """Returns a writer; it is opened in the first of several processes, and closed at the end."""
+        """Opens a writer. mpjax calls this in the first process only, and closes the writer at the end."""
         ...

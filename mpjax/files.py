@@ -1,4 +1,4 @@
-"""Writes files: whole records, whole files in the place of regular files only, and errors that name the file."""
+"""Writes files: whole records, or whole files that replace regular files only. Errors name the file."""
 
 import contextlib
 import errno
@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds `path` to an OSError raised inside, because a failed write (a full disk) does not name its file."""
+    """Adds `path` to an OSError raised inside, because a failed write (such as to a full disk) does not name its
+    file."""
     try:
         yield
     except OSError as error:
@@ -25,7 +26,7 @@ def naming(path: Path) -> Iterator[None]:
 class AppendFile:
     """A file that grows by whole records.
 
-    It is unbuffered: a killed run loses nothing, and a full disk raises once, in `append`.
+    It is unbuffered: a killed run loses no record, and a full disk raises once, in `append`.
     """
 
     def __init__(self, path: Path, *, new: bool):
@@ -57,7 +58,7 @@ def _no_link(path: str, flags: int) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the names in a folder durable if the file system supports it."""
+    """Makes the names in a folder durable, if the file system supports it."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -68,9 +69,9 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new file that takes the place of the file at `path` when it is whole.
+    """Opens a new file that replaces the file at `path` when it is complete.
 
-    What is no regular file is never replaced: a link, a device or a pipe is an error.
+    Only a regular file is ever replaced: a link, a device or a pipe is an error.
 
     Raises:
       OSError: the file cannot be written; the message names the file.
@@ -80,7 +81,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            # A name that nobody can guess, and O_EXCL does not follow links.
+            # The name cannot be guessed, and O_EXCL does not follow links.
             with open(temporary, "xb") as file:
                 yield file
                 file.flush()

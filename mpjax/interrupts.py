@@ -1,4 +1,4 @@
-"""Ctrl-C that is answered also while the main thread is inside XLA, where Python runs no handler of signals."""
+"""Handles Ctrl-C even while the main thread is inside XLA, where Python runs no signal handler."""
 
 import contextlib
 import os
@@ -12,37 +12,35 @@ from typing import NoReturn
 
 
 PATIENCE = 0.5
-"""Seconds in which the main thread may answer by itself."""
+"""The seconds that the main thread has to handle an interrupt itself."""
 
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 class _Answers:
-    """The number of interrupts that a handler has answered in this process."""
-
     count = 0
 
 
 def answered() -> None:
-    """Notes that a handler has answered an interrupt."""
+    """Records that a handler has handled an interrupt."""
     _Answers.count += 1
 
 
 def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """Raises KeyboardInterrupt: the handler of SIGINT where it ends the program."""
+    """Raises KeyboardInterrupt: the handler of SIGINT that ends the program."""
     answered()
     raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def ended_by_interrupts() -> Iterator[None]:
-    """Ends the process within a second of SIGINT, also where Python cannot: XLA may compile for minutes.
+    """Ends the process within a second of SIGINT, even inside XLA, which may compile for minutes.
 
-    SIGINT raises KeyboardInterrupt. If the main thread is where Python runs no handler, the process ends with exit code
-    130. Where another handler is installed, which may only take note, the second SIGINT ends the process.
+    SIGINT raises KeyboardInterrupt. If the main thread cannot run a Python handler, the process ends with exit code
+    130. If another handler is installed, which may only set a flag, the second SIGINT ends the process.
 
-    Only for programs: the process ends without cleaning up, and a notebook would too. Outside the main thread it does
-    nothing.
+    Use it in programs only: the process ends without cleaning up, which would also end a notebook. Outside the main
+    thread it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -61,7 +59,7 @@ def ended_by_interrupts() -> Iterator[None]:
 
 
 def _watch(reading: int, count: int) -> None:
-    """Reads the numbers of signals from a pipe until it is closed."""
+    """Reads signal numbers from a pipe until it is closed."""
     with open(reading, "rb", buffering=0) as signals:
         while numbers := signals.read(1):
             if numbers[0] != signal.SIGINT:

@@ -1,7 +1,7 @@
-"""The names of JAX that mpjax needs and JAX does not publish: all of them are looked up here, when they are needed.
+"""The private names of JAX that mpjax needs, each looked up on use.
 
-A version of JAX may move or remove them. Then the function that needs one says which, and what to do without it;
-everything else works on.
+A version of JAX may move or remove a name. Then the function that needs it raises an error that names it and a
+workaround. Everything else keeps working.
 """
 
 import importlib
@@ -15,9 +15,9 @@ from mpjax.errors import UsageError
 
 
 def cluster_environment() -> Any:
-    """Returns the class that finds the other processes of a cluster.
+    """The class that finds the other processes of a cluster.
 
-    `jax.distributed.initialize` calls it too, but does not tell what it found before it connects.
+    `jax.distributed.initialize` also calls it, but reports nothing before it connects.
 
     Raises:
       UsageError: this version of JAX has no such class.
@@ -27,7 +27,7 @@ def cluster_environment() -> Any:
 
 
 def register_compiler(library: str) -> None:
-    """Makes the shared library `library` JAX's compiler for the platform "cuda", as the hook of its package would.
+    """Registers the shared library `library` as JAX's compiler for the platform "cuda", as the plugin package would.
 
     Raises:
       UsageError: this version of JAX cannot.
@@ -40,14 +40,14 @@ def register_compiler(library: str) -> None:
 
 
 CUDNN_CHECKS = ("check_cudnn_version", "check_compute_capability", "is_cuda_compute_capability_equal")
-"""What JAX asks before it computes an attention with cuDNN."""
+"""The checks that JAX runs before it computes an attention with cuDNN."""
 
 
 def cudnn_checks() -> ModuleType:
-    """Returns the module that holds `CUDNN_CHECKS`.
+    """The module that holds `CUDNN_CHECKS`.
 
     Raises:
-      UsageError: this version of JAX has no such module, or it lacks one of them.
+      UsageError: this version of JAX lacks the module or one of the checks.
     """
     module = "jax._src.cudnn.fused_attention_stablehlo"
     for name in CUDNN_CHECKS:
@@ -56,7 +56,6 @@ def cudnn_checks() -> ModuleType:
 
 
 def _private(module: str, name: str, purpose: str) -> Any:
-    """Returns a name of a module of JAX."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

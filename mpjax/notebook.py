@@ -1,4 +1,4 @@
-"""What a notebook needs: HTML of headings, tables and texts, and its shell, if mpjax runs in one."""
+"""Helpers for notebooks: the running IPython shell, and HTML of headings, tables and texts."""
 
 import html
 import sys
@@ -10,43 +10,43 @@ _CELL = ' style="text-align: left; vertical-align: top; padding: 2px 14px 2px 0"
 
 
 def running_shell() -> Any:
-    """Returns the IPython shell that mpjax runs in; None outside of one. IPython is not imported for it."""
+    """The IPython shell that mpjax runs in, or None. Never imports IPython."""
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def file_or_cell(file: str) -> str:
-    """Returns the path of a source file, or `Cell In[3]` for the file that stands for a cell of this notebook."""
+    """The path of a source file, or `Cell In[3]` for the temporary file of a cell in this notebook."""
     name_of = getattr(getattr(running_shell(), "compile", None), "format_code_name", lambda file: None)
     return " ".join(name_of(file) or (file,))
 
 
 def as_text(value: Any, printer: Any, cycle: bool) -> None:
-    """Shows a value as `print` does: the `_repr_pretty_` of a class, which IPython calls where it shows no HTML."""
+    """Shows a value as `print` does. Used as `_repr_pretty_`, which IPython calls if it shows no HTML."""
     printer.text(str(value))
 
 
 def block(*parts: str) -> str:
-    """Returns the HTML of an output, from the HTML of its parts."""
+    """Joins HTML parts into one output."""
     return f"<div>{''.join(parts)}</div>"
 
 
 def heading(text: str) -> str:
-    """Returns a line in bold."""
+    """Formats text as a bold line."""
     return f"<p><b>{html.escape(text)}</b></p>"
 
 
 def paragraphs(lines: Iterable[str]) -> str:
-    """Returns a paragraph for each line."""
+    """Formats each line as a paragraph."""
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 def verbatim(text: str) -> str:
-    """Returns text to copy, with its line breaks."""
+    """Formats text to copy, and keeps its line breaks."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table, which scrolls if it is long.
+    """Formats a table, which scrolls if it is long.
 
     >>> table(["path"], [["a<b"]]).count("a&lt;b")
     1

@@ -10,7 +10,7 @@ _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Callable | None = None) -> str:
-    """Returns `values` as a JSON object, on one line unless `indent` is given, without a trailing newline.
+    """Encodes `values` as a JSON object without a trailing newline, on one line unless `indent` is given.
 
     >>> encode({"loss": float("nan"), "step": 3})
     '{"loss": "NaN", "step": 3}'
@@ -24,7 +24,7 @@ def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Cal
 
 
 def decode(text: str) -> dict[str, Any]:
-    """Returns the values of a JSON object that `encode` wrote.
+    """Decodes a JSON object that `encode` wrote.
 
     >>> decode('{"loss": "NaN", "step": 3}')
     {'loss': nan, 'step': 3}

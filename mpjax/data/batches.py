@@ -1,4 +1,4 @@
-"""Decides how the batches of a data set are read: from memory, or as a stream of examples decoded by threads."""
+"""Builds the batches of a data set, from memory or as a stream that threads decode."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ from mpjax.errors import UsageError
 
 
 def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE) -> Batches:
-    """Returns shuffled batches of `source.train`, from memory if the set fits into `config.in_memory_mb`.
+    """Builds shuffled batches of `source.train`, in memory if the set fits into `config.in_memory_mb`.
 
     Args:
       source: the data set, or the first of a mixture.
@@ -31,7 +31,7 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
 
     Raises:
       UsageError: an epoch is smaller than a batch, or `conform` refuses an example. A streamed set refuses an example
-        only when it reads it.
+        only when it is read.
     """
     check_data(config)
     require_batch(source, config)
@@ -51,7 +51,7 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
     if source.mix:
         positions = grain.MapDataset.range(order.steps_per_epoch).seed(seed).repeat()
         indices = positions.map_with_index(lambda position, _: order.rows(position))
-    else:  # grain's shuffle needs no memory for the numbers of a large set
+    else:  # grain's shuffle stores no permutation of a large set
         indices = (
             grain.MapDataset.range(len(source.train))
             .seed(seed)
@@ -60,10 +60,10 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
             .repeat()
         )
     rows = share.rows(batch_size)
-    _ = split.first  # read here and not by each thread
+    _ = split.first  # read once here, not by each thread
 
     def batch(chosen: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Batch]:
-        # Drawn for the global batch, so that the crop of an example does not depend on the number of processes.
+        # The draws cover the global batch, so the crop of an example does not depend on the number of processes.
         drawn = draws(rng, len(chosen))
         return chosen[rows], split.batch(chosen[rows], drawn[rows])
 
@@ -91,12 +91,13 @@ def require_batch(source: Source, config: Data) -> None:
 
 
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
-    """Returns all of `source.test` in order, in batches of `config.eval_batch_size` with a `weight` [B] of 1 or 0.
+    """Builds batches of all of `source.test`, in order, of size `config.eval_batch_size`, with a `weight` [B] of 1 or
+    0.
 
     Each batch holds only the `share` of this process.
 
     Raises:
-      UsageError: the split is empty, `conform` refuses an example, or the dtypes are not those of the training split.
+      UsageError: the split is empty, `conform` refuses an example, or its dtypes differ from the training split.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)

@@ -1,4 +1,4 @@
-"""Checks that what moves or mixes images leaves no other field of the batch behind."""
+"""Checks that augmentations which move or mix images also move or mix the other fields of the batch."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,12 @@ _YOURS = "or augment all of them in a function of yours, --data.augment FILE.py:
 def require_together(config: Data, fields: Fields) -> None:
     """Checks the augmentations of `config` against the fields of a batch with an `image`.
 
-    Geometric augmentations move `image`, and a `mask` of class numbers of its height and width. Mixup and CutMix mix
-    `image` with `label` or `mask`. A field of one axis, such as a box, may hold coordinates: it stays as it is, with a
-    warning.
+    Geometric augmentations move `image`, and a `mask` of class numbers of the same height and width. Mixup and CutMix
+    mix `image` with `label` or `mask`. A field of one axis, such as a box, may hold coordinates; it is left unchanged,
+    with a warning.
 
     Raises:
-      UsageError: a field of two or more axes would stay where it is while the image moves, or any would stay unmixed.
+      UsageError: the image would move without a field of two or more axes, or be mixed without any other field.
     """
     if moving := [*_geometric(config)]:
         named = " and ".join(flag for flag, _ in moving)
@@ -47,7 +47,7 @@ def require_together(config: Data, fields: Fields) -> None:
 
 
 def _geometric(config: Data) -> Iterator[tuple[str, str]]:
-    """Yields the augmentations that move pixels, and the flags that turn them off."""
+    """Yields each enabled augmentation that moves pixels, as its flag and the flag that disables it."""
     if config.random_resized_crop:
         yield f"--data.random_resized_crop {config.random_resized_crop}", "--data.random_resized_crop 0"
     if config.padding:
@@ -59,7 +59,7 @@ def _geometric(config: Data) -> Iterator[tuple[str, str]]:
 
 
 def fields_behind(fields: Fields) -> Mapping[str, Field]:
-    """Returns the fields that do not move with the image."""
+    """The fields that do not move with the image."""
     return {name: field for name, field in fields.items() if name != "image" and not _is_moved(name, field, fields)}
 
 
@@ -91,7 +91,7 @@ def _require_mixed(config: Data, fields: Fields) -> None:
 def require_one_frame(fields: Fields, image_size: int) -> None:
     """Raises UsageError if images would be cropped on the host, and other fields of two or more axes would not.
 
-    Images and masks are resized to `image_size`; only those that are square, and all of one size, are not cropped.
+    Images and masks are resized to `image_size`. They are cropped too, unless all are square and of one size.
     """
     images = [field for field in fields.values() if isinstance(field, Image)]
     cropped = any(None in field.shape or field.shape[0] != field.shape[1] for field in images)

@@ -1,4 +1,4 @@
-"""Decodes, resizes and checks examples: which part of an image is cut, and where its pixels go."""
+"""Decodes, crops, resizes and checks examples."""
 
 import dataclasses
 import functools
@@ -28,9 +28,10 @@ class Reader:
 
     Args:
       fields: the fields of the result; images and masks have one size.
-      frame: the part of each image and its mask that is resized to the size in `fields`; None: no cropping or resizing.
+      frame: picks the part of each image, and of its mask, that is resized to the size in `fields`. None: no cropping
+        or resizing.
       name: the name of the examples in error messages.
-      resize: resizes that part of an image; that of a mask takes the nearest pixels.
+      resize: resizes that part of an image. A mask takes the nearest pixels.
       header: reads the header of an image or a mask.
     """
 
@@ -41,21 +42,22 @@ class Reader:
     header: Callable[[bytes | np.ndarray, int, Depth], Picture] = read_header
 
     def __call__(self, example: Example) -> Arrays:
-        """Returns the fields of one example in the batch dtypes; a random frame is always the same."""
+        """Reads one example in the batch dtypes. A random frame is the same for every call."""
         return {name: values[0] for name, values in self.batch([example]).items()}
 
     def batch(
         self, examples: Sequence[Example], drawn: np.ndarray | None = None, numbers: Sequence[int] | None = None
     ) -> Arrays:
-        """Returns the fields of several examples as arrays [N, ...] in the batch dtypes.
+        """Reads several examples as arrays [N, ...] in the batch dtypes.
 
         Args:
-          examples: as they are stored.
-          drawn: what a random frame draws for each; None: the same for all batches of this size.
-          numbers: the number of each, for error messages.
+          examples: the examples as stored.
+          drawn: the random draws of the frame, a row for each example. None: the same draws for all batches of this
+            size.
+          numbers: the number of each example, for error messages.
 
         Raises:
-          UsageError: an example does not match the fields, or has another dtype than the first one.
+          UsageError: an example does not match the fields, or differs in dtype from the first example.
         """
         named = Numbered(self.name, numbers)
         named.each(functools.partial(require_fields, fields=self.fields), examples)
@@ -70,18 +72,18 @@ class Reader:
         return conform_all(columns, self.fields, named)
 
     def size(self, name: str, value: Any) -> tuple[int, int]:
-        """Returns width and height of a stored image, the field `name`."""
+        """The width and height of a stored image, the field `name`."""
         return self._opened(name, cast(Image, self.fields[name]), value).stored_size
 
     def part(self, box: Box) -> "Reader":
-        """Returns a reader that resizes this part of every image."""
+        """A reader that resizes the part `box` of every image."""
         return dataclasses.replace(self, frame=lambda width, height, drawn: box)
 
     def _cropped(self, columns: Mapping[str, Any], frame: Frame, drawn: np.ndarray, named: Numbered) -> Arrays:
-        """Returns the crops of images, [N, side, side, channels], and of masks, uint8 [N, side, side].
+        """Crops images to [N, side, side, channels], and masks to uint8 [N, side, side].
 
-        One kind of work is done for all examples, then the next: after a decoder has run, Python's own code and data
-        are no longer in the processor's caches, and cost four times as much.
+        Each kind of work is done for all examples before the next kind. A decoder evicts Python's own code and data
+        from the processor's caches, which then cost four times as much.
         """
 
         def box(picture: Picture, row: np.ndarray) -> Box:
@@ -92,7 +94,7 @@ class Reader:
             if not isinstance(field, Image | Mask):
                 continue
             pictures = named.each(functools.partial(self._opened, name, field), columns[name])
-            boxes = boxes or named.each(box, pictures, drawn)  # of the first image; its mask is cut alike
+            boxes = boxes or named.each(box, pictures, drawn)  # from the first image; its mask gets the same crop
             side = cast(int, field.shape[0])
             crops = aligned((len(pictures), side, side, _channels(field)), _depth(field).dtype)
             named.each(nearest if isinstance(field, Mask) else self.resize, pictures, boxes, crops)
@@ -100,7 +102,7 @@ class Reader:
         return cropped
 
     def _opened(self, name: str, field: Image | Mask, value: Any) -> Picture:
-        """Reads the header of an image, or of a mask [H, W]; decodes nothing."""
+        """Reads the header of an image, or of a mask [H, W], without decoding pixels."""
         if not isinstance(value, bytes):
             value = array(name, value)
             if isinstance(field, Mask) and value.ndim == 2:
@@ -109,7 +111,7 @@ class Reader:
 
 
 def _decoded(name: str, field: Image | Mask, value: Any) -> np.ndarray:
-    """Returns an image, or a mask without its channel axis, at its stored size."""
+    """Decodes an image, or a mask without its channel axis, at the stored size."""
     encoded = isinstance(value, bytes)
     found = decode(value, _channels(field), _depth(field)) if encoded else array(name, value, field)
     return found[..., 0] if isinstance(field, Mask) and found.shape[2:] == (1,) else found
@@ -124,15 +126,15 @@ def _depth(field: Image | Mask) -> Depth:
 
 
 def reader(source: Source, config: Data, *, training: bool) -> Reader:
-    """Returns the reader that turns the examples of `source` into arrays of one shape.
+    """Builds the reader that turns the examples of `source` into arrays of one shape.
 
-    If `config.image_size` is set, images are cropped and resized to it. If they all have one size, the crop is the
-    largest centred square. If sizes vary, training crops a random part and evaluation a smaller centred square.
-    Without `config.antialias`, crops are rounded to whole pixels.
+    If `config.image_size` is set, images are cropped and resized to it. If all images have one size, the crop is the
+    largest centred square. If sizes vary, training crops a random part and evaluation a smaller centred square. Without
+    `config.antialias`, crops are rounded to whole pixels.
 
     Raises:
-      UsageError: sizes vary and `config.image_size` is not set, or images would be cropped and fields beside them not,
-        or a package that `config` needs is not installed.
+      UsageError: sizes vary and `config.image_size` is not set, or images would be cropped without the fields beside
+        them, or a package that `config` needs is not installed.
     """
     split = config.train_split if training else config.test_split
     named = f"split '{split}' of '{source.name}'"
@@ -146,7 +148,7 @@ def reader(source: Source, config: Data, *, training: bool) -> Reader:
         if config.antialias:
             return Reader(fields, frame, named)
         require_packages()
-        # The mask of an image is cut at the same whole pixels.
+        # Whole pixels give an image and its mask the same crop.
         return Reader(fields, whole_pixels(frame), named, linear, read_plain_header)
     for name, field in source.fields.items():
         if isinstance(field, Image) and None in field.shape:
@@ -165,5 +167,5 @@ def _resized(field: Any, size: int) -> Any:
 
 
 def batch_fields(source: Source, config: Data) -> Fields:
-    """Returns the fields of a batch: those of `source`, images and masks in the size that `config` sets."""
+    """The fields of a batch: the fields of `source`, with images and masks in the size of `config`."""
     return reader(source, config, training=True).fields

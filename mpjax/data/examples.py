@@ -52,7 +52,7 @@ def require_fields(example: Mapping[str, Any], fields: Fields) -> None:
 
 
 def array(name: str, value: Any, field: Field | None = None) -> np.ndarray:
-    """Returns `value` as an array.
+    """Converts `value` to an array.
 
     Args:
       name: the name of the field, for messages.
@@ -89,21 +89,21 @@ class Examples(Protocol):
     """The examples of one split; safe to read from several threads."""
 
     def __len__(self) -> int:
-        """Returns the number of examples."""
+        """The number of examples."""
         ...
 
     def __getitem__(self, index: int, /) -> Example:
-        """Returns one example."""
+        """Reads one example."""
         ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Example]:
-        """Returns several examples, which is far cheaper than reading them one by one."""
+        """Reads several examples, which is far cheaper than one at a time."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class MappedExamples:
-    """Examples after a function from one example to another, which is called each time one is read."""
+    """Examples with a function applied to each one on every read."""
 
     examples: Examples
     change: Callable[[Example], Example]
@@ -119,7 +119,7 @@ class MappedExamples:
 
 
 def renamed(columns: Mapping[str, str], example: Example) -> Example:
-    """Returns an example keyed by field name instead of column name."""
+    """Replaces the column names of an example by field names."""
     return {field: example[column] for field, column in columns.items()}
 
 
@@ -132,8 +132,9 @@ class Source:
       fields: the fields of each stored example.
       train: the examples to train on.
       test: the examples to evaluate on.
-      mix: other sets to train on, of the same fields; this set has the rest of the examples, and alone is evaluated on.
-      notes: what the user is to know about how the examples are read.
+      mix: other sets to train on, with the same fields. This set supplies the rest of the training examples, and all
+        test examples.
+      notes: messages to the user about how the examples are read.
     """
 
     name: str
@@ -145,12 +146,12 @@ class Source:
 
     @property
     def trained_on(self) -> "tuple[Source, ...]":
-        """Returns this set, and behind it those of `mix`."""
+        """This set, followed by the sets of `mix`."""
         return self, *(portion.source for portion in self.mix)
 
     @property
     def varies(self) -> bool:
-        """Returns True if images differ in size."""
+        """True if images differ in size."""
         return any(isinstance(field, Image) and None in field.shape for field in self.fields.values())
 
 
@@ -162,5 +163,5 @@ class Portion(NamedTuple):
 
 
 def labelled_images(num_classes: int, image_shape: tuple[int | None, int | None, int]) -> Fields:
-    """Returns the fields of image classification: `image` [H, W, C] and `label` in [0, num_classes)."""
+    """The fields of image classification: `image` [H, W, C] and `label` in [0, num_classes)."""
     return {"image": Image(image_shape), "label": Label(num_classes)}

@@ -1,6 +1,6 @@
-"""The fields of an example: contents, shape and dtype of each when it reaches the device.
+"""The fields of an example: the contents, shape and dtype of each on the device.
 
-The fields are the contract between data and model. Images arrive as uint8 or float32, everything else as int32. The
+The fields are the contract between data and model. Images arrive as uint8 or float32, and everything else as int32. The
 step casts images to the compute dtype of the policy once, and casts nothing else.
 """
 
@@ -20,31 +20,31 @@ class Field(Protocol):
 
     @property
     def rank(self) -> int:
-        """Returns the number of axes of one example."""
+        """The number of axes of one example."""
         ...
 
     @property
     def origin(self) -> str:
-        """Returns the origin of the values, for messages."""
+        """The origin of the values, for messages."""
         ...
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
         """Checks `value` [..., axes of one example] and casts it to the batch dtype of the field.
 
         Raises:
-          UsageError: the value does not match; the message says what `name` is, what is expected and what to write.
+          UsageError: the value does not match; the message describes `name`, the expected value and what to write.
         """
         ...
 
 
 Fields = Mapping[str, Field]
-"""Maps names to fields: `image`, `label`, `mask`, `tokens`, `length`; of a task of the user's own, any names."""
+"""Maps names to fields: `image`, `label`, `mask`, `tokens` and `length`, or any names for a user's own task."""
 
 IGNORED = 255
-"""The class number in a batch of pixels that the loss and the metrics ignore."""
+"""The class number of pixels that the loss and the metrics ignore."""
 
 IGNORED_LABEL = -1
-"""The label in a batch of examples that the loss and the metrics ignore."""
+"""The label of examples that the loss and the metrics ignore."""
 
 _LINE = "in the function of --data.preprocess"
 
@@ -54,7 +54,7 @@ class _FromColumn:
     """The origin of a field's values.
 
     Args:
-      origin: the origin for messages, such as `column 'img'`; empty if the field's name says it already.
+      origin: the origin for messages, such as `column 'img'`; empty if it equals the field's name.
     """
 
     origin: str = dataclasses.field(default="", compare=False, repr=False)
@@ -66,7 +66,7 @@ class Image(_FromColumn):
 
     Args:
       shape: (H, W, C); H and W are None if they vary.
-      depth: the numbers that encoded images have; arrays are taken as they are.
+      depth: the bit depth and range of encoded images; arrays are used unchanged.
     """
 
     shape: tuple[int | None, int | None, int]
@@ -74,11 +74,11 @@ class Image(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """Returns 3: height, width, channels."""
+        """3: height, width, channels."""
         return 3
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks pixels and returns them as uint8 or float32 [..., H, W, C]."""
+        """Checks pixels, and casts them to uint8 or float32 [..., H, W, C]."""
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted "
@@ -93,7 +93,7 @@ class Image(_FromColumn):
                 f"{called(name, self)}: dtype {value.dtype}; wanted uint8 in 0..255, or floating point scaled as the "
                 f"model wants it; write {name}.astype(np.uint8) or {name}.astype(np.float32) / largest_value {_LINE}"
             )
-        with np.errstate(over="ignore"):  # a float64 that overflows float32 becomes inf, which is refused below
+        with np.errstate(over="ignore"):  # a float64 that overflows float32 becomes inf, an error below
             value = value.astype(np.float32, copy=False)
         finite = np.isfinite(value)
         if not finite.all():
@@ -122,11 +122,11 @@ class Label(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """Returns 0: a scalar."""
+        """0: a scalar."""
         return 0
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks class numbers and returns them as int32 [...]."""
+        """Checks class numbers, and casts them to int32 [...]."""
         advice = f"write {name}.argmax(-1) for one-hot labels"
         ignored = IGNORED_LABEL if self.ignores else None
         return _class_numbers(self, name, value, self.num_classes, advice, ignored=ignored)
@@ -137,10 +137,10 @@ class Mask(_FromColumn):
     """A class number for each pixel.
 
     Args:
-      shape: (H, W); None where they vary.
+      shape: (H, W); H and W are None if they vary.
       num_classes: the number of classes; values are in [0, num_classes). 0 means unknown, for a stored column.
       ignores: True if values may also be `IGNORED`.
-      values: the stored value of each class; empty: not known.
+      values: the stored value of each class; empty if unknown.
     """
 
     shape: tuple[int | None, int | None]
@@ -156,11 +156,11 @@ class Mask(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """Returns 2: height, width."""
+        """2: height, width."""
         return 2
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks class numbers and returns them as int32 [..., H, W]."""
+        """Checks class numbers, and casts them to int32 [..., H, W]."""
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted {_words(self.shape, 'height', 'width')} per "
@@ -184,11 +184,11 @@ class Tokens(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """Returns 1: position."""
+        """1: position."""
         return 1
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks token ids and returns them as int32 [..., length]."""
+        """Checks token ids, and casts them to int32 [..., length]."""
         if not _fits(value.shape, (self.length,)):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted [{self.length}] per example; write --data.length"
@@ -208,21 +208,21 @@ class Length(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """Returns 0: a scalar."""
+        """0: a scalar."""
         return 0
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks lengths and returns them as int32 [...]."""
+        """Checks lengths, and casts them to int32 [...]."""
         return _class_numbers(self, name, value, self.largest + 1, "wanted the number of tokens that are not padding")
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers(_FromColumn):
-    """Numbers for an objective of the user's own: integers become int32, floating point float32, bool stays.
+    """Numbers for a user's own objective: integers become int32, floating point becomes float32, and bool stays.
 
     Args:
       shape: the shape of one example.
-      dtype: int32, float32 or bool, as a batch has it.
+      dtype: the dtype in a batch: int32, float32 or bool.
     """
 
     shape: tuple[int, ...]
@@ -230,11 +230,11 @@ class Numbers(_FromColumn):
 
     @property
     def rank(self) -> int:
-        """Returns the number of axes of one example."""
+        """The number of axes of one example."""
         return len(self.shape)
 
     def settle(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Checks numbers and returns them in the field's dtype, [..., shape]."""
+        """Checks numbers [..., shape], and casts them to the field's dtype."""
         if not _fits(value.shape, self.shape):
             raise UsageError(
                 f"{called(name, self)}: shape {value.shape}; wanted {self.shape}, that of the first example"
@@ -254,10 +254,10 @@ class Numbers(_FromColumn):
 
 
 def dtype_of_numbers(name: str, dtype: np.dtype) -> np.dtype:
-    """Returns the dtype that numbers have in a batch: int32, float32 or bool.
+    """The dtype of numbers in a batch: int32, float32 or bool.
 
     Raises:
-      UsageError: they are complex, or no numbers.
+      UsageError: `dtype` is complex or not numeric.
     """
     if dtype.kind == "b":
         return np.dtype(bool)
@@ -278,7 +278,7 @@ def _words(shape: tuple[int | None, ...], *names: str) -> str:
 
 
 def called(name: str, field: Field | None) -> str:
-    """Returns the name of a field for messages, followed by its origin if it has one."""
+    """The name of a field for messages, followed by its origin if it has one."""
     return f"{name} ({field.origin})" if field and field.origin else name
 
 

@@ -1,4 +1,4 @@
-"""A fingerprint of the data that a run reads, kept with its checkpoints, and how two of them differ."""
+"""Computes a fingerprint of a run's data, which is kept with its checkpoints, and compares two fingerprints."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,26 +16,26 @@ from mpjax.data.stream import Batches, BatchesInMemory, EvalBatches
 
 
 SAMPLE = 256
-"""The examples of a streamed split that are read, evenly spaced from the first to the last."""
+"""The number of examples read from a streamed split, evenly spaced from the first to the last."""
 
-_AT_ONCE = 16  # of these examples, so that large images take little memory
-_AGAIN = 8  # that are read once more, to see whether reading gives the same
+_AT_ONCE = 16  # examples per read, so that large images take little memory
+_AGAIN = 8  # examples that are read twice, to find fields that change between reads
 
 Fingerprint = dict[str, Any]
-"""JSON values: what is known of `train` and of `test`."""
+"""JSON values that describe `train` and `test`."""
 
 
 def fingerprint_of(source: Source, config: Data, batches: Batches, tests: EvalBatches) -> Fingerprint:
-    """Returns the fingerprint of both splits, as the model gets them before they are augmented.
+    """Computes the fingerprint of both splits, as read for the model before augmentation.
 
-    Every value of a split in memory counts, and of a streamed one the number of examples and `SAMPLE` of them. It is
-    the same in all processes.
+    It covers every value of a split in memory. Of a streamed split, it covers the number of examples and `SAMPLE` of
+    them. It is the same in all processes.
 
     Args:
       source: the data set, or the first of a mixture.
-      config: how it is read.
+      config: the settings for reading it.
       batches: the batches of the training split.
-      tests: those of the test split.
+      tests: the batches of the test split.
     """
     arrays = batches.arrays if isinstance(batches, BatchesInMemory) else None
     test = SplitOfOne(source.test, reader(source, config, training=False))
@@ -48,7 +48,7 @@ def _of_split(split: Split, arrays: Arrays | None) -> Mapping[str, Any]:
     rows = _hashes([arrays] if arrays else _read(split, chosen))
     again = _hashes(_read(split, chosen[:_AGAIN]))
     places = chosen[:_AGAIN] if arrays else np.arange(len(chosen[:_AGAIN]))
-    # A function of the user's may draw random numbers: what it returns says nothing about the data.
+    # A user's function may draw random numbers. Such fields do not identify the data, so they are left out.
     steady = [name for name in rows if np.array_equal(again[name], rows[name][places])]
     factors = _factors(len(steady))
     examples = sum((rows[name] * factor for name, factor in zip(steady, factors, strict=True)), start=np.uint64(0))
@@ -68,10 +68,10 @@ def _read(split: Split, chosen: np.ndarray) -> Iterator[Arrays]:
 
 
 def _hashes(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
-    """Returns a hash of each example's value of each field, uint64 [N]: a sum of its words, each times a random factor.
+    """Hashes each example's value of each field, uint64 [N]: the sum of its words, each times a random factor.
 
-    That takes a quarter of the time of a cryptographic hash of each row, and two rows that differ have the same hash in
-    one of 2^33 cases.
+    This takes a quarter of the time of a cryptographic hash of each row. Two different rows collide in one of 2^33
+    cases.
     """
     found: dict[str, list[np.ndarray]] = {}
     for part in parts:
@@ -80,7 +80,7 @@ def _hashes(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
     return {name: np.concatenate(hashes) for name, hashes in found.items()}
 
 
-_CHUNK = 2**20  # words that are widened at a time
+_CHUNK = 2**20  # words widened to uint64 at a time
 
 
 def _of_rows(values: np.ndarray) -> np.ndarray:
@@ -97,7 +97,7 @@ def _of_rows(values: np.ndarray) -> np.ndarray:
 
 
 def _factors(count: int) -> np.ndarray:
-    """Returns odd numbers that look random and are the same everywhere, uint64 [count]."""
+    """Pseudo-random odd numbers, the same on every machine, uint64 [count]."""
     return np.random.Philox(key=2026).random_raw(count) | np.uint64(1)
 
 
@@ -106,13 +106,13 @@ def _digest(hashes: np.ndarray) -> str:
 
 
 def differences(before: Fingerprint | None, now: Fingerprint) -> list[str]:
-    """Returns how the data differs, a line for each split and field.
+    """Describes how the data differ, one line for each difference of a split or field.
 
-    Settings that change the values of a split, such as `--data.image_size` or `--data.length`, make a difference too.
+    Settings that change the values of a split, such as `--data.image_size` or `--data.length`, also cause a difference.
 
     Args:
-      before: of a checkpoint; None: it has none, and nothing is known to differ.
-      now: of this run.
+      before: the fingerprint of a checkpoint. None: the checkpoint has none, and no difference is reported.
+      now: the fingerprint of this run.
     """
     return [f"{name}: {said}" for name, split in (before or {}).items() for said in _of_splits(split, now[name])]
 

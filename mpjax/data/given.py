@@ -1,4 +1,4 @@
-"""Batches of what a user gives to a trained model: image files, texts, or the examples of a split."""
+"""Batches of a user's inputs to a trained model: image files, texts, or the examples of a split."""
 
 import concurrent.futures
 import dataclasses
@@ -24,13 +24,13 @@ from mpjax.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """Inputs, read one by one.
+    """Inputs, read one at a time.
 
     Args:
       names: the name of each input, for the result and for messages.
       load: a function from positions to stored inputs.
       rows: a function from a stored input to the fields of its rows, [n, ...]; it raises UsageError. A long text has
-        several rows, and so has an image to segment that is not square; any other input has one.
+        several rows, as does an image to segment that is not square. Every other input has one row.
       mask: a function from a stored input and the masks of its rows to one mask of the image's size.
     """
 
@@ -61,13 +61,13 @@ def given_batches(
       given: the inputs.
       batch_size: the rows of a batch.
       workers: the number of threads that read.
-      skip: receives the message about an input that cannot be read, which is then left out; None: it is an error.
+      skip: receives the message about an unreadable input, which is then left out. None: such an input is an error.
 
     Raises:
       UsageError: an input cannot be read, and `skip` is None; the message names it.
     """
     first: Arrays = {}
-    waiting: list[tuple[int, Arrays]] = []  # an input and one row of it
+    waiting: list[tuple[int, Arrays]] = []  # the position of an input, and one of its rows
 
     def attempt(stored: Any) -> Arrays | UsageError:
         try:
@@ -109,7 +109,7 @@ def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
 
 
 def given_split(source: Source, config: Data) -> Given:
-    """Returns the examples of the test split, read as for evaluation; of one to segment, the image alone."""
+    """The examples of the test split, read as for evaluation. Examples to segment are reduced to their image."""
     names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
     if isinstance(source.fields.get("mask"), Mask):
 
@@ -126,15 +126,15 @@ def given_split(source: Source, config: Data) -> Given:
 
 
 def given_images(inputs: Sequence[str], source: Source, config: Data) -> Given:
-    """Returns image files, read as the images of the set for evaluation.
+    """Image files, read as the set's images are for evaluation.
 
     Args:
-      inputs: files, folders (all files in them and below, by name) and globs.
+      inputs: files, folders (with all files below them, sorted by name) and globs.
       source: the set that the model was trained on.
       config: the settings of the set.
 
     Raises:
-      UsageError: there is no such file, a folder has no files or a glob matches none.
+      UsageError: a file does not exist, a folder has no files or a glob matches none.
     """
     image: Any = source.fields["image"]
 
@@ -170,7 +170,7 @@ def _to_segment(
     config: Data,
     stored_in: Callable[[Any], Any] = lambda image: image,
 ) -> Given:
-    """Returns images whose every pixel gets a class: one that is resized is covered by squares, a row for each.
+    """Inputs whose every pixel gets a class. A resized image is covered by squares, one row each.
 
     Args:
       names: the name of each image.
@@ -195,12 +195,12 @@ def _to_segment(
 
 
 def files_of(given: str) -> list[str]:
-    """Returns the file that a word names, all files in a folder and below, or those that a glob matches, by name.
+    """Lists the file at a path, all files below a folder, or the files that match a glob, sorted by name.
 
-    Hidden files are left out of folders.
+    Hidden files in folders are left out.
 
     Raises:
-      UsageError: there is nothing of that name, or no file in it.
+      UsageError: the path does not exist, or has no file.
     """
     path = expanded(given)
     if path.is_dir():
@@ -220,5 +220,5 @@ def files_of(given: str) -> list[str]:
 
 
 def takes_images(source: Source) -> bool:
-    """Returns True if a model of this set takes images, False if it takes texts."""
+    """True if a model of this set takes images, False if it takes texts."""
     return isinstance(source.fields.get("image"), Image)

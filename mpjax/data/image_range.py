@@ -1,4 +1,4 @@
-"""Decides which numbers of images of more than 8 bits become 0 and 1, and says so."""
+"""Chooses the numbers that become 0 and 1 in images of more than 8 bits, and reports them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,19 +11,18 @@ from mpjax.errors import UsageError
 
 
 def in_range(columns: Mapping[str, Column], config: Data, set_name: str) -> tuple[dict[str, Column], tuple[str, ...]]:
-    """Returns the columns with the range of their images, which is that of `config.range` or of their numbers.
+    """Sets the range of image columns of more than 8 bits, from `config.range` or the files.
 
     Args:
-      columns: the columns that are read as images, and others.
-      config: `range` is empty, or the numbers that become 0 and 1.
+      columns: the columns of the set, image columns and others.
+      config: `range` is empty, or the two numbers that become 0 and 1.
       set_name: the name of the data set.
 
     Returns:
-      The columns, and what to say about each of more than 8 bits.
+      The columns, and a note about each column of more than 8 bits.
 
     Raises:
-      UsageError: the files do not say their range, and neither does `config`; or `config` does, and there is no such
-        image.
+      UsageError: neither the files nor `config` state the range, or `config` states it and there is no such image.
     """
     found, notes = dict(columns), []
     for name, column in columns.items():

@@ -1,4 +1,4 @@
-"""Looks at the labels of both splits before a run trains: at splits by class, and at labels that are no classes."""
+"""Checks the labels of both splits before training: splits sorted by class, and columns that hold no classes."""
 
 import math
 import warnings
@@ -12,17 +12,17 @@ from mpjax.data.stream import Batches, BatchesInMemory, EvalBatches
 from mpjax.errors import DataWarning, UsageError
 
 
-_CHANCE = 1e-2  # of a warning about splits that were drawn at random
-_ALONE = 0.9  # of the examples: with a class of their own each, they are no classes
-_FEWEST = 10  # examples to say anything about
+_CHANCE = 1e-2  # the probability of a warning about splits drawn at random
+_ALONE = 0.9  # the share of examples with a unique label, from which a column is not of classes
+_FEWEST = 10  # the fewest examples that are checked
 
 
 def check_labels(fields: Fields, batches: Batches, tests: EvalBatches, config: Data) -> None:
-    """Checks the labels of both splits; those of a streamed set only as far as they are ignored.
+    """Checks the labels of both splits. Of a streamed set, checks only for ignored labels.
 
     Warns:
-      DataWarning: the splits have other classes than splits drawn at random would have, or nearly every training
-        example has a class of its own.
+      DataWarning: the classes of the splits are improbable for splits drawn at random, or nearly every training example
+        has a class of its own.
 
     Raises:
       UsageError: every label or pixel of a split is ignored.
@@ -52,7 +52,7 @@ def _require_counted(split: str, name: str, config: Data, counted: bool) -> None
 
 
 def _of_no_class(train: np.ndarray, config: Data) -> str:
-    """Returns what to say if nearly every example has a class of its own, else an empty text."""
+    """The warning if nearly every example has a class of its own, else an empty text."""
     examples, alone = int(train.sum()), int(np.count_nonzero(train == 1))
     if examples < _FEWEST or alone < _ALONE * examples:
         return ""
@@ -64,9 +64,9 @@ def _of_no_class(train: np.ndarray, config: Data) -> str:
 
 
 def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config: Data) -> str:
-    """Returns what to say if splits were not drawn from the same classes, else an empty text.
+    """The warning if the splits were not drawn from the same classes, else an empty text.
 
-    What splits of these sizes, drawn at random, would have with a probability of `_CHANCE` or more says nothing.
+    Differences that random splits of these sizes show with a probability of `_CHANCE` or more are accepted.
     """
     both, tested = train + test, int(test.sum())
     examples, classes = int(both.sum()), int(np.count_nonzero(both))
@@ -82,7 +82,7 @@ def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config:
     missing = (test == 0) & (train > 0)
     has = int(np.count_nonzero(test))
     if 2 * has <= classes:
-        # At most the probability that all examples of the test split are of some `has` classes.
+        # An upper bound on the probability that given `has` classes supply all examples of the test split.
         largest = int(np.sort(both)[::-1][:has].sum())
         log = _log_choices(classes, has) + _log_choices(largest, tested) - _log_choices(examples, tested)
         if log < math.log(_CHANCE):
@@ -99,7 +99,7 @@ def _of_other_classes(train: np.ndarray, test: np.ndarray, label: Label, config:
 
 
 def _log_choices(among: int, chosen: int) -> float:
-    """Returns the logarithm of a binomial coefficient."""
+    """The logarithm of a binomial coefficient."""
     if chosen > among:
         return -math.inf
     return math.lgamma(among + 1) - math.lgamma(chosen + 1) - math.lgamma(among - chosen + 1)

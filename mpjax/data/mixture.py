@@ -1,4 +1,4 @@
-"""Mixes several data sets into one to train on: checks that they agree, and reads their examples by one numbering."""
+"""Mixes several data sets into one training set: checks that they agree, and numbers their examples in sequence."""
 
 import contextlib
 import dataclasses
@@ -22,13 +22,13 @@ from mpjax.errors import DataWarning, UsageError
 
 @contextlib.contextmanager
 def named(name: str, config: Data) -> Iterator[None]:
-    """Names a set of a mixture in an error that the code inside raises when it opens the set.
+    """Adds the name of a set of a mixture to errors raised while it is opened.
 
-    The settings of `config` but for the names are for all sets, and `config.name` is opened first. What would repair
-    one of `config.mix` alone is therefore no repair, unless it is another name.
+    All settings of `config` except the names apply to every set, and `config.name` is opened first. A repair of a set
+    of `config.mix` is therefore dropped, unless it is another name.
 
     Raises:
-      UsageError: as the code inside raises, with the name of the set.
+      UsageError: the error of the body, with the name of the set.
     """
     try:
         yield
@@ -48,7 +48,7 @@ def named(name: str, config: Data) -> Iterator[None]:
 
 
 def _of_mix(text: str, name: str, config: Data, repair: Mapping[str, Any]) -> str:
-    """Returns the message with `--data.mix` where it proposes another `--data.name`, which would be the first set."""
+    """Replaces `--data.name` by `--data.mix` in a message that proposes another name."""
 
     def renamed(found: re.Match) -> str:
         shares = _other_name(name, found[1], config)
@@ -71,11 +71,11 @@ def _instead(repair: Mapping[str, Any]) -> str:
 
 
 def mixed(first: Source, others: Sequence[Portion], config: Data) -> Source:
-    """Returns `first` with `others` mixed into its training examples.
+    """Mixes `others` into the training examples of `first`.
 
     Raises:
-      UsageError: a set has other fields, shapes, dtypes or classes than the first; the message names the field, and
-        what it is in both.
+      UsageError: a set differs from the first in fields, shapes, dtypes or classes; the message describes the field
+        in both sets.
     """
     for other in others:
         _require_agreement(first, other.source, config)
@@ -111,7 +111,7 @@ def _require_agreement(first: Source, other: Source, config: Data) -> None:
 
 
 def _require_names(name: str, wanted: Label, found: Label, first: Source, other: Source) -> None:
-    """Raises UsageError if both sets name their classes, and differently."""
+    """Raises UsageError if both sets name their classes, and the names differ."""
     if not (wanted.names and found.names) or wanted.names == found.names:
         return
     pairs = enumerate(itertools.zip_longest(found.names, wanted.names))
@@ -122,13 +122,13 @@ def _require_names(name: str, wanted: Label, found: Label, first: Source, other:
 
 
 def _tell_names(names: Sequence[str], called: str, plain: str, other: str, config: Data) -> None:
-    """Says what the class numbers of `plain`, a set without names, are taken for: those of the set `called`.
+    """Warns that the class numbers of `plain`, a set without names, are read as the classes of the set `called`.
 
     Raises:
-      UsageError: `--data.num_classes` is not given, by which the user says that they mean the same.
+      UsageError: `--data.num_classes` is not set, which would confirm that the numbers mean the same.
     """
     if list(names) == [str(number) for number in range(len(names))]:
-        return  # as of digits: the names are the numbers
+        return  # the names are the numbers, as in digits
     shown = ", ".join(f"{number} = {name}" for number, name in enumerate(names[:8]))
     besides = f" and {len(names) - 8} more" if len(names) > 8 else ""
     taken = f"class numbers of '{plain}', which have no names, are taken for those of '{called}': {shown}"
@@ -162,7 +162,7 @@ def _advice(name: str, wanted: Field, found: Field) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MixedSplit:
-    """The `Split` of several data sets, whose examples are numbered one set after the other."""
+    """The `Split` of several data sets. Examples are numbered one set after the other."""
 
     splits: Sequence[SplitOfOne]
 
@@ -171,11 +171,12 @@ class MixedSplit:
 
     @property
     def first(self) -> Arrays:
-        """Returns the first example, as a batch of one."""
+        """The first example, as a batch of one."""
         return self.splits[0].first
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads examples as one batch, each from its set; a message about one names its set and its number there."""
+        """Reads examples as one batch, each from its set. Messages name the set and the example's number in that
+        set."""
         ends = np.cumsum([len(split) for split in self.splits])
         numbers = np.asarray(indices)
         owners = np.searchsorted(ends, numbers, side="right")
@@ -192,7 +193,7 @@ class MixedSplit:
 
 
 def training_split(source: Source, config: Data) -> Split:
-    """Returns the examples to train on, of a set or a mixture; each set is read as it would be alone.
+    """The training examples of a set or a mixture. Each set is read as it would be alone.
 
     Raises:
       UsageError: as `reader`.
