@@ -25,16 +25,16 @@ from mpjax.errors import UsageError
 
 
 def as_task(table: Table, task: TaskName, config: Data) -> Source:
-    """Returns the data set with the fields of the task.
+    """Maps the columns of a table to the fields of a task.
 
     Raises:
-      UsageError: a field has no column, or a setting that is needed to read the data set is missing.
+      UsageError: a field has no column, or the data set needs a setting that is missing.
     """
     if task == "own":
         return all_columns(table, config)
     function = load_preprocess(config.preprocess) if config.preprocess else None
     columns = choose_columns(table, TASKS[task].fields, config)
-    # A custom function receives the stored values and may number the classes itself.
+    # A preprocess function receives the stored values and may number the classes itself.
     if "label" in columns and not function:
         _require_scalars(table, columns["label"])
     if "label" in columns and table.labelled and not function:
@@ -81,13 +81,13 @@ def _require_scalars(table: Table, name: str) -> None:
 
 
 def _after(train: PreprocessedExamples, chosen: Mapping[str, Column]) -> dict[str, Column]:
-    """Returns the columns after a custom function, with the shape of the images that it returns."""
+    """The columns after the preprocess function, with the shape of the images that it returns."""
     shape = shape_after(train, "image") if "image" in chosen else None
     return {**chosen, "image": Image(shape)} if shape else dict(chosen)
 
 
 def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data, origins: Mapping[str, str]) -> Field:
-    """Returns the field of a column; `config.num_classes` takes precedence over the classes of the column.
+    """Builds the field of a column. `config.num_classes` takes precedence over the classes of the column.
 
     Raises:
       UsageError: the image column holds no images, or the number of classes is not known.
@@ -117,7 +117,7 @@ def _field(name: str, chosen: Mapping[str, Column], set_name: str, config: Data,
 
 
 def _own_numbers(name: str, column: Column, config: Data) -> str:
-    """Returns advice to number the classes in the custom function if the column holds text."""
+    """Advice to number the classes in the preprocess function, if the column holds text."""
     if not (config.preprocess and isinstance(column, Text)):
         return ""
     return (
@@ -127,7 +127,7 @@ def _own_numbers(name: str, column: Column, config: Data) -> str:
 
 
 def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classification") -> Source:
-    """Opens the data set `config.name`, mixed with those of `config.mix`, with the fields of the task.
+    """Opens the data set `config.name`, mixed with the sets of `config.mix`, with the fields of the task.
 
     Args:
       config: `name` is `digits`, `digits_canvas` or `docstrings` (written on first use), `synthetic:HxWxC:CLASSES`
@@ -138,14 +138,14 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
       task: the task, which sets the fields of an example.
 
     Raises:
-      UsageError: the set, split, image or label does not exist, the set needs TensorFlow to be read, or the sets to mix
-        do not agree; the message says what exists and how to prepare what is missing.
+      UsageError: the set, split, image or label does not exist, reading the set needs TensorFlow, or the sets to mix
+        do not agree; the message lists what exists and explains how to prepare a missing set.
     """
     if not config.mix:
         return _opened(config, data_dir, task)
     with named(config.name, config):
         first = _opened(config, data_dir, task)
-    # The others are not evaluated on, so that they need no test split.
+    # Only the first set is evaluated on, so the others need no test split.
     alone = dataclasses.replace(config, test_split=config.train_split, mix={})
     others = []
     for name, share in config.mix.items():
@@ -201,7 +201,7 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
 
 
 def _written(name: str, data_dir: pathlib.Path) -> str:
-    """Writes the set if it is one that needs no download; returns the name to open it by."""
+    """Writes a generated set that needs no download, and returns the name to open it by."""
     if name == "digits":
         from mpjax.data.sources.digits import prepare_digits
 
@@ -218,9 +218,9 @@ def _written(name: str, data_dir: pathlib.Path) -> str:
 
 
 def with_ignored(values: Sequence[int]) -> Callable[[Example], Example]:
-    """Returns a function that replaces a `label` among these stored values by `IGNORED_LABEL`.
+    """Builds a function that replaces a `label` among these stored values by `IGNORED_LABEL`.
 
-    Any other label stays as it is, so that one outside of the classes is an error, -1 included.
+    Other labels stay unchanged, so a label outside the classes is an error. This includes -1, unless it is listed.
     """
 
     def marked(example: Example) -> Example:
@@ -234,6 +234,6 @@ def with_ignored(values: Sequence[int]) -> Callable[[Example], Example]:
                 f"label: {IGNORED_LABEL} is outside the classes, and not among --data.ignore_index "
                 f"{' '.join(map(str, values))}; add it there, or drop the example"
             )
-        return {**example, "label": int(label)}  # of one dtype with -1, also where unsigned ones are stored
+        return {**example, "label": int(label)}  # the dtype of -1, even if the stored labels are unsigned
 
     return marked

@@ -1,4 +1,4 @@
-"""Decides which training example stands where: a pure function of the seed and the position of a batch."""
+"""Assigns training examples to batches: a pure function of the seed and the position of a batch."""
 
 import dataclasses
 import functools
@@ -12,34 +12,34 @@ from mpjax.data.examples import Source
 
 
 BLOCK = 1000
-"""The examples of a mixture among which each set has exactly its share, in whole examples."""
+"""The number of examples of a mixture in which each set has exactly its share, in whole examples."""
 
 
 class Order(Protocol):
-    """The examples of every batch, by number; those of several sets are numbered one set after the other."""
+    """The examples of every batch, by number. Examples of several sets are numbered one set after the other."""
 
     @property
     def batch_size(self) -> int:
-        """Returns the number of examples per batch."""
+        """The number of examples per batch."""
         ...
 
     @property
     def steps_per_epoch(self) -> int:
-        """Returns the number of full batches in an epoch."""
+        """The number of full batches in an epoch."""
         ...
 
     def rows(self, position: int) -> np.ndarray:
-        """Returns the numbers of the examples of a batch, int64 [B]."""
+        """The numbers of the examples of a batch, int64 [B]."""
         ...
 
     def epochs(self, position: int) -> np.ndarray:
-        """Returns how often the set of each of these examples was read before, int64 [B]."""
+        """The number of earlier passes through the set of each example in a batch, int64 [B]."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffled:
-    """The order of one set, shuffled anew in each epoch; each epoch leaves out different examples."""
+    """The order of one set, reshuffled in each epoch. Each epoch leaves out different examples."""
 
     size: int
     batch_size: int
@@ -47,7 +47,7 @@ class Shuffled:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Returns the number of full batches in the set."""
+        """The number of full batches in the set."""
         return self.size // self.batch_size
 
     @functools.cached_property
@@ -55,12 +55,12 @@ class Shuffled:
         return _permutations(self.size, lambda epoch: np.random.Philox(key=[self.seed, epoch]))
 
     def rows(self, position: int) -> np.ndarray:
-        """Returns the numbers of the examples of a batch, int64 [B]."""
+        """The numbers of the examples of a batch, int64 [B]."""
         epoch, step = divmod(position, self.steps_per_epoch)
         return self._permutation(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
     def epochs(self, position: int) -> np.ndarray:
-        """Returns the epoch of each of these examples, int64 [B]."""
+        """The epoch of each example of a batch, int64 [B]."""
         return np.full(self.batch_size, position // self.steps_per_epoch)
 
 
@@ -68,14 +68,14 @@ class Shuffled:
 class Mixed:
     """The order of a mixture of sets.
 
-    In each block of `BLOCK` examples each set has exactly its count, at random places. So it is known how many of a
-    set's examples stand before a block, and each set goes through its own epochs: no example comes twice before all
-    others of its set have come.
+    Each block of `BLOCK` examples has exactly `counts` examples of each set, at random places. The number of a set's
+    examples before a block is therefore known, and each set goes through its own epochs: no example repeats before all
+    others of its set have been used.
 
     Args:
       sizes: the number of examples of each set.
-      counts: the examples of each set in a block.
-      batch_size: examples per batch.
+      counts: the number of examples of each set in a block.
+      batch_size: the number of examples per batch.
       seed: the seed of the shuffles.
     """
 
@@ -86,7 +86,7 @@ class Mixed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Returns the number of full batches in one pass through the first set."""
+        """The number of full batches in one pass through the first set."""
         return _pass_through_first(self.sizes, self.counts) // self.batch_size
 
     @functools.cached_property
@@ -98,12 +98,10 @@ class Mixed:
 
     @functools.cached_property
     def _block(self) -> Callable[[int], np.ndarray]:
-        return functools.lru_cache(maxsize=4)(
-            self._computed_block
-        )  # threads may read blocks that lie behind each other
+        return functools.lru_cache(maxsize=4)(self._computed_block)  # threads may read consecutive blocks
 
     def _computed_block(self, number: int) -> np.ndarray:
-        """Returns the examples of a block and their epochs, int64 [2, BLOCK]."""
+        """The examples of a block and their epochs, int64 [2, BLOCK]."""
         shuffle = np.random.Generator(np.random.PCG64((self.seed, 0, number)))
         chosen = shuffle.permutation(np.repeat(np.arange(len(self.sizes)), self.counts))
         block = np.empty((2, BLOCK), np.int64)
@@ -122,16 +120,16 @@ class Mixed:
         return np.concatenate(blocks, axis=1)[:, begin - first * BLOCK : end - first * BLOCK]
 
     def rows(self, position: int) -> np.ndarray:
-        """Returns the numbers of the examples of a batch, int64 [B]."""
+        """The numbers of the examples of a batch, int64 [B]."""
         return self._batch(position)[0]
 
     def epochs(self, position: int) -> np.ndarray:
-        """Returns the epoch of each of these examples in its own set, int64 [B]."""
+        """The epoch of each example of a batch in its own set, int64 [B]."""
         return self._batch(position)[1]
 
 
 def _permutations(size: int, bits: Callable[[int], np.random.BitGenerator]) -> Callable[[int], np.ndarray]:
-    """Returns a function from epoch to the order of `size` examples; the last two are kept."""
+    """A function from an epoch to the order of `size` examples, which caches the last two orders."""
 
     @functools.lru_cache(maxsize=2)
     def permutation(epoch: int) -> np.ndarray:
@@ -141,14 +139,14 @@ def _permutations(size: int, bits: Callable[[int], np.random.BitGenerator]) -> C
 
 
 def order_of(source: Source, batch_size: int, seed: int) -> Order:
-    """Returns the order in which a run trains on a set, or on the mixture that it is the first of."""
+    """The order in which a run trains on a set, or on the mixture whose first set is `source`."""
     if not source.mix:
         return Shuffled(len(source.train), batch_size, seed)
     return Mixed([len(part.train) for part in source.trained_on], counts_of(_shares(source)), batch_size, seed)
 
 
 def epoch_size(source: Source) -> int:
-    """Returns the examples of an epoch: all of a set; of a mixture, as many as one pass through the first set takes."""
+    """The number of examples in an epoch: the size of a set, or of one pass through the first set of a mixture."""
     return _pass_through_first([len(part.train) for part in source.trained_on], counts_of(_shares(source)))
 
 
@@ -161,9 +159,9 @@ def _shares(source: Source) -> list[float]:
 
 
 def counts_of(shares: Sequence[float]) -> list[int]:
-    """Returns how many of `BLOCK` examples are of the first set, which has the rest, and of each other set.
+    """Divides `BLOCK` examples among the first set, which has the rest of the shares, and the other sets.
 
-    What rounding down leaves over goes to the largest remainders, one example each.
+    The examples left over by rounding down go to the largest remainders, one each.
 
     >>> counts_of([0.3, 1 / 3])
     [367, 300, 333]

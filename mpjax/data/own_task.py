@@ -1,4 +1,4 @@
-"""Opens a data set with all its columns, for a task of the user's own."""
+"""Opens a data set with all its columns, for a user's own task."""
 
 import functools
 from typing import Any
@@ -17,12 +17,12 @@ from mpjax.errors import UsageError
 
 
 def all_columns(table: Table, config: Data) -> Source:
-    """Returns the data set with a field for each column, or for each that `config.preprocess` returns.
+    """Opens a table with a field for each column, or for each field that `config.preprocess` returns.
 
-    `config.columns` renames columns, and then only these are read.
+    `config.columns` renames columns, and selects only these.
 
     Raises:
-      UsageError: there is no such column, or the values of one are not numbers of one shape.
+      UsageError: a column does not exist, or its values are not numbers of one shape.
     """
     columns = dict(config.columns) or {name: name for name in table.columns}
     if missing := [column for column in columns.values() if column not in table.columns]:
@@ -53,7 +53,7 @@ def _fields(set_name: str, examples: Examples, columns: dict[str, Column], confi
 
 
 def _field(where: str, value: Any, column: Column | None, config: Data | None) -> Field:
-    """Returns the field of a column; the label is one of `config.num_classes` if that is set."""
+    """Builds the field of a column. A label has `config.num_classes` classes if that is set."""
     if isinstance(column, Image):
         return column
     if config and config.num_classes:

@@ -1,4 +1,4 @@
-"""Reads stored examples as checked arrays of one shape, for batches in memory and streamed ones."""
+"""Reads stored examples as checked arrays of one shape, for batches in memory and streamed batches."""
 
 import concurrent.futures
 import dataclasses
@@ -23,26 +23,26 @@ def read_batch(
     read: Reader,
     drawn: np.ndarray | None = None,
 ) -> Arrays:
-    """Reads the examples at `indices` as one batch; `drawn` has what a random frame of each draws.
+    """Reads the examples at `indices` as one batch; `drawn` has the random draws of each example's frame.
 
     Raises:
       UsageError: an example does not match its fields or the dtypes of the first example; the message names it.
     """
     numbers = [int(index) for index in indices]
-    # Fetching records one by one costs fifteen times as much.
+    # Fetching records one at a time costs fifteen times as much.
     return read.batch(examples.__getitems__(numbers), drawn, numbers)
 
 
 class Split(Protocol):
-    """Examples that are read by their numbers."""
+    """Examples that are read by number."""
 
     def __len__(self) -> int:
-        """Returns the number of examples."""
+        """The number of examples."""
         ...
 
     @property
     def first(self) -> Arrays:
-        """Returns the first example, as a batch of one."""
+        """The first example, as a batch of one."""
         ...
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
@@ -62,7 +62,7 @@ class SplitOfOne:
 
     @property
     def first(self) -> Arrays:
-        """Returns the first example, as a batch of one."""
+        """The first example, as a batch of one."""
         return self._first
 
     @functools.cached_property
@@ -95,7 +95,7 @@ def read_all(split: Split, workers: int) -> Arrays:
 
 
 def fits_in_memory(source: Source, config: Data, read: Reader) -> bool:
-    """Returns True if all decoded splits fit in memory; False if sizes vary, because each epoch crops images anew."""
+    """True if all decoded splits fit in memory. False if sizes vary, because each epoch then crops images anew."""
     if any(part.varies for part in source.trained_on):
         return False
     example = sum(value.nbytes for value in read(source.train[0]).values())

@@ -1,4 +1,4 @@
-"""Checks the examples of a batch, and stacks them into arrays."""
+"""Checks the examples of a batch and stacks them into arrays."""
 
 import dataclasses
 import math
@@ -18,21 +18,21 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Numbered:
-    """Calls functions for the examples of a batch, and names the example in an error.
+    """Calls functions for the examples of a batch, and adds the example to errors.
 
     Args:
       name: the name of the examples, such as `split 'train' of 'digits'`.
-      numbers: the number of each example; None: errors name none.
+      numbers: the number of each example. None: errors name no example.
     """
 
     name: str
     numbers: Sequence[int] | None
 
     def each(self, function: Callable[..., Any], *columns: Iterable) -> list:
-        """Returns what `function` gives for each example.
+        """Calls `function` for each example and lists the results.
 
         Raises:
-          UsageError: as `function`; the message names the example.
+          UsageError: the error of `function`, with the example in its message.
         """
         done = []
         try:
@@ -46,17 +46,18 @@ class Numbered:
 
 
 def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, examples: Numbered) -> Arrays:
-    """Checks the examples of a batch, as `conform` checks one, and returns the fields as arrays [N, ...].
+    """Checks the examples of a batch, as `conform` checks one, and stacks each field as [N, ...].
 
-    All examples are checked at once, which is several times as fast; if anything is amiss, one after the other.
+    All examples are checked at once, which is several times as fast. If a check fails, they are checked one at a time.
 
     Args:
-      columns: for each field, the value of each example; values that are all in one array are not copied.
+      columns: for each field, the value of each example. A single array of all values is not copied.
       fields: the expected fields.
       examples: calls functions for the examples.
 
     Raises:
-      UsageError: an example does not match its fields, or has another dtype than the first one; the message names it.
+      UsageError: an example does not match its fields, or differs in dtype from the first example; the message names
+        it.
     """
     found = _conform_at_once(columns, fields)
     if found is not None:
@@ -70,7 +71,7 @@ def conform_all(columns: Mapping[str, Sequence | np.ndarray], fields: Fields, ex
 
 
 def _conform_at_once(columns: Mapping[str, Sequence | np.ndarray], fields: Fields) -> Arrays | None:
-    """Returns the fields as arrays [N, ...]; None if anything is amiss, or stored dtypes or shapes differ."""
+    """Stacks each field as [N, ...]. None if a check fails, or stored dtypes or shapes differ."""
     try:
         arrays = {name: _stacked_alike(name, values) for name, values in columns.items()}
         if any(found is None or found.ndim != 1 + fields[name].rank for name, found in arrays.items()):
@@ -81,7 +82,7 @@ def _conform_at_once(columns: Mapping[str, Sequence | np.ndarray], fields: Field
 
 
 def _stacked_alike(name: str, values: Sequence | np.ndarray) -> np.ndarray | None:
-    """Stacks values of one dtype and shape; None if they differ, since NumPy would cast them to a common dtype."""
+    """Stacks values of one dtype and shape. None if they differ, because NumPy would cast them to a common dtype."""
     if isinstance(values, np.ndarray):
         return values
     rows = [array(name, value) for value in values]
@@ -100,12 +101,12 @@ def _conform_one(example: Mapping[str, Any], fields: Fields) -> Arrays:
 
 
 def require_dtypes(example: Arrays, first: Arrays, number: int, called: str) -> None:
-    """Raises UsageError if dtypes differ from the first example: uint8 is scaled on the device, float32 is not.
+    """Raises UsageError if dtypes differ from the first example: the device scales uint8, but not float32.
 
     Args:
       example: the fields of an example or a batch.
       first: the fields of the first example.
-      number: the number of the example, or of the first one of the batch.
+      number: the number of the example, or of the first example of the batch.
       called: the name of the examples.
     """
     for name, value in example.items():
@@ -117,12 +118,12 @@ def require_dtypes(example: Arrays, first: Arrays, number: int, called: str) -> 
 
 
 def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Stacks arrays of one shape and dtype; the result begins at a multiple of `_ALIGNMENT`."""
+    """Stacks arrays of one shape and dtype into memory that begins at a multiple of `_ALIGNMENT`."""
     return np.stack(rows, out=aligned((len(rows), *rows[0].shape), rows[0].dtype))
 
 
 def _realigned(values: np.ndarray) -> np.ndarray:
-    """Returns `values` themselves if they begin at a multiple of `_ALIGNMENT`, else a copy that does."""
+    """Copies `values`, unless they begin at a multiple of `_ALIGNMENT`."""
     if values.ctypes.data % _ALIGNMENT == 0:
         return values
     copy = aligned(values.shape, values.dtype)
@@ -131,7 +132,7 @@ def _realigned(values: np.ndarray) -> np.ndarray:
 
 
 _ALIGNMENT = 64
-"""The bytes at whose multiples an array has to begin for JAX to use it on a CPU without a copy."""
+"""The alignment in bytes that lets JAX use an array on a CPU without a copy."""
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

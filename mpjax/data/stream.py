@@ -1,6 +1,6 @@
 """Yields batches that are a pure function of an integer position, so that a run resumes exactly where it stopped.
 
-Which stream a data set gets is decided in `batches.py`.
+`batches.py` chooses the stream of a data set.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Share:
     count: int = 1
 
     def rows(self, batch_size: int) -> slice:
-        """Returns the rows of a batch that this process reads.
+        """The rows of a batch that this process reads.
 
         Raises:
           UsageError: the batch does not divide among the processes.
@@ -55,16 +55,16 @@ WHOLE = Share()
 
 
 class Batches(Protocol):
-    """An endless stream of shuffled batches; batch p is the same from whatever position reading started."""
+    """An endless stream of shuffled batches. Batch p is the same from any starting position."""
 
     @property
     def batch_size(self) -> int:
-        """Returns the number of examples per batch."""
+        """The number of examples per batch."""
         ...
 
     @property
     def steps_per_epoch(self) -> int:
-        """Returns the number of full batches in an epoch."""
+        """The number of full batches in an epoch."""
         ...
 
     def from_position(self, position: int) -> Iterator[Batch]:
@@ -80,7 +80,7 @@ class BatchesInMemory:
       arrays: an array [N, ...] for each field.
       order: the examples of each batch, over all processes.
       share: the part of each batch that this process reads.
-      orientation: says which images of a batch are mirrored; None if the step draws it.
+      orientation: chooses the mirrored images of a batch. None: the step draws them.
     """
 
     arrays: Arrays
@@ -90,17 +90,17 @@ class BatchesInMemory:
 
     @property
     def batch_size(self) -> int:
-        """Returns the number of examples per batch, over all processes."""
+        """The number of examples per batch, over all processes."""
         return self.order.batch_size
 
     @property
     def steps_per_epoch(self) -> int:
-        """Returns the number of full batches in an epoch."""
+        """The number of full batches in an epoch."""
         return self.order.steps_per_epoch
 
     @property
     def bytes(self) -> int:
-        """Returns the size of the whole split in bytes."""
+        """The size of the whole split in bytes."""
         return sum(values.nbytes for values in self.arrays.values())
 
     def from_position(self, position: int) -> Iterator[Batch]:
@@ -109,7 +109,7 @@ class BatchesInMemory:
             yield {name: values[chosen] for name, values in self.arrays.items()} | oriented
 
     def rows_from(self, position: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yields the example indices, int64 [B], of the same batches, and the fields that depend on the epoch too."""
+        """Yields the example indices, int64 [B], of the same batches, and their fields that depend on the epoch."""
         rows = self.share.rows(self.batch_size)
         for number in itertools.count(position):
             chosen = self.order.rows(number)[rows]
@@ -139,17 +139,17 @@ class StreamedBatches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalBatches:
-    """One pass over a split in order, for each iteration; every batch has the full size.
+    """One pass over a split in order, for each iteration. Every batch has the full size.
 
     The last batch is padded with zeros (black images of class 0) of weight 0. So one compiled program serves all
     batches, and weighted sums count every example once.
 
     Args:
-      parts: a function to the batches without padding, of all processes.
+      parts: a function that returns the batches of all processes, without padding.
       size: the number of examples.
-      batch_size: examples per batch, over all processes.
+      batch_size: the number of examples per batch, over all processes.
       share: the part of each batch that this process reads.
-      arrays: an array [N, ...] for each field, of a split in memory.
+      arrays: an array [N, ...] for each field of a split in memory; None for a streamed split.
     """
 
     parts: Callable[[], Iterable[Batch]]
@@ -183,5 +183,5 @@ def prefetched(dataset: Any, workers: int) -> Iterable[Batch]:
     """Yields the batches of a `grain.MapDataset`, read ahead by `workers` threads."""
     import grain
 
-    # Each thread makes whole batches; grain's default of 16 threads contends for the interpreter lock.
+    # Each thread reads whole batches. Grain's default of 16 threads contends for the interpreter lock.
     return dataset.to_iter_dataset(grain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers))

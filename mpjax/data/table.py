@@ -20,11 +20,11 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Other:
-    """A column whose type does not tell its contents.
+    """A column whose type does not reveal its contents.
 
     Args:
-      described: its type as the library that stored it writes it, for messages.
-      rank: the number of axes of one value; None: not known.
+      described: the type, as the library that stored the column writes it, for messages.
+      rank: the number of axes of one value; None if unknown.
     """
 
     described: str
@@ -44,11 +44,11 @@ class Table:
     Args:
       name: the name in error messages.
       columns: the type of each column.
-      open: a function from column names to the training and the test split, whose examples have only these columns;
+      open: a function from column names to the training and the test split. Their examples have only these columns;
         encoded images are bytes.
       preferred: for each field, the column that the data set itself declares.
       labelled: a function from a column of integers or texts to the same set with class numbers in that column, the
-        same in both splits; None: the set cannot number classes.
+        same in both splits. None: the set cannot number classes.
     """
 
     name: str
@@ -74,11 +74,11 @@ _HELD = {"label": "labelled images", "mask": "masks", "text": "texts"}  # keyed 
 
 
 def choose_columns(table: Table, fields: tuple[str, ...], config: Data) -> dict[str, str]:
-    """Chooses a column for each of `fields`: from `config.columns`, the set's preference, or the usual names.
+    """Chooses a column for each of `fields`, by `config.columns`, then the set's preference, then the usual names.
 
     Raises:
-      UsageError: a named column or field does not exist, or no or several columns fit a field; the message lists the
-        columns and says what to write, and which tasks the set supports.
+      UsageError: a named column or field does not exist, or not exactly one column fits a field; the message lists
+        the columns, the settings to write, and the tasks that the set supports.
     """
     if unknown := sorted(set(config.columns) - set(fields)):
         raise UsageError(f"--data.columns {unknown[0]}: this task has the fields {', '.join(fields)}")
@@ -103,7 +103,8 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
 
 
 def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
-    """Returns what to write where no column or several fit a field: only columns of a type that the field takes."""
+    """Advice for a field that no column or several columns fit. It lists only columns of a type that the field
+    accepts."""
     floats = [name for name, column in table.columns.items() if _is_float(column)]
     if field == "label" and floats and not candidates:
         return f"; a floating-point number is not a class number: {whole_numbers(floats[0])}"
@@ -119,7 +120,7 @@ def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
 
 
 def whole_numbers(column: str) -> str:
-    """Returns advice for using a floating-point column as the label."""
+    """Advice for using a floating-point column as the label."""
     return (
         f"if the values of '{column}' are whole, write --data.columns label {column} --data.num_classes N "
         "--data.preprocess FILE.py:FUNCTION with\n"
@@ -132,7 +133,7 @@ def _is_float(column: Column) -> bool:
 
 
 def _candidates(field: str, table: Table) -> list[str]:
-    """Returns the column that the set prefers for a field or that has a usual name, else all columns of its type."""
+    """The column that the set prefers for a field or that has a usual name, else all columns of its type."""
     fitting = [name for name, column in table.columns.items() if _fits(field, column, table)]
     for candidate in (table.preferred.get(field), *_USUAL[field]):
         if candidate in fitting:
@@ -141,7 +142,7 @@ def _candidates(field: str, table: Table) -> list[str]:
 
 
 def _other_tasks(field: str, table: Table) -> str:
-    """Returns advice on the tasks that need no `field` and that the set has all columns for."""
+    """Advice on the tasks without `field` for which the set has all columns."""
     served: dict[str, list[str]] = {}
     for task, kind in TASKS.items():
         fits = bool(kind.fields) and all(len(_candidates(other, table)) == 1 for other in kind.fields)
@@ -152,7 +153,7 @@ def _other_tasks(field: str, table: Table) -> str:
 
 
 def _fits(field: str, column: Column, table: Table) -> bool:
-    """Returns True if a column may hold a field; an `Other` column may hold anything but text."""
+    """True if a column may hold a field. An `Other` column may hold anything except text."""
     if field == "label" and isinstance(column, Text):
         return table.labelled is not None
     if field == "mask" and isinstance(column, Image):
@@ -167,15 +168,15 @@ def _fits(field: str, column: Column, table: Table) -> bool:
 
 
 def _can_be(field: str, column: Column, table: Table) -> bool:
-    """Returns True if a run can read a field from the column where `--data.columns` says so."""
+    """True if a run can read a field from the column when `--data.columns` names it."""
     if isinstance(column, Other) and column.rank is not None:
-        # An image has axes; a label has none, or --data.preprocess makes one of several numbers.
+        # An image has axes. A label has none, unless --data.preprocess reduces several numbers to one.
         return field != "text" and (field == "label") == (column.rank == 0)
     return _fits(field, column, table)
 
 
 class Part(NamedTuple):
-    """Examples `start` to `stop` (not included) of a split."""
+    """The examples of a split from `start` up to, but not including, `stop`."""
 
     split: str
     start: int
@@ -183,7 +184,7 @@ class Part(NamedTuple):
 
 
 def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[Part]:
-    """Returns the parts that make up a split, in order.
+    """Resolves a split expression into parts, in order.
 
     Args:
       expression: in tensorflow-datasets' notation: `train`, `train[:90%]`, `train[100:200]`, `train+test`, `all`.
@@ -191,8 +192,8 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[P
       set_name: the name of the data set, for messages.
 
     Raises:
-      UsageError: the split does not exist, the expression is invalid, or the split is empty. For the first two the
-        message lists the splits.
+      UsageError: the split does not exist, the expression is invalid, or the split is empty. In the first two cases
+        the message lists the splits.
     """
     import tensorflow_datasets as tfds
 
@@ -222,11 +223,11 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[P
 
 _TEST = "test"
 _FOR_TEST = ("validation", "val", "valid", "dev", "eval")
-"""Usual names of a split that can take the place of one for tests."""
+"""Usual names of a split that can replace a missing `test` split."""
 
 
 def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Returns what to write for a split that is not there, and the `repair` if another takes the place of `test`.
+    """Advice for a missing split, and the `repair` if another split can replace `test`.
 
     >>> advice_on_splits("test", ["train", "val"])
     ('write --data.test_split val to evaluate on it', {'data.test_split': 'val'})
@@ -239,7 +240,7 @@ def advice_on_splits(missing: str, names: Sequence[str]) -> tuple[str, dict[str,
 
 
 def base_names(expression: str) -> list[str]:
-    """Returns the splits that an expression refers to.
+    """Lists the splits that an expression refers to.
 
     >>> base_names("train+test[:10]")
     ['train', 'test']

@@ -1,4 +1,4 @@
-"""Covers an image by squares, and joins what a model predicts for each of them to a mask of the image's size."""
+"""Covers an image by squares, and joins the predictions for them into a mask of the image's size."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Square(NamedTuple):
 
 
 def squares_of(width: int, height: int) -> list[Square]:
-    """Returns as few squares as cover an image, evenly spaced along its longer side; one if the image is square.
+    """The fewest squares that cover an image, evenly spaced along its longer side: one if the image is square.
 
     >>> [square.left for square in squares_of(5, 2)]
     [0, 2, 3]
@@ -30,16 +30,16 @@ def squares_of(width: int, height: int) -> list[Square]:
 
 
 def joined(masks: Sequence[np.ndarray], width: int, height: int) -> np.ndarray:
-    """Returns one mask [height, width] of the masks of `squares_of(width, height)`, each of any size.
+    """Joins the masks of `squares_of(width, height)`, each of any size, into one mask [height, width].
 
-    A pixel in two squares takes its class from the one whose middle is nearer. Class numbers are never mixed.
+    A pixel in two squares takes its class from the square with the nearer centre. Class numbers are never mixed.
     """
     squares = squares_of(width, height)
     whole = np.empty((height, width), masks[0].dtype)
     for number, (square, mask) in enumerate(zip(squares, masks, strict=True)):
         side = square.right - square.left
         stretched = np.asarray(Image.fromarray(mask).resize((side, side), Image.Resampling.NEAREST))
-        # Half of what it shares with the square before is left to that one, as they come along one side.
+        # The square before keeps its half of the overlap: squares are ordered along the longer side.
         before = squares[number - 1] if number else square
         left = (square.left + before.right) // 2 if before.left < square.left else square.left
         top = (square.top + before.bottom) // 2 if before.top < square.top else square.top

@@ -15,14 +15,14 @@ from mpjax.errors import UsageError
 
 
 _FLAG = "--data.preprocess"
-_TRIED = 16  # examples that determine the shape that a function returns
+_TRIED = 16  # the number of examples that determine the shape of a function's result
 
 
 def load_preprocess(spec: str) -> Callable[[Example], Mapping[str, Any]]:
     """Loads the function that `config.preprocess` names.
 
     Raises:
-      UsageError: the function does not exist or cannot be called with one example; the message says what to write.
+      UsageError: the function does not exist or cannot be called with one example; the message shows a valid signature.
     """
     function = load_function(spec, flag=_FLAG)
     try:
@@ -43,13 +43,13 @@ def load_preprocess(spec: str) -> Callable[[Example], Mapping[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class PreprocessedExamples:
-    """Examples after a function from one example to another.
+    """Examples with a user's function applied to each one.
 
     Args:
       examples: the stored examples.
       function: a function from a dict of fields to another.
       name: the name of the function, for messages.
-      columns: the column of each field: the function receives images as arrays [H, W, C] and text as str.
+      columns: the column of each field. The function receives images as arrays [H, W, C] and text as str.
     """
 
     examples: Examples
@@ -89,10 +89,10 @@ def readable(value: Any, column: Column | None) -> Any:
 
 
 def shape_after(examples: PreprocessedExamples, name: str) -> tuple[int | None, int | None, int] | None:
-    """Returns the shape (H, W, C) of the images that a function returns as the field `name`; None for no images.
+    """The shape (H, W, C) of the images that a function returns as the field `name`, or None for no images.
 
     H and W are None if they differ among a few examples. They are also None if the stored sizes vary and the function
-    left those examples at their size.
+    kept the sizes of those examples.
     """
     stored = examples.columns[name]
     varies = isinstance(stored, Image) and None in stored.shape

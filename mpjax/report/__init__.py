@@ -59,12 +59,12 @@ __all__ = [
 def open_writers(
     run_dir: str | os.PathLike[str], total_steps: int, resume_step: int | None = None, *, tensorboard: bool = True
 ) -> Writers:
-    """Opens metrics.jsonl, TensorBoard events if wanted, and the console; of a run with no step left the console only.
+    """Opens metrics.jsonl, optional TensorBoard events and the console. If no step is left, opens only the console.
 
     Args:
       run_dir: the run's folder; events go to its subfolder `tensorboard`.
       total_steps: the number of attempted steps at which the run ends.
-      resume_step: the step of the checkpoint that the run resumes from; None: a new run.
+      resume_step: the step of the checkpoint that the run resumes from. None: a new run.
       tensorboard: True to write TensorBoard events.
 
     Raises:
@@ -80,7 +80,7 @@ def open_writers(
         if tensorboard:
             writers.append(tensorboard_writer(folder / "tensorboard", resume_step))
             opened.callback(writers[-1].close)
-        # Last, so that an error above does not leave a live display on the terminal.
+        # The console is last, so that an error above leaves no live display on the terminal.
         writers.append(console_writer(total_steps, start_step=resume_step or 0))
         opened.pop_all()
     return Writers(writers)

@@ -1,4 +1,4 @@
-"""Compares the curves of two groups of runs, relative to the spread of their seeds, as a table and as a plot."""
+"""Compares the curves of two groups of runs, relative to the spread of their seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ class Group(NamedTuple):
 
     Attributes:
       name: the name of the group.
-      runs: the metrics of each run, as `read_metrics` returns them, by folder.
+      runs: the metrics of each run by folder, in the form of `read_metrics`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Band(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """Mean and standard deviation (of a sample) of a group's runs; NaN if a run is nonfinite. One run has no `std`."""
+    """Mean and sample standard deviation of a group's runs; NaN if a run is nonfinite. A single run has no `std`."""
 
     mean: float
     std: float | None
@@ -45,7 +45,7 @@ class Contrast(NamedTuple):
     Attributes:
       reference: the band of the reference group.
       other: the band of the other group.
-      seeds: the mean and the spread of both groups, whatever the band.
+      seeds: the mean and the standard deviation of both groups, independent of the kind of band.
       difference: the difference of the means, other - reference.
       bands: the difference of the centers in units of the sum of both `half`, or of the tolerance; inf if only one is
         finite.
@@ -67,12 +67,12 @@ class Comparison(NamedTuple):
       reference: the band of the smoothed curves of the first group, over `steps`.
       other: the band of the smoothed curves of the second group, over `steps`.
       final: the contrast at the last of `steps`, not smoothed.
-      best: the contrast of each run's best value; None if the metric has no best.
-      parts_at: the first step from which the groups stay apart to the end; None if there is none.
+      best: the contrast of each run's best value; None if the metric has no best value.
+      parts_at: the first step from which the groups stay apart to the end; None if there is no such step.
       apart: the number of `steps` from `parts_at` on.
-      by_design: True for the loss scale if one policy scales the loss and the other does not. The difference does not
-        count then.
-      window: the number of values that the bands, and `parts_at`, are averaged over.
+      by_design: True for the loss scale if one policy scales the loss and the other does not. The difference is then
+        ignored.
+      window: the number of values in the moving average behind the bands and `parts_at`.
     """
 
     metric: str
@@ -97,11 +97,11 @@ def compare_groups(
       reference: the group to compare with.
       other: the group to compare.
       band: "range" (lowest to highest seed) or "std" (two standard deviations about the mean).
-      tolerance: the relative difference up to which groups of one run each count as equal.
-      smoothing: the number of reports over which training curves are averaged, except the loss scale.
+      tolerance: the relative difference up to which two groups of one run each are considered equal.
+      smoothing: the number of reports over which training curves are averaged. The loss scale is not averaged.
 
     Raises:
-      UsageError: a run does not have the metric, or the runs have no step in common.
+      UsageError: a run lacks the metric, or the runs have no step in common.
     """
     found = [[_curve(metric, *run) for run in group.runs.items()] for group in (reference, other)]
     shared = set.intersection(*(set(curve) for curves in found for curve in curves))
@@ -147,12 +147,12 @@ def _finite(curve: Mapping[int, float]) -> list[float]:
 
 
 def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """Returns the mean of the last `window` values [runs, steps] at each step, of fewer values at the beginning."""
+    """Averages the last `window` values [runs, steps] at each step, and fewer at the beginning."""
     return np.stack([values[:, max(0, i + 1 - window) : i + 1].mean(axis=1) for i in range(values.shape[1])], axis=1)
 
 
 def _band(values: np.ndarray, kind: str) -> Band:
-    """Returns the band of `values` [runs, steps] over the runs; NaN where a run is nonfinite."""
+    """The band of `values` [runs, steps] over the runs; NaN if a run is nonfinite."""
     values = np.where(np.isfinite(values).all(axis=0), values, np.nan)
     if kind == "std":
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else 0 * values[0]
@@ -162,9 +162,9 @@ def _band(values: np.ndarray, kind: str) -> Band:
 
 
 def _in_bands(reference: Band, other: Band, tolerance: float | None) -> np.ndarray:
-    """Returns the difference of the centers in units of the sum of both `half`, or of the tolerance.
+    """The difference of the centers in units of the sum of both `half`, or of the tolerance.
 
-    The groups are apart where its magnitude is above 1.
+    The groups are apart where its magnitude is above 1. It is infinite if only one center is finite.
     """
     difference = other.center - reference.center
     none = reference.half + other.half
@@ -177,7 +177,7 @@ def _in_bands(reference: Band, other: Band, tolerance: float | None) -> np.ndarr
 
 
 def _contrast(values: Sequence[np.ndarray], kind: str, tolerance: float | None) -> Contrast:
-    """Returns the contrast of the values [runs] of two groups, the reference first."""
+    """The contrast of the values [runs] of two groups, the reference first."""
     bands = [_band(each[:, None], kind) for each in values]
     units = float(_in_bands(bands[0], bands[1], tolerance)[0])
     one, two = (Band(float(band.center[0]), float(band.half[0])) for band in bands)

@@ -9,7 +9,7 @@ from mpjax.report.wording import count, number
 
 
 def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
-    """Returns a rich table with a line for the last value of each metric, and one for its best value if it has one.
+    """Builds a rich table with a row for the last value of each metric, and a row for its best value, if any.
 
     Args:
       names: the names of the reference and of the other group, for the column headers.
@@ -33,7 +33,7 @@ def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
 def evidence(
     reference: Group, other: Group, comparisons: Sequence[Comparison], *, band: str, tolerance: float
 ) -> list[str]:
-    """Describes in sentences how two groups were compared and the result for each metric."""
+    """Describes in sentences how two groups are compared, and the result for each metric."""
     runs = len(reference.runs), len(other.runs)
     if runs == (1, 1):
         says = [
@@ -88,7 +88,8 @@ def plot_comparison(
     *,
     band: str = "range",
 ) -> None:
-    """Draws a panel for each metric: every group's center and band, and a line where it parts from the first group.
+    """Draws a panel for each metric: the center and band of every group, and the step where it parts from the first
+    group.
 
     Args:
       names: the names of the groups, the reference first.
@@ -108,13 +109,13 @@ def plot_comparison(
     panels[-1].set_xlabel("step (attempted)")
     handles = panels[0].get_lines()[: len(names)]
     legend = figure.legend(handles, names, loc="outside upper left", frameon=False, fontsize=9, alignment="left")
-    if title:  # of the legend, because a title of the figure would lie on it
+    if title:  # a title of the figure would overlap the legend
         legend.set_title(title, prop={"size": 13, "weight": "bold"})
     save_figure(figure, path)
 
 
 def _note(comparisons: Sequence[Sequence[Comparison]], band: str) -> str:
-    """Returns how to read the bands; a group of one run has none."""
+    """Explains the bands. A group of one run has no band."""
     alone = [seeds.std is None for found in comparisons for seeds in found[0].final.seeds]
     if all(alone):
         return "One run of each: how far seeds alone take them apart is not known, so there is no band."
@@ -127,7 +128,7 @@ def _draw(panel, of_metric: Sequence[Comparison]) -> None:
     for i, (steps, band) in enumerate(bands):
         color = _COLORS[i % len(_COLORS)]
         dot = "o" if len(steps) < 15 else ""
-        # The first is thickest: where curves are equal, each shows on both sides of the next.
+        # The first curve is thickest, so that equal curves show on both sides of the next.
         width = 1.5 + 1.5 * (len(bands) - 1 - i) / max(len(bands) - 1, 1)
         panel.plot(steps, band.center, color=color, linewidth=width, marker=dot, markersize=2 + width, zorder=3)
         draw_band(panel, steps, band.center - band.half, band.center + band.half, color=color, alpha=0.2)
@@ -144,5 +145,5 @@ def _draw(panel, of_metric: Sequence[Comparison]) -> None:
 
 
 def letter(index: int) -> str:
-    """Returns the short name of a group: A, B, ... Z, 27, 28, ..."""
+    """The short name of a group: A, B, ... Z, 27, 28, ..."""
     return chr(ord("A") + index) if index < 26 else str(index + 1)

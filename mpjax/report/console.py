@@ -1,4 +1,4 @@
-"""Shows the progress of a run: live on a terminal, as one table in a notebook, as plain lines anywhere else."""
+"""Shows the progress of a run: live on a terminal, as one table in a notebook, and as plain lines elsewhere."""
 
 import atexit
 import os
@@ -23,7 +23,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def remaining(self, step: int) -> float | None:
-        """Returns the estimated seconds from `step` to the end; None at the first report."""
+        """Estimates the seconds from `step` to the end; None at the first report."""
         if step >= self._total_steps:
             return 0.0
         now = self._clock()
@@ -38,31 +38,31 @@ if TYPE_CHECKING:
 
 
 ROWS = 12
-"""The number of reports that the table shows, the newest last."""
+"""The number of reports in the table, the newest last."""
 
 PAUSE = 0.25
-"""Seconds between two updates, so that a run with many reports does not wait for the browser."""
+"""The seconds between two updates, so that a run with many reports does not wait for the browser."""
 
-_Show = Callable[[dict[str, str], bool], None]  # an output by MIME type; True: in place of the one before
+_Show = Callable[[dict[str, str], bool], None]  # an output by MIME type, and True to replace the previous output
 
 
 def notebook_writer(total_steps: int, stream: TextIO, pace: Pace, clock: Callable[[], float]) -> Writer | None:
-    """Returns the writer for the notebook that `stream` prints to; None if it does not print to one.
+    """Builds a writer for the notebook that `stream` prints to, or None if it prints elsewhere.
 
     Args:
       total_steps: the number of attempted steps at which the run ends.
       stream: the output stream, for messages.
       pace: the estimate of the remaining time.
-      clock: the function that returns the time in seconds, from any start.
+      clock: the function that returns the time in seconds, from an arbitrary start.
     """
     show = _publisher(stream)
     return _LiveTable(total_steps, stream, pace, show, clock) if show else None
 
 
 def _publisher(stream: TextIO) -> _Show | None:
-    """Returns how to show an output in the notebook that `stream` prints to; None if it does not print to one.
+    """A function that shows an output in the notebook that `stream` prints to, or None if it prints elsewhere.
 
-    IPython is not imported: in a notebook it is there already.
+    IPython is not imported: a notebook has already imported it.
     """
     if not type(stream).__module__.startswith("ipykernel."):
         return None
@@ -78,7 +78,8 @@ def _publisher(stream: TextIO) -> _Show | None:
 
 
 class _LiveTable:
-    """A writer that shows the newest reports of a run as one table, a row for each step; messages stand outside."""
+    """A writer that shows the newest reports of a run as one table, a row for each step. Messages are printed outside
+    it."""
 
     def __init__(self, total_steps: int, stream: TextIO, pace: Pace, show: _Show, clock: Callable[[], float]):
         self._total_steps, self._stream, self._pace, self._clock = total_steps, stream, pace, clock
@@ -146,13 +147,13 @@ def console_writer(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Writer:
-    """Returns a live display for a terminal or a notebook, and plain lines for a file, a pipe or a dumb terminal.
+    """Opens a live display for a terminal or a notebook, or plain lines for a file, a pipe or a dumb terminal.
 
     Args:
       total_steps: the number of attempted steps at which the run ends.
       start_step: the number of attempted steps before the run was resumed.
-      stream: the output stream; None: standard output.
-      clock: the function that returns the time in seconds, from any start.
+      stream: the output stream. None: standard output.
+      clock: the function that returns the time in seconds, from an arbitrary start.
     """
     target: TextIO = sys.stdout if stream is None else stream
     pace = Pace(total_steps, clock)
@@ -195,7 +196,7 @@ class _PlainConsole:
 class _LiveConsole:
     """Shows a progress bar above the newest values, redrawn in place. Messages and other prints scroll above it.
 
-    Each write redraws it. A background thread would take time from the training loop.
+    Each write redraws it, because a background thread would take time from the training loop.
     """
 
     def __init__(self, total_steps: int, start_step: int, stream: TextIO, pace: Pace):
@@ -246,7 +247,7 @@ class _LiveConsole:
             f"{self._step / total:.0%}",
             f"eta {duration(self._remaining)}",
         )
-        # Train and test scores are aligned, with the other values below, so that all fits 80 columns.
+        # Train and test scores are aligned, with the other values below, so that the display fits 80 columns.
         quality = [field for field in self._trained if field[0] in BEST]
         others = [field for field in self._trained if field not in quality]
         rows = (("train", quality), ("test", self._tested), ("", others))
@@ -254,7 +255,7 @@ class _LiveConsole:
 
 
 def _numbers(head: str, fields: list[tuple[str, str]]):
-    """Returns one line of labelled values with dimmed labels."""
+    """Formats one line of values with dimmed labels."""
     from rich.text import Text
 
     line = Text(f"{head:<5}", no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""What all plots share: an empty figure, the colours, the style of a panel, and how a figure becomes a file."""
+"""The common parts of all plots: an empty figure, the colours, the style of a panel, and the file of a figure."""
 
 import io
 import math
@@ -19,13 +19,13 @@ BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7
 
 
 def new_figure(width: float, height: float, title: str = "", note: str = "") -> Any:
-    """Returns an empty matplotlib figure of this size in inches, whose layout leaves room for all texts.
+    """Creates an empty matplotlib figure, with a size in inches and a layout that leaves space for all texts.
 
     Args:
-      width: the width.
-      height: the height.
-      title: what is shown, above the panels; a long title gets several lines.
-      note: how to read the figure, in small print below the panels.
+      width: the width in inches.
+      height: the height in inches.
+      title: the title above the panels; a long title is wrapped.
+      note: an explanation of the figure, in small print below the panels.
     """
     from matplotlib.figure import Figure  # not pyplot, which opens windows and shares state with the user's figures
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -50,7 +50,7 @@ def dress(panel, *, grid: Literal["x", "y"] = "y") -> None:
 
 
 def dress_steps(panel) -> None:
-    """Sets the style of a panel over the steps of a run: as `dress`, with integer ticks."""
+    """Sets the style of a panel over the steps of a run: the style of `dress`, with integer ticks."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     dress(panel)
@@ -59,7 +59,8 @@ def dress_steps(panel) -> None:
 
 
 def dress_share(panel) -> None:
-    """Sets the y axis of a panel of shares, such as an accuracy, to percent, and its limits to what shares can be."""
+    """Sets the y axis of a panel of shares, such as an accuracy, to percent, and clips its limits to the range of
+    shares."""
     from matplotlib.ticker import PercentFormatter
 
     panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
@@ -82,7 +83,7 @@ def dress_scale(panel, scales: Iterable[float]) -> None:
 
 
 def draw_band(panel, steps: Sequence[int], low: np.ndarray, high: np.ndarray, *, color: str, alpha: float) -> None:
-    """Draws the area between two curves over the steps, and a bar at a step that has no neighbour with values."""
+    """Draws the area between two curves over the steps, and a bar at each step without finite neighbours."""
     panel.fill_between(steps, low, high, color=color, alpha=alpha, linewidth=0)
     known = np.isfinite(low) & np.isfinite(high)
     beside = np.pad(known, 1)
@@ -106,7 +107,7 @@ def legend_above(panel) -> None:
 
 
 def image_files(stem: Path, settings: Report) -> list[Path]:
-    """Returns the files of a plot, one of each format that the settings name; none without plots.
+    """Lists the files of a plot, one for each format in the settings. Without plots the list is empty.
 
     >>> image_files(Path("run/curves"), Report(plot_format=("png", "svg")))
     [PosixPath('run/curves.png'), PosixPath('run/curves.svg')]
@@ -115,14 +116,14 @@ def image_files(stem: Path, settings: Report) -> list[Path]:
 
 
 _UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-# The salt fixes the names inside an SVG; 42 embeds TrueType fonts in a PDF, which journals ask for.
+# The salt fixes the names inside an SVG; 42 embeds TrueType fonts in a PDF, as journals require.
 _FIXED: dict[Any, Any] = {"svg.hashsalt": "mpjax", "pdf.fonttype": 42}
 
 
 def save_figure(figure, path: str | os.PathLike[str]) -> None:
-    """Writes a figure; the suffix of the path selects the format, PNG without one.
+    """Writes a figure in the format of the path's suffix, or in PNG without one.
 
-    The same figure gives the same bytes: no date is stored.
+    The same figure produces the same bytes: no date is stored.
 
     Raises:
       OSError: the file cannot be written; the message names the file.

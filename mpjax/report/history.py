@@ -1,8 +1,8 @@
-"""Writes and reads history.jsonl: which steps of a run ran under which settings, versions and devices.
+"""Writes and reads history.jsonl, which records the settings, versions and devices of each stretch of a run.
 
-A line is of a stretch: the steps that one process ran under one set of settings. Checkpoints hold the lines up to them,
-so that a resumed run writes the file anew from those, with a line of its own: lost lines come back, and steps that were
-lost leave none.
+A line describes a stretch: the steps that one process ran under one set of settings. A checkpoint holds the lines up to
+it. A resumed run writes the file anew from these lines and a line of its own. So lost lines are restored, and lost
+steps leave no line.
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ HISTORY_FILE = "history.jsonl"
 History = Sequence[Mapping[str, Any]]
 """The lines, in the order of their steps.
 
-A line has `step` (the attempted steps before the stretch), `seconds_before` (of the run, before the stretch), `policy`,
-`changed` (old and new text of each setting that has another value from here on), and the content of environment.json.
-The first line of a run that began without a history has `told_by` in place of that content. A line after which
-metrics.jsonl had lost lines has `metrics_missing`, the first and the last of their steps.
+A line has `step` (the attempted steps before the stretch), `seconds_before` (the seconds of the run before the
+stretch), `policy`, `changed` (the old and new text of each setting that changes here), and the content of
+environment.json. If a run started without a history, its first line has `told_by` instead of that content. If
+metrics.jsonl has lost lines before the stretch, `metrics_missing` has the first and last of their steps.
 """
 
 
@@ -35,13 +35,13 @@ def continued(
     environment: Mapping[str, Any],
     missing: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns the history of a run whose next steps run under the settings of `about`.
+    """Extends the history of a run whose next steps run under the settings of `about`.
 
     Args:
-      before: the description of the checkpoint from which the run goes on; empty: it begins.
-      step: the attempted steps so far.
-      about: the description of the checkpoints to come: `policy`, and `config` as TOML.
-      environment: what environment.json has.
+      before: the description of the checkpoint that the run resumes from; empty for a new run.
+      step: the number of attempted steps so far.
+      about: the description of future checkpoints: `policy`, and `config` as TOML.
+      environment: the content of environment.json.
       missing: the first and the last step that metrics.jsonl lacks.
     """
     changed = changes(before["config"], about["config"], apart_from=OF_ONE_COMMAND) if before else ()
@@ -57,7 +57,7 @@ def continued(
 
 
 def history_in(about: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-    """Returns the history in the description of a checkpoint; one that has none tells the settings of its own steps."""
+    """The history in the description of a checkpoint. Without a history, one line has the policy of the checkpoint."""
     known = about.get("history")
     if isinstance(known, list) and known and all(map(_is_line, known)):
         return known
@@ -66,18 +66,18 @@ def history_in(about: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
 
 
 def begins(history: History, about: Mapping[str, Any]) -> bool:
-    """Returns True if a checkpoint of this description was written on the way that a history tells."""
+    """True if `history` begins with the history in the description of a checkpoint."""
     known = about.get("history")
     return isinstance(known, list) and bool(known) and known == list(history[: len(known)])
 
 
 def lines_of(history: History) -> bytes:
-    """Returns the content of history.jsonl."""
+    """Encodes a history as the content of history.jsonl."""
     return b"".join(strict_json.encode(line).encode() + b"\n" for line in history)
 
 
 def read_history(path: Path) -> History:
-    """Reads a history.jsonl; a run of before there was one has none. Leaves out an incomplete last line.
+    """Reads a history.jsonl, without an incomplete last line. Old runs have no such file, and an empty history.
 
     Raises:
       UsageError: a line is damaged.
@@ -93,7 +93,7 @@ def read_history(path: Path) -> History:
 
 
 def _is_line(line: Any) -> bool:
-    """Returns True if a line has what its readers need."""
+    """True if a line has the fields that its readers need."""
     if not (isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("policy"), str)):
         return False
     changed, missing = line.get("changed"), line.get("metrics_missing", [0, 0])
@@ -106,7 +106,7 @@ def _is_pair(value: Any, kind: type) -> bool:
 
 
 def policies_of(history: History, policy: str = "") -> str:
-    """Returns the policies of a run; without a history `policy`.
+    """Describes the policies of a run over its steps, or returns `policy` without a history.
 
     >>> policies_of([{"step": 0, "policy": "float32"}, {"step": 9, "policy": "float16"}])
     'float32 to step 9, then float16'
@@ -115,7 +115,7 @@ def policies_of(history: History, policy: str = "") -> str:
 
 
 def changed_settings(history: History) -> dict[str, str]:
-    """Returns each setting that has changed, with its values in turn.
+    """Describes each changed setting by its values over the steps.
 
     >>> changed_settings([{"step": 9, "changed": {"seed": ["0", "1"]}}, {"step": 20, "changed": {"seed": ["1", "0"]}}])
     {'seed': '0 to step 9, then 1 to step 20, then 0'}
@@ -128,18 +128,18 @@ def changed_settings(history: History) -> dict[str, str]:
 
 
 def _over_steps(values: Sequence[tuple[int, str]]) -> str:
-    """Returns values and the steps up to which they held; equal neighbours are one."""
+    """Joins values with the steps at which they end. Equal neighbours are merged."""
     kept = [pair for index, pair in enumerate(values) if index == 0 or pair[1] != values[index - 1][1]]
     ends = [f" to step {step:,}" for step, _ in kept[1:]]
     return ", then ".join(value + end for (_, value), end in zip(kept, [*ends, ""], strict=True)) if kept else ""
 
 
 _NOT_OF_RESULTS = ("loop.", "report.", "data.data_dir")
-"""Settings that say when and where something is written."""
+"""Prefixes of settings that only control when and where files are written."""
 
 
 def turns_of(history: History) -> dict[int, str]:
-    """Returns what changed at a step, for those steps from which on other settings decided the results.
+    """Describes the changed settings at each step from which settings that affect results differ.
 
     >>> turns_of([{"step": 9, "changed": {"seed": ["0", "1"], "loop.keep": ["2", "3"]}}])
     {9: 'seed 1, before 0'}
@@ -153,7 +153,7 @@ def turns_of(history: History) -> dict[int, str]:
 
 
 def later_turns(history: History, step: int) -> str:
-    """Returns in which settings the last steps of a run differ from step number `step`; empty if they do not.
+    """Describes the changes of settings from step `step` on, or returns an empty string.
 
     >>> later_turns([{"step": 9, "changed": {"seed": ["0", "1"]}}], 9)
     'from step 9: seed 1, before 0'
@@ -162,7 +162,7 @@ def later_turns(history: History, step: int) -> str:
 
 
 def gaps_of(history: History) -> list[str]:
-    """Returns the steps that metrics.jsonl lacks.
+    """Lists the ranges of steps that metrics.jsonl lacks.
 
     >>> gaps_of([{"step": 20, "metrics_missing": [11, 20]}])
     ['11 to 20']
@@ -171,14 +171,16 @@ def gaps_of(history: History) -> list[str]:
 
 
 def entries_of(history: History) -> dict[str, Any]:
-    """Returns what summary.json has of a history: `changed` by step, and `metrics_missing`, if there are any."""
+    """The entries of a history in summary.json: `changed` by step, and `metrics_missing`, each only if there are
+    any."""
     turns, gaps = turns_of(history), gaps_of(history)
     changed = {"changed": {str(step): text for step, text in turns.items()}} if turns else {}
     return changed | ({"metrics_missing": gaps} if gaps else {})
 
 
 def other_versions(history: History) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, old and new version of packages, Python and devices that differ in the last two lines."""
+    """Yields the name, old version and new version of packages, Python and devices that differ in the last two
+    lines."""
     if len(history) < 2:
         return
     old, new = map(_versions, history[-2:])

@@ -1,4 +1,5 @@
-"""Writes and reads metrics.jsonl: one strict JSON object per line. A resume leaves no trace in it."""
+"""Writes and reads metrics.jsonl: one strict JSON object per line. A resumed run leaves the same lines as an unbroken
+run."""
 
 import os
 import time
@@ -23,13 +24,13 @@ def jsonl_writer(
 
     Args:
       path: the file; its folder is created.
-      resume_step: the step of the checkpoint that the run resumes from; None: a new run. Lines of later steps, which a
+      resume_step: the step of the checkpoint that the run resumes from. None: a new run. Lines of later steps, which a
         killed run wrote after its checkpoint, and an incomplete last line are dropped. `time` continues from the last
-        line kept.
-      clock: the function that returns the time in seconds, from any start.
+        kept line.
+      clock: the function that returns the time in seconds, from an arbitrary start.
 
     Raises:
-      UsageError: the file of a new run exists already, or a line of a resumed run is damaged.
+      UsageError: the file of a new run already exists, or a line of a resumed run is damaged.
       OSError: the file cannot be written, here or in `write`; the message names the file.
     """
     path = Path(path)
@@ -42,7 +43,7 @@ def jsonl_writer(
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the lines of a metrics.jsonl, with NaN and infinities as floats. Leaves out an incomplete last line.
+    """Reads the lines of a metrics.jsonl, with NaN and infinities as floats, without an incomplete last line.
 
     Raises:
       UsageError: a line before the last is damaged; the message names the line.
@@ -51,9 +52,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def missing_steps(records: Sequence[Mapping[str, Any]], step: int) -> tuple[int, int] | None:
-    """Returns the first and the last step up to `step`, of a checkpoint, of which a metrics.jsonl has lost the lines.
+    """The first and the last step up to checkpoint `step` whose lines a metrics.jsonl has lost, or None.
 
-    Before a checkpoint, a run writes the metrics of all steps up to it.
+    Before it writes a checkpoint, a run writes the metrics of all steps up to it.
 
     >>> missing_steps([{"step": 10, "train/loss": 0.5}], 20)
     (11, 20)
@@ -91,7 +92,7 @@ class _JsonlWriter:
 
 
 def _rewind(path: Path, step: int) -> float:
-    """Drops the lines after `step` and returns the time of the last line kept."""
+    """Drops the lines after `step`, and returns the time of the last kept line."""
     if not path.exists():
         return 0.0
     kept = [(line, record) for line, record in _lines(path) if record["step"] <= step]

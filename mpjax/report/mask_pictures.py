@@ -8,18 +8,18 @@ from mpjax.data.fields import IGNORED
 
 
 IGNORED_COLOUR = (255, 255, 255)
-"""The colour of ignored pixels, which no class has."""
+"""The colour of ignored pixels, distinct from the colour of every class."""
 
-_GAP = 2  # grey columns between the parts
+_GAP = 2  # the number of grey columns between the parts
 _GREY = 128
 
 
 def side_by_side(image: np.ndarray, mask: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Returns the image, the mask and the predicted mask from left to right, uint8 [H, 3 W + 4, 3].
+    """Joins the image, the mask and the predicted mask from left to right, uint8 [H, 3 W + 4, 3].
 
     Args:
-      image: [H, W, C], uint8 as it is stored, or floating point, which is stretched to its own range.
-      mask: class numbers [H, W], with `IGNORED` where pixels are ignored.
+      image: [H, W, C], either uint8, which is unchanged, or floating point, which is stretched to the full range.
+      mask: class numbers [H, W], with `IGNORED` at ignored pixels.
       predicted: class numbers [H, W].
     """
     gap = np.full((len(mask), _GAP, 3), _GREY, np.uint8)
@@ -27,7 +27,7 @@ def side_by_side(image: np.ndarray, mask: np.ndarray, predicted: np.ndarray) -> 
 
 
 def coloured(mask: np.ndarray) -> np.ndarray:
-    """Returns the colours of class numbers [H, W], uint8 [H, W, 3].
+    """Maps class numbers [H, W] to colours, uint8 [H, W, 3].
 
     >>> coloured(np.array([[0, 1, 2, 255]])).tolist()
     [[[0, 0, 0], [128, 0, 0], [0, 128, 0], [255, 255, 255]]]
@@ -37,10 +37,10 @@ def coloured(mask: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _palette() -> np.ndarray:
-    """Returns the colours of Pascal VOC, uint8 [256, 3], with `IGNORED_COLOUR`.
+    """The colours of Pascal VOC, uint8 [256, 3], with `IGNORED_COLOUR`.
 
-    Bits 0, 1 and 2 of a class number are the highest bits of red, green and blue, bits 3, 4 and 5 the next, and so on:
-    neighbouring numbers have distant colours.
+    Bits 0, 1 and 2 of a class number are the highest bits of red, green and blue, bits 3, 4 and 5 the next, and so on.
+    So neighbouring numbers have distant colours.
     """
     numbers = np.arange(256)
     channels = [sum(((numbers >> (3 * bit + channel)) & 1) << (7 - bit) for bit in range(3)) for channel in range(3)]
@@ -50,7 +50,8 @@ def _palette() -> np.ndarray:
 
 
 def _visible(image: np.ndarray) -> np.ndarray:
-    """Returns an image as uint8 [H, W, 3]: one or two channels as grey, of more the first three."""
+    """Converts an image to uint8 [H, W, 3]: one or two channels become grey, and of more channels the first three are
+    kept."""
     if image.dtype != np.uint8:
         low, high = image.min(), image.max()
         image = np.round((image - low) * (255 / ((high - low) or 1))).astype(np.uint8)

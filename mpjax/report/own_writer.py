@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class OwnWriter:
-    """A user's writer whose first failure is kept. From then on it gets nothing more, and is closed at the end.
+    """A user's writer whose first failure is kept. After it, nothing more is passed on except `close`.
 
     Attributes:
-      failure: the first error, with a message that names the writer; None if there was none.
+      failure: the first error, with a message that names the writer; None if the writer has not failed.
     """
 
     def __init__(self, writer: Writer):
@@ -27,33 +27,33 @@ class OwnWriter:
         self._writer: Any = writer
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Passes the metrics on."""
+        """Forwards the metrics."""
         self._pass("write", step, metrics)
 
     def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        """Passes the statistics on."""
+        """Forwards the statistics."""
         self._pass("layers", step, layers)
 
     @property
     def takes_images(self) -> bool:
-        """Returns True if the writer has a method `images`."""
+        """True if the writer has a method `images`."""
         return callable(getattr(self._writer, "images", None))
 
     def images(self, step: int, images: "Mapping[str, np.ndarray]") -> None:
-        """Passes pictures on if the writer takes them."""
+        """Forwards images, if the writer takes them."""
         if self.takes_images:
             self._pass("images", step, images)
 
     def saved(self, step: int) -> None:
-        """Passes the step on."""
+        """Forwards the step."""
         self._pass("saved", step)
 
     def message(self, text: str) -> None:
-        """Passes the text on."""
+        """Forwards the text."""
         self._pass("message", text)
 
     def close(self) -> None:
-        """Closes the writer, also after a failure."""
+        """Closes the writer, even after a failure."""
         self._call("close")
 
     def _pass(self, method: str, *arguments: Any) -> None:
@@ -71,19 +71,20 @@ class OwnWriter:
 
 
 class Failures:
-    """A callback that raises the failures of writers: all processes of a run end together, with a checkpoint."""
+    """A callback that raises the failures of writers, so that all processes of a run end together, with a
+    checkpoint."""
 
     def __init__(self):
         self._writers: list[OwnWriter] = []
         self._raised: list[OwnWriter] = []
 
     def of(self, writer: Writer) -> OwnWriter:
-        """Returns a writer whose failure is raised at the next event."""
+        """Wraps a writer whose failure is raised at the next event."""
         self._writers.append(own := OwnWriter(writer))
         return own
 
     def untold(self) -> Iterator[CallbackError]:
-        """Yields failures that were not raised yet."""
+        """Yields failures that were not yet raised, and marks them as raised."""
         for writer in self._writers:
             if writer.failure is not None and writer not in self._raised:
                 self._raised.append(writer)
@@ -91,7 +92,7 @@ class Failures:
 
     @contextlib.contextmanager
     def warned_of(self) -> Iterator["Failures"]:
-        """Gives itself; if the code inside raises, warns of failures that nobody will raise any more."""
+        """Yields this object. If the body raises, warns of failures that were never raised."""
         try:
             yield self
         except BaseException:

@@ -36,7 +36,7 @@ CURVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 class Metric(NamedTuple):
-    """A metric that has a panel: its name, the panel's title, and whether it is a share, shown in percent."""
+    """A metric with a panel: its name, the panel's title, and True if it is a share, shown in percent."""
 
     name: str
     title: str
@@ -52,7 +52,7 @@ METRICS = (
 
 
 def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "", history: History = ()) -> None:
-    """Draws a panel for each of loss, scores and loss scale that the records have.
+    """Draws a panel for each of loss, scores and loss scale in the records.
 
     The loss scale has no panel if it is always 1 and no step was skipped.
 
@@ -97,7 +97,7 @@ def draw_panels(
     title: str = "",
     note: str = "",
 ) -> None:
-    """Writes a figure with a panel for each metric that the records have, and one for the loss scale if it is in use.
+    """Writes a figure with a panel for each metric in the records, and a panel for the loss scale if it is in use.
 
     Args:
       records: the metrics of all runs of the figure.
@@ -105,7 +105,7 @@ def draw_panels(
       draw_scale: draws the loss scale into its panel.
       path: the image file.
       title: the title above the panels.
-      note: the small print below them.
+      note: the small print below the panels.
 
     Raises:
       OSError: the file cannot be written; the message names the file.
@@ -144,7 +144,7 @@ def _draw_loss_scale(panel, records: Records) -> None:
 
 
 def _draw_curves(panel, records: Records, metric: Metric) -> None:
-    """Draws the curves of a metric, those of evaluations with the last value."""
+    """Draws the curves of a metric, and labels the last value of evaluation curves."""
     tested = []
     for label, (part, style) in CURVES.items():
         steps, values = series(records, f"{part}/{metric.name}")
@@ -160,7 +160,7 @@ def _draw_curves(panel, records: Records, metric: Metric) -> None:
 
 
 def label_last(panel, curves: Iterable[tuple[str, Sequence[int], Sequence[float]]], metric: Metric) -> None:
-    """Writes the last finite value of each of up to two curves beside its point, the higher one above the other.
+    """Writes the last finite value of each of up to two curves beside its point, the higher value above the other.
 
     Args:
       panel: the matplotlib axes.
@@ -202,39 +202,39 @@ def mark_steps(panel, steps: Sequence[int], marker: str, color: str, label: str)
 
 
 def series(records: Records, name: str) -> tuple[list[int], list[float]]:
-    """Returns the steps and values of a metric, with NaN for nonfinite values; both empty if it has none."""
+    """The steps and values of a metric, with NaN for nonfinite values. Both lists are empty if the metric is
+    missing."""
     found = [(record["step"], record[name]) for record in records if name in record]
     return [step for step, _ in found], [value if math.isfinite(value) else math.nan for _, value in found]
 
 
 def lonely(values: Sequence[float]) -> dict[str, Any]:
-    """Returns a dot marker if fewer than two values are finite, because a line would not show."""
+    """A dot marker if fewer than two values are finite, because a line would be invisible."""
     return {"marker": "o", "markersize": 4.5} if sum(map(math.isfinite, values)) < 2 else {}
 
 
 def _crowded(values: Sequence[float]) -> dict[str, Any]:
-    """Returns the style of a thinner line without dots if there are too many values to tell dots apart."""
+    """The style of a thinner line without dots, if there are too many values to tell dots apart."""
     return {"marker": "", "linewidth": 0.7 if len(values) > 400 else 1.3} if len(values) > 40 else {}
 
 
 def not_finite(records: Records, name: str) -> list[int]:
-    """Returns the steps at which a metric is not finite."""
+    """The steps at which a metric is not finite."""
     return [record["step"] for record in records if not math.isfinite(record.get(name, 0.0))]
 
 
 def skipped_steps(records: Records) -> list[int]:
-    """Returns the reported steps at which the total of skipped steps increased."""
+    """The reported steps at which the total of skipped steps increases."""
     totals = [(record["step"], record["train/skipped"]) for record in records if "train/skipped" in record]
     before = [0, *(total for _, total in totals)]
     return [step for (step, total), earlier in zip(totals, before, strict=False) if total > earlier]
 
 
 def _metrics_in(records: Records) -> list[Metric]:
-    """Returns the metrics of `METRICS` that the records have."""
     names = {name.rpartition("/")[2] for record in records for name in record if "/" in name}
     return [metric for metric in METRICS if metric.name in names]
 
 
 def _has_scaling(records: Records) -> bool:
-    """Returns True if the loss scale was ever other than 1 or a step was skipped."""
+    """True if the loss scale was ever different from 1, or a step was skipped."""
     return any(record.get("train/loss_scale", 1.0) != 1.0 or record.get("train/skipped", 0) > 0 for record in records)

@@ -1,4 +1,4 @@
-"""Plots a learning-rate range test: losses over rates, and the rate that is suggested."""
+"""Plots a learning-rate range test: losses over rates, and the suggested rate."""
 
 import os
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ def plot_rates(
 
     Args:
       points: `(rate, loss)` of each update.
-      smoothed: the smoothed loss of each.
-      suggestion: the suggested rate; None: none.
+      smoothed: the smoothed loss of each update.
+      suggestion: the suggested rate, or None.
       path: the image file; its suffix selects the format.
       title: the title above the panel.
 

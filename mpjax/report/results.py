@@ -1,4 +1,4 @@
-"""Makes the contents of environment.json and summary.json, and formats the table at the end of a run."""
+"""Builds the contents of environment.json and summary.json, and formats the table at the end of a run."""
 
 import datetime
 import importlib.metadata
@@ -35,7 +35,7 @@ PACKAGES = (
 
 
 def environment(devices: list[str], compiler_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns versions, machine, devices, command, date, and the commit if mpjax runs from a git checkout."""
+    """Collects versions, machine, devices, command, date, and the commit if mpjax runs from a git checkout."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -51,10 +51,10 @@ def environment(devices: list[str], compiler_options: Mapping[str, Any]) -> dict
 
 
 def process_of(path: Path) -> str:
-    """Returns a description of the process that wrote an environment.json.
+    """Describes the process that wrote an environment.json.
 
-    It is "another process" if the file is unreadable, or if that one has ended: until the first step of a resumed run,
-    the file is still that of the process before.
+    The description is "another process" if the file is unreadable or the process has ended. Until the first step of a
+    resumed run, the file is still from the previous process.
     """
     try:
         content = strict_json.decode(path.read_text())
@@ -67,7 +67,7 @@ def process_of(path: Path) -> str:
 def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)  # sends nothing
-    except PermissionError:  # it is another user's
+    except PermissionError:  # the process belongs to another user
         return True
     except (ProcessLookupError, OverflowError):
         return False
@@ -103,12 +103,12 @@ def summarise(
     score: Score = ACCURACY,
     **more: str | float,
 ) -> dict[str, Any]:
-    """Returns the content of `summary.json`.
+    """Builds the content of `summary.json`.
 
     Args:
       records: the result of `read_metrics`.
       steps: the number of steps that updated the parameters.
-      attempts: the number of attempted steps, skipped ones included.
+      attempts: the number of attempted steps, skipped steps included.
       skipped: the number of steps with nonfinite gradients.
       seconds: the total wall-clock time of the run.
       compile_seconds: the part of `seconds` spent compiling before the first step.
@@ -119,8 +119,8 @@ def summarise(
       **more: further entries, stored unchanged.
 
     Returns:
-      The last value of each training and evaluation metric under its own name, the best of `score` as
-      `best/test/<metric>` with `best/step` (the first step to reach it), and the arguments.
+      The last value of each training and evaluation metric under its own name, the best value of `score` as
+      `best/test/<metric>` with `best/step` (the first step that reaches it), and the arguments.
     """
     final = {
         name: value
@@ -143,12 +143,12 @@ def summarise(
     }
 
 
-# Other entries give these for the whole run.
+# Other entries have these for the whole run.
 _NOT_FINAL = ("train/skipped", "train/examples_per_second")
 
 
 def throughput(records: Sequence[Mapping[str, Any]]) -> float:
-    """Returns the training throughput: the median over the intervals between reports; NaN if there is none.
+    """The training throughput: the median over the intervals between reports; NaN without reports.
 
     >>> throughput([{"train/examples_per_second": rate} for rate in (20.0, 950.0, 1000.0)])
     950.0
@@ -158,7 +158,7 @@ def throughput(records: Sequence[Mapping[str, Any]]) -> float:
 
 
 def as_file(content: Mapping[str, Any]) -> bytes:
-    """Returns the content of environment.json and summary.json."""
+    """Encodes the content of environment.json or summary.json."""
     return strict_json.encode(content, indent=2).encode() + b"\n"
 
 
@@ -172,7 +172,8 @@ def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> N
 
 
 def summary_of(path: Path, ran: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reads a summary.json if it has these entries; None if it is of other steps, or damaged, or there is none."""
+    """Reads a summary.json if its entries equal `ran`. Returns None if they differ, or the file is damaged or
+    missing."""
     try:
         found = strict_json.decode(path.read_text())
     except (OSError, ValueError, RecursionError):

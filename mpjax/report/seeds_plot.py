@@ -25,9 +25,10 @@ Runs = Mapping[int, Records]
 
 
 def plot_seeds(runs: Runs, path: str | os.PathLike[str], title: str = "") -> None:
-    """Draws a panel for each of loss, scores and loss scale: every seed thin, their mean, and a band of their spread.
+    """Draws a panel for each of loss, scores and loss scale: a thin line for each seed, their mean, and a band of their
+    spread.
 
-    Mean and band are of the steps that all runs have; they have a gap where a value is not finite.
+    Mean and band cover the steps that all runs have, with a gap at nonfinite values.
 
     Args:
       runs: the result of `read_metrics` of each seed.
@@ -81,7 +82,7 @@ def _draw_metric(panel, runs: Runs, metric: Metric) -> None:
 
 
 def together(runs: Runs, name: str) -> tuple[list[int], np.ndarray]:
-    """Returns the steps at which all runs have a metric, and its values there, float64 [runs, steps]."""
+    """The steps at which all runs have a metric, and its values there, float64 [runs, steps]."""
     curves = [dict(zip(*series(records, name), strict=True)) for records in runs.values()]
     steps = sorted(set.intersection(*map(set, curves))) if curves else []
     return steps, np.array([[curve[step] for step in steps] for curve in curves], np.float64)

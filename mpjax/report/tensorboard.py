@@ -1,4 +1,4 @@
-"""Writes TensorBoard events, without TensorFlow and without a background thread that hides a full disk."""
+"""Writes TensorBoard events, without TensorFlow, and without a background thread that would hide a full disk."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def tensorboard_writer(directory: str | os.PathLike[str], resume_step: int | Non
 
     Args:
       directory: the TensorBoard log directory of the run; it is created.
-      resume_step: the step of the checkpoint that the run resumes from; None: a new run. TensorBoard drops later steps
+      resume_step: the step of the checkpoint that the run resumes from. None: a new run. TensorBoard drops later steps
         of earlier files.
 
     Raises:
@@ -74,9 +74,9 @@ _STATISTICS = ("largest", "mean", "non_finite", "overflow", "underflow", "subnor
 
 
 def _histogram(layer: "Layer") -> dict:
-    """Returns the histogram of log2 of the magnitudes. Sums place each value at the centre of its bin."""
+    """The histogram of log2 of the magnitudes. Sums place each value at the centre of its bin."""
     counts = layer.counts
-    # Empty bins in between are included: a viewer takes each bin to start where the previous one ends.
+    # Empty bins in between are included, because a viewer assumes that each bin starts where the previous one ends.
     exponents = range(min(counts), max(counts) + 1) if counts else range(0)
     return {
         "min": float(exponents.start),
@@ -90,7 +90,7 @@ def _histogram(layer: "Layer") -> dict:
 
 
 def _image(pixels: "np.ndarray") -> dict:
-    """Returns an image uint8 [H, W, 3] as PNG."""
+    """Encodes an image uint8 [H, W, 3] as PNG."""
     from PIL import Image  # late: few runs have images
 
     encoded = io.BytesIO()
@@ -102,7 +102,7 @@ def _image(pixels: "np.ndarray") -> dict:
 def _record(**fields) -> bytes:
     """Encodes an event with the current time as a TFRecord: length and data, each followed by a masked CRC-32C.
 
-    tensorboardX's own writer is not used, because it waits forever for its thread if that met a full disk.
+    The writer of tensorboardX is not used, because it waits forever for its thread after a full disk.
     """
     from tensorboardX.proto import event_pb2
     from tensorboardX.record_writer import masked_crc32c

@@ -59,7 +59,7 @@ _FILES_ONLY = ("train/grad_norm", "train/learning_rate", "train/consecutive_skip
 
 
 def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns label and text of the training metrics that the console shows; those of `_FILES_ONLY` go to the files."""
+    """The label and text of each training metric on the console. Metrics of `_FILES_ONLY` go to the files only."""
     own = [name for name in metrics if name.startswith("train/") and name not in (*_TRAIN, *_FILES_ONLY)]
     fields = {**{name: (name.removeprefix("train/"), number) for name in own}, **_TRAIN}
     shown = [name for name in dict.fromkeys((*_QUALITY, *own, *_TRAIN)) if name in metrics]
@@ -67,7 +67,7 @@ def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Returns label and text of every evaluation metric: `test/loss` is `loss`, `ema/loss` is `ema_loss`."""
+    """The label and text of each evaluation metric: `test/loss` is `loss`, `ema/loss` is `ema_loss`."""
     return [
         (name.removeprefix("test/").replace("/", "_"), number(value))
         for name, value in metrics.items()
@@ -76,7 +76,7 @@ def evaluation_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def title_of(config: Config, history: History = ()) -> str:
-    """Returns the title of a run's figures.
+    """Formats the title of a run's figures.
 
     >>> title_of(Config())
     'resnet18 on digits, mixed_float16'
@@ -96,12 +96,12 @@ def title_of(config: Config, history: History = ()) -> str:
 
 
 def subject_of(config: Config) -> str:
-    """Returns the model and the data of a run, without the folders that they are in."""
+    """Names the model and the data of a run, without their folders."""
     return f"{short_name(config.model.name)} on {short_name(config.data.name)}"
 
 
 def short_name(spec: str) -> str:
-    """Returns the last part of the name of a model or of data, if it is a path.
+    """Shortens the name of a model or of data to its last part, if it is a path.
 
     >>> short_name("models/mine.py:Net"), short_name("folder:/data/flowers"), short_name("resnet18")
     ('Net', 'flowers', 'resnet18')

@@ -1,4 +1,4 @@
-"""Defines the interface of the training loop to its outputs: a `Writer`, and `Writers` that forwards to several."""
+"""The interface between the training loop and its outputs: a `Writer`, and `Writers` that forwards to several."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeGuard
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Writer(Protocol):
-    """Receives the metrics and messages of a run. The training loop does not know where they are written."""
+    """Receives the metrics and messages of a run. The training loop does not know the destination."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the metrics of one report.
 
         Args:
-          step: the number of attempted training steps so far, skipped ones included.
+          step: the number of attempted training steps so far, skipped steps included.
           metrics: the values by name, such as `train/loss`, `train/skipped` (total so far) or `test/accuracy`.
         """
         ...
@@ -32,7 +32,7 @@ class Writer(Protocol):
         ...
 
     def saved(self, step: int) -> None:
-        """Notes that the checkpoint of a step is being written; it is complete when `close` is called, or before.
+        """Receives the step of a checkpoint that is being written. It is complete at the latest when `close` is called.
 
         Args:
           step: the number of attempted training steps, which is the name of the checkpoint's folder.
@@ -49,14 +49,14 @@ class Writer(Protocol):
 
 
 class TakesImages(Protocol):
-    """What a `Writer` may have besides: a run that draws pictures draws them only if a writer takes them."""
+    """An optional extension of a `Writer`. A run draws images only if a writer takes them."""
 
     def images(self, step: int, images: "Mapping[str, np.ndarray]") -> None:
-        """Writes pictures of an evaluation.
+        """Writes images of an evaluation.
 
         Args:
           step: the number of attempted training steps so far.
-          images: uint8 [H, W, 3] by name, such as `masks/37`, of example 37 of the test split.
+          images: uint8 [H, W, 3] by name, such as `masks/37` for example 37 of the test split.
         """
         ...
 
@@ -68,38 +68,38 @@ class Writers:
         self._writers = tuple(writers)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Passes the metrics to every writer."""
+        """Forwards the metrics to every writer."""
         for writer in self._writers:
             writer.write(step, metrics)
 
     def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        """Passes the statistics to every writer."""
+        """Forwards the statistics to every writer."""
         for writer in self._writers:
             writer.layers(step, layers)
 
     @property
     def takes_images(self) -> bool:
-        """Returns True if a writer has a method `images`."""
+        """True if a writer has a method `images`."""
         return any(getattr(writer, "takes_images", _takes_images(writer)) for writer in self._writers)
 
     def images(self, step: int, images: "Mapping[str, np.ndarray]") -> None:
-        """Passes pictures to every writer that has a method `images`."""
+        """Forwards images to every writer that has a method `images`."""
         for writer in self._writers:
             if _takes_images(writer):
                 writer.images(step, images)
 
     def saved(self, step: int) -> None:
-        """Passes the step to every writer."""
+        """Forwards the step to every writer."""
         for writer in self._writers:
             writer.saved(step)
 
     def message(self, text: str) -> None:
-        """Passes the text to every writer."""
+        """Forwards the text to every writer."""
         for writer in self._writers:
             writer.message(text)
 
     def close(self) -> None:
-        """Closes every writer, last opened first, even if one fails. Raises the first failure afterwards."""
+        """Closes every writer, the last opened first, even if one fails. Raises the first failure afterwards."""
         failures = []
         for writer in reversed(self._writers):
             try:

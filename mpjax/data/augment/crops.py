@@ -28,7 +28,7 @@ class Boxes(NamedTuple):
     width: Int[Array, " B"]
 
     def contain(self, height: int, width: int) -> Bool[Array, "B H W"]:
-        """Returns True for the pixels inside the rectangle of each image of this height and width."""
+        """Marks the pixels inside the rectangle of each image of this height and width."""
         rows = _between(self.top, self.height, height)
         columns = _between(self.left, self.width, width)
         return rows[:, :, None] & columns[:, None, :]
@@ -40,8 +40,8 @@ def random_boxes(
     """Draws rectangles of random area and aspect ratio at random places.
 
     The area and the logarithm of the aspect ratio are uniform. Each rectangle is drawn ten times at once, and the first
-    draw that fits into the image is taken, as in Zhong et al. (2017, arXiv:1708.04896) and in torchvision's crops. If
-    no draw fits, the last one is clipped to the image.
+    draw that fits into the image is used, as in Zhong et al. (2017, arXiv:1708.04896) and in torchvision's crops. If no
+    draw fits, the last one is clipped to the image.
 
     Args:
       key: the random key.
@@ -72,7 +72,7 @@ def _place(share: jax.Array, room: jax.Array) -> jax.Array:
 
 
 def _between(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
-    """Returns bool [B, size], True for `length` places from `start` on."""
+    """Marks `length` places from `start` on, bool [B, size]."""
     place = jnp.arange(size, dtype=jnp.int32)[None, :]
     return (place >= start[:, None]) & (place < (start + length)[:, None])
 
@@ -92,12 +92,12 @@ def random_resized_crop(
       images: uint8 or floating.
       key: the random key.
       mask: integer, cropped and resized with its image, or None.
-      size: height and width of the result; None: those of the images.
+      size: height and width of the result. None: the size of the images.
       area: smallest and largest share of the image.
       ratio: smallest and largest height over width.
 
     Returns:
-      Images, interpolated bilinearly, and mask of the nearest pixels, in the same dtypes.
+      Images, interpolated bilinearly, and the mask, by nearest neighbour, in the same dtypes.
     """
     batch, height, width, _ = images.shape
     boxes = random_boxes(key, batch, (height, width), area, ratio)
@@ -107,7 +107,7 @@ def random_resized_crop(
 
 def resized(images: Num[Array, "B H W C"], boxes: Boxes, size: tuple[int, int]) -> Num[Array, "B h w C"]:
     """Crops each image to its box and resizes it to `size` bilinearly."""
-    # Two matrix products with at most two weights per row: accelerators multiply faster than they gather.
+    # Two matrix products with at most two nonzero weights per row: accelerators multiply faster than they gather.
     rows = _weights(boxes.top, boxes.height, images.shape[1], size[0])
     columns = _weights(boxes.left, boxes.width, images.shape[2], size[1])
     exact = jax.lax.Precision.HIGHEST
@@ -126,18 +126,18 @@ def resized_mask(mask: Integer[Array, "B H W"], boxes: Boxes, size: tuple[int, i
 
 
 def _places(length: jax.Array, size: int) -> jax.Array:
-    """Returns float32 [B, size], the centres of `size` output pixels that span `length` [B] input pixels."""
+    """The centres of `size` output pixels that span `length` [B] input pixels, float32 [B, size]."""
     centres = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
     return centres[None, :] * length.astype(jnp.float32)[:, None]
 
 
 def _nearest(start: jax.Array, length: jax.Array, size: int) -> jax.Array:
-    """Returns int32 [B, size], the nearest input pixel of each output pixel."""
+    """The nearest input pixel of each output pixel, int32 [B, size]."""
     return start[:, None] + jnp.minimum(_places(length, size).astype(jnp.int32), length[:, None] - 1)
 
 
 def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax.Array:
-    """Returns float32 [B, size, pixels], the bilinear weight of each input pixel in each output pixel."""
+    """The bilinear weight of each input pixel in each output pixel, float32 [B, size, pixels]."""
     last = length.astype(jnp.float32)[:, None] - 1
     centres = start.astype(jnp.float32)[:, None] + jnp.clip(_places(length, size) - 0.5, 0, last)
     distance = jnp.abs(centres[:, :, None] - jnp.arange(pixels, dtype=jnp.float32)[None, None, :])
@@ -147,13 +147,13 @@ def _weights(start: jax.Array, length: jax.Array, pixels: int, size: int) -> jax
 def random_shift(
     images: Num[Array, "B H W *C"], padding: int, key: jax.Array, *, fill: int | None = 0
 ) -> Num[Array, "B H W *C"]:
-    """Shifts each image by up to `padding` pixels along each axis, which is a random crop of the padded image.
+    """Shifts each image by up to `padding` pixels along each axis, which equals a random crop of the padded image.
 
     Args:
       images: images, or masks without channels.
       padding: the largest shift in pixels.
       key: the random key.
-      fill: the value of pixels that are shifted in; None: the image reflected at its edges, which are not repeated.
+      fill: the value of pixels that are shifted in. None: the image is reflected at its edges, without repeating them.
 
     Returns:
       Images of the same dtype.
@@ -190,7 +190,7 @@ def random_erasing(
 ) -> Float[Array, "B H W C"]:
     """Fills a rectangle of some images with Gaussian noise, which resembles normalised pixels.
 
-    Labels and masks stay as they are.
+    Labels and masks stay unchanged.
 
     Args:
       images: floating, normalised.

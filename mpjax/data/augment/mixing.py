@@ -1,6 +1,6 @@
 """Mixes pairs of images and their labels: mixup and CutMix.
 
-Image i is mixed with image B - 1 - i. Batches are already shuffled, so pairs need not be drawn.
+Image i is mixed with image B - 1 - i. Batches are already shuffled, so pairs need no random draw.
 
 Shapes: B batch, H height, W width, C channels, K classes.
 """
@@ -28,7 +28,7 @@ def mixup(
     Args:
       images: floating [B, H, W, C], normalised.
       targets: floating [B, K], a distribution over classes each.
-      key: the random key of each image's share.
+      key: the random key of the shares.
       alpha: the parameter of the shares, which are Beta(alpha, alpha) distributed; above 0, such as 0.2.
 
     Returns:
@@ -44,14 +44,14 @@ def mixup(
 def cutmix(
     images: Num[Array, "B H W C"], targets: Float[Array, "B K"], key: jax.Array, alpha: float
 ) -> tuple[Num[Array, "B H W C"], Float[Array, "B K"]]:
-    """Replaces a rectangle of each image by that of another (Yun et al., 2019, arXiv:1905.04899).
+    """Replaces a rectangle of each image by the same rectangle of another (Yun et al., 2019, arXiv:1905.04899).
 
     Args:
       images: [B, H, W, C] of any dtype.
       targets: floating [B, K], a distribution over classes each.
       key: the random key.
-      alpha: the parameter of the shares that stay, which are Beta(alpha, alpha) distributed before the image's border
-        clips the rectangle; above 0, such as 1.
+      alpha: the parameter of the kept shares, which are Beta(alpha, alpha) distributed before the image's border clips
+        the rectangle; above 0, such as 1.
 
     Returns:
       Images and targets of the same shapes and dtypes; targets are mixed by the exact shares of pixels.
@@ -68,7 +68,7 @@ def cutmix(
 def cutmix_masks(
     images: Num[Array, "B H W C"], masks: Int[Array, "B H W"], key: jax.Array, alpha: float
 ) -> tuple[Num[Array, "B H W C"], Int[Array, "B H W"]]:
-    """Applies CutMix to images and masks: `masks`, [B, H, W] of any dtype, get the same rectangles."""
+    """Applies CutMix to images and to their masks, [B, H, W] of any dtype, with the same rectangles."""
     share_key, place_key = jax.random.split(key)
     shares = _beta(share_key, images.shape[0], alpha)
     inside = _cut(place_key, shares, *images.shape[1:3]).contain(*images.shape[1:3])
@@ -92,7 +92,7 @@ def mixup_or_cutmix(
       key: the random key.
       mixup_alpha: see `mixup`; 0.8 is usual.
       cutmix_alpha: see `cutmix`; 1 is usual.
-      cutmix_share: probability of CutMix for an image.
+      cutmix_share: the probability of CutMix for an image.
 
     Raises:
       UsageError: see `mixup`.
@@ -115,7 +115,7 @@ def _shares(images: jax.Array, targets: jax.Array, key: jax.Array, alpha: float)
 
 
 def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
-    """Draws float32 [B], the share of each image that stays."""
+    """Draws the kept share of each image, float32 [B]."""
     if alpha <= 0:
         raise UsageError(
             f"alpha: got {alpha}; wanted a number above 0, such as 0.2; to train without mixing, remove the call"
@@ -124,7 +124,7 @@ def _beta(key: jax.Array, batch: int, alpha: float) -> jax.Array:
 
 
 def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
-    """Draws rectangles of the image's aspect ratio and 1 - share of its area around random pixels, not yet clipped."""
+    """Draws rectangles around random pixels, not clipped, with the image's aspect ratio and 1 - share of its area."""
     side = jnp.sqrt(1 - shares)
     heights = jnp.floor(height * side).astype(jnp.int32)
     widths = jnp.floor(width * side).astype(jnp.int32)
@@ -135,7 +135,7 @@ def _cut(key: jax.Array, shares: jax.Array, height: int, width: int) -> Boxes:
 
 
 def _kept(inside: jax.Array) -> jax.Array:
-    """Returns float32 [B], the share of pixels outside the rectangle."""
+    """The share of pixels outside the rectangle, float32 [B]."""
     pixels = inside.shape[1] * inside.shape[2]
     return jnp.sum(~inside, axis=(1, 2), dtype=jnp.int32).astype(jnp.float32) / pixels
 

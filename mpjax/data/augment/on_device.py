@@ -24,18 +24,18 @@ def prepare(
 
     Args:
       batch: `image` [B, H, W, C]; uint8 is scaled from 0..255 to [0, 1], floating images are not scaled. A `mask`
-        [B, H, W] moves with its image. With `config.alternate_flips`, `mirrored`, bool [B], says what is flipped.
-      key: the random key of the augmentation; None: no augmentation.
+        [B, H, W] moves with its image. With `config.alternate_flips`, `mirrored`, bool [B], marks the images to flip.
+      key: the random key of the augmentation. None: no augmentation.
       config: the augmentations, and `mean` and `std` of one value or one per channel.
       fields: the fields of the batch.
 
     Returns:
-      The batch with float32 images, without `mirrored`; if labelled images were mixed, also a `target`, float32
+      The batch with float32 images and without `mirrored`. If labelled images were mixed, also a `target`, float32
       [B, num_classes].
 
     Raises:
-      UsageError: images of another dtype or rank, a `mean` or `std` of another length, or a `std` that is not positive,
-        or a batch that does not say what to flip, if that alternates.
+      UsageError: the dtype or rank of the images, or the length of `mean` or `std`, is wrong, a `std` is not positive,
+        or `mirrored` is missing or malformed with `config.alternate_flips`.
     """
     images = batch["image"]
     if images.ndim != 4 or not (images.dtype == jnp.uint8 or jnp.issubdtype(images.dtype, jnp.floating)):
@@ -61,12 +61,12 @@ class _Keys(NamedTuple):
 
 
 def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, jax.Array]:
-    """Augments stored images and masks, before the cast to float32: uint8 moves a quarter of the bytes."""
+    """Augments stored images and masks before the cast to float32, because uint8 moves a quarter of the bytes."""
     images, mask = batch["image"], batch.get("mask")
     if config.random_resized_crop:
         images, mask = random_resized_crop(images, keys.crop, mask, area=(config.random_resized_crop, 1.0))
     if config.padding:
-        # Black pixels that are shifted in have no label; reflected ones have theirs.
+        # Black pixels that are shifted in have no label; reflected pixels keep theirs.
         fill, unlabelled = (None, None) if config.crop_edges == "reflect" else (0, IGNORED)
         images = random_shift(images, config.padding, keys.shift, fill=fill)
         mask = None if mask is None else random_shift(mask, config.padding, keys.shift, fill=unlabelled)
@@ -88,7 +88,6 @@ def moved(batch: dict[str, jax.Array], config: Data, keys: _Keys) -> dict[str, j
 
 
 def _mirrored(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns which images to flip, bool [B], as the batch says."""
     wanted, given = batch["image"].shape[:1], batch.get(MIRRORED)
     if given is None or given.shape != wanted or given.dtype != jnp.bool_:
         has = "none" if given is None else f"{given.dtype} {given.shape}"
@@ -100,10 +99,10 @@ def _mirrored(batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys) -> dict[str, jax.Array]:
-    """Erases parts of normalised images, then mixes pairs; mixed labels become a `target` [B, num_classes].
+    """Erases parts of normalised images, then mixes pairs. Mixed labels become a `target` [B, num_classes].
 
     Raises:
-      UsageError: mixup with masks, which cannot be averaged.
+      UsageError: mixup is set for masks, which cannot be averaged.
     """
     if config.random_erasing:
         batch["image"] = random_erasing(batch["image"], keys.erasing, config.random_erasing)
@@ -125,16 +124,15 @@ def mixed(batch: dict[str, jax.Array], config: Data, fields: Fields, keys: _Keys
 
 
 def normalisation(config: Data, channels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `mean` and `std` as float32 [1, 1, 1, 1 or C].
+    """Checks `mean` and `std`, and shapes each as float32 [1, 1, 1, 1 or C].
 
     Raises:
-      UsageError: one has neither one value nor one per channel, or a `std` is not positive.
+      UsageError: `mean` or `std` has neither one value nor one per channel, or a `std` is not positive.
     """
     return _per_channel("mean", config.mean, channels), _per_channel("std", config.std, channels)
 
 
 def _per_channel(field: str, values: tuple[float, ...], channels: int) -> np.ndarray:
-    """Returns `values` as float32 [1, 1, 1, 1 or C]."""
     if len(values) not in (1, channels):
         raise UsageError(
             f"data.{field}: got {len(values)} values {values} for images of {channels} channels; "

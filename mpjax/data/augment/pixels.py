@@ -1,4 +1,4 @@
-"""Implements the operations of RandAugment: tables of levels, blends with a duller image, affine moves.
+"""The operations of RandAugment: lookup tables of levels, blends with a duller image, and affine moves.
 
 Shapes: B batch, H height, W width, C channels; a table has an entry for each of the 256 levels.
 """
@@ -35,36 +35,33 @@ def histogram(images: UInt8[Array, "B H W C"]) -> Int[Array, "B C 256"]:
 
 
 def identity() -> Int[Array, "1 1 256"]:
-    """Returns the table that keeps every level, int32."""
+    """A table that keeps every level, int32."""
     return jnp.arange(256, dtype=jnp.int32)[None, None, :]
 
 
 def invert() -> Int[Array, "1 1 256"]:
-    """Returns the table that inverts every level: black becomes white."""
+    """A table that inverts every level: black becomes white."""
     return 255 - identity()
 
 
 def solarize(threshold: Int[Array, " B"]) -> Int[Array, "B 1 256"]:
-    """Returns the table that inverts levels from the int32 threshold on."""
+    """A table that inverts levels from the int32 threshold on."""
     return jnp.where(identity() < threshold[:, None, None], identity(), invert())
 
 
 def posterize(bits: Int[Array, " B"]) -> Int[Array, "B 1 256"]:
-    """Returns the table that keeps the highest `bits`, int32, of the 8."""
+    """A table that keeps the highest `bits`, int32, of the 8."""
     dropped = (8 - bits)[:, None, None]
     return jnp.left_shift(jnp.right_shift(identity(), dropped), dropped)
 
 
 def brightness(factor: Float[Array, " B"]) -> Int[Array, "B 1 256"]:
-    """Returns the table that scales levels by a float32 factor: 0 gives black, 1 the image."""
+    """A table that scales levels by a float32 factor: 0 is black, 1 the image."""
     return blend(jnp.zeros_like(identity()), identity(), factor[:, None, None])
 
 
 def contrast(images: UInt8[Array, "B H W C"], factor: Float[Array, " B"]) -> Int[Array, "B 1 256"]:
-    """Returns the table that scales the distance to each image's mean gray by a float32 factor.
-
-    A factor of 0 gives gray, 1 the image.
-    """
+    """A table that scales the distance to each image's mean gray by a float32 factor: 0 is gray, 1 the image."""
     total = jnp.sum(gray(images), axis=(1, 2), dtype=jnp.int32)
     pixels = images.shape[1] * images.shape[2]
     mean = (2 * total + pixels) // (2 * pixels)
@@ -72,7 +69,7 @@ def contrast(images: UInt8[Array, "B H W C"], factor: Float[Array, " B"]) -> Int
 
 
 def autocontrast(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
-    """Returns the table that maps each channel's darkest level to 0 and brightest to 255, from its `histogram`."""
+    """A table that maps each channel's darkest level to 0 and brightest to 255, from its `histogram`."""
     there = counts > 0
     low = jnp.argmax(there, axis=-1).astype(jnp.int32)[..., None]
     high = 255 - jnp.argmax(there[..., ::-1], axis=-1).astype(jnp.int32)[..., None]
@@ -81,22 +78,22 @@ def autocontrast(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
 
 
 def equalize(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
-    """Returns the table that equalizes how frequent each channel's levels are, from its `histogram`."""
+    """A table that equalizes the frequencies of each channel's levels, from its `histogram`."""
     before = jnp.cumsum(counts, axis=-1, dtype=jnp.int32) - counts
-    # The maximum counts all pixels but those of the brightest level that occurs.
+    # The maximum counts all pixels except those of the brightest level that occurs.
     step = jnp.max(jnp.where(counts > 0, before, 0), axis=-1, keepdims=True) // 255
     spread = jnp.minimum((step // 2 + before) // jnp.maximum(step, 1), 255)
     return jnp.where(step > 0, spread, identity())
 
 
 def blend(dull: jax.Array, images: jax.Array, factor: jax.Array) -> jax.Array:
-    """Blends `dull` (factor 0) and `images` (factor 1) or extrapolates; clips to 0..255 and rounds integers down."""
+    """Blends `dull` (factor 0) and `images` (factor 1), or extrapolates. Clips to 0..255 and rounds integers down."""
     dull, wide = dull.astype(jnp.float32), images.astype(jnp.float32)
     return jnp.clip(dull + factor * (wide - dull), 0, 255).astype(images.dtype)
 
 
 def gray(images: UInt8[Array, "B H W C"]) -> Int[Array, "B H W"]:
-    """Returns int32, ITU-R BT.601 luma in Pillow's fixed-point arithmetic; a single channel is unchanged."""
+    """ITU-R BT.601 luma, int32, in Pillow's fixed-point arithmetic. A single channel is unchanged."""
     wide = images.astype(jnp.int32)
     if images.shape[-1] == 1:
         return wide[..., 0]
@@ -104,12 +101,12 @@ def gray(images: UInt8[Array, "B H W C"]) -> Int[Array, "B H W"]:
 
 
 def gray_images(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
-    """Returns uint8 images with the gray value in every channel."""
+    """Copies the gray value of each pixel to every channel, uint8."""
     return jnp.broadcast_to(gray(images).astype(jnp.uint8)[..., None], images.shape)
 
 
 def smooth(images: UInt8[Array, "B H W C"]) -> UInt8[Array, "B H W C"]:
-    """Averages 3x3 pixels of uint8 images, with weight 5 for the middle one; border pixels stay."""
+    """Averages 3x3 pixels of uint8 images, with weight 5 for the centre. Border pixels stay unchanged."""
     wide = images.astype(jnp.int32)
     rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
     sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
@@ -138,7 +135,7 @@ def warp(values: Num[Array, "B H W *C"], moves: Float[Array, "B 2 3"], fill: int
 
 
 def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Array, "B 2 3"]:
-    """Returns moves that rotate counterclockwise by `degrees` around the middle of the image."""
+    """Moves that rotate counterclockwise by `degrees` around the centre of the image."""
     angle = jnp.deg2rad(degrees)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     x, y = width / 2, height / 2
@@ -146,13 +143,13 @@ def rotation(degrees: Float[Array, " B"], height: int, width: int) -> Float[Arra
 
 
 def shear(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
-    """Returns moves that shift each row by `x` times its y coordinate and each column by `y` times its x."""
+    """Moves that shift each row by `x` times its y coordinate, and each column by `y` times its x coordinate."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, x, zero, y, one, zero)
 
 
 def translation(x: Float[Array, " B"], y: Float[Array, " B"]) -> Float[Array, "B 2 3"]:
-    """Returns moves that shift the image by `x` pixels to the left and `y` pixels up."""
+    """Moves that shift the image by `x` pixels to the left and `y` pixels up."""
     one, zero = jnp.ones_like(x), jnp.zeros_like(x)
     return _moves(one, zero, x, zero, one, y)
 

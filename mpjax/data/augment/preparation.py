@@ -1,4 +1,4 @@
-"""What happens to a batch on the device before the model sees it: augmentation, normalisation, and the user's own."""
+"""Prepares a batch on the device for the model: augmentation, normalisation, and the user's own augmentation."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -22,13 +22,14 @@ _OWN = 6
 
 
 def preparation_of(config: Data, fields: Fields) -> Prepare:
-    """Returns `(batch, key) -> batch` for batches of these fields; the key is None in evaluation, without augmentation.
+    """Builds `(batch, key) -> batch` for batches of these fields. In evaluation the key is None: no augmentation.
 
-    Images are scaled and augmented as `config` says. The user's `config.augment` comes last, in training only.
+    Images are scaled and augmented by the settings of `config`. The user's `config.augment` comes last, in training
+    only.
 
     Raises:
-      UsageError: there is no such function, or other fields would not move or mix with the image. While it is traced:
-        it fails, or changes fields, dtypes or the number of examples.
+      UsageError: the function does not exist, or other fields would not move or mix with the image. During tracing: the
+        function fails, or changes fields, dtypes or the number of examples.
     """
     if "image" in fields:
         require_together(config, fields)
@@ -57,7 +58,7 @@ def _as_stored(batch: Mapping[str, jax.Array], key: jax.Array | None) -> Mapping
 
 
 def _require_alike(before: Mapping[str, jax.Array], after: Mapping[str, jax.Array], where: str) -> None:
-    """Raises UsageError unless all fields are still there, with their dtypes and numbers of examples."""
+    """Raises UsageError if a field is missing, or its dtype or number of examples has changed."""
     if not isinstance(after, Mapping):
         raise UsageError(f"{where} returned {type(after).__name__}; wanted a dict of the same fields")
     if missing := before.keys() - after.keys():

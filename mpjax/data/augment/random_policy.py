@@ -1,8 +1,8 @@
-"""Applies RandAugment: a few random operations per image of one strength (Cubuk et al., 2019, arXiv:1909.13719).
+"""Applies RandAugment: a few random operations of one strength per image (Cubuk et al., 2019, arXiv:1909.13719).
 
-A choice among 14 branches per image would compute all 14 for every image. Here every operation is a setting of three
-stages: a table of levels, a blend with a duller version, and an affine move. A stage is the identity by default. So
-each image costs one pass through the three stages, whichever operation it gets.
+A choice among 14 branches per image would compute all 14 for every image. Here each operation is a setting of three
+stages: a table of levels, a blend with a duller version, and an affine move. Each stage is the identity by default. So
+each image costs one pass through the three stages, whatever its operation.
 
 Shapes: B batch, H height, W width, C channels.
 """
@@ -57,13 +57,13 @@ def randaugment(
       mask: integer [B, H, W], moved with its image, or None.
       operations: the number of operations per image, N in the paper.
       magnitude: the strength from 0 to 10, M in the paper.
-      mask_fill: the label of pixels that move in, such as the ignored class; images get gray.
+      mask_fill: the label of pixels that move in, such as the ignored class. In images they are gray.
 
     Returns:
       Images and mask, of the same shapes and dtypes.
 
     Raises:
-      UsageError: images of another dtype or number of channels, or a magnitude outside 0..10.
+      UsageError: the dtype, rank or number of channels of the images is wrong, or the magnitude is outside 0..10.
     """
     if images.dtype != jnp.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise UsageError(
@@ -106,7 +106,7 @@ def apply_operations(
 
 
 def _table(images: jax.Array, choice: jax.Array, strength: jax.Array, factor: jax.Array) -> jax.Array:
-    """Returns int32 [B, C, 256], the table of the first stage."""
+    """The lookup table of the first stage, int32 [B, C, 256]."""
     counts = pixels.histogram(images)
     amount = jnp.abs(strength)
     made = {
@@ -125,7 +125,7 @@ def _table(images: jax.Array, choice: jax.Array, strength: jax.Array, factor: ja
 
 
 def _moves(choice: jax.Array, strength: jax.Array, height: int, width: int) -> jax.Array:
-    """Returns float32 [B, 2, 3], the affine moves of the last stage."""
+    """The affine moves of the last stage, float32 [B, 2, 3]."""
     zero = jnp.zeros_like(strength)
     made = {
         "rotate": rotation(30 * strength, height, width),

@@ -1,1 +1,1 @@
-"""Decoding of images and masks on the host."""
+"""Decodes images and masks on the host."""

@@ -1,4 +1,4 @@
-"""Opens images of one kind and decodes them on the host; an image of another kind is refused."""
+"""Opens images and decodes them on the host. All images of a set have the same kind of numbers; others are errors."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for each number of channels."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""The formats that images may be stored in, as Pillow names them."""
+"""The accepted image formats, as Pillow names them."""
 
 
 class FileBytes(bytes):
@@ -35,7 +35,7 @@ class FileBytes(bytes):
         """Reads the file at `path`.
 
         Raises:
-          UsageError: it is not a regular file; reading a pipe would block forever.
+          UsageError: the path is not a regular file; reading a pipe would block forever.
         """
         require_regular(path)
         with open(path, "rb") as file:
@@ -51,21 +51,21 @@ def require_regular(path: str) -> None:
 
 
 def name_of(stored: object) -> str:
-    """Returns the path of an image that was read from a file, or an empty string."""
+    """The path of an image that was read from a file, or an empty string."""
     return getattr(stored, "path", "")
 
 
 @dataclasses.dataclass(eq=False)
 class Picture:
-    """A stored image whose header has been read, and whose pixels have not been decoded.
+    """A stored image whose header is read, but whose pixels are not decoded.
 
     Args:
       stored: the encoded image, or an array.
-      channels: the wanted channels, 1, 3 or 4.
+      channels: the number of channels to decode: 1, 3 or 4.
       stored_size: width and height.
       opens: opens the image with Pillow.
       header: the header of a plain JPEG, or None.
-      depth: the numbers that the images of the set have.
+      depth: the depth of the set's images.
     """
 
     stored: bytes | np.ndarray
@@ -77,7 +77,7 @@ class Picture:
 
     @functools.cached_property
     def image(self) -> Image.Image:
-        """Returns Pillow's image; decoding changes it, so a picture is decoded once.
+        """Pillow's image. Decoding changes it, so a picture is decoded once.
 
         Raises:
           UsageError: the header is damaged.
@@ -87,23 +87,24 @@ class Picture:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Returns width and height; those to be decoded after `shrink`."""
+        """Width and height. After `shrink`, the size that will be decoded."""
         return self.image.size
 
     @property
     def mode(self) -> str:
-        """Returns Pillow's mode of the wanted channels."""
+        """Pillow's mode for the number of channels."""
         return MODES[self.channels]
 
     def shrink(self, width: float, height: float) -> None:
-        """Lets a JPEG decode at 1/2, 1/4 or 1/8 of its size, but not below `width` and `height`: much faster."""
+        """Makes a JPEG decode at 1/2, 1/4 or 1/8 of its size, which is much faster, but not below `width` and
+        `height`."""
         self.image.draft(None, (math.ceil(width), math.ceil(height)))
 
     def decoded(self) -> Image.Image:
-        """Decodes the image in the wanted channels, 8 bits each, or in fractions of its range (Pillow's mode F).
+        """Decodes the image to `channels` of 8 bits each, or to fractions of its range (Pillow's mode F).
 
         Raises:
-          UsageError: the image is damaged, it has other numbers than the set, or its colours would be lost.
+          UsageError: the image is damaged, its depth differs from the set's, or its colours would be lost.
         """
         with named_errors(self.stored):
             image, lost = self.image, lower_bits_lost(self.image)
@@ -137,12 +138,12 @@ class Picture:
 
 
 def _tell(said: str) -> None:
-    # The text is the same for every image, so that Python shows the warning once.
+    # The text is the same for every image, so Python shows the warning once.
     warnings.warn(f"image: {said}", DataWarning, stacklevel=3)
 
 
 def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads the header of an encoded image (palette, grayscale and CMYK become RGB), or takes an array.
+    """Reads the header of an encoded image (palette, grayscale and CMYK become RGB), or wraps an array.
 
     Raises:
       UsageError: the header is damaged, or an array is not uint8 [height, width, channels] with 1, 3 or 4 channels.
@@ -163,7 +164,7 @@ def read_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT)
 
 
 def read_plain_header(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> Picture:
-    """Reads a header as `read_header` does, but leaves a plain JPEG unopened: to open it takes Pillow longer.
+    """Reads a header as `read_header` does, but does not open a plain JPEG with Pillow, which takes longer.
 
     Raises:
       UsageError: see `read_header`.
@@ -177,18 +178,18 @@ def read_plain_header(stored: bytes | np.ndarray, channels: int, depth: Depth = 
 
 
 def decode(stored: bytes | np.ndarray, channels: int, depth: Depth = EIGHT) -> np.ndarray:
-    """Decodes an encoded image at its stored size to `depth.dtype` [H, W, channels]; returns an array unchanged."""
+    """Decodes an encoded image at its stored size to `depth.dtype` [H, W, channels]. Arrays are returned unchanged."""
     return pixels(read_header(stored, channels, depth).decoded()) if isinstance(stored, bytes) else stored
 
 
 def pixels(image: Image.Image) -> np.ndarray:
-    """Returns uint8, or float32 of fractions, [H, W, C]."""
+    """The pixels of an image, uint8, or float32 of fractions, [H, W, C]."""
     values = np.asarray(image)
     return values[..., None] if values.ndim == 2 else values
 
 
 def _has_colours(image: Image.Image) -> bool:
-    """Returns True if a pixel has a colour that is no grey."""
+    """True if a pixel has a colour other than gray."""
     if is_gray(image.mode):
         return False
     red, green, blue = np.moveaxis(np.asarray(image.convert("RGB")), -1, 0)
@@ -196,10 +197,10 @@ def _has_colours(image: Image.Image) -> bool:
 
 
 def _is_transparent(image: Image.Image) -> bool:
-    """Returns True if an image has an alpha channel or a transparent colour, and is not fully opaque."""
+    """True if an image has an alpha channel or a transparent colour, and is not fully opaque."""
     if "transparency" in image.info:
         if depth_of(image) != EIGHT:
-            return True  # Pillow converts no such image
+            return True  # Pillow cannot convert it
         image = image.convert("RGBA")
     if "A" not in image.getbands():
         return False
@@ -208,18 +209,19 @@ def _is_transparent(image: Image.Image) -> bool:
 
 
 def opened(stored: bytes | str) -> Image.Image:
-    """Opens an image in one of `FORMATS`, whatever its extension; for EPS and others Pillow would start programs."""
+    """Opens an image in one of `FORMATS`, whatever its extension. Other formats, such as EPS, would make Pillow start
+    programs."""
     return Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored, formats=FORMATS)
 
 
 @contextlib.contextmanager
 def named_errors(stored: object, called: str = "image") -> Iterator[None]:
-    """Converts any error that Pillow raises for a damaged image into one that names the image.
+    """Converts any error of Pillow for a damaged image into an error that names the image.
 
     Pillow raises many types: SyntaxError, struct.error, errors of the image's size and others.
 
     Raises:
-      UsageError: the image is damaged; the message says how.
+      UsageError: the image is damaged; the message describes the damage.
     """
     try:
         yield
@@ -229,6 +231,6 @@ def named_errors(stored: object, called: str = "image") -> Iterator[None]:
         path = stored if isinstance(stored, str) else name_of(stored)
         advice = "repair or remove the file" if path else "prepare the data set again"
         reason = str(error) or type(error).__name__
-        if isinstance(error, UnidentifiedImageError):  # Pillow names the buffer that the image was read into
+        if isinstance(error, UnidentifiedImageError):  # Pillow's message names only the buffer that holds the image
             reason = f"not an image in one of the formats {', '.join(FORMATS)}"
         raise UsageError(f"{path or called}: cannot be decoded: {reason}; {advice}") from error

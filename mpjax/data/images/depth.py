@@ -1,4 +1,4 @@
-"""Says what the numbers of stored images are, and reads those of more than 8 bits as fractions of their range."""
+"""Describes the numbers of stored images, and reads images of more than 8 bits as fractions of their range."""
 
 import dataclasses
 
@@ -8,11 +8,11 @@ from PIL import Image
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """The numbers of the images of a set.
+    """The bit depth and range of the images of a set.
 
     Args:
-      name: the kind of numbers, for messages; images of one set have the same.
-      bounds: the numbers that become 0 and 1; None: the files do not say.
+      name: the kind of numbers, for messages; the same for all images of a set.
+      bounds: the numbers that become 0 and 1. None: the files do not state them.
     """
 
     name: str
@@ -20,17 +20,17 @@ class Depth:
 
     @property
     def dtype(self) -> np.dtype:
-        """Returns the dtype of the images in a batch: uint8, or float32 for all that 8 bits cannot hold."""
+        """The dtype of the images in a batch: uint8, or float32 for numbers that 8 bits cannot hold."""
         return np.dtype(np.uint8 if self.name == EIGHT.name else np.float32)
 
     def told(self) -> str:
-        """Returns what the numbers are and how they are read."""
+        """Describes the numbers and how they are read."""
         low, high = self.bounds or (0, 1)
         read = "read as they are stored" if (low, high) == (0, 1) else f"{low:g} is read as 0 and {high:g} as 1"
         return f"{self.name}, {read}"
 
     def fractions(self, image: Image.Image) -> np.ndarray:
-        """Returns the numbers of a decoded image, float32 [H, W]: `bounds` become 0 and 1, others lie in a line."""
+        """Maps a decoded image linearly to float32 [H, W]: `bounds` become 0 and 1."""
         values = np.asarray(image)
         if _is_unsigned(image):
             values = values.view(np.uint32)
@@ -41,7 +41,7 @@ class Depth:
 
 
 EIGHT = Depth("8-bit", (0, 255))
-"""The numbers of most images: 0 to 255, which stay uint8 up to the device."""
+"""The depth of most images: 0 to 255, which stay uint8 up to the device."""
 
 SIXTEEN = Depth("16-bit grayscale", (0, 2**16 - 1))
 
@@ -50,12 +50,12 @@ _UNSIGNED = 1
 
 
 def is_gray(mode: str) -> bool:
-    """Returns True if images of Pillow's `mode` have no colours."""
+    """True if images of Pillow's `mode` have no colours."""
     return mode in ("1", "L", "LA", "I", "F") or mode.startswith("I;16")
 
 
 def depth_of(image: Image.Image) -> Depth:
-    """Returns what the numbers of an image are, from its header."""
+    """The depth of an image, from its header."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         bits = int(_tag(image, _BITS, 16))
         largest = 2**bits - 1
@@ -73,25 +73,25 @@ def depth_of(image: Image.Image) -> Depth:
 
 
 def lower_bits_lost(image: Image.Image) -> bool:
-    """Returns True for an image, not yet decoded, of 16 bits per channel of which Pillow reads 8."""
+    """True for an image, not yet decoded, of 16 bits per channel of which Pillow reads 8."""
     if depth_of(image) != EIGHT:
         return False
-    tiles = getattr(image, "tile", ())  # an image that was made of an array has none
+    tiles = getattr(image, "tile", ())  # an image made from an array has no tiles
     words = [word for tile in tiles for word in (tile.args if isinstance(tile.args, tuple) else (tile.args,))]
     return any(";16" in word if isinstance(word, str) else image.format == "PPM" and word > 255 for word in words)
 
 
 def _tag(image: Image.Image, tag: int, otherwise: int) -> float:
-    """Returns the first value of a tag of a TIFF."""
+    """The first value of a TIFF tag."""
     found = getattr(image, "tag_v2", {}).get(tag, otherwise)
     return found[0] if isinstance(found, tuple) else found
 
 
 def _zero_is_white(image: Image.Image) -> bool:
-    """Returns True for a TIFF that says so; Pillow turns its numbers round only where they have 8 bits."""
+    """True for a TIFF in which 0 is white. Pillow inverts such numbers only if they have 8 bits."""
     return _tag(image, _MEANING, 1) == 0
 
 
 def _is_unsigned(image: Image.Image) -> bool:
-    """Returns True for 32 bits without a sign, which Pillow holds as int32."""
+    """True for unsigned 32-bit numbers, which Pillow holds as int32."""
     return image.mode == "I" and _tag(image, _BITS, 16) == 32 and _tag(image, _FORMAT, _UNSIGNED) == _UNSIGNED

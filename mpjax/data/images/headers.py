@@ -1,4 +1,4 @@
-"""Reads the headers of a sample of a set's images: their size, their channels and what their numbers are."""
+"""Reads the headers of a sample of a set's images: their size, channels and depth."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,10 +14,10 @@ SAMPLE = 1000
 
 
 def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str) -> Image:
-    """Returns the field of the images of a set, from the headers of up to `SAMPLE` evenly spaced ones.
+    """Builds the image field of a set, from the headers of up to `SAMPLE` evenly spaced images.
 
-    Reading the headers of a million files takes minutes. An image outside the sample that has another size, colours
-    where the sample has none, or other numbers is refused when it is read.
+    Reading the headers of a million files takes minutes. An image outside the sample is an error on reading if its size
+    or depth differs, or if it has colours and the sample has none.
 
     Args:
       count: the number of images in the set.
@@ -25,10 +25,10 @@ def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str)
       called: the name of the images in error messages.
 
     Returns:
-      H and W are None if they vary. C is 1 if all sampled images are grayscale, else 3.
+      The field. H and W are None if they vary. C is 1 if all sampled images are grayscale, else 3.
 
     Raises:
-      UsageError: a sampled image cannot be decoded, or two have numbers of different kinds.
+      UsageError: a sampled image cannot be decoded, or two images differ in depth.
     """
     chosen = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int))
     sizes: set[tuple[int, int]] = set()
@@ -53,7 +53,7 @@ def stored_image(count: int, open_at: Callable[[int], bytes | str], called: str)
 
 
 def evenly(sequences: Sequence[Sequence]) -> tuple[int, Callable[[int], tuple[int, int]]]:
-    """Returns the total length of several sequences, and a function from an index in all to (sequence, index in it).
+    """The total length of several sequences, and a function from a global index to (sequence, index in it).
 
     >>> length, at = evenly(["ab", "cde"])
     >>> length, at(3)

@@ -1,4 +1,4 @@
-"""Resizes images without antialiasing, and decodes JPEGs for it with libjpeg-turbo."""
+"""Resizes images without antialiasing, and decodes their JPEGs with libjpeg-turbo."""
 
 import math
 import threading
@@ -27,8 +27,8 @@ def require_packages() -> None:
 def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
     """Resizes a crop, rounded to whole pixels, by linear interpolation between the four nearest pixels.
 
-    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is not below the wanted size, so nothing of it is
-    skipped: what is left to shrink is less than 2.
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size, if that is not below the output size. The remaining factor is
+    below 2, so no pixel of the JPEG is skipped.
 
     Raises:
       UsageError: the picture cannot be decoded.
@@ -41,12 +41,12 @@ def linear(picture: Picture, box: Box, out: np.ndarray) -> None:
         found = _part(picture, size, box)
     flat = out[..., 0] if out.shape[-1] == 1 else out  # OpenCV has no axis of one channel
     resized = cv2.resize(found, (size, size), dst=flat, interpolation=cv2.INTER_LINEAR)
-    if resized is not flat:  # OpenCV takes memory of its own where it cannot use what it is given
+    if resized is not flat:  # OpenCV allocates memory if it cannot use `dst`
         flat[:] = resized
 
 
 def _part(picture: Picture, size: int, box: Box) -> np.ndarray:
-    """Decodes the whole picture, and returns the crop."""
+    """Decodes the whole picture and returns the crop."""
     box = shrunk(picture, size, box)
     left, top, right, bottom = map(int, whole(box, *picture.size))
     found = _turbo_decoded(picture)
@@ -59,8 +59,8 @@ def _plain_part(picture: Picture, size: int, box: Box) -> np.ndarray | None:
     """Decodes the rows of a plain JPEG down to the end of the crop, and returns the crop.
 
     Returns:
-      uint8 [H, W, C], in memory that the thread's next call overwrites; the pixels are those of the whole picture. Or
-      None if libjpeg-turbo finds anything amiss, so that Pillow decides what is damaged and says how.
+      uint8 [H, W, C], the same pixels as in the whole picture, in memory that the thread's next call overwrites. None
+      if libjpeg-turbo reports an error, so that Pillow decides if the file is damaged and describes the damage.
     """
     import simplejpeg
 
@@ -87,22 +87,22 @@ def _plain_part(picture: Picture, size: int, box: Box) -> np.ndarray | None:
 
 
 _COLOURS = {(3, 3): "RGB", (1, 3): "RGB", (1, 1): "GRAY"}
-"""Stored and wanted channels of a plain JPEG, and simplejpeg's name of the result."""
+"""The stored and wanted number of channels of a plain JPEG, and simplejpeg's name of the result."""
 
 _NARROW = 8
-"""The width below which two fractions can give one size, so that it is not known which of them simplejpeg chooses."""
+"""The width below which two fractions can give the same size, so that simplejpeg's choice between them is unknown."""
 
 _BELOW = 2
-"""Rows below the crop: chroma at half the resolution is interpolated between its rows."""
+"""The rows decoded below the crop, because chroma at half the resolution is interpolated between rows."""
 
 _KEPT = 2**24
-"""The largest image, in bytes, whose memory a thread keeps for the next one."""
+"""The size, in bytes, of the largest image whose memory a thread keeps for the next one."""
 
 _threads = threading.local()
 
 
 def _memory(size: int) -> np.ndarray:
-    """Returns at least `size` bytes, which the kernel need not clear again for each image of a thread."""
+    """At least `size` bytes. Reuse within a thread saves the kernel from clearing pages for each image."""
     memory = getattr(_threads, "memory", None)
     if memory is None or len(memory) < size:
         memory = np.empty(size, np.uint8)
@@ -112,15 +112,16 @@ def _memory(size: int) -> np.ndarray:
 
 
 _PLAIN = {("RGB", "RGB"): "RGB", ("L", "RGB"): "RGB", ("L", "L"): "GRAY"}
-"""Stored and wanted modes that libjpeg-turbo converts exactly as Pillow does, and simplejpeg's name of the result."""
+"""The stored and wanted modes that libjpeg-turbo converts exactly as Pillow does, and simplejpeg's name of the
+result."""
 
 
 def _turbo_decoded(picture: Picture) -> np.ndarray | None:
-    """Decodes a JPEG to the pixels that Pillow gives, without Pillow's copies.
+    """Decodes a JPEG to the same pixels as Pillow, without Pillow's copies.
 
     Returns:
-      uint8 [H, W, C]. Or None for all that is left to Pillow: other formats and colours, and a file in which
-      libjpeg-turbo finds anything amiss, so that Pillow decides what is damaged and says how.
+      uint8 [H, W, C]. None for images left to Pillow: other formats and colours, and files for which libjpeg-turbo
+      reports an error, so that Pillow decides if the file is damaged and describes the damage.
     """
     import simplejpeg
 

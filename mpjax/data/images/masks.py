@@ -17,16 +17,16 @@ from mpjax.errors import DataWarning, UsageError
 
 
 def class_numbers(stored: Any) -> Any:
-    """Decodes a mask to the stored value of each pixel, [H, W, 1]; returns an array unchanged.
+    """Decodes a mask to the stored value of each pixel, [H, W, 1]. Arrays are returned unchanged.
 
-    A palette is not applied: its indices are the class numbers and its colours are only for display, as in Pascal
-    VOC's masks.
+    A palette is not applied: its indices are the class numbers and its colours are only for display, as in Pascal VOC's
+    masks.
 
     Args:
       stored: an encoded image, or an array.
 
     Raises:
-      UsageError: the bytes are not an image, or they are a colour image.
+      UsageError: the bytes are not an image, or the image has colours.
     """
     if not isinstance(stored, bytes):
         return stored
@@ -42,7 +42,7 @@ def class_numbers(stored: Any) -> Any:
 
 
 def with_decoded_mask(example: Example) -> Example:
-    """Returns an example whose `mask` is an array of stored values."""
+    """Decodes the `mask` of an example to an array of stored values."""
     return {**example, "mask": class_numbers(example["mask"])}
 
 
@@ -88,43 +88,43 @@ class MaskValues:
         return meanings[place]
 
     def with_class_numbers(self, example: Example) -> Example:
-        """Returns an example whose `mask` holds class numbers and `IGNORED` instead of stored values."""
+        """Replaces the stored values of an example's `mask` by class numbers and `IGNORED`."""
         if "mask" not in example:
             return example  # `conform` reports the missing field
         return {**example, "mask": self.class_numbers(_integers(example["mask"]))}
 
     @functools.cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the known values in ascending order, and the class number or `IGNORED` for each."""
+        """The known values in ascending order, and the class number or `IGNORED` for each."""
         meanings = {value: number for number, value in enumerate(self.classes)} | dict.fromkeys(self.ignored, IGNORED)
         values = sorted(meanings)
         return np.asarray(values), np.asarray([meanings[value] for value in values], np.uint8)
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
-        """Returns the index of each byte among the known values: a table is much faster than a search."""
+        """The index of each byte among the known values: a table is much faster than a search."""
         return np.searchsorted(self._sorted[0], np.arange(256)).clip(max=len(self._sorted[0]) - 1)
 
 
 def mask_values(
     train: Examples, num_classes: int, config: Data, name: str, stored: Examples | None = None
 ) -> MaskValues:
-    """Returns the mapping from stored values to classes, from the settings or from the masks of the training split.
+    """Maps stored values to classes, by the settings or by the masks of the training split.
 
     Class numbers map to themselves. If the masks hold other values, and exactly as many as there are classes, the
-    values are the classes in ascending order, and a warning says so. A warning also names classes that no searched
-    mask contains, and reports if more than half of the pixels are ignored.
+    values are the classes in ascending order, with a warning. Warnings also name classes that no searched mask
+    contains, and report if more than half of the pixels are ignored.
 
     Args:
       train: the examples of the training split, with decoded masks.
       num_classes: the number of classes of the task.
       config: the settings `mask_values` and `ignore_index`.
       name: the name of the data set.
-      stored: the examples before their masks were decoded; None: a function has changed the values since.
+      stored: the examples before their masks are decoded. None: a preprocess function may have changed the values.
 
     Raises:
-      UsageError: the stored values cannot be matched to the classes, also because a lossy format changed them, or the
-        settings contradict each other.
+      UsageError: the stored values cannot be matched to the classes, perhaps because a lossy format changed them, or
+        the settings contradict each other.
     """
     given, ignored = tuple(config.mask_values), tuple(config.ignore_index)
     if given and (len(given) != num_classes or len(set(given)) != len(given) or set(ignored) & set(given)):
@@ -165,7 +165,7 @@ def mask_values(
 def unknown_classes(
     train: Examples, config: Data, name: str, origin: str, stored: Examples | None = None
 ) -> UsageError:
-    """Returns an error that asks for the number of classes, with the settings that fit the values in the masks."""
+    """The error for an unknown number of classes, with the settings that fit the values in the masks."""
     counts, looked_at = _counted(train, name)
     seen = sorted(set(counts) - set(config.ignore_index))
     if noise := compression_noise({value: counts[value] for value in seen}, stored, looked_at):
@@ -190,11 +190,11 @@ def unknown_classes(
 
 
 _MOST_CLASSES = 64
-"""The number of stored values from which on they are not suggested as the values of classes."""
+"""The most stored values that are suggested as the values of classes."""
 
 
 def _counted(train: Examples, name: str) -> tuple[dict[int, int], str]:
-    """Returns how often each value is stored in a sample of the masks, and a description of the sample."""
+    """Counts each stored value in a sample of the masks, and describes the sample."""
     indices = sorted({int(i) for i in np.linspace(0, len(train) - 1, _LOOKED_AT)}) if len(train) else []
     counts: dict[int, int] = {}
     for index in indices:
@@ -233,18 +233,18 @@ def _listed(values: Sequence[int]) -> str:
 
 _HEADERS = 16
 _LEVEL = 0.05
-"""The share of the pixels from which on a value is one that was meant."""
+"""The smallest share of pixels from which a value is considered intended, not noise."""
 
 
 def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked_at: str) -> str:
-    """Returns what a lossy format did to masks, with what to do instead, or an empty string.
+    """Describes the damage of a lossy format to masks and its repair, or returns an empty string.
 
-    A JPEG of class numbers decodes to values beside them, which nearly always are one or two apart.
+    A JPEG of class numbers decodes to neighbouring values as well, nearly always one or two apart.
 
     Args:
-      counts: how often each value occurs in the decoded masks; none that is ignored.
-      stored: the examples before their `mask` is decoded; None: the values are not those of the files.
-      looked_at: where the values were counted.
+      counts: the count of each value in the decoded masks, without ignored values.
+      stored: the examples before their `mask` is decoded. None: the values differ from the files.
+      looked_at: describes the sample in which the values were counted.
     """
     seen = sorted(counts)
     near = any(above - below <= 2 for below, above in itertools.pairwise(seen))
@@ -261,7 +261,7 @@ def compression_noise(counts: Mapping[int, int], stored: Examples | None, looked
 
 
 def _levels(counts: Mapping[int, int]) -> list[int]:
-    """Returns the frequent values, and of those close together the most frequent one."""
+    """The frequent values, reduced to the most frequent among close neighbours."""
     levels: list[int] = []
     for value in sorted(value for value, count in counts.items() if count >= _LEVEL * sum(counts.values())):
         if levels and value - levels[-1] <= 2:
@@ -272,7 +272,7 @@ def _levels(counts: Mapping[int, int]) -> list[int]:
 
 
 def _first_jpeg(stored: Examples) -> str | None:
-    """Returns the name of a mask that is a JPEG, empty if it has none, or None if no mask is one."""
+    """The name of the first sampled mask that is a JPEG, empty if it has no name; None if no sampled mask is a JPEG."""
     for index in range(0, len(stored), max(1, len(stored) // _HEADERS)):
         mask = stored[index].get("mask")
         if isinstance(mask, bytes) and mask.startswith(b"\xff\xd8"):

@@ -1,4 +1,4 @@
-"""Finds the JPEGs that are so plain that a part of their rows can be decoded with the pixels of the whole."""
+"""Recognises plain JPEGs, of which some rows can be decoded to the same pixels as in the whole image."""
 
 import dataclasses
 import re
@@ -7,17 +7,18 @@ import struct
 
 _START, _FRAME, _SCAN = b"\xff\xd8", 0xC0, 0xDA
 _JFIF, _OTHER = 0xE0, {0xC4, 0xDB, 0xFE}  # Huffman tables, quantization tables, comments
-_SAMPLING = {(1, 1), (2, 1), (2, 2)}  # of luma, across and down; chroma has (1, 1)
+_SAMPLING = {(1, 1), (2, 1), (2, 2)}  # horizontal and vertical sampling factors of luma; chroma has (1, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """The header of a baseline JPEG of 8 bits in gray or YCbCr, with one scan and nothing that changes its colours.
+    """The header of a baseline 8-bit JPEG in gray or YCbCr, with one scan and no segment that changes its colours.
 
     Args:
-      width, height: in pixels.
+      width: the width in pixels.
+      height: the height in pixels.
       channels: 1 or 3.
-      height_at: the position of the height in the file.
+      height_at: the byte position of the height in the file.
     """
 
     width: int
@@ -27,10 +28,10 @@ class Plain:
 
 
 def plain_header(stored: bytes) -> Plain | None:
-    """Reads the header of a JPEG; returns None unless it is plain.
+    """Reads the header of a JPEG, or returns None unless it is plain.
 
-    What is plain has JFIF's segment, tables, comments, a frame and a scan, but no EXIF, colour profile, segment of
-    Adobe's or restart marker. The tables and the scan can still be damaged.
+    A plain JPEG has a JFIF segment, tables, comments, a frame and a scan. It has no EXIF data, colour profile, Adobe
+    segment or restart marker. Its tables and scan can still be damaged.
     """
     if stored[:2] != _START:
         return None
@@ -70,14 +71,15 @@ def _frame(body: bytes, height_at: int) -> Plain | None:
 
 
 def first_rows(rows: int, stored: bytes, header: Plain) -> bytes:
-    """Returns a JPEG of the first rows, fewer than in `stored`: the same file with another height.
+    """Cuts a JPEG to its first rows, fewer than in `stored`: the same file with another height.
 
-    A decoder of the result passes over the rest of the scan, and warns of it (`ENDS`). The last row may differ from the
-    whole image's, if chroma is interpolated between rows.
+    A decoder of the result skips the rest of the scan with a warning (`ENDS`). The last row may differ from the whole
+    image if chroma is interpolated between rows.
     """
     at = header.height_at
     return b"".join((stored[:at], struct.pack(">H", rows), memoryview(stored)[at + 2 :]))
 
 
 ENDS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
-"""All that libjpeg-turbo warns of is a scan that goes on below the height, up to the end of the image."""
+"""The warning of libjpeg-turbo about a scan that continues below the height, up to the end of the image, and nothing
+else."""

@@ -1,4 +1,4 @@
-"""Chooses the part of an image that becomes a square of one size, and resizes it with Pillow."""
+"""Chooses the crop of an image, and resizes it with Pillow to a square."""
 
 import math
 from collections.abc import Callable
@@ -13,21 +13,23 @@ Box = tuple[float, float, float, float]
 """Left, top, right and bottom of a crop, in pixels of the stored image."""
 
 Frame = Callable[[int, int, np.ndarray], Box]
-"""A function from the width and height of an image, and what `draws` gives for it, to its crop; only random crops use
-the draws."""
+"""A function from the width and height of an image and its row of `draws` to its crop. Only random crops use the
+draws."""
 
 Resize = Callable[[Picture, Box, np.ndarray], None]
-"""A function that writes a crop of a picture into [side, side, channels], such as a row of a batch; raises UsageError
-if the picture cannot be decoded."""
+"""A function that writes a crop of a picture into [side, side, channels], such as a row of a batch.
+
+It raises UsageError if the picture cannot be decoded.
+"""
 
 
 def averaged(picture: Picture, box: Box, out: np.ndarray) -> None:
-    """Resizes a crop by linear interpolation with antialiasing: every pixel of the crop counts."""
+    """Resizes a crop by linear interpolation with antialiasing, in which every pixel of the crop has a weight."""
     _resize(picture, box, out, Resampling.BILINEAR)
 
 
 def nearest(picture: Picture, box: Box, out: np.ndarray) -> None:
-    """Resizes a crop of class numbers, which are never mixed."""
+    """Resizes a crop of class numbers by nearest neighbour, without mixing them."""
     _resize(picture, box, out, Resampling.NEAREST)
 
 
@@ -38,7 +40,7 @@ def _resize(picture: Picture, box: Box, out: np.ndarray, resample: Resampling) -
 
 
 def shrunk(picture: Picture, size: int, box: Box) -> Box:
-    """Lets a JPEG decode at a fraction of its size, its crop not below `size`; returns the crop in what is decoded."""
+    """Makes a JPEG decode at a fraction of its size, its crop not below `size`. Returns the crop in decoded pixels."""
     width, height = picture.size
     side = min(box[2] - box[0], box[3] - box[1])
     picture.shrink(width * size / side, height * size / side)
@@ -47,14 +49,14 @@ def shrunk(picture: Picture, size: int, box: Box) -> Box:
 
 
 def shrinks(width: int, height: int, size: int, box: Box) -> int:
-    """Returns 8, 4, 2 or 1: the divisor by which `shrunk` lets a JPEG of `width` and `height` decode."""
+    """The divisor by which `shrunk` makes a JPEG of `width` and `height` decode: 8, 4, 2 or 1."""
     side = min(box[2] - box[0], box[3] - box[1])
     most = min(width // math.ceil(width * size / side), height // math.ceil(height * size / side))
     return next(divisor for divisor in (8, 4, 2, 1) if divisor == 1 or most >= divisor)
 
 
 def centre(share: float = 1.0) -> Frame:
-    """Returns a frame that crops the centre square; its side is `share` of the image's shorter side.
+    """Builds a frame that crops the centre square, whose side is `share` of the image's shorter side.
 
     >>> centre()(200, 100, None)
     (50.0, 0.0, 150.0, 100.0)
@@ -74,18 +76,19 @@ _SMALLEST, _LONGEST = 0.08, 4 / 3
 
 
 def draws(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draws what the random crops of `count` images need: float64 [count, tries, 4], uniform in [0, 1)."""
+    """Draws the random numbers for the crops of `count` images: float64 [count, tries, 4], uniform in [0, 1)."""
     return rng.random((count, _TRIES, 4))
 
 
 def random_part(width: int, height: int, drawn: np.ndarray) -> Box:
-    """Returns a random crop of 8% to 100% of the area and an aspect ratio of 3:4 to 4:3.
+    """Picks a random crop of 8% to 100% of the area and an aspect ratio of 3:4 to 4:3.
 
-    If none of ten draws fits into the image, it returns the centre square.
+    If none of ten draws fits into the image, the crop is the centre square.
 
     Args:
-      width, height: of the image.
-      drawn: of each try the area, the aspect ratio, and the place across and down, all in [0, 1).
+      width: the width of the image.
+      height: the height of the image.
+      drawn: the area, aspect ratio, horizontal and vertical place of each try, all in [0, 1).
     """
     for of_area, of_ratio, to_left, to_top in drawn.tolist():
         area = (_SMALLEST + (1 - _SMALLEST) * of_area) * width * height
@@ -98,7 +101,7 @@ def random_part(width: int, height: int, drawn: np.ndarray) -> Box:
 
 
 def whole_pixels(frame: Frame) -> Frame:
-    """Returns a frame that rounds the crops of `frame` to whole pixels, at least one each way.
+    """Builds a frame that rounds the crops of `frame` to whole pixels, at least one along each axis.
 
     >>> whole_pixels(lambda *_: (1.2, 0.5, 3.8, 0.9))(5, 5, None)
     (1.0, 0.0, 4.0, 1.0)
@@ -111,7 +114,7 @@ def whole_pixels(frame: Frame) -> Frame:
 
 
 def whole(box: Box, width: int, height: int) -> Box:
-    """Rounds a crop to whole pixels of an image, at least one each way."""
+    """Rounds a crop to whole pixels of an image, at least one along each axis."""
     left, top = min(round(box[0]), width - 1), min(round(box[1]), height - 1)
     right, bottom = min(max(round(box[2]), left + 1), width), min(max(round(box[3]), top + 1), height)
     return float(left), float(top), float(right), float(bottom)

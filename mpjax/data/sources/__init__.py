@@ -1,1 +1,1 @@
-"""The sources of examples: one file for each kind of data set."""
+"""The sources of examples, one file for each kind of data set."""

@@ -9,11 +9,11 @@ from pyarrow import compute
 from mpjax.errors import UsageError
 
 
-pc: Any = compute  # pyarrow creates its functions at import time, so type checkers do not see them
+pc: Any = compute  # pyarrow creates its functions at import, so type checkers do not see them
 
 
 def numbers(column: Any, called: str) -> np.ndarray:
-    """Returns a column of numbers, or of equally shaped nested lists of numbers, as an array [N, ...].
+    """Converts a column of numbers, or of equally shaped nested lists of numbers, to an array [N, ...].
 
     Args:
       column: a pyarrow array of N rows.

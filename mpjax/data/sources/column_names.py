@@ -1,4 +1,4 @@
-"""Checks the names of the columns of csv and tsv files: those in the first line, or those that the user gives."""
+"""Checks the column names of csv and tsv files, which are in the first line or given by the user."""
 
 import collections
 import warnings
@@ -17,11 +17,11 @@ def require_names(split: Any, header: Sequence[str]) -> None:
 
     Args:
       split: a `datasets.Dataset` of a csv file.
-      header: a name for each column of a file without a line of names; empty: the first line has them.
+      header: a name for each column of a file without a line of names. Empty: the first line has the names.
 
     Raises:
-      UsageError: `header` has another number of names than there are columns, or the first line has names already; or,
-        without it, the first line looks like an example.
+      UsageError: with `header`, the number of names differs from the number of columns, or the first line has names
+        too; without `header`, the first line looks like an example.
     """
     names = split.column_names
     if header:
@@ -48,10 +48,10 @@ def require_names(split: Any, header: Sequence[str]) -> None:
 
 
 def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) -> None:
-    """Checks that the first line of a file is an example, as `header` says, and gives no names.
+    """Checks that the first line of a file is an example, not a line of names, as `header` implies.
 
     Raises:
-      UsageError: it has several of the given names, or a word in a column of numbers.
+      UsageError: the line has several of the given names, or a word in a column of numbers.
     """
     said = f"--data.header {' '.join(header)}: the first line of the file is {_shown(first)}"
     given = {name.lower() for name in header}
@@ -87,7 +87,7 @@ def _require_example(split: Any, first: Sequence[str], header: Sequence[str]) ->
 
 
 def _like_names(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
-    """Returns True if no value of the first line is a number, or occurs again in its column; one may be empty."""
+    """True if no value of the first line is a number or occurs again in its column. One value may be empty."""
     words = [value for value in first if value]
     return len(words) >= max(1, len(first) - 1) and all(
         any(map(str.isalpha, value)) and not _is_number(value) and value not in column
@@ -97,13 +97,13 @@ def _like_names(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
 
 
 def _of_few_values(column: Sequence[str]) -> bool:
-    """Returns True for a column of classes: 10 values or more, each of which comes twice or more."""
+    """True for a column of classes: 10 values or more, five per class on average, and each class at least twice."""
     counts = collections.Counter(column)
     return 10 <= len(column) >= 5 * len(counts) and min(counts.values()) > 1
 
 
 def _like_an_example(split: Any) -> str:
-    """Returns why the names are no names, or an empty string."""
+    """The reason why the names look like an example, or an empty string."""
     names = split.column_names
     if number := number_among(names):
         return f"{number!r} is a number"
@@ -113,7 +113,7 @@ def _like_an_example(split: Any) -> str:
 
 
 def number_among(names: Sequence[str]) -> str:
-    """Returns a name that is a number, or an empty string; names that count the columns from 0 or 1 are none."""
+    """The first name that is a number, or an empty string. Names that count the columns from 0 or 1 are accepted."""
     numbers = [name for name in names if _is_number(name)]
     counts = ({*map(str, range(len(names)))}, {*map(str, range(1, len(names) + 1))})
     return numbers[0] if numbers and {*names} not in counts else ""
@@ -133,7 +133,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _guessed(split: Any) -> tuple[str, ...]:
-    """Returns a name for each column: `text` for the longest texts, `label` for the fewest values."""
+    """Guesses a name for each column: `text` for the longest texts, `label` for the fewest values."""
     columns = {name: split.data.column(name).slice(0, 1000).to_pylist() for name in split.column_names}
     lengths = {name: sum(len(value) for value in values if isinstance(value, str)) for name, values in columns.items()}
     longest = max(columns, key=lambda name: lengths[name])

@@ -28,7 +28,7 @@ CITATION = """@misc{alpaydin1998optical,
 
 
 def _described(builder: tfds.core.DatasetBuilder, description: str, features: dict) -> tfds.core.DatasetInfo:
-    """Returns what both sets say of themselves; the first feature is the input, the second the target."""
+    """The description that both sets share. The first feature is the input, the second the target."""
     return tfds.core.DatasetInfo(
         builder=builder,
         description=description,
@@ -80,9 +80,9 @@ def prepare_digits(data_dir: pathlib.Path) -> None:
 SIZE = 32
 CLASSES = 11  # the background and ten digits
 TRAIN, TEST = 2000, 400
-DIGITS = (2, 5)  # number of digits on a canvas, half-open range
-TRIES = 1000  # draws per canvas; placed digits can leave no room, then the remaining ones are left out
-SIDES = (9, 15)  # side of a digit in pixels, half-open range
+DIGITS = (2, 5)  # the number of digits on a canvas, half-open range
+TRIES = 1000  # draws per canvas; digits that find no free place are left out
+SIDES = (9, 15)  # the side of a digit in pixels, half-open range
 INK = 96  # pixels at least this bright belong to the digit
 
 _CANVAS_DESCRIPTION = """Two to four handwritten digits on a black canvas of 32x32 pixels, at random places and in sizes

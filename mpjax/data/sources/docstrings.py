@@ -34,7 +34,7 @@ _CITATION = """@misc{python,
 
 
 class Docstring(NamedTuple):
-    """One documentation string.
+    """A documentation string.
 
     Attributes:
       name: the name of the documented object, such as `json.decoder:JSONDecoder.decode`.
@@ -46,12 +46,12 @@ class Docstring(NamedTuple):
 
     @property
     def package(self) -> str:
-        """Returns the top-level package or module."""
+        """The top-level package or module."""
         return self.name.partition(":")[0].partition(".")[0]
 
     @property
     def is_test(self) -> bool:
-        """Returns True if the docstring is in the test split, which is the same on every machine."""
+        """True if the docstring is in the test split, which is the same on every machine."""
         return zlib.crc32(self.name.encode()) % TEST_EVERY == 0
 
 
@@ -88,7 +88,7 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
 
 def read_docstrings(library: pathlib.Path) -> Iterator[Docstring]:
-    """Yields the docstrings of every module, class and function below a folder, ordered by path; imports nothing."""
+    """Yields the docstrings of every module, class and function below a folder, ordered by path, without imports."""
     for path in sorted(library.rglob("*.py"), key=lambda path: path.relative_to(library).as_posix()):
         parts = path.relative_to(library).with_suffix("").parts
         if _SKIPPED.isdisjoint(parts):
@@ -97,7 +97,7 @@ def read_docstrings(library: pathlib.Path) -> Iterator[Docstring]:
                 with warnings.catch_warnings(action="ignore"):  # some old files contain invalid escapes
                     tree = ast.parse(path.read_bytes())
             except (SyntaxError, ValueError):
-                continue  # some files are broken on purpose
+                continue  # some files are deliberately invalid
             yield from _documented(tree, module, ())
 
 
@@ -111,7 +111,7 @@ def _documented(node: ast.AST, module: str, inside: tuple[str, ...]) -> Iterator
 
 
 def of_largest(docstrings: Iterable[Docstring]) -> tuple[list[Docstring], list[str]]:
-    """Returns the distinct docstrings of the `CLASSES` packages that have the most, and the sorted package names.
+    """Selects the distinct docstrings of the `CLASSES` packages with the most, and lists the sorted package names.
 
     Raises:
       UsageError: fewer than `CLASSES` packages have docstrings.

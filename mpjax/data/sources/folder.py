@@ -22,7 +22,7 @@ from mpjax.errors import UsageError
 NAME = "folder"
 _ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 _LITTER = {"thumbs.db", "desktop.ini"}
-_WHOLE = "train"  # the name of the only split if there are no split folders
+_WHOLE = "train"  # the only split of a folder without split folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +43,14 @@ class FolderExamples:
         return [self[index] for index in indices]
 
     def only(self, columns: Sequence[str]) -> "FolderExamples":
-        """Returns the same examples with only these columns."""
+        """Selects columns of the same examples."""
         return FolderExamples(
             {name: self.files[name] for name in columns if name in self.files},
             {name: self.numbers[name] for name in columns if name in self.numbers},
         )
 
     def between(self, start: int, stop: int) -> "FolderExamples":
-        """Returns the examples `start` to `stop` (not included)."""
+        """Selects the examples from `start` up to, but not including, `stop`."""
         part = slice(start, stop)
         return FolderExamples(
             {name: paths[part] for name, paths in self.files.items()},
@@ -101,7 +101,7 @@ def open_folder(path: str, task: TaskName, config: Data) -> Table:
 
 
 def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict[str, pathlib.Path]:
-    """Returns the folder of each split; without split folders, `root` as the split `train`."""
+    """Maps each split to its folder. Without split folders, `root` is the split `train`."""
     there = _folders(root)
     # A class may also be called train, but it holds files, not folders.
     if not any(name in there and _folders(root / name) for name in wanted):
@@ -117,10 +117,7 @@ def _split_folders(root: pathlib.Path, wanted: list[str], set_name: str) -> dict
 
 
 def _classes(folders: Mapping[str, pathlib.Path], set_name: str) -> tuple[dict[str, FolderExamples], tuple[str, ...]]:
-    """Returns the examples of every split and the classes.
-
-    The classes are the sorted names of the folders in all splits.
-    """
+    """Collects the examples of every split, and the classes: the sorted names of the folders in all splits."""
     files = {split: _files_by_class(folder, set_name) for split, folder in folders.items()}
     names = sorted({name for classes in files.values() for name in classes})
     first, *others = files
@@ -170,7 +167,7 @@ def _files_by_class(folder: pathlib.Path, set_name: str) -> dict[str, list[str]]
 
 
 def _pairs(folder: pathlib.Path) -> FolderExamples:
-    """Matches images with the masks of the same names; file extensions may differ, and so may an ending of all masks.
+    """Matches images with the masks of the same names. File extensions may differ, as may a common ending of all masks.
 
     Raises:
       UsageError: a mask or an image has no partner, or a folder is missing.
@@ -188,7 +185,7 @@ def _pairs(folder: pathlib.Path) -> FolderExamples:
 
 
 def _without_ending(masks: dict[str, str], images: Mapping[str, str]) -> dict[str, str]:
-    """Returns masks by the names of their images, if all have the same ending more, such as `_mask`; else `masks`."""
+    """Removes the common ending of all masks, such as `_mask`, if the rest are exactly the names of the images."""
     some = min(masks, default="")
     for ending in (some[at:] for at in range(1, len(some))):
         short = {name.removesuffix(ending): path for name, path in masks.items() if name.endswith(ending)}
@@ -210,10 +207,10 @@ def _by_stem(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _images(folder: pathlib.Path) -> list[str]:
-    """Returns the paths of the images in a folder.
+    """Lists the images in a folder.
 
     Raises:
-      UsageError: a file does not have the extension of an image.
+      UsageError: a file has no image extension.
     """
     with os.scandir(folder) as entries:
         found = list(entries)
@@ -231,7 +228,7 @@ def _images(folder: pathlib.Path) -> list[str]:
 
 
 def _spread(name: str) -> bytes:
-    """Returns a hash of a file name as a sort key: the order looks random and is the same on every machine."""
+    """A hash of a file name as a sort key: the order looks random and is the same on every machine."""
     return hashlib.blake2b(name.replace(os.sep, "/").encode(errors="surrogateescape"), digest_size=8).digest()
 
 

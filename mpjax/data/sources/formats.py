@@ -1,4 +1,4 @@
-"""The formats of files that `hf:PATH` reads, and what to write for a file of another one."""
+"""The file formats of `hf:PATH`, and advice on files of other formats."""
 
 import pathlib
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ KINDS: Mapping[str, str] = {
     ".arrow": "arrow",
     ".txt": "text",
 }
-"""The format of a file by the end of its name."""
+"""The format of a file by its extension."""
 
 FORMATS = ("csv", "tsv", "json", "parquet", "arrow", "imagefolder", "text")
-"""What may stand before the colon of `hf:FORMAT:PATH`."""
+"""The formats of `hf:FORMAT:PATH`."""
 
 BY_FUNCTION = (
     "write --data.name FILE.py:NAME with a function that reads it and returns (train, test), each a dict of arrays"
 )
-"""Advice on data of a format that no reader here knows."""
+"""Advice on data in a format without a reader here."""
 
 
 def is_readable(path: pathlib.Path) -> bool:
-    """Returns True if `hf:PATH` reads a file, or one in a folder, without the name of a format."""
+    """True if `hf:PATH` can read a file, or a file in a folder, without the name of a format."""
     files = path.rglob("*") if path.is_dir() else [path]
     return any(file.suffix in KINDS for file in files)
 
 
 def way_to_read(file: pathlib.Path) -> str:
-    """Returns advice on a file whose name does not tell its format: the formats that its first bytes allow."""
+    """Advice on a file whose name does not reveal its format: the formats that its first bytes allow."""
     with file.open("rb") as opened:
         first = opened.read(4096)
     if first.startswith(b"PAR1"):

@@ -1,4 +1,4 @@
-"""Writes a tensorflow-datasets set that needs no download to disk: once, completely and silently."""
+"""Writes tensorflow-datasets sets that need no download to disk: once, completely and silently."""
 
 import contextlib
 import errno
@@ -12,12 +12,12 @@ from mpjax.errors import UsageError
 
 
 def prepare(kind: type[tfds.core.GeneratorBasedBuilder], data_dir: pathlib.Path, config: str = "") -> None:
-    """Writes the set of a builder below `data_dir` as array_record files, unless it is there; see `write_once`.
+    """Writes the set of a builder below `data_dir` as array_record files, unless it exists; see `write_once`.
 
-    A set that is there is not looked at: who reads it says what is damaged.
+    An existing set is not checked here. Its reader reports any damage.
 
     Raises:
-      UsageError: the set has lost its description, or as `write_once`.
+      UsageError: the set has lost its description, or `write_once` raises.
     """
     folder = data_dir / kind.name / config / str(kind.VERSION)
     if (folder / "dataset_info.json").exists():
@@ -30,8 +30,8 @@ def prepare(kind: type[tfds.core.GeneratorBasedBuilder], data_dir: pathlib.Path,
 def write_once(builder: tfds.core.DatasetBuilder) -> None:
     """Writes the files of `builder`, unless they exist.
 
-    Several processes may call it at once, and it may be killed: it writes to a temporary folder and renames that
-    folder when it is complete.
+    Several processes may call it at once, and it may be killed: it writes to a temporary folder, and renames the folder
+    when it is complete.
 
     Raises:
       UsageError: the disk is full.
@@ -59,7 +59,7 @@ def _complete(builder: tfds.core.DatasetBuilder) -> bool:
 
 @contextlib.contextmanager
 def _quiet():
-    """Disables tfds's progress bars and drops what it prints to standard output."""
+    """Disables the progress bars of tfds and drops its standard output."""
     shown = tqdm_utils._active
     tfds.disable_progress_bar()
     try:

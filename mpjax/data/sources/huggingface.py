@@ -1,4 +1,4 @@
-"""Opens Hugging Face data sets as tables: the type of each column, and how it is read through Arrow."""
+"""Opens Hugging Face data sets as tables: the type of each column, and its reader through Arrow."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ Read = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class ArrowExamples:
-    """One split. `datasets` memory-maps its files, so threads read without a lock and without copies.
+    """One split. `datasets` memory-maps its files, so threads read without locks and copies.
 
     Args:
       dataset: a `datasets.Dataset` that returns Arrow tables.
@@ -54,7 +54,7 @@ def open_huggingface(what: str, config: Data) -> Table:
       config: the names of the splits.
 
     Raises:
-      UsageError: the data set cannot be loaded, has no such split, or its columns differ between the splits.
+      UsageError: the data set cannot be loaded, a split does not exist, or the columns differ between the splits.
     """
     splits = load_splits(what, config.header)
     import datasets
@@ -103,7 +103,7 @@ def _table(
 
 
 def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Read]:
-    """Returns the type of a column and the function that reads it."""
+    """Finds the type of a column and the function that reads it."""
     import datasets
 
     called = f"column '{name}'"
@@ -122,7 +122,7 @@ def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Rea
 
 
 def _nested(feature: Any) -> str:
-    """Returns the dtype of the numbers in nested lists, or an empty string for any other feature."""
+    """The dtype of the numbers in nested lists, or an empty string for any other feature."""
     import datasets
 
     if isinstance(feature, (datasets.Array2D, datasets.Array3D)):
@@ -135,7 +135,7 @@ def _nested(feature: Any) -> str:
 
 
 def _of_lists(called: str, dtype: str, first: Any) -> tuple[Column, Read]:
-    """Returns the type and reader of nested lists; [H][W][C] is an image, and so is [H][W], with a channel added."""
+    """Finds the type and reader of nested lists. [H][W][C] is an image, as is [H][W], with a channel added."""
     read = _numbers(called)
     try:
         shape = read(first)[0].shape
@@ -185,9 +185,9 @@ def _stored(name: str, train: Any, test: Any) -> Image:
 
 
 def _classes(name: str, set_name: str, train: Any, test: Any, ignored: Sequence[int]) -> tuple[Label, Read]:
-    """Returns the label type of a column and a reader of its class numbers, which are the same in both splits.
+    """Builds the label type of a column and a reader of its class numbers, which are the same in both splits.
 
-    Integers are class numbers already, but for those to ignore. Texts are numbered in alphabetical order.
+    Integers, except ignored ones, are already class numbers. Texts are numbered in alphabetical order.
 
     Raises:
       UsageError: a value is missing, negative or an empty text, or the column holds neither integers nor text.

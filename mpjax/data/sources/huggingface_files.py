@@ -1,4 +1,4 @@
-"""Loads the splits of a Hugging Face data set that `hf:...` names: a file, a folder, or a name in the cache or hub."""
+"""Loads the splits of a Hugging Face data set `hf:...`: a file, a folder, or a name in the cache or on the hub."""
 
 import contextlib
 import csv
@@ -22,7 +22,7 @@ _TEXTS = ("string", "large_string", "string_view")
 _MISSING = ("", "NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "<NA>", "NULL", "null", "None", "NaN", "nan", "-NaN")
 _MISSING += ("-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
 _TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {"csv": ("csv", {}), "tsv": ("csv", {"sep": "\t"})}
-"""The formats with or without a line of names: the reader and its settings."""
+"""The formats with or without a line of names, with the reader and settings of each."""
 
 
 def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def load_splits(what: str, header: Sequence[str] = ()) -> dict[str, Any]:
 
     Args:
       what: `PATH` of a file or folder, `FORMAT:PATH`, or `NAME` or `NAME/CONFIG` on the hub.
-      header: the names of the columns of csv or tsv files whose first line is an example; empty: it has the names.
+      header: the column names of csv or tsv files whose first line is an example. Empty: the first line has the names.
 
     Raises:
       UsageError: the package `datasets` is missing, or the data set does not exist or cannot be read.
@@ -75,7 +75,7 @@ def _local(datasets: Any, path: pathlib.Path, kind: str, what: str, header: Sequ
     if not path.exists():
         raise UsageError(f"data set '{NAME}:{what}': nothing at {path}; wanted a file or folder")
     if path.is_dir():
-        if header and not kind:  # `datasets` forgets that there is no line of names where it finds the format itself
+        if header and not kind:  # `datasets` ignores `header` if it infers the format itself
             kind = next((KINDS[file.suffix] for file in path.rglob("*") if KINDS.get(file.suffix) in _TABLES), "")
         if kind not in _TABLES:
             _require_no_header(what, header)
@@ -104,7 +104,7 @@ def _require_no_header(what: str, header: Sequence[str]) -> None:
 
 
 def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence[str], **where: Any) -> Any:
-    """Loads files of a format; in csv, an empty text, NA or None in a text column stays a text, not a missing value."""
+    """Loads files of a format. In csv, an empty text, NA or None in a text column stays a text, not a missing value."""
     settings = {**reading, **({"header": None} if header else {}), **where}
     if settings.get("sep") == "\t":
         settings |= _quoting(datasets, what, settings)
@@ -118,14 +118,14 @@ def _read(datasets: Any, what: str, reading: Mapping[str, Any], header: Sequence
     texts = {name for name, feature in first.features.items() if getattr(feature, "dtype", "") in _TEXTS}
     if any(split.data.column(name).null_count for split in loaded.values() for name in texts):
         # Load again now that the columns are known. Without _MISSING, a number column with gaps would become text.
-        # Without a line of names, pandas numbers the columns.
+        # pandas numbers the columns if there is no line of names.
         gaps = {at if header else name: list(_MISSING) for at, name in enumerate(names) if name not in texts}
         loaded = datasets.load_dataset(what, keep_default_na=False, na_values=gaps, **settings)
     return loaded.rename_columns(dict(zip(names, header, strict=True))) if header else loaded
 
 
 def _quoting(datasets: Any, what: str, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the setting that reads quotes of a tsv file as characters, if they would join lines otherwise."""
+    """The setting that reads the quotes of a tsv file as characters, if they would otherwise join lines."""
     try:
         loaded = datasets.load_dataset(what, **settings)
         if not any(_joins_lines(split.data.column(name)) for split in loaded.values() for name in split.column_names):
@@ -139,7 +139,7 @@ def _quoting(datasets: Any, what: str, settings: Mapping[str, Any]) -> dict[str,
 
 
 def _joins_lines(column: Any) -> bool:
-    """Returns True if a text has a line break and a tab, which is more than one line of the file."""
+    """True if a text has a line break and a tab, and so spans more than one line of the file."""
     if str(column.type) not in _TEXTS:
         return False
     broken = arrow.pc.and_kleene(arrow.pc.match_substring(column, "\n"), arrow.pc.match_substring(column, "\t"))

@@ -1,4 +1,4 @@
-"""Opens a user's own data: arrays in memory, anything with a length and integer indices, or an iterable."""
+"""Opens a user's own data: arrays in memory, objects with a length and integer indices, or iterables."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _WANTED = (
     "wanted (train, test) or a dict of splits, each a dict of arrays [N, ...], something with a length and integer "
     "indices, or an iterable of examples"
 )
-_TRIED = 16  # examples that determine the shape of images
+_TRIED = 16  # the number of examples that determine the shape of images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Indexed:
-    """Examples read from an object with a length and integer indices, in each process and thread as they are needed.
+    """Examples from an object with a length and integer indices, read on demand in each process and thread.
 
     Args:
       dataset: the object, such as a `grain.MapDataset`, a torch `Dataset` or a list.
-      name: its name in messages.
+      name: the name of the object in messages.
     """
 
     dataset: Any
@@ -60,9 +60,9 @@ class Indexed:
             found = self.dataset[int(index)]
         except UsageError:
             raise
-        except Exception as error:  # without a context manager, whose cost would be that of each example
+        except Exception as error:  # a context manager would cost time for each example
             raise UsageError(f"{self.name}: example {index} failed: {failure(error, file_of(self.dataset))}") from error
-        if isinstance(found, (tuple, list)):  # as torchvision's: columns are numbered
+        if isinstance(found, (tuple, list)):  # as in torchvision: columns are numbered
             found = {str(number): value for number, value in enumerate(found)}
         if not isinstance(found, Mapping):
             raise UsageError(f"{self.name}: example {index} is {type(found).__name__}; wanted a dict of fields")
@@ -74,7 +74,7 @@ class Indexed:
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """Parts of splits, one after the other, with only some columns."""
+    """Parts of splits, one after the other, with only the given columns."""
 
     splits: Mapping[str, Examples]
     parts: Sequence[Part]
@@ -92,7 +92,7 @@ class Joined:
         return [{name: _column_of(example, name) for name in self.columns} for example in found]
 
     def _place(self, index: int) -> tuple[str, int]:
-        """Returns the split of an example and its number there."""
+        """The split of an example, and its number in that split."""
         before = 0
         for part in self.parts:
             if index < before + part.stop - part.start:
@@ -111,7 +111,7 @@ def open_own(config: Data) -> Table | Source:
     """Opens the data that the function `config.name` returns (`mpjax.extend.Source`).
 
     Raises:
-      UsageError: the function does not exist or returns something else, or there is no such split.
+      UsageError: the function does not exist or returns something else, or a split does not exist.
     """
     where = f"--data.name {config.name}"
     found = function = load_function(config.name, flag="--data.name")
@@ -145,7 +145,7 @@ def open_own(config: Data) -> Table | Source:
 
 
 def _is_column(values: Any) -> bool:
-    """Returns True for an array or a list of values, which can be no split: elements of a split have fields."""
+    """True for an array or a list of values, which cannot be a split: the elements of a split have fields."""
     if isinstance(values, list):
         return bool(values) and not isinstance(values[0], (Mapping, tuple, list))
     return hasattr(values, "__array__")
@@ -177,7 +177,7 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
     """Reads an iterable into memory.
 
     Raises:
-      UsageError: it is empty, or larger than `config.in_memory_mb`.
+      UsageError: the iterable is empty, or larger than `config.in_memory_mb`.
     """
     found, size = [], 0
     for example in split:
@@ -195,12 +195,12 @@ def _read(split: Iterable, where: str, config: Data) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns tensors of other libraries as NumPy arrays, and anything else as it is."""
+    """Converts tensors of other libraries to NumPy arrays, and keeps other values."""
     return np.asarray(value) if hasattr(value, "__array__") else value
 
 
 def _column(name: str, values: Sequence[Any], where: str) -> Column:
-    """Returns the type of a column, from some of its values.
+    """Infers the type of a column from some of its values.
 
     Raises:
       UsageError: an image has its channels first.

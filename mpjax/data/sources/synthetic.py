@@ -17,7 +17,7 @@ _NOISE = 64
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticExamples:
-    """Examples generated on access; each is a function of the seed, the split and its index."""
+    """Examples generated on access, each a function of the seed, the split and its index."""
 
     num_classes: int
     image_shape: tuple[int, int, int]
@@ -45,7 +45,7 @@ class SyntheticExamples:
 
 
 def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: int, seed: int = 0) -> Source:
-    """Returns a data set of random patterns that a model can learn.
+    """Generates a data set of random patterns that a model can learn.
 
     Args:
       num_classes: the number of classes; each has one pattern.
@@ -54,7 +54,7 @@ def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: 
       seed: the seed of the patterns and of the noise.
 
     Raises:
-      UsageError: size is 0.
+      UsageError: `size` is 0.
     """
     require_examples(NAME, size)
     train, test = (SyntheticExamples(num_classes, image_shape, size, seed, split) for split in (0, 1))
@@ -62,7 +62,7 @@ def synthetic_source(num_classes: int, image_shape: tuple[int, int, int], size: 
 
 
 def parse_synthetic(name: str, size: int) -> Source:
-    """Parses a name such as `synthetic:32x32x3:100` (height x width x channels : classes) and returns its data set.
+    """Generates the data set of a name such as `synthetic:32x32x3:100` (height x width x channels : classes).
 
     >>> parse_synthetic("synthetic:8x8x1:10", size=100).train[3]["image"].shape
     (8, 8, 1)

@@ -30,7 +30,7 @@ _AT_ONCE = 1000
 
 @dataclasses.dataclass(frozen=True)
 class PreparedExamples:
-    """One split on disk; uint8 images stay encoded, so that they can be decoded at the wanted size.
+    """One split on disk. Images of uint8 or uint16 stay encoded, so that mpjax decodes them itself.
 
     Args:
       records: the serialized examples.
@@ -54,7 +54,7 @@ class PreparedExamples:
 
 
 def prepared_names(data_dir: pathlib.Path) -> list[str]:
-    """Returns the sets below `data_dir` as `name/version` or `name/config/version`, oldest version first."""
+    """Lists the sets below `data_dir` as `name/version` or `name/config/version`, oldest version first."""
     levels = ("*/*", "*/*/*")  # no deeper: a folder may hold a million images
     found = [info.parent.relative_to(data_dir) for at in levels for info in data_dir.glob(f"{at}/dataset_info.json")]
     # A process killed between writing and renaming leaves a folder called incomplete.XXXXXX_version.
@@ -64,9 +64,9 @@ def prepared_names(data_dir: pathlib.Path) -> list[str]:
 
 @contextlib.contextmanager
 def _damage_told(folder: pathlib.Path) -> Iterator[None]:
-    """Raises UsageError that names a damaged file of a prepared set in place of the errors of libraries, of any type.
+    """Raises UsageError with the damaged file of a prepared set, in place of library errors of any type.
 
-    The files are looked through only after an error.
+    The files are searched only after an error.
     """
     try:
         yield
@@ -80,7 +80,7 @@ def _damage_told(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _damaged_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
-    """Yields the files of a prepared set that cannot be read, and why."""
+    """Yields each unreadable file of a prepared set, and the reason."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     records = (file for file in folder.iterdir() if f".{_FORMAT}-" in file.name)
@@ -98,11 +98,11 @@ def _damaged_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
 
 
 def _object_in(file: pathlib.Path) -> Mapping[str, Any]:
-    """Returns the JSON object in a file.
+    """Reads the JSON object in a file.
 
     Raises:
-      ValueError: it holds something else.
-      OSError: it cannot be read.
+      ValueError: the file holds something else.
+      OSError: the file cannot be read.
     """
     try:
         found = json.loads(file.read_bytes())
@@ -131,11 +131,11 @@ def _classes_in(described: Any) -> Iterator[str]:
 
 
 def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
-    """Opens the set `config.name`: its newest version, or the version that the name ends in.
+    """Opens the newest version of the set `config.name`, or the version at the end of the name.
 
     Raises:
-      UsageError: the set is not below `data_dir`, is not stored as array_record files, or has no such split. The
-        message says how to prepare it.
+      UsageError: the set is not below `data_dir`, is not stored as array_record files, or lacks a split. The message
+        explains how to prepare it.
     """
     import tensorflow_datasets as tfds
 
@@ -165,7 +165,7 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
 
 
 def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:
-    """Returns the type of each column that a set describes, and the columns that it prefers for fields."""
+    """Finds the type of each column of a set, and the columns that it prefers for fields."""
     import tensorflow_datasets as tfds
 
     from mpjax.data.sources import digits
@@ -180,11 +180,11 @@ def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:
 
 
 def _column(feature: Any, classes: int = 0) -> Column:
-    """Returns the column type of a tensorflow-datasets feature.
+    """Converts a tensorflow-datasets feature to a column type.
 
     Args:
       feature: the feature.
-      classes: the number of classes of a mask stored as a plain tensor, which does not record it; 0 if unknown.
+      classes: the number of classes of a mask stored as a plain tensor, which has no record of it; 0 if unknown.
     """
     import tensorflow_datasets as tfds
 
@@ -207,7 +207,7 @@ def _column(feature: Any, classes: int = 0) -> Column:
 
 
 def _parser(features: dict[str, Any]) -> Callable[[bytes], Example]:
-    """Returns a function from a serialized example to its columns."""
+    """Builds a function from a serialized example to its columns."""
     import tensorflow_datasets as tfds
 
     wanted: Any = tfds.features.FeaturesDict(features)
@@ -252,7 +252,7 @@ def _folder(name: str, data_dir: pathlib.Path) -> pathlib.Path:
 
 
 def _records(builder: Any, split: str) -> Sequence[bytes]:
-    """Returns the serialized examples of a split, given in tfds's notation.
+    """The serialized examples of a split, given in the notation of tfds.
 
     Raises:
       UsageError: the split does not exist or is empty, or one of its files is missing.

@@ -25,7 +25,7 @@ class TokenizedExamples:
     Args:
       values: unsigned [total], the tokens of all texts, concatenated.
       starts: int64 [N + 1], the start of each text, and the total.
-      labels: [N].
+      labels: the labels, [N].
       length: the number of tokens of an example.
       padding: the padding token.
     """
@@ -57,8 +57,8 @@ class Blocks:
     The last token of a block is the first of the next block, so that each token is predicted once.
 
     Args:
-      values: unsigned [total].
-      length: the number of tokens that a block predicts.
+      values: unsigned [total], the tokens of the text.
+      length: the number of predicted tokens of a block.
     """
 
     values: np.ndarray
@@ -88,14 +88,14 @@ def tokenized(
     """Tokenizes all texts of a set and holds the tokens in memory.
 
     A token takes two bytes, or four if the vocabulary exceeds 2**16. For `language_modeling`, the texts of a split are
-    concatenated in order. An end-of-text token stands before the first text and after each text. Tokens after the last
+    concatenated in order, with an end-of-text token before the first text and after each text. Tokens after the last
     whole block are dropped.
 
     Args:
       name: the name of the set, for messages.
       task: `text_classification` or `language_modeling`.
       train: examples with `text`, str or UTF-8 bytes, and for classification `label`.
-      test: the same.
+      test: examples with the same fields.
       config: `tokenizer` and `length`.
       label: a function that returns the field of the labels, for classification.
       origin: the origin of the texts, for messages.
@@ -107,7 +107,10 @@ def tokenized(
         raise UsageError(f"--data.length {config.length}: wanted at least 1 token, as in --data.length 128")
     tokenizer = load_tokenizer(config.tokenizer)
     where = f"text{f' ({origin})' if origin else ''} of '{name}'"
-    splits = {config.train_split: train, config.test_split: test}  # if both are one, its texts are tokenized once
+    splits = {
+        config.train_split: train,
+        config.test_split: test,
+    }  # equal splits are tokenized once
     if task == "language_modeling":
         blocks = {
             split_name: _blocks(split, tokenizer, config.length, f"split '{split_name}' of '{name}'", where)

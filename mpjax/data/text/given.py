@@ -1,4 +1,4 @@
-"""Reads texts that a user gives to a trained model: lines of files or of stdin, or a column of a table."""
+"""Reads a user's texts for a trained model: lines of files or stdin, or a column of a table."""
 
 import csv
 import io
@@ -28,8 +28,8 @@ class Line(NamedTuple):
     """A text as stored.
 
     Attributes:
-      name: file and line.
-      text: the text, its bytes, or the error that names what is wrong with it.
+      name: the file and line of the text.
+      text: the text, its bytes, or an error that describes the fault.
     """
 
     name: str
@@ -37,16 +37,16 @@ class Line(NamedTuple):
 
 
 def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: str) -> Given:
-    """Returns texts, tokenized as those of the set.
+    """Reads texts, and tokenizes them as the texts of the set.
 
     Args:
       inputs: files of lines, tables (.csv, .tsv), or `-` for lines of stdin.
       source: the set that the model was trained on, for a classifier with the field `length`.
-      config: the tokenizer, the length, and the names of the columns of tables without a line of names.
-      column: the column of tables.
+      config: the tokenizer, the length, and the column names of tables without a line of names.
+      column: the column of tables that holds the texts.
 
     Raises:
-      UsageError: there is no such file, it holds no lines, or as `column_of_table`.
+      UsageError: a file does not exist or holds no lines, or `column_of_table` raises.
     """
     lines = [line for given in inputs for line in _lines_of(given, column, config.header)]
     tokenizer = load_tokenizer(config.tokenizer)
@@ -69,8 +69,10 @@ def _classified(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
 
 
 def _modelled(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
-    """Returns the text between end-of-text tokens in blocks: `tokens` [n, length + 1], of which the model predicts the
-    first `count` [n]."""
+    """Cuts the text between end-of-text tokens into blocks: `tokens` [n, length + 1] and `count` [n].
+
+    The model predicts the first `count` tokens of a block.
+    """
     values = np.asarray([tokenizer.end, *tokenizer.whole([text]).values, tokenizer.end], np.int32)
     starts = range(0, len(values) - 1, length)
     tokens = np.full((len(starts), length + 1), tokenizer.end, np.int32)
@@ -111,7 +113,7 @@ def _lines_of(given: str, column: str, header: Sequence[str]) -> list[Line]:
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""What stands between two values, by the ending of a file."""
+"""The separator of values, by file extension."""
 
 _END = "\0end of the file"
 
@@ -120,8 +122,8 @@ class Row(NamedTuple):
     """A row as stored.
 
     Attributes:
-      line: the number of its first line.
-      values: the values of its columns.
+      line: the number of the row's first line.
+      values: the values of the columns.
     """
 
     line: int
@@ -131,18 +133,17 @@ class Row(NamedTuple):
 def column_of_table(
     name: str, content: bytes, column: str, *, delimiter: str, header: Sequence[str] = ()
 ) -> Iterator[tuple[str, str | UsageError]]:
-    """Yields file and line of each row, with the text in a column, or the error of a row that has no such text.
+    """Yields the file and line of each row, with its text in a column, or the error of a row without one.
 
     Args:
       name: the file, for messages.
-      content: its bytes.
+      content: the bytes of the file.
       column: the name of the column.
-      delimiter: what stands between two values.
-      header: the names of the columns of tables without a line of names, `--data.header` of the run.
+      delimiter: the separator of values.
+      header: the column names of tables without a line of names, `--data.header` of the run.
 
     Raises:
-      UsageError: the table is not UTF-8 or has no such column, its first line is no line of names, or a quote is not
-        closed.
+      UsageError: the table is not UTF-8, lacks the column or a line of names, or has an unclosed quote.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -175,13 +176,13 @@ def column_of_table(
 
 
 def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
-    """Returns True if a table has a line of names, although that of the run had none."""
+    """True if a table has a line of names, although the data of the run had none."""
     found = {value.strip().lower() for value in first}
     return {name.lower() for name in header} <= found or (len(first) != len(header) and bool(found & {*header}))
 
 
 def _like_an_example(names: Sequence[str], rows: Sequence[Row]) -> str:
-    """Returns why names are no names, as training decides it, or an empty string."""
+    """The reason why names look like an example, by the rules of training, or an empty string."""
     if number := number_among(names):
         return f"'{number}' is a number"
     for at, name in enumerate(names):
@@ -191,10 +192,10 @@ def _like_an_example(names: Sequence[str], rows: Sequence[Row]) -> str:
 
 
 def _rows(name: str, text: str, delimiter: str) -> list[Row]:
-    """Returns the rows of a table. Quotes of a tsv file are characters if they would join lines to one text.
+    """Parses the rows of a table. Quotes of a tsv file are characters if they would otherwise join lines.
 
     Raises:
-      UsageError: a quote of a csv file is not closed.
+      UsageError: a csv file has an unclosed quote.
     """
     rows, open_at = _read(text, delimiter, csv.QUOTE_MINIMAL)
     if delimiter != "\t":
@@ -203,7 +204,7 @@ def _rows(name: str, text: str, delimiter: str) -> list[Row]:
                 f"{name}:{open_at}: a quote is not closed up to the end of the file; close it, or double it"
             )
         return rows
-    # As `mpjax.data.sources.huggingface_files` decides it for training.
+    # The same rule as for training, in `mpjax.data.sources.huggingface_files`.
     if open_at is None and not any("\n" in value and "\t" in value for row in rows for value in row.values):
         return rows
     said = f"{name}: quotes of the tsv file are read as characters: as quotes, they would join lines to one text"
@@ -212,7 +213,7 @@ def _rows(name: str, text: str, delimiter: str) -> list[Row]:
 
 
 def _read(text: str, delimiter: str, quoting: int) -> tuple[list[Row], int | None]:
-    """Returns the rows, and the line of the one with a quote that is not closed, or None."""
+    """Parses the rows, and finds the line of a row with an unclosed quote, or None."""
     if not text:
         return [], None
     lines = io.StringIO(text.removesuffix("\n") + f"\n{_END}\n", newline="")

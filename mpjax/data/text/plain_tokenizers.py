@@ -1,4 +1,4 @@
-"""Defines the tokenizer protocol and the tokenizers that need no files: bytes and hashed words."""
+"""The tokenizer protocol, and the tokenizers that need no files: bytes and hashed words."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ class Ragged(NamedTuple):
 
     Attributes:
       values: int32 [sum of lengths], the concatenated sequences.
-      lengths: int64 [N].
+      lengths: int64 [N], the length of each sequence.
     """
 
     values: np.ndarray
@@ -28,17 +28,17 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Returns the vocabulary size; token ids are below it."""
+        """The vocabulary size. Token ids are below it."""
         ...
 
     @property
     def padding(self) -> int:
-        """Returns the padding token."""
+        """The padding token."""
         ...
 
     @property
     def end(self) -> int:
-        """Returns the end-of-text token."""
+        """The end-of-text token."""
         ...
 
     def whole(self, texts: Sequence[str]) -> Ragged:
@@ -59,7 +59,7 @@ class BytesTokenizer:
     """A tokenizer of UTF-8 bytes: byte b is token b + 3, after padding (0), end (1) and start (2).
 
     It needs no files and encodes every text. Padding, end and bytes have the ids of ByT5 (Xue et al., 2021,
-    arXiv:2105.13626). The unknown token of ByT5 is the start token here, because no byte is unknown; a classifier reads
+    arXiv:2105.13626). The unknown token of ByT5 is the start token here, because no byte is unknown. A classifier reads
     from the start token.
 
     >>> BytesTokenizer().whole(["hi"]).values.tolist()
@@ -91,7 +91,7 @@ class BytesTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class WordsTokenizer:
-    """A tokenizer of lower-case words and punctuation marks by their CRC-32 checksum; a few words share a token.
+    """A tokenizer of lower-case words and punctuation marks by their CRC-32 checksum. A few words share a token.
 
     This is the hashing trick (Weinberger et al., 2009, arXiv:0902.2206). Tokens cannot be decoded, so it is meant for
     classification.

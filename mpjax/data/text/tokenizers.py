@@ -1,4 +1,4 @@
-"""Loads the tokenizer of `--data.tokenizer`: a plain one or one from Hugging Face."""
+"""Loads the tokenizer of `--data.tokenizer`: a plain tokenizer, or one from Hugging Face."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ class HuggingFaceTokenizer:
     Args:
       name: the name in messages.
       tokenizer: a `tokenizers.Tokenizer`.
-      special: the ids of the tokens `padding` and `end`, None if the tokenizer lacks one.
+      special: the ids of the tokens `padding` and `end`; None for a token that the tokenizer lacks.
     """
 
     name: str
@@ -37,17 +37,17 @@ class HuggingFaceTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Returns the vocabulary size; token ids are below it."""
+        """The vocabulary size. Token ids are below it."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def padding(self) -> int:
-        """Returns the padding token, or the end-of-text token if there is none (GPT-2): `length` tells them apart."""
+        """The padding token, or the end-of-text token if there is none (GPT-2); `length` tells them apart."""
         return self.end if (padding := self.special["padding"]) is None else padding
 
     @property
     def end(self) -> int:
-        """Returns the end-of-text token; raises UsageError if the tokenizer has none."""
+        """The end-of-text token. Raises UsageError if the tokenizer has none."""
         if (end := self.special["end"]) is None:
             raise UsageError(
                 f"tokenizer {self.name} has no end-of-text token; wanted one of {', '.join(_USUAL_END)}, or eos_token "
@@ -77,14 +77,14 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Loads the tokenizer that `--data.tokenizer` names.
+    """Loads the tokenizer `name`.
 
     Args:
-      name: `bytes`, `words`, a tokenizer.json, a folder with one or with the files of a `transformers` tokenizer, or a
+      name: `bytes`, `words`, a tokenizer.json, a folder with that file or the files of a `transformers` tokenizer, or a
         name on the Hugging Face hub.
 
     Raises:
-      UsageError: the tokenizer does not exist or is damaged, or the package to read it is missing.
+      UsageError: the tokenizer does not exist or is damaged, or the package that reads it is missing.
     """
     if name in PLAIN:
         return PLAIN[name]()
@@ -164,7 +164,7 @@ def _from_transformers(folder: pathlib.Path, name: str) -> HuggingFaceTokenizer:
 
 
 def _downloaded(name: str) -> pathlib.Path:
-    """Returns the folder of a tokenizer from the hub, or from the cache if it is there."""
+    """The folder of a tokenizer from the hub, or from the local cache."""
     try:
         import huggingface_hub
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""Loggers of experiments, through their own packages: `--report.writers wandb`, `mlflow`, `comet`."""
+"""Experiment loggers, through their own packages: `--report.writers wandb`, `mlflow`, `comet`."""

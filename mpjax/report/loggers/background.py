@@ -1,4 +1,4 @@
-"""A writer that passes everything on in a thread of its own, so that a slow or broken logger never holds up a run."""
+"""Runs an experiment logger in its own thread, so that a slow or broken logger never delays a run."""
 
 import contextlib
 import pathlib
@@ -14,14 +14,14 @@ from mpjax.errors import LoggerWarning, UsageError
 
 
 class Logger(Protocol):
-    """A logger of experiments, used by one thread. Each method may raise anything."""
+    """An experiment logger, used by one thread. Each method may raise any exception."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a step."""
         ...
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs pictures of a step, uint8 [H, W, 3]."""
+        """Logs images of a step, uint8 [H, W, 3]."""
         ...
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
@@ -29,7 +29,7 @@ class Logger(Protocol):
         ...
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining data."""
         ...
 
 
@@ -45,17 +45,17 @@ FILES = (
 """The files of a run's folder that loggers store at its end."""
 
 PATIENCE = 60.0
-"""Seconds to wait for a logger at the end of a run."""
+"""The seconds to wait for a logger at the end of a run."""
 
 
 class InBackground:
-    """A writer for a logger. At its first failure it warns, and leaves the rest out.
+    """A writer for a logger. At the first failure it warns, and sends no more.
 
     Args:
       name: the name of the logger, for messages.
-      open_logger: opens it, in the thread of the writer.
+      open_logger: opens the logger, in the thread of the writer.
       folder: the folder of the run.
-      patience: seconds to wait at the end until everything is sent.
+      patience: the seconds to wait at the end until everything is sent.
     """
 
     def __init__(
@@ -74,21 +74,21 @@ class InBackground:
         self._work.put(lambda logger: logger.log(step, dict(metrics)))
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs pictures of an evaluation."""
+        """Logs images of an evaluation."""
         self._tell()
         self._work.put(lambda logger: logger.images(step, dict(images)))
 
     def layers(self, step: int, layers: Sequence) -> None:
-        """Leaves out the statistics of layers: TensorBoard has them."""
+        """Ignores the statistics of layers, which TensorBoard has."""
 
     def saved(self, step: int) -> None:
-        """Leaves out checkpoints, which stay in the run's folder."""
+        """Ignores checkpoints, which stay in the run's folder."""
 
     def message(self, text: str) -> None:
-        """Leaves out messages."""
+        """Ignores messages."""
 
     def close(self) -> None:
-        """Stores the files of the run, and waits until all is sent or the patience is over."""
+        """Stores the files of the run, and waits until everything is sent, at most `patience` seconds."""
         if self._closed:
             return
         self._closed = True
@@ -106,7 +106,7 @@ class InBackground:
             with contextlib.closing(logger):
                 while (work := self._work.get()) is not None:
                     work(logger)
-        except Exception as error:  # whatever the logger's package raises
+        except Exception as error:  # the logger's package may raise any exception
             self._failure = f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _tell(self) -> None:

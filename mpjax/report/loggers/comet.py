@@ -1,4 +1,4 @@
-"""Comet as a writer, `--report.writers comet`; its own settings are `COMET_PROJECT_NAME` and the like."""
+"""Comet as a writer, `--report.writers comet`. Its own settings are `COMET_PROJECT_NAME` and similar variables."""
 
 import importlib
 import importlib.util
@@ -20,11 +20,11 @@ from mpjax.report.loggers.background import InBackground, require_package
 NAME, PACKAGE = "comet", "comet_ml"
 
 _ID = "comet_id"
-"""The file in a run's folder with the key under which a resumed run goes on."""
+"""The file in a run's folder with the key under which a resumed run continues."""
 
 
 class CometLogger:
-    """An experiment of Comet: metrics by step, settings as parameters, and files as assets."""
+    """A Comet experiment: metrics by step, settings as parameters, and files as assets."""
 
     def __init__(self, run: RunInfo):
         comet: Any = importlib.import_module(PACKAGE)
@@ -44,7 +44,7 @@ class CometLogger:
                 display_summary_level=0,
             ),
         )
-        if not self._experiment.alive:  # it logs what went wrong, and takes calls that do nothing
+        if not self._experiment.alive:  # Comet logs the error itself, and accepts calls without effect
             raise ConnectionError("Comet cannot be reached")
         file.write_text(self._experiment.get_key())
         if known is None:
@@ -57,10 +57,10 @@ class CometLogger:
         self._experiment.log_metrics(dict(metrics), step=step)
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs pictures of a step."""
+        """Logs images of a step."""
         from PIL import Image  # late: few runs have images
 
-        for name, pixels in images.items():  # of an array, Comet would stretch the colours
+        for name, pixels in images.items():  # Comet would rescale the colours of an array
             self._experiment.log_image(Image.fromarray(pixels), name=name, step=step)
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
@@ -69,7 +69,7 @@ class CometLogger:
             self._experiment.log_asset(str(path), file_name=path.name, overwrite=True)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining data."""
         self._experiment.end()
 
 
@@ -80,7 +80,7 @@ def open_comet(run: RunInfo) -> InBackground:
       UsageError: the package is not installed, or Comet has no key and is not offline.
     """
     require_package(NAME, importlib.util.find_spec(PACKAGE))
-    os.environ.setdefault("COMET_ERROR_TRACKING_ENABLE", "0")  # its faults would be reported to its makers
+    os.environ.setdefault("COMET_ERROR_TRACKING_ENABLE", "0")  # otherwise its errors are reported to Comet
     comet: Any = importlib.import_module(PACKAGE)
     settings = comet.get_config()
     if settings["comet.start.online"] is not False and not settings["comet.api_key"]:

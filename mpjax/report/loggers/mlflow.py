@@ -1,4 +1,4 @@
-"""MLflow as a writer, `--report.writers mlflow`; its own settings are `MLFLOW_TRACKING_URI` and the like."""
+"""MLflow as a writer, `--report.writers mlflow`. Its own settings are `MLFLOW_TRACKING_URI` and similar variables."""
 
 import importlib.util
 import math
@@ -20,13 +20,13 @@ from mpjax.report.loggers.background import InBackground, require_package
 NAME = "mlflow"
 
 _ID = "mlflow_id"
-"""The file in a run's folder with the id under which a resumed run goes on."""
+"""The file in a run's folder with the id under which a resumed run continues."""
 
-_LONGEST = 6000  # characters of a parameter that MLflow accepts
+_LONGEST = 6000  # the most characters of a parameter that MLflow accepts
 
 
 class MlflowLogger:
-    """A run of MLflow: metrics by step, settings as parameters, and files as artifacts."""
+    """An MLflow run: metrics by step, settings as parameters, and files as artifacts."""
 
     def __init__(self, run: RunInfo):
         import mlflow
@@ -49,7 +49,7 @@ class MlflowLogger:
             self._client.log_metric(self._id, name, value if math.isfinite(value) else math.nan, step=step)
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs pictures of a step."""
+        """Logs images of a step."""
         for name, pixels in images.items():
             self._client.log_image(self._id, pixels, key=name, step=step)
 
@@ -67,7 +67,7 @@ def open_mlflow(run: RunInfo) -> InBackground:
     """Opens the writer.
 
     Raises:
-      UsageError: the package is not installed, or the store on this machine that it would use cannot be opened.
+      UsageError: the package is not installed, or its store on this machine cannot be opened.
     """
     require_package(NAME, importlib.util.find_spec(NAME))
     _require_store()
@@ -75,7 +75,8 @@ def open_mlflow(run: RunInfo) -> InBackground:
 
 
 def _require_store() -> None:
-    """Raises UsageError if MLflow cannot open a store on this machine; servers may be down for a while."""
+    """Raises UsageError if MLflow cannot open a store on this machine. Remote stores are not checked: they may be down
+    for a while."""
     import mlflow
 
     address = mlflow.get_tracking_uri()
@@ -83,7 +84,7 @@ def _require_store() -> None:
         return
     try:
         mlflow.MlflowClient().search_experiments(max_results=1)
-    except Exception as error:  # whatever MLflow raises
+    except Exception as error:  # MLflow may raise any exception
         raise UsageError(
             f"--report.writers mlflow: nothing can be stored at {address}: {first_line(error)}; write "
             "MLFLOW_TRACKING_URI=http://HOST:PORT for a server, MLFLOW_ALLOW_FILE_STORE=true "
@@ -92,4 +93,4 @@ def _require_store() -> None:
 
 
 _REMOTE = ("http", "https", "databricks", "databricks-uc", "uc", "mysql", "postgresql", "mssql")
-"""Schemes of stores on other machines, before any `+driver`."""
+"""Schemes of stores on other machines, without any `+driver`."""

@@ -1,4 +1,5 @@
-"""Weights & Biases as a writer, `--report.writers wandb`; its own settings are `WANDB_PROJECT` and the like."""
+"""Weights & Biases as a writer, `--report.writers wandb`. Its own settings are `WANDB_PROJECT` and similar
+variables."""
 
 import importlib.util
 import pathlib
@@ -16,11 +17,11 @@ from mpjax.report.loggers.background import InBackground, require_package
 NAME = "wandb"
 
 _ID = "wandb_id"
-"""The file in a run's folder with the id under which a resumed run goes on."""
+"""The file in a run's folder with the id under which a resumed run continues."""
 
 
 class WandbLogger:
-    """A run of W&B: metrics by step, settings, and files as an artifact."""
+    """A W&B run: metrics by step, settings, and files as an artifact."""
 
     def __init__(self, run: RunInfo):
         import wandb
@@ -41,7 +42,7 @@ class WandbLogger:
         self._run.log(dict(metrics), step=step)
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs pictures of a step."""
+        """Logs images of a step."""
         self._run.log({name: self._wandb.Image(pixels) for name, pixels in images.items()}, step=step)
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
@@ -52,7 +53,7 @@ class WandbLogger:
         self._run.log_artifact(artifact)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining data."""
         self._run.finish()
 
 
