@@ -1,5 +1,4 @@
-"""The commands of the `mpjax` program. Each takes arguments, returns an exit code, and prints user errors without a
-traceback.
+"""The commands of `mpjax`. Each takes arguments, returns an exit code, and prints user errors without a traceback.
 
 `mpjax train --help` and `python scripts/train.py --help` run the same function. Imports are late: help and errors about
 flags appear before JAX is imported.
@@ -143,7 +142,7 @@ def _answer(option: str, argv: Sequence[str]) -> None:
     """Runs an option of the program itself.
 
     Raises:
-      UsageError: there is no such option or command.
+      UsageError: the option or command does not exist.
     """
     match option:
         case "-h" | "--help":

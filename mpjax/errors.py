@@ -65,7 +65,7 @@ def exit_code_of(error: BaseException) -> int:
 def failure(error: BaseException, file: str = "") -> str:
     """Formats an error of the user's code: its class, its message, and the file and line that raised it.
 
-    The line is the last one of `file` in the traceback, or the last of all if `file` is not in it. The first frame
+    The line is the last frame in `file`, or the last frame of the traceback if no frame is in `file`. The first frame
     belongs to the caller and is skipped. `SystemExit` is shown as a call of `sys.exit`.
     """
     said = first_line(error) if str(error) else type(error).__name__

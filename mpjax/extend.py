@@ -1,7 +1,7 @@
-"""What a run can be given of your own: the one page to read before writing a part.
+"""The extension points of a run: the one page to read before you write a part of your own.
 
-Each part is named by a setting, as `FILE.py:NAME` or `package.module:NAME`, or passed to `mpjax.run` in Python. A class
-or a function is called as its protocol here says. docs/extending.md has an example of each.
+Name a part in its setting, as `FILE.py:NAME` or `package.module:NAME`, or pass it to `mpjax.run` in Python. mpjax calls
+a class or function as its protocol below documents. docs/extending.md has an example of each.
 
 | part | setting | argument of `mpjax.run` |
 | --- | --- | --- |
@@ -99,12 +99,10 @@ class Source(Protocol):
 
 
 class Augmentation(Protocol):
-    """An augmentation of training batches on the device, inside the compiled step, after the augmentations of
-    `--data`."""
+    """An augmentation of training batches on the device, in the compiled step, after the augmentations of `--data`."""
 
     def __call__(self, batch: dict[str, jax.Array], key: Key[Array, ""]) -> dict[str, jax.Array]:
-        """Augments a batch and returns the same fields; images are float32, scaled with `--data.mean` and
-        `--data.std`."""
+        """Augments a batch and keeps its fields; images are float32, scaled to `--data.mean` and `--data.std`."""
         ...
 
 
@@ -174,7 +172,7 @@ class Callback:
         """Called with `test/…` (and `ema/…`); `model()` returns a copy of the model in evaluation mode."""
 
     def saved(self, step: int) -> Ask:
-        """Called when the writing of a checkpoint starts, to `checkpoints/<step>` of the run's folder."""
+        """Called while the checkpoint of a step is being written to `checkpoints/<step>` of the run's folder."""
 
     def diverged(self, step: int, reason: str) -> None:
         """Called before a diverged run ends, and before its diagnosis."""

@@ -13,8 +13,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds `path` to an OSError raised inside, because a failed write (such as to a full disk) does not name its
-    file."""
+    """Adds `path` to an OSError raised inside, because a failed write (a full disk) does not name its file."""
     try:
         yield
     except OSError as error:

@@ -20,7 +20,7 @@ def cluster_environment() -> Any:
     `jax.distributed.initialize` also calls it, but reports nothing before it connects.
 
     Raises:
-      UsageError: this version of JAX has no such class.
+      UsageError: this version of JAX lacks the class.
     """
     flags = "--distributed.coordinator HOST:PORT --distributed.processes N --distributed.process I"
     return _private("jax._src.clusters", "ClusterEnv", f"the detection of clusters; write {flags}")

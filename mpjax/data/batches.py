@@ -30,8 +30,8 @@ def train_batches(source: Source, config: Data, seed: int, share: Share = WHOLE)
       share: the part of each batch that this process reads.
 
     Raises:
-      UsageError: an epoch is smaller than a batch, or `conform` refuses an example. A streamed set refuses an example
-        only when it is read.
+      UsageError: an epoch is smaller than a batch, `seed` is not in [0, 2**32), or `conform` refuses an example. A
+        streamed set refuses an example only when it is read.
     """
     check_data(config)
     require_batch(source, config)
@@ -91,8 +91,7 @@ def require_batch(source: Source, config: Data) -> None:
 
 
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:
-    """Builds batches of all of `source.test`, in order, of size `config.eval_batch_size`, with a `weight` [B] of 1 or
-    0.
+    """Builds batches of all of `source.test` in order, of size `config.eval_batch_size`, with `weight` [B] of 1 or 0.
 
     Each batch holds only the `share` of this process.
 

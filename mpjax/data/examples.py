@@ -21,7 +21,7 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
       The fields in the batch dtypes: images stay uint8 or become float32; all others become int32 with the same values.
 
     Raises:
-      UsageError: a field is missing or does not match; the message names the field, what it is and what is expected.
+      UsageError: a field is missing or does not match; the message has the field, its value and the expected one.
 
     >>> example = conform({"image": np.zeros((2, 2, 1)), "label": 3}, labelled_images(10, (2, 2, 1)))
     >>> example["image"].dtype, example["label"].dtype

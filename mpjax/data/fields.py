@@ -54,7 +54,7 @@ class _FromColumn:
     """The origin of a field's values.
 
     Args:
-      origin: the origin for messages, such as `column 'img'`; empty if it equals the field's name.
+      origin: the origin for messages, such as `column 'img'`; empty if the column has the field's name.
     """
 
     origin: str = dataclasses.field(default="", compare=False, repr=False)

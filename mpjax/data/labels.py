@@ -13,7 +13,7 @@ from mpjax.errors import DataWarning, UsageError
 
 
 _CHANCE = 1e-2  # the probability of a warning about splits drawn at random
-_ALONE = 0.9  # the share of examples with a unique label, from which a column is not of classes
+_ALONE = 0.9  # a column holds no classes if this share of the examples has a unique label
 _FEWEST = 10  # the fewest examples that are checked
 
 

@@ -175,8 +175,10 @@ class MixedSplit:
         return self.splits[0].first
 
     def batch(self, indices: Sequence[int] | np.ndarray, drawn: np.ndarray | None = None) -> Arrays:
-        """Reads examples as one batch, each from its set. Messages name the set and the example's number in that
-        set."""
+        """Reads examples as one batch, each from its set.
+
+        Error messages have the set of an example, and its number in that set.
+        """
         ends = np.cumsum([len(split) for split in self.splits])
         numbers = np.asarray(indices)
         owners = np.searchsorted(ends, numbers, side="right")

@@ -103,8 +103,7 @@ def _column_for(field: str, table: Table, named: Mapping[str, str]) -> str:
 
 
 def _advice_on(field: str, table: Table, candidates: Sequence[str]) -> str:
-    """Advice for a field that no column or several columns fit. It lists only columns of a type that the field
-    accepts."""
+    """Advice for a field that no column or several columns fit. It lists only columns of an accepted type."""
     floats = [name for name, column in table.columns.items() if _is_float(column)]
     if field == "label" and floats and not candidates:
         return f"; a floating-point number is not a class number: {whole_numbers(floats[0])}"

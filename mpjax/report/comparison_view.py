@@ -88,8 +88,9 @@ def plot_comparison(
     *,
     band: str = "range",
 ) -> None:
-    """Draws a panel for each metric: the center and band of every group, and the step where it parts from the first
-    group.
+    """Draws a panel for each metric: the center and band of every group, and a line at its parting step.
+
+    The parting step is the step from which a group stays apart from the first group.
 
     Args:
       names: the names of the groups, the reference first.

@@ -78,8 +78,7 @@ def _publisher(stream: TextIO) -> _Show | None:
 
 
 class _LiveTable:
-    """A writer that shows the newest reports of a run as one table, a row for each step. Messages are printed outside
-    it."""
+    """Shows the newest reports of a run as one table, a row for each step. Messages are printed outside it."""
 
     def __init__(self, total_steps: int, stream: TextIO, pace: Pace, show: _Show, clock: Callable[[], float]):
         self._total_steps, self._stream, self._pace, self._clock = total_steps, stream, pace, clock

@@ -59,8 +59,7 @@ def dress_steps(panel) -> None:
 
 
 def dress_share(panel) -> None:
-    """Sets the y axis of a panel of shares, such as an accuracy, to percent, and clips its limits to the range of
-    shares."""
+    """Sets the y axis of a panel of shares, such as an accuracy, to percent, with limits in the range of shares."""
     from matplotlib.ticker import PercentFormatter
 
     panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))

@@ -139,7 +139,7 @@ _NOT_OF_RESULTS = ("loop.", "report.", "data.data_dir")
 
 
 def turns_of(history: History) -> dict[int, str]:
-    """Describes the changed settings at each step from which settings that affect results differ.
+    """Describes the changes of settings that affect results, by step.
 
     >>> turns_of([{"step": 9, "changed": {"seed": ["0", "1"], "loop.keep": ["2", "3"]}}])
     {9: 'seed 1, before 0'}
@@ -171,16 +171,14 @@ def gaps_of(history: History) -> list[str]:
 
 
 def entries_of(history: History) -> dict[str, Any]:
-    """The entries of a history in summary.json: `changed` by step, and `metrics_missing`, each only if there are
-    any."""
+    """The entries of a history in summary.json: `changed` by step and `metrics_missing`, each if there are any."""
     turns, gaps = turns_of(history), gaps_of(history)
     changed = {"changed": {str(step): text for step, text in turns.items()}} if turns else {}
     return changed | ({"metrics_missing": gaps} if gaps else {})
 
 
 def other_versions(history: History) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, old version and new version of packages, Python and devices that differ in the last two
-    lines."""
+    """Yields the name, old and new version of packages, Python and devices that differ in the last two lines."""
     if len(history) < 2:
         return
     old, new = map(_versions, history[-2:])

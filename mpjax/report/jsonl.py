@@ -1,5 +1,4 @@
-"""Writes and reads metrics.jsonl: one strict JSON object per line. A resumed run leaves the same lines as an unbroken
-run."""
+"""Writes and reads metrics.jsonl: one strict JSON object per line. A resumed run repeats no step."""
 
 import os
 import time

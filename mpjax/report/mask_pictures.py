@@ -50,8 +50,7 @@ def _palette() -> np.ndarray:
 
 
 def _visible(image: np.ndarray) -> np.ndarray:
-    """Converts an image to uint8 [H, W, 3]: one or two channels become grey, and of more channels the first three are
-    kept."""
+    """Converts an image to uint8 [H, W, 3]: one or two channels become grey; of more, the first three are kept."""
     if image.dtype != np.uint8:
         low, high = image.min(), image.max()
         image = np.round((image - low) * (255 / ((high - low) or 1))).astype(np.uint8)

@@ -71,8 +71,7 @@ class OwnWriter:
 
 
 class Failures:
-    """A callback that raises the failures of writers, so that all processes of a run end together, with a
-    checkpoint."""
+    """A callback that raises the failures of writers: all processes of a run end together, with a checkpoint."""
 
     def __init__(self):
         self._writers: list[OwnWriter] = []

@@ -202,8 +202,7 @@ def mark_steps(panel, steps: Sequence[int], marker: str, color: str, label: str)
 
 
 def series(records: Records, name: str) -> tuple[list[int], list[float]]:
-    """The steps and values of a metric, with NaN for nonfinite values. Both lists are empty if the metric is
-    missing."""
+    """The steps and values of a metric, with NaN for nonfinite values; empty lists if the metric is missing."""
     found = [(record["step"], record[name]) for record in records if name in record]
     return [step for step, _ in found], [value if math.isfinite(value) else math.nan for _, value in found]
 

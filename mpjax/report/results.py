@@ -172,7 +172,7 @@ def write_summary(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> N
 
 
 def summary_of(path: Path, ran: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reads a summary.json if its entries equal `ran`. Returns None if they differ, or the file is damaged or
+    """Reads a summary.json if its entries equal `ran`, or returns None if they differ or the file is damaged or
     missing."""
     try:
         found = strict_json.decode(path.read_text())

@@ -25,7 +25,7 @@ Runs = Mapping[int, Records]
 
 
 def plot_seeds(runs: Runs, path: str | os.PathLike[str], title: str = "") -> None:
-    """Draws a panel for each of loss, scores and loss scale: a thin line for each seed, their mean, and a band of their
+    """Draws a panel for each of loss, scores and loss scale: a thin line for each seed, the mean, and a band of the
     spread.
 
     Mean and band cover the steps that all runs have, with a gap at nonfinite values.

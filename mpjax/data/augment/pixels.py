@@ -80,7 +80,7 @@ def autocontrast(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
 def equalize(counts: Int[Array, "B C 256"]) -> Int[Array, "B C 256"]:
     """A table that equalizes the frequencies of each channel's levels, from its `histogram`."""
     before = jnp.cumsum(counts, axis=-1, dtype=jnp.int32) - counts
-    # The maximum counts all pixels except those of the brightest level that occurs.
+    # The maximum counts all pixels below the brightest level that occurs.
     step = jnp.max(jnp.where(counts > 0, before, 0), axis=-1, keepdims=True) // 255
     spread = jnp.minimum((step // 2 + before) // jnp.maximum(step, 1), 255)
     return jnp.where(step > 0, spread, identity())

@@ -18,7 +18,7 @@ from mpjax.errors import UsageError
 Prepare = Callable[[Mapping[str, jax.Array], jax.Array | None], Mapping[str, jax.Array]]
 
 _OWN = 6
-"""The number of the user's random key, after those of mpjax's augmentations."""
+"""The number of the user's random key, after the keys of mpjax's augmentations."""
 
 
 def preparation_of(config: Data, fields: Fields) -> Prepare:

@@ -1,4 +1,4 @@
-"""Opens images and decodes them on the host. All images of a set have the same kind of numbers; others are errors."""
+"""Opens images and decodes them on the host. An image whose depth differs from the set's is an error."""
 
 import contextlib
 import dataclasses
@@ -96,8 +96,7 @@ class Picture:
         return MODES[self.channels]
 
     def shrink(self, width: float, height: float) -> None:
-        """Makes a JPEG decode at 1/2, 1/4 or 1/8 of its size, which is much faster, but not below `width` and
-        `height`."""
+        """Makes a JPEG decode at 1/2, 1/4 or 1/8 of its size, which is faster, but not below `width` and `height`."""
         self.image.draft(None, (math.ceil(width), math.ceil(height)))
 
     def decoded(self) -> Image.Image:
@@ -209,8 +208,10 @@ def _is_transparent(image: Image.Image) -> bool:
 
 
 def opened(stored: bytes | str) -> Image.Image:
-    """Opens an image in one of `FORMATS`, whatever its extension. Other formats, such as EPS, would make Pillow start
-    programs."""
+    """Opens an image in one of `FORMATS`, whatever its extension.
+
+    For other formats, such as EPS, Pillow would start programs.
+    """
     return Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored, formats=FORMATS)
 
 

@@ -73,7 +73,7 @@ def depth_of(image: Image.Image) -> Depth:
 
 
 def lower_bits_lost(image: Image.Image) -> bool:
-    """True for an image, not yet decoded, of 16 bits per channel of which Pillow reads 8."""
+    """True for an image, not yet decoded, whose 16 bits per channel Pillow reduces to 8."""
     if depth_of(image) != EIGHT:
         return False
     tiles = getattr(image, "tile", ())  # an image made from an array has no tiles

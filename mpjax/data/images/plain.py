@@ -1,4 +1,4 @@
-"""Recognises plain JPEGs, of which some rows can be decoded to the same pixels as in the whole image."""
+"""Recognises plain JPEGs. A part of their rows can be decoded to the same pixels as in the whole image."""
 
 import dataclasses
 import re
@@ -81,5 +81,4 @@ def first_rows(rows: int, stored: bytes, header: Plain) -> bytes:
 
 
 ENDS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
-"""The warning of libjpeg-turbo about a scan that continues below the height, up to the end of the image, and nothing
-else."""
+"""The only warning of libjpeg-turbo about a scan that continues below the height, up to the end of the image."""

@@ -97,7 +97,8 @@ def _like_names(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
 
 
 def _of_few_values(column: Sequence[str]) -> bool:
-    """True for a column of classes: 10 values or more, five per class on average, and each class at least twice."""
+    """True for a column of classes: 10 values or more, at least five per class on average, and at least two of each
+    class."""
     counts = collections.Counter(column)
     return 10 <= len(column) >= 5 * len(counts) and min(counts.values()) > 1
 

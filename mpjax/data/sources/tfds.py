@@ -30,7 +30,7 @@ _AT_ONCE = 1000
 
 @dataclasses.dataclass(frozen=True)
 class PreparedExamples:
-    """One split on disk. Images of uint8 or uint16 stay encoded, so that mpjax decodes them itself.
+    """One split on disk. Images of uint8 or uint16 stay encoded, so that mpjax can decode them at the wanted size.
 
     Args:
       records: the serialized examples.

@@ -143,7 +143,7 @@ def column_of_table(
       header: the column names of tables without a line of names, `--data.header` of the run.
 
     Raises:
-      UsageError: the table is not UTF-8, lacks the column or a line of names, or has an unclosed quote.
+      UsageError: the table is not UTF-8, lacks the column, a line of names or rows below it, or has an unclosed quote.
     """
     try:
         text = content.decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""Comet as a writer, `--report.writers comet`. Its own settings are `COMET_PROJECT_NAME` and similar variables."""
+"""Comet as a writer, `--report.writers comet`. Its own settings are variables such as `COMET_PROJECT_NAME`."""
 
 import importlib
 import importlib.util

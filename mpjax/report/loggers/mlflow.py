@@ -1,4 +1,4 @@
-"""MLflow as a writer, `--report.writers mlflow`. Its own settings are `MLFLOW_TRACKING_URI` and similar variables."""
+"""MLflow as a writer, `--report.writers mlflow`. Its own settings are variables such as `MLFLOW_TRACKING_URI`."""
 
 import importlib.util
 import math
@@ -75,8 +75,10 @@ def open_mlflow(run: RunInfo) -> InBackground:
 
 
 def _require_store() -> None:
-    """Raises UsageError if MLflow cannot open a store on this machine. Remote stores are not checked: they may be down
-    for a while."""
+    """Raises UsageError if MLflow cannot open a store on this machine.
+
+    Remote stores are not checked, because a server may be down for a while.
+    """
     import mlflow
 
     address = mlflow.get_tracking_uri()

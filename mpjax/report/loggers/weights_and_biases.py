@@ -1,5 +1,4 @@
-"""Weights & Biases as a writer, `--report.writers wandb`. Its own settings are `WANDB_PROJECT` and similar
-variables."""
+"""Weights & Biases as a writer, `--report.writers wandb`. Its own settings are variables such as `WANDB_PROJECT`."""
 
 import importlib.util
 import pathlib
