@@ -87,7 +87,7 @@ class DataWarning(UserWarning):
 class CheckpointWarning(UserWarning):
     """A checkpoint is damaged or does not match, or metrics of earlier steps are lost.
 
-    The run uses another checkpoint, or uses this one differently.
+    The run uses another checkpoint, or uses the checkpoint differently.
     """
 
 

@@ -133,10 +133,10 @@ class RunInfo:
     Attributes:
       folder: the folder of the run.
       config: the settings of the run.
-      start: the number of steps attempted before this run: 0 unless it resumes another.
+      start: the number of steps attempted before: 0 unless the run is resumed.
       steps: the number of attempted steps at which the run ends.
       first: True in the one process that prints and writes.
-      records: the metrics logged before a resumed run, as dicts with `step`.
+      records: the metrics that a resumed run logged so far, as dicts with `step`.
     """
 
     folder: pathlib.Path

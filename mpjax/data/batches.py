@@ -96,7 +96,7 @@ def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatc
     Each batch holds only the `share` of this process.
 
     Raises:
-      UsageError: the split is empty, `conform` refuses an example, or its dtypes differ from the training split.
+      UsageError: the split is empty, `conform` refuses an example, or dtypes differ from the training split.
     """
     size, batch_size = len(source.test), config.eval_batch_size
     check_data(config)

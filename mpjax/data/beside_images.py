@@ -23,7 +23,8 @@ def require_together(config: Data, fields: Fields) -> None:
     with a warning.
 
     Raises:
-      UsageError: the image would move without a field of two or more axes, or be mixed without any other field.
+      UsageError: the image would move without a field of two or more axes, or be mixed without one of the other fields,
+        or images would be mixed with labels whose number of classes is unknown.
     """
     if moving := [*_geometric(config)]:
         named = " and ".join(flag for flag, _ in moving)

@@ -18,7 +18,8 @@ def conform(example: Mapping[str, Any], fields: Fields) -> dict[str, np.ndarray]
       fields: the expected fields.
 
     Returns:
-      The fields in the batch dtypes: images stay uint8 or become float32; all others become int32 with the same values.
+      The fields in the batch dtypes: images stay uint8 or become float32; class numbers, tokens and lengths become
+      int32 with the same values; `Numbers` become int32, float32 or bool.
 
     Raises:
       UsageError: a field is missing or does not match; the message has the field, its value and the expected one.

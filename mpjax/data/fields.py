@@ -1,7 +1,8 @@
 """The fields of an example: the contents, shape and dtype of each on the device.
 
-The fields are the contract between data and model. Images arrive as uint8 or float32, and everything else as int32. The
-step casts images to the compute dtype of the policy once, and casts nothing else.
+The fields are the contract between data and model. Images arrive as uint8 or float32. Class numbers, tokens and lengths
+arrive as int32, and the numbers of a user's own task as int32, float32 or bool. The step casts images to the compute
+dtype of the policy once, and casts nothing else.
 """
 
 import dataclasses

@@ -254,7 +254,6 @@ class _LiveConsole:
 
 
 def _numbers(head: str, fields: list[tuple[str, str]]):
-    """Formats one line of values with dimmed labels."""
     from rich.text import Text
 
     line = Text(f"{head:<5}", no_wrap=True, overflow="ellipsis")

@@ -77,7 +77,7 @@ def lines_of(history: History) -> bytes:
 
 
 def read_history(path: Path) -> History:
-    """Reads a history.jsonl, without an incomplete last line. Old runs have no such file, and an empty history.
+    """Reads a history.jsonl, without an incomplete last line. A missing file, as in old runs, is an empty history.
 
     Raises:
       UsageError: a line is damaged.

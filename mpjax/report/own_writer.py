@@ -91,7 +91,7 @@ class Failures:
 
     @contextlib.contextmanager
     def warned_of(self) -> Iterator["Failures"]:
-        """Yields this object. If the body raises, warns of failures that were never raised."""
+        """Warns of failures that were never raised, if the body raises. Yields this object."""
         try:
             yield self
         except BaseException:

@@ -53,8 +53,8 @@ def environment(devices: list[str], compiler_options: Mapping[str, Any]) -> dict
 def process_of(path: Path) -> str:
     """Describes the process that wrote an environment.json.
 
-    The description is "another process" if the file is unreadable or the process has ended. Until the first step of a
-    resumed run, the file is still from the previous process.
+    The description is "another process" if the file is unreadable, or its process ran on this host and has ended. Until
+    the first step of a resumed run, the file is still from the previous process.
     """
     try:
         content = strict_json.decode(path.read_text())

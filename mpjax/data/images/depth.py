@@ -1,4 +1,4 @@
-"""Describes the numbers of stored images, and reads images of more than 8 bits as fractions of their range."""
+"""Describes the bit depth of stored images, and reads images of more than 8 bits as fractions of their range."""
 
 import dataclasses
 

@@ -26,7 +26,7 @@ def class_numbers(stored: Any) -> Any:
       stored: an encoded image, or an array.
 
     Raises:
-      UsageError: the bytes are not an image, or the image has colours.
+      UsageError: the bytes are not an image, or the image has several channels.
     """
     if not isinstance(stored, bytes):
         return stored

@@ -103,7 +103,6 @@ def _table(
 
 
 def _column(name: str, feature: Any, train: Any, test: Any) -> tuple[Column, Read]:
-    """Finds the type of a column and the function that reads it."""
     import datasets
 
     called = f"column '{name}'"

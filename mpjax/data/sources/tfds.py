@@ -207,7 +207,6 @@ def _column(feature: Any, classes: int = 0) -> Column:
 
 
 def _parser(features: dict[str, Any]) -> Callable[[bytes], Example]:
-    """Builds a function from a serialized example to its columns."""
     import tensorflow_datasets as tfds
 
     wanted: Any = tfds.features.FeaturesDict(features)
