@@ -1,4 +1,4 @@
-"""Which dtype every operation and every leaf of a function has, by module path, from one trace."""
+"""Audits the dtype of every operation and every leaf of a function, by module path, from one trace."""
 
 import collections
 from collections.abc import Callable, Iterator
@@ -44,14 +44,14 @@ def audit(
     Args:
       fn: a function of pytrees, or a Flax NNX module, which is called in its current mode (training or evaluation).
       *args: the arguments of `fn`. Arrays may be abstract (`jax.ShapeDtypeStruct`); NNX modules may be among them.
-      policy: the policy that products and stored leaves are compared with: a `Policy`, or anything that `get_policy`
-        takes. Parameters of NNX modules are compared with the dtypes that `apply_policy` would give them.
+      policy: the expected policy of products and stored leaves: a `Policy`, or anything that `get_policy` takes. The
+        expected dtypes of NNX parameters are the dtypes that `apply_policy` would set.
       params: without an NNX module, the index in `args` of the parameters; None if there are none.
       operations: the lists of operations.
 
     Returns:
       An `Audit`. It prints as a table; `assert_clean()` is for tests, `to_json()` for machines. Module paths are named
-      scopes. The audit opens those of NNX modules; Flax linen, Haiku and Equinox open their own.
+      scopes. The audit opens the scopes of NNX modules; Flax linen, Haiku and Equinox open their own.
 
     Raises:
       UsageError: a rule of the policy matches no module of an NNX model, or `fn` cannot be called.
@@ -83,7 +83,7 @@ def audit(
 
 
 def inputs_of(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
-    """Returns the traced inputs (arrays, abstract arrays, numbers) by path, and a function that replaces them."""
+    """Collects the traced inputs (arrays, abstract arrays, numbers) by path, with a function that replaces them."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(models.tree)
     places = tuple(models.originals)
     traced = {_input_name(path, places): i for i, (path, leaf) in enumerate(leaves) if _is_traced(leaf)}
@@ -98,7 +98,7 @@ def inputs_of(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
 
 
 def _input_name(path: tuple, places: tuple) -> str:
-    """Returns `blocks/0/conv1/kernel` for a model that is the function, `args/1/image` for a leaf of an argument."""
+    """Names an input: `blocks/0/conv1/kernel` if the model is the function, `args/1/image` for a leaf of an argument."""
     half, *inner = path
     if half.idx == 0:  # the state of the models, where most arrays are the `value` of a variable
         number, *names = inner
@@ -128,15 +128,15 @@ def _operations(jaxpr, operations: Operations) -> tuple[Operation, ...]:
 
 
 def _primitive(eqn) -> str:
-    """Returns the name of the primitive of an equation, or of the product in blocks that it gives a rule for `vmap`."""
+    """The primitive of an equation; for a custom `vmap` rule around a product in blocks, the product's primitive."""
     inside = equations(eqn.params["call"]) if eqn.primitive.name == "custom_vmap_call" else ()
     return _BLOCK_PRODUCT if any(held.primitive.name == _BLOCK_PRODUCT for _, held in inside) else eqn.primitive.name
 
 
 def _dtype(eqn) -> np.dtype | None:
-    """Returns the dtype that an equation computes in, or casts to; None if it has no floating inputs and outputs.
+    """The dtype that an equation computes in or casts to; None without floating inputs and outputs.
 
-    For a product in float8 it is the dtype of its gradient if one operand is an incoming gradient.
+    A float8 product with an incoming gradient as an operand has the dtype of the gradient.
     """
     if eqn.primitive.name == _CAST:
         return np.dtype(eqn.params["new_dtype"]) if is_floating(eqn.outvars[0].aval) else None
@@ -153,7 +153,7 @@ def _leaves(inputs: dict[str, Any], stored: dict[str, np.dtype]) -> tuple[Leaf, 
 
 
 def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, params: int | None) -> dict[str, np.dtype]:
-    """Returns the dtype in which the policy stores each parameter and statistic, by path."""
+    """The dtype in which the policy stores each parameter and statistic, by path."""
     if modules := models.modules:
         return {name: dtype for at, module in modules.items() for name, dtype in _stored_by(policy, at, module).items()}
 
@@ -168,7 +168,7 @@ def _stored(inputs: dict[str, Any], models: ModelArguments, policy: Policy, para
 
 
 def _stored_by(policy: Policy, at: tuple, module) -> dict[str, np.dtype]:
-    """Returns the dtypes in which `apply_policy` would store the state of the module at key path `at`, by path."""
+    """The dtypes in which `apply_policy` stores the state of the module at key path `at`, by path."""
     return {f"{path_name(at)}/{name}".removeprefix("/"): dtype for name, dtype in stored_dtypes(module, policy).items()}
 
 
@@ -195,7 +195,7 @@ def _upcasts(jaxpr, operations: Operations, wanted: Callable[[str], AskedDtypes 
 
 
 def _is_nowhere(caller) -> bool:
-    """Returns True if JAX lost the user's line of a call, as it does for derivative rules under `jax.checkpoint`.
+    """True if JAX lost the user's line of a call, as it does for derivative rules under `jax.checkpoint`.
 
     All operations inside then appear to be JAX's own, so explicit casts cannot be told from silent ones.
     """
@@ -207,7 +207,7 @@ def _widened(eqn, casts: dict, is_product: bool) -> Iterator[tuple[Any, Any]]:
     """Yields each half-precision operand widened to match the others, once, with the equation that widened it."""
     floating = [atom for atom in eqn.invars if is_floating(atom.aval)]
     cast = [atom for atom in floating if not isinstance(atom, core.Literal) and atom in casts]
-    if len(cast) < len(floating):  # else nothing is matched, as in a sum that accumulates in float32
+    if len(cast) < len(floating):  # otherwise there is no wider operand, as in a sum that accumulates in float32
         for var in dict.fromkeys(cast):
             where = casts.pop(var)
             yield where.invars[0].aval, where
@@ -221,14 +221,14 @@ def _name(eqn) -> str:
 
 _CAST = "convert_element_type"
 _BLOCK_PRODUCT = "scaled_matmul_wrapper"
-"""The primitive of `jax.nn.scaled_matmul`, which is on no list: autocast leaves its operands alone."""
+"""The primitive of `jax.nn.scaled_matmul`. It is on no list, so autocast leaves its operands alone."""
 
 _CASTS = frozenset({"astype", "array", "asarray", "convert_element_type"})
 _AUTOCAST = "/mpjax/precision/casting/transform.py"
 
 
 def _is_silent_upcast(eqn) -> bool:
-    """Returns True if dtype promotion by JAX or a layer widens a half-precision value, not a cast in the program.
+    """True if dtype promotion by JAX or a layer widens a half-precision value, without a cast in the program.
 
     Norms are left out, because they widen their input on purpose. Backward passes are left out, because their casts
     follow from the forward pass.
@@ -240,7 +240,7 @@ def _is_silent_upcast(eqn) -> bool:
         return False
     lines = source_lines(eqn)
     if any(place.file.endswith(_AUTOCAST) for place in lines):
-        return False  # autocast traces at the caller's dtypes; its lists decide what is widened
+        return False  # autocast traces at the caller's dtypes; its lists decide which values are widened
     inside = [place.function for place in lines[: first_outside(lines, ("/jax/",))]]
     caller = lines[len(inside)] if len(inside) < len(lines) else SourceLine("", 0, "")
     if any(place.function == "promote_dtype" for place in lines):  # Flax layers promote input and parameters

@@ -1,9 +1,9 @@
 """Half-precision parameters without float32 copies, as optax wrappers: rounded stochastically, or with a compensation.
 
-Both keep an update that is smaller than the distance between two numbers of the parameters' dtype: the first in the
-mean (Gupta et al., 2015, arXiv:1502.02551, section 3), the second in a second number of the same dtype, to which the
-rounding error goes (Kahan, 1965; Yu et al., "Collage: Light-Weight Low-Precision Strategy for LLM Training", 2024,
-arXiv:2405.03637, "Collage-light").
+Both keep an update that is smaller than the distance between two numbers of the parameters' dtype. Stochastic rounding
+keeps it in the mean (Gupta et al., 2015, arXiv:1502.02551, section 3). Compensation keeps the rounding error in a
+second number of the same dtype (Kahan, 1965; Yu et al., "Collage: Light-Weight Low-Precision Strategy for LLM
+Training", 2024, arXiv:2405.03637, "Collage-light").
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class StochasticWeightsState(NamedTuple):
     """The state of `stochastic_weights`.
 
     Attributes:
-      roundings: int32, updates so far, which seed the random numbers of the rounding.
+      roundings: int32, the number of updates so far, a seed of the rounding.
       inner_state: the wrapped optimizer's state, for float32 parameters.
     """
 
@@ -35,8 +35,8 @@ class CompensatedWeightsState(NamedTuple):
     """The state of `compensated_weights`.
 
     Attributes:
-      compensation: for each half-precision parameter what rounding has left over, in the parameter's dtype; None in
-        place of the others.
+      compensation: the remainder of rounding for each half-precision parameter, in its dtype; None for other
+        parameters.
       inner_state: the wrapped optimizer's state, for float32 parameters.
     """
 
@@ -47,9 +47,9 @@ class CompensatedWeightsState(NamedTuple):
 def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer so that half-precision parameters take its float32 updates by stochastic rounding.
 
-    No float32 copy is kept: a parameter plus its update is rounded at random to one of the two neighbours in its dtype,
-    more often to the nearer one, so that its mean is exact. A parameter without an update keeps every bit. Put it
-    inside the loss scaling: `no_loss_scaling(stochastic_weights(optax.adamw(1e-3)))`.
+    There is no float32 copy. A parameter plus its update rounds at random to one of the two neighbours in its dtype.
+    The nearer neighbour is more likely, so that the mean is exact. A parameter without an update keeps every bit. Put
+    it inside the loss scaling: `no_loss_scaling(stochastic_weights(optax.adamw(1e-3)))`.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> params, tx = jnp.ones(10_000, jnp.bfloat16), mpjax.precision.stochastic_weights(optax.sgd(2**-10))
@@ -83,7 +83,7 @@ def stochastic_weights(inner: optax.GradientTransformation, *, seed: int = 0) ->
 
 
 def compensated_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer so that half-precision parameters carry their rounding error along, in their own dtype.
+    """Wraps an optimizer so that each half-precision parameter keeps its rounding error in a second array of its dtype.
 
     The optimizer sees the sum of a parameter and its compensation in float32: 16 bits of mantissa for bfloat16, at half
     the memory of float32 copies. Put it inside the loss scaling.
@@ -135,17 +135,17 @@ def _left_over(value: jax.Array, near: jax.Array) -> jax.Array:
 
 
 def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
-    """Returns a parameter with what rounding left over; without, where the user has set it to another value since."""
+    """Adds the remainder of rounding to a parameter, unless the user has set the parameter to another value since."""
     if rest is None:
         return param
     value, rest = param.astype(FLOAT32), rest.astype(FLOAT32)
-    # Half of the distance between two numbers may be left over. A little less rounds to the parameter in any case.
+    # The remainder may be half the distance between two numbers. A slightly smaller one always rounds to the parameter.
     belongs = nearest(value + rest * (1 - 2.0**-9), param.dtype) == value
     return jnp.where(belongs & (rest != 0), value + rest, value)
 
 
 def _rounded(param: jax.Array, before: jax.Array, after: jax.Array, seed: jax.Array) -> jax.Array:
-    """Rounds a float32 parameter stochastically to its stored dtype; one that did not change keeps every bit."""
+    """Rounds a float32 parameter stochastically to its stored dtype; an unchanged parameter keeps every bit."""
     if param.dtype not in HALF:
         return after
     if param.dtype == BFLOAT16:  # fuses with the update

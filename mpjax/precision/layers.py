@@ -27,7 +27,7 @@ def keep_carried(module, dtype: np.dtype) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsCarry:
-    """A wrapper for a recurrent cell `(carry, inputs) -> (carry, outputs)`: the new carry gets the old one's dtypes."""
+    """A wrapper for a recurrent cell `(carry, inputs) -> (carry, outputs)` that casts the new carry to the old dtypes."""
 
     depth: ClassVar[int] = 2
 
@@ -39,7 +39,7 @@ class KeepsCarry:
 
 @dataclasses.dataclass(frozen=True)
 class CachesIn:
-    """A wrapper for attention that decodes: the cached keys and values have the dtype of the next token's.
+    """A wrapper for decoding attention that casts the cached keys and values to the dtype of new keys and values.
 
     Every call casts them, because `init_cache` makes them float32 and may be called at any time.
     """
@@ -65,31 +65,31 @@ def cast_cache(module, dtype: np.dtype) -> None:
 
 
 def adds_up(module) -> bool:
-    """Returns True if `module` is one of Flax's own layers that sum; a user's subclass may compute something else."""
+    """True for Flax's own layers that sum; a user's subclass may compute something else."""
     from flax import nnx
 
     return type(module) in (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.ConvTranspose, nnx.Embed)
 
 
 def only_sums(module) -> bool:
-    """Returns True if `SumsInFloat32` is all that wraps the calls of `module`, besides a named scope.
+    """True if `SumsInFloat32` is the only wrapper of `module`, besides a named scope.
 
-    So it is for a layer in half precision that `apply_policy` left with its own input, output and code.
+    This holds for half-precision layers whose input, output and code `apply_policy` left unchanged.
     """
     return {type(wrapper) for wrapper in wrappers_of(module)} - {Scope} == {SumsInFloat32}
 
 
 @dataclasses.dataclass(frozen=True)
 class SumsInFloat32:
-    """A wrapper for a layer that `adds_up`: outputs are Flax's bit for bit, gradients are summed in float32 (or wider).
+    """A wrapper for a layer that `adds_up`: sums the gradients of bias and embedding table in float32 (or wider).
 
-    This holds for the gradients of the bias and of the embedding table.
+    Outputs equal Flax's bit for bit.
     """
 
     depth: ClassVar[int] = 4
 
     def __call__(self, call, module, *args, **kwargs):
-        """Calls a layer, and casts its bias only after the broadcast, or its embeddings only after the lookup."""
+        """Calls a layer; casts its bias after the broadcast, or its embeddings after the lookup."""
         if hasattr(module, "embedding"):
             return _with_cast_after(call, module, *args, **kwargs)
         return call(module, *args, **kwargs) if module.bias is None else _with_bias_after(call, module, *args, **kwargs)
@@ -103,7 +103,7 @@ def _with_bias_after(call, module, inputs, *args, **kwargs):
 
 
 def _bias_shape(module, inputs) -> tuple[int, ...]:
-    """Returns the shape that a bias is added in: along the last axes, and along the batch axes of a `LinearGeneral`."""
+    """The shape in which a bias is added: along the last axes, and along the batch axes of a `LinearGeneral`."""
     batch_axes = {axis % inputs.ndim for axis in getattr(module, "batch_axis", ())}
     if not batch_axes:
         return module.bias.shape
@@ -123,7 +123,7 @@ def _with_cast_after(call, module, *args, **kwargs):
 
 
 def changed(module, **attributes):
-    """Returns a shallow copy of `module` with some attributes changed, for use during one call."""
+    """Copies `module` shallowly with some attributes changed, for use during one call."""
     changed = object.__new__(type(module))
     vars(changed).update(vars(module), **attributes)
     return changed
@@ -139,7 +139,7 @@ def _cast_floating(tree, dtype: np.dtype | None):
 class Casts:
     """A wrapper that casts the floating inputs of a call to `inside` and its floating outputs to `outside`.
 
-    A dtype of None leaves values as they are.
+    A dtype of None leaves values unchanged.
     """
 
     inside: np.dtype | None

@@ -1,7 +1,7 @@
 """Loss scaling as optax wrappers: the scale is optimizer state, and a step that overflows changes nothing else.
 
-Method: Micikevicius et al., "Mixed Precision Training", 2017 (arXiv:1710.03740), section 3.2. The dynamic scale is that
-of NVIDIA Apex and torch.amp.GradScaler; it grows after exactly `growth_interval` good steps.
+Method: Micikevicius et al., "Mixed Precision Training", 2017 (arXiv:1710.03740), section 3.2. The dynamic scale follows
+NVIDIA Apex and torch.amp.GradScaler; it grows after exactly `growth_interval` good steps.
 """
 
 import math
@@ -33,7 +33,7 @@ def dynamic_loss_scaling(
     tolerance: float = 0.0,
     axis_name: str | tuple[str, ...] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer with a dynamic loss scale; it gets unscaled float32 gradients and skips steps that overflow.
+    """Wraps an optimizer with a dynamic loss scale: unscales gradients in float32 and skips steps that overflow.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> tx = mpjax.dynamic_loss_scaling(optax.sgd(0.1))
@@ -54,8 +54,8 @@ def dynamic_loss_scaling(
       inner: the optimizer (chain), or several by name.
       initial_scale: the scale of the first step.
       growth_interval: the number of consecutive good steps after which the scale grows.
-      growth_factor: the factor that the scale grows by.
-      backoff_factor: the factor that the scale is multiplied by on overflow.
+      growth_factor: the factor by which the scale grows.
+      backoff_factor: the factor that multiplies the scale on overflow.
       min_scale: the smallest scale.
       max_scale: the largest scale.
       hysteresis: the number of consecutive overflows after which the scale shrinks; each further one shrinks it again.
@@ -128,7 +128,7 @@ def static_loss_scaling(
 
 
 def no_loss_scaling(inner: Optimizers) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer in the same state with scale 1; it checks no gradients and skips no step."""
+    """Wraps an optimizer in the state of loss scaling, with scale 1; checks no gradients and skips no step."""
     attempt = _attempt(inner)
 
     def init(params) -> LossScaleState:

@@ -19,9 +19,9 @@ class MasterWeightsState(NamedTuple):
     """The state of `master_weights`.
 
     Attributes:
-      masters: float32 copies of the parameters stored in half precision; None in place of the others.
+      masters: float32 copies of the half-precision parameters; None for other parameters.
       inner_state: the wrapped optimizer's state, for float32 parameters.
-      roundings: int32, updates so far, which seed the random numbers of stochastic rounding; None without it.
+      roundings: int32, the number of updates so far, a seed of stochastic rounding; None without stochastic rounding.
     """
 
     masters: Any
@@ -34,7 +34,7 @@ def master_weights(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer so that it updates float32 copies of the half-precision parameters.
 
-    `optax.apply_updates` then sets each half-precision parameter to its copy, rounded. Updates too small for the stored
+    `optax.apply_updates` then sets each half-precision parameter to its rounded copy. Updates too small for the stored
     dtype add up in the copy until they change the parameter. Other parameters are updated as without the wrapper. Put
     it inside the loss scaling: `dynamic_loss_scaling(master_weights(optax.adamw(1e-3)))`.
 
@@ -46,8 +46,8 @@ def master_weights(
 
     Args:
       inner: the optimizer (chain).
-      stochastic_rounding: if True, a parameter whose copy changed is rounded at random to one of the two neighbours in
-        half precision, more often to the nearer one, so that its mean is the copy; by default to the nearest.
+      stochastic_rounding: if True, rounds a changed copy at random to one of its two neighbours in half precision. The
+        nearer neighbour is more likely, so that the mean is the copy. By default, rounds to the nearest.
       seed: the seed of the random numbers, which differ from update to update.
 
     Raises:
@@ -82,17 +82,17 @@ def master_weights(
 
 
 def _full(masters, params):
-    """Returns the parameters, with the masters in place of those stored in half precision."""
+    """Replaces half-precision parameters by their masters."""
     return jax.tree.map(lambda m, p: p if m is None else m, masters, params, is_leaf=lambda node: node is None)
 
 
 def _current(master: jax.Array, param: jax.Array, chance: bool) -> jax.Array:
-    """Returns a master where it rounds to its parameter, and the parameter where the user has set another value.
+    """Keeps masters that round to their parameter; takes the parameter where the user has set another value.
 
     Args:
       master: float32 array.
       param: half-precision array of the same shape.
-      chance: whether masters are rounded to one of both neighbours, and not to the nearest.
+      chance: whether a master may round to either neighbour, not only to the nearest.
     """
     value = param.astype(FLOAT32)
     rounds = nearest(master, param.dtype) == value
@@ -103,9 +103,9 @@ def _current(master: jax.Array, param: jax.Array, chance: bool) -> jax.Array:
 
 
 def nearest(values: jax.Array, dtype) -> jax.Array:
-    """Returns float32 values rounded to the nearest numbers of a half dtype, in float32.
+    """Rounds float32 values to the nearest numbers of a half dtype; the result is float32.
 
-    XLA may remove a cast to half precision and back, and nothing would be rounded.
+    XLA may remove a plain cast to half precision and back, which would skip the rounding.
     """
     if dtype == BFLOAT16:  # fuses with the update; float16 would lose its subnormal numbers
         return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=7)
@@ -113,9 +113,9 @@ def nearest(values: jax.Array, dtype) -> jax.Array:
 
 
 def _rounded_by_chance(params, before, after, key: jax.Array):
-    """Rounds the masters `after` stochastically to the parameters' dtypes.
+    """Rounds the masters `after` stochastically to the dtypes of the parameters.
 
-    A parameter stays as it is where its master has not changed since `before`.
+    A parameter keeps its bits where its master equals `before`.
     """
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.tree.unflatten(treedef, list(jax.random.split(key, len(leaves))) if leaves else [])
@@ -129,9 +129,9 @@ def _rounded_by_chance(params, before, after, key: jax.Array):
 
 
 def step_to(param: jax.Array, target: jax.Array, update: jax.Array) -> jax.Array:
-    """Returns the update that turns `param` into `target`; `update` itself if `param` is not half precision.
+    """Computes the update that turns `param` into `target`; returns `update` if `param` is not half precision.
 
-    It is minus zero where the two are equal: added to `param`, which may be -0.0 or inf, it keeps every bit.
+    The update is -0.0 where the two are equal: added to `param`, which may be -0.0 or inf, it keeps every bit.
     """
     if param.dtype not in HALF:
         return update

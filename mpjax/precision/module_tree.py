@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def lineages_of(modules: dict, tags: Mapping[str, frozenset[str]] = MappingProxyType({})) -> list[Lineage]:
-    """Returns each module with its parents, root first.
+    """Lists each module with its parents, root first.
 
     Args:
       modules: the modules by path.
-      tags: names by path that stand among those of a module's classes.
+      tags: further names by path, which rules match like the class names of a module.
     """
     return [_lineage(path, modules, tags) for path in sorted(modules)]
 
 
 def second_names(modules: dict) -> dict[str, str]:
-    """Returns the further paths of shared modules, each mapped to the first path of its module."""
+    """Maps the further paths of shared modules to the first path of each module."""
     from flax import nnx
 
     first = {id(module): path for path, module in modules.items()}
@@ -46,7 +46,7 @@ def declared(module: "nnx.Module") -> list[str]:
 
 
 def _attributes(module) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a module, and the items of those that are lists or dicts, with their names."""
+    """Yields the attributes of a module with their names, and the items of attributes that are lists or dicts."""
     for name, held in vars(module).items():
         yield name, held
         items = held.items() if isinstance(held, Mapping) else enumerate(held) if isinstance(held, Sequence) else ()
@@ -54,7 +54,7 @@ def _attributes(module) -> Iterator[tuple[str, Any]]:
 
 
 def variables_by_module(model, modules: dict) -> "dict[str, list[nnx.Variable]]":
-    """Returns the variables of each module by module path: its own, and those in containers that it holds."""
+    """Groups variables by module path; the variables of a container belong to the module that holds it."""
     from flax import nnx
 
     found = {path: [] for path in modules}
@@ -66,7 +66,6 @@ def variables_by_module(model, modules: dict) -> "dict[str, list[nnx.Variable]]"
 
 
 def _lineage(path: str, modules: dict, tags: Mapping[str, frozenset[str]]) -> Lineage:
-    """Returns the module at `path` and its parents, root first."""
     parts = path.split("/") if path else []
     ancestors = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
     return tuple(
@@ -89,7 +88,7 @@ _NUMBERED = re.compile(r"(.*\D)(\d+)")
 
 
 def with_lists(paths: Iterable[str]) -> dict[str, str]:
-    """Returns paths with consecutively numbered attributes as items of a list: `layer2/up` as `layer(s)/2/up`."""
+    """Maps paths to paths in which consecutively numbered attributes are list items: `layer2/up` to `layer(s)/2/up`."""
     names = {tuple(parts[: depth + 1]) for path in paths for parts in [path.split("/")] for depth in range(len(parts))}
     numbers: dict[tuple[tuple[str, ...], str], set[int]] = collections.defaultdict(set)
     for name in names:
@@ -107,5 +106,5 @@ def with_lists(paths: Iterable[str]) -> dict[str, str]:
 
 
 def is_item(part: str) -> bool:
-    """Returns True for the name of an item of a list, and for that of a block of which a stack has several."""
+    """True for an index of a list, and for `all`, the name of stacked blocks."""
     return part.isdecimal() or part == "all"

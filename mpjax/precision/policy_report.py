@@ -15,8 +15,8 @@ class Row(NamedTuple):
       path: attribute names and indices joined by `/`; empty for the model itself.
       type: the name of its class.
       param_dtype: the dtype of its own parameters; None if it has none.
-      compute_dtype: the dtype that it computes in, that of its weight's product if this is in float8; None if it has no
-        `dtype` to set, so that its own code decides.
+      compute_dtype: the dtype that it computes in; the float8 dtype if its product with a weight is in float8; None if
+        it has no `dtype` to set, so that its own code decides.
       rule: the pattern that decided; "policy" if no rule did.
     """
 
@@ -31,8 +31,8 @@ class PolicyReport(tuple[Row, ...]):
     """The rows of `apply_policy`; prints as a table with the notes below it.
 
     Attributes:
-      notes: a line for each `dtype` or `param_dtype` attribute left as it is, because it is not a floating dtype, for
-        each layer that cannot multiply in float8, and for a rule for `Linear` beside layers of `LinearGeneral`.
+      notes: a line for each `dtype` or `param_dtype` attribute that stays unchanged because it is not a floating dtype,
+        for each layer that cannot multiply in float8, and for a rule for `Linear` in a model with `LinearGeneral`.
     """
 
     notes: tuple[str, ...]

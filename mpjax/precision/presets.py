@@ -34,7 +34,7 @@ class Preset:
 
 
 def _with_products(recipe: Recipe) -> Policy:
-    """Returns mixed_bfloat16 with products in float8, but for those at a model's ends and small ones."""
+    """mixed_bfloat16 with products in float8, except small products and products at a model's ends."""
     wide = {FIRST_OR_LAST: BFLOAT16, SMALL_PRODUCT: BFLOAT16}
     return Policy("float32", "bfloat16", "float32", rules=wide, products=recipe)
 
@@ -59,7 +59,7 @@ PRESETS = (
     ),
     Preset("O3", Policy("float16", "float16", "float16", rules={NORM: "float16"}), loss_scale="static"),
     Preset("float64", Policy("float64"), aliases=("64-true", "64", "f64", "fp64")),
-    # A policy may also be named as its recipe is, by mpjax, torchao or TransformerEngine.
+    # The names of a recipe in mpjax, torchao and TransformerEngine are names of its policy too.
     Preset("mixed_float8", _with_products(FLOAT8), aliases=("fp8-mixed", "float8-mixed", *FLOAT8.names)),
     Preset("mixed_float8_rowwise", _with_products(ROWWISE), aliases=ROWWISE.names),
     Preset("mixed_float8_delayed", _with_products(DELAYED), aliases=("transformer-engine", *DELAYED.names)),
@@ -75,12 +75,12 @@ _BY_NAME = {_normalised(name): preset for preset in PRESETS for name in (preset.
 
 
 def find_preset(spec) -> Preset | None:
-    """Returns the preset that `spec` names (rules after `;` are ignored), or None if it names none."""
+    """Finds the preset named `spec`, or None; rules after `;` are ignored."""
     return _BY_NAME.get(_normalised(spec.split(";")[0])) if isinstance(spec, str) else None
 
 
 def get_policy(spec: "str | Policy | jmp.Policy") -> Policy:
-    """Returns the policy that `spec` names or is, without touching a device.
+    """Converts `spec` to a `Policy`, without touching a device.
 
     >>> import mpjax
     >>> str(mpjax.get_policy("bf16-mixed"))

@@ -1,4 +1,4 @@
-"""Sums gradients across devices in the dtype that a policy promises, instead of the dtype they were computed in."""
+"""Sums gradients across devices in the `reduce_dtype` of a policy, instead of the dtype of each gradient."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,8 +26,8 @@ Axes = str | Sequence[str]
 def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: Axes) -> T:
     """Averages gradients over devices in the policy's `reduce_dtype`, inside `jax.shard_map` or `jax.pmap`.
 
-    Eight devices with a float16 gradient of 9,000 each sum to inf in float16; in float32, the default, they do not.
-    Gradients of the loss averaged over each device's examples become those of the loss averaged over all.
+    Eight float16 gradients of 9,000 sum to inf in float16, and to 72,000 in float32, the default. If each device
+    averages the loss over its own examples, the result is the gradient of the loss averaged over all examples.
 
     >>> import jax, jax.numpy as jnp, mpjax
     >>> grads = {"kernel": jnp.float16([[9000.0], [9008.0]])}
@@ -36,18 +36,18 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
     Array([9004.], dtype=float32)
 
     Args:
-      grads: a pytree of gradients, one per device. Leaves that are not floating stay as they are.
+      grads: a pytree of this device's gradients. Leaves that are not floating stay unchanged.
       policy: the policy, as for `mpjax.get_policy`.
       axis_name: the name of the mapped axis, or several names.
 
     Returns:
-      The averages, the same on every device, in the wider of the gradient's dtype and `reduce_dtype`. They are added in
-      `reduce_dtype` also if the gradient is wider: float64 gradients beyond float32's range become inf under a policy
+      The averages, equal on all devices, in the wider of the gradient's dtype and `reduce_dtype`. The sum is in
+      `reduce_dtype` even if the gradient is wider: float64 gradients beyond float32's range become inf under a policy
       whose `reduce_dtype` is float32.
 
     Raises:
-      UsageError: there is no mapped axis of that name; or JAX has already summed the gradients in their own dtype,
-        which it does for parameters that are replicated in a `jax.shard_map` with `check_vma=True`, its default.
+      UsageError: there is no mapped axis of that name; or JAX has already summed the gradients in their own dtype. JAX
+        does so for parameters that are replicated in a `jax.shard_map` with `check_vma=True`, its default.
     """
     devices = _size(axis_name)
     grads = jax.tree.map(lambda g: g if hasattr(g, "dtype") else jnp.asarray(g), grads)
@@ -64,7 +64,7 @@ def reduce_gradients(grads: T, policy: "str | Policy | jmp.Policy", axis_name: A
 
 
 def _size(axis_name: Axes) -> int:
-    """Returns the number of devices along mapped axes.
+    """Counts the devices along mapped axes.
 
     Raises:
       UsageError: no axis is named, or there is no such axis.
@@ -81,20 +81,20 @@ def _size(axis_name: Axes) -> int:
 
 
 def sum_across(array: jax.Array, dtype: np.dtype, axis_name: Axes) -> jax.Array:
-    """Returns the sum of an inexact array over devices, added in `dtype`; the result is no narrower than the array."""
+    """Sums an inexact array over devices, added in `dtype`; the result is at least as wide as the array."""
     added = array.astype(_in_reduction(array.dtype, dtype))
     return jax.lax.psum(added, axis_name).astype(widest(array.dtype, dtype))
 
 
 BUCKET = 8 * 2**20
-"""Bytes of gradients that are added in one collective, unless one array has more."""
+"""The largest number of bytes of gradients in one collective, unless a single array has more."""
 
 
 def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: Axes) -> dict[str, jax.Array]:
-    """Returns the sums over devices of `sum_across`, with few collectives for many small arrays.
+    """Sums arrays over devices like `sum_across`, with few collectives for many small arrays.
 
-    XLA combines small sums too, but on GPUs it leaves out those for which it has a kernel of its own, and waits for
-    each of them. The sum of a bucket runs while the backward pass goes on.
+    XLA combines small sums too. On GPUs it leaves out the sums for which it has its own kernel, and waits for each of
+    them. The sum of a bucket runs during the backward pass.
     """
     found: dict[str, jax.Array] = {}
     for bucket in _buckets(arrays):
@@ -107,7 +107,7 @@ def sum_in_buckets(arrays: Mapping[str, jax.Array], dtype: np.dtype, axis_name: 
 
 
 def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
-    """Groups neighbours of one dtype that have at most `BUCKET` bytes together."""
+    """Groups neighbouring arrays of one dtype that have at most `BUCKET` bytes together."""
     buckets: list[list[str]] = []
     held = 0
     for name, array in arrays.items():
@@ -120,14 +120,14 @@ def _buckets(arrays: Mapping[str, jax.Array]) -> list[list[str]]:
 
 
 def scatter_sum(array: jax.Array, dtype: np.dtype, axis_name: Axes, *, axis: int) -> jax.Array:
-    """Returns this device's part, along `axis`, of what `sum_across` returns."""
+    """Sums like `sum_across`, but keeps only this device's part along `axis`."""
     added = array.astype(_in_reduction(array.dtype, dtype))
     part = jax.lax.psum_scatter(added, axis_name, scatter_dimension=axis, tiled=True)
     return part.astype(widest(array.dtype, dtype))
 
 
 def _in_reduction(own: np.dtype, dtype: np.dtype) -> np.dtype:
-    """Returns the dtype to add in: `dtype`, or for complex arrays, which have no half precision, the wider one."""
+    """The dtype of the sum: `dtype`, or the wider dtype for complex arrays, which have no half precision."""
     return widest(own, dtype) if jnp.issubdtype(own, jnp.complexfloating) else dtype
 
 
@@ -150,7 +150,7 @@ def _is_inexact(leaf) -> bool:
 
 
 def _varying(array) -> frozenset[str]:
-    """Returns the mesh axes over which a value differs between devices, as far as JAX tracks it."""
+    """The mesh axes over which a value differs between devices, as far as JAX tracks it."""
     aval: Any = jax.typeof(array)
-    tracked = getattr(aval, "manual_axis_type", None)  # JAX 0.10; before it, and for a while after, `vma`
+    tracked = getattr(aval, "manual_axis_type", None)  # since JAX 0.10; before it, and for a while after, `vma`
     return frozenset(getattr(aval, "vma", ()) if tracked is None else tracked.varying)

@@ -18,19 +18,19 @@ NORM = "type:norm"
 """The pattern of every normalisation layer."""
 
 LINEAR = "linear_layer"
-"""The tag of layers that can multiply in float8; a module's tags stand among the names of its classes."""
+"""The tag of layers that can multiply in float8; rules match the tags of a module like the names of its classes."""
 
 HEAD = "type:head"
-"""The pattern of the layer that produces a model's output; `mpjax.precision.heads` says which it is."""
+"""The pattern of the layer that produces a model's output; `mpjax.precision.heads` finds it."""
 
 FIRST_OR_LAST = "type:first_or_last"
-"""The pattern of layers at the ends of a model; `mpjax.precision.float8.layers` says which they are."""
+"""The pattern of layers at the ends of a model; `mpjax.precision.float8.layers` finds them."""
 
 SMALL_PRODUCT = "type:small_product"
 """The pattern of linear layers with few inputs or outputs, or uneven numbers of them."""
 
 DEFAULTS = frozenset({NORM, HEAD, FIRST_OR_LAST, SMALL_PRODUCT})
-"""The patterns of rules that presets have. Only they may match nothing, as not every model has such layers."""
+"""The patterns of rules in presets. Only these may match nothing, because a model need not have these layers."""
 
 NORM_TYPES = frozenset({"BatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "InstanceNorm", "WeightNorm", "SpectralNorm"})
 
@@ -81,7 +81,7 @@ def _checked(pattern: Any) -> str:
 
 
 def is_norm(types: Iterable[str]) -> bool:
-    """Returns True if `types` (the names of a class and its bases) are those of a normalisation layer."""
+    """True if `types` (the names of a class and its bases) name a normalisation layer."""
     return not NORM_TYPES.isdisjoint(types)
 
 
@@ -92,7 +92,7 @@ _MOST_SHOWN = 20
 
 
 def covers(pattern: str, lineage: Lineage) -> bool:
-    """Returns True if `pattern` matches the module at the end of `lineage`, or a module that contains it."""
+    """True if `pattern` matches the module at the end of `lineage`, or a module that contains it."""
     if pattern.lower() == NORM:
         return is_norm(lineage[-1][1])
     if pattern.startswith("type:"):
@@ -103,7 +103,7 @@ def covers(pattern: str, lineage: Lineage) -> bool:
 
 @functools.lru_cache(maxsize=32_768)
 def _matcher(pattern: str) -> Callable[[str], Any]:
-    """Returns a function that tests a text against a glob.
+    """Compiles a glob to a function that tests a text.
 
     Most patterns of large policies have no wildcard and are only compared.
     """
@@ -113,19 +113,19 @@ def _matcher(pattern: str) -> Callable[[str], Any]:
 
 
 def winner(rules: Rules, lineage: Lineage) -> str | None:
-    """Returns the pattern that decides the module at the end of `lineage`; None if no rule does."""
+    """Finds the pattern that decides the module at the end of `lineage`; None if no rule does."""
     return next((p for p, value in rules.items() if _is_for(value, lineage[-1][1]) and covers(p, lineage)), None)
 
 
 def _is_for(value: Any, types: frozenset[str]) -> bool:
-    """Returns True if a rule's value is for a module of these types: a recipe is for linear layers alone."""
+    """True if a rule's value applies to a module of these types: a recipe applies only to linear layers."""
     return not isinstance(value, Recipe) or not types or LINEAR in types
 
 
 def scope_lineage(scope: str) -> Lineage:
-    """Returns a named scope and the scopes around it as modules of unknown type.
+    """Converts a named scope and the scopes around it to modules of unknown type.
 
-    A scope of Equinox's own is also listed under its class name alone.
+    A scope named by Equinox is also listed under its class name alone.
     """
     parts = scope.split("/") if scope else []
     classes = [part for part in parts if part.startswith(EQUINOX)]
@@ -134,13 +134,13 @@ def scope_lineage(scope: str) -> Lineage:
 
 
 def without_class(scope: str) -> str:
-    """Returns the scope without a last part that Equinox named by class; a scope with no other part stays."""
+    """Removes the last part of a scope if Equinox named it by class; a scope with no other part stays."""
     outer, _, name = scope.rpartition("/")
     return outer if outer and name.startswith(EQUINOX) else scope
 
 
 def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
-    """Returns the rules for named scopes, which have no type: `type:` patterns become the paths that they decide."""
+    """Converts rules for named scopes, which have no type: `type:` patterns become the paths that they decide."""
     decided = {lineage: winner(rules, lineage) for lineage in lineages}
     paths: dict[str, Any] = {}
     for pattern, value in rules.items():
@@ -157,7 +157,7 @@ def by_path(rules: Rules, lineages: Iterable[Lineage]) -> Rules:
 def decide(
     rules: Rules, lineages: Iterable[Lineage], second_names: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str | None]:
-    """Returns the pattern that decides each module, by module path; None where no rule does.
+    """Finds the pattern that decides each module, by module path; None where no rule does.
 
     Args:
       rules: the rules of the policy.
@@ -165,7 +165,7 @@ def decide(
       second_names: the further paths of shared modules, each mapped to the first path of its module.
 
     Raises:
-      UsageError: a rule matches nothing, or only modules that earlier rules decide. The message lists such rules with
+      UsageError: a rule matches nothing, or only modules that earlier rules decide. The message lists these rules with
         the nearest paths or types.
     """
     lineages = tuple(lineages)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def scale_loss(loss: Float[Array, ""], opt_state) -> Float[Array, ""]:
-    """Returns the loss times the loss scale, in float32 (or wider) for any loss dtype; differentiate this.
+    """Multiplies the loss by the loss scale, in float32 (or wider) for any loss dtype; differentiate the result.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
@@ -49,7 +49,7 @@ def scale_loss(loss: Float[Array, ""], opt_state) -> Float[Array, ""]:
 
 
 def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
-    """Returns a function like `jax.value_and_grad(fn)` that differentiates the scaled loss.
+    """Transforms a loss function like `jax.value_and_grad`, but differentiates the scaled loss.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
@@ -82,7 +82,7 @@ def scaled_value_and_grad(fn: Callable, has_aux: bool = False) -> Callable:
 
 
 def unscaled(gradients, scale: Float[Array, ""]):
-    """Returns gradients divided by the loss scale, in float32 (or wider); integer leaves stay as they are."""
+    """Divides gradients by the loss scale, in float32 (or wider); integer leaves stay unchanged."""
 
     def divided(g):
         if not jnp.issubdtype(g.dtype, jnp.inexact):

@@ -1,7 +1,7 @@
-"""Optimizer steps that are skipped if their gradients are not finite, for one optimizer or several with one scale.
+"""Skips optimizer steps with non-finite gradients, for one optimizer or several optimizers with one scale.
 
-Several micro-batches of an `optax.MultiSteps` form one step. Without a `MultiStepsState` in the optimizer state, every
-step is a window of one, which is known at trace time.
+Several micro-batches of an `optax.MultiSteps` form one step. Without a `MultiStepsState` in the optimizer state, each
+window has one step, which is known at trace time.
 """
 
 import functools
@@ -28,9 +28,8 @@ class Step(NamedTuple):
       updates: the optimizer's updates; minus zero if the gradients were not finite.
       finite: bool scalar, True if the gradients were finite, here and earlier in the window of micro-batches.
       state: the optimizer's state; as before if the gradients were not finite.
-      closes_window: bool scalar, True if the step closed a window, that of any optimizer if there are several.
-      window_finite: bool scalar, True if no window that the step closed had a non-finite micro-batch; drives the loss
-        scale.
+      closes_window: bool scalar, True if the step closed a window of any optimizer.
+      window_finite: bool scalar, True if all micro-batches of the closed windows were finite; drives the loss scale.
     """
 
     updates: Any
@@ -58,7 +57,7 @@ class GroupState(NamedTuple):
     """The state of one of several optimizers.
 
     Attributes:
-      finite: bool scalar, True if its last gradients were finite, so that its last step was applied.
+      finite: bool scalar, True if the last gradients were finite, so that the last step was applied.
       inner_state: the optimizer's own state.
     """
 
@@ -70,8 +69,8 @@ class CountedState(NamedTuple):
     """The state of an attempt that counts its steps.
 
     Attributes:
-      steps: int32, steps since the counts were last reset.
-      skipped: int32, skipped steps among them.
+      steps: int32, the number of steps since the last reset.
+      skipped: int32, the number of skipped steps since the last reset.
       inner_state: the state of the attempt.
     """
 
@@ -81,7 +80,7 @@ class CountedState(NamedTuple):
 
 
 def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
-    """Returns the `Attempt` of one optimizer."""
+    """Builds the `Attempt` of one optimizer."""
     inner = optax.with_extra_args_support(inner)
 
     def unconditionally(gradients, state, params, extra):
@@ -89,7 +88,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
             return inner.update(gradients, state, parameters_seen(inner, params), **extra)
 
     def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
-        # A window is one step, or the micro-batches of an optax.MultiSteps inside; one bad micro-batch spoils it.
+        # A window is one step, or the micro-batches of an inner optax.MultiSteps. One bad micro-batch discards it.
         finite = _finite_on_all(gradients, axis_name) & (was_finite | opens_window(state))
         proposed, new_state = unconditionally(countable(gradients, finite, state), state, params, extra)
         kept = discard_window(state, new_state)
@@ -101,7 +100,7 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
 
 
 def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
-    """Returns the `Attempt` of several optimizers by name; each one is skipped for its own gradients only.
+    """Builds the `Attempt` of several optimizers by name; non-finite gradients skip only their own optimizer.
 
     Parameters and gradients are mappings with the same names.
     """
@@ -145,7 +144,7 @@ def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
 
 
 def with_counts(attempt: Attempt) -> Attempt:
-    """Returns the attempt with its steps and skipped steps counted in its state."""
+    """Counts the steps and the skipped steps of an attempt in its state."""
 
     def init(params) -> CountedState:
         return CountedState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), attempt.init(params))
@@ -164,9 +163,9 @@ def with_counts(attempt: Attempt) -> Attempt:
 
 
 def select(condition: jax.Array, new: T, old: T) -> T:
-    """Returns `new` if the condition holds, else `old`."""
+    """Selects `new` if the condition holds, else `old`."""
 
-    # Leaf by leaf, not lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
+    # Leaf by leaf, not by lax.cond: on a GPU the branches of a conditional double the optimizer's memory traffic.
     def pick(a, b):
         return a if a is b or _is_float0(a) else jnp.where(condition, a, b)
 
@@ -174,35 +173,35 @@ def select(condition: jax.Array, new: T, old: T) -> T:
 
 
 def _zero_unless(finite: jax.Array, update):
-    # Minus zero, because p + -0.0 is p bit for bit, while -0.0 + 0.0 would be 0.0. Also for zeros of a finite step,
-    # which a parameter without a gradient has, and all have between the ends of two windows.
+    # p + -0.0 is p bit for bit, while -0.0 + 0.0 is 0.0. Finite steps have zero updates too: for a parameter without a
+    # gradient, and for all parameters between the ends of two windows.
     return update if _is_float0(update) else jnp.where(finite & (update != 0), update, jnp.full_like(update, -0.0))
 
 
 def _is_float0(leaf) -> bool:
-    """Returns True if a leaf is of float0, the empty dtype that JAX gives gradients of integers."""
+    """True for float0, the empty dtype that JAX gives to gradients of integers."""
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
 
 
 def optax_promotion():
-    """Returns a context of standard dtype promotion.
+    """Sets standard dtype promotion within a context.
 
-    Optax divides by integer step counts, which would fail where the user made dtype promotion strict.
+    Optax divides by integer step counts, which fails under strict dtype promotion.
     """
     return jax.numpy_dtype_promotion("standard")
 
 
 def _opened(mapping) -> tuple[list, list, Any]:
-    """Returns the names, parts and tree definition of a mapping, with the parts as it stores them.
+    """Splits a mapping into its names, its parts as stored, and its tree definition.
 
-    Indexing a Flax FrozenDict or nnx.State would wrap the part in its own type, which changes the tree.
+    Indexing a Flax FrozenDict or nnx.State would wrap the part in the type of the mapping, which changes the tree.
     """
     children, container = jax.tree_util.tree_flatten_with_path(mapping, is_leaf=lambda node: node is not mapping)
     return [path[0].key for path, _ in children], [part for _, part in children], container
 
 
 def _like(mapping, parts: Mapping[str, Any]):
-    """Returns `parts` as a mapping of the same type as `mapping`."""
+    """Rebuilds `parts` as a mapping of the type of `mapping`."""
     names, _, container = _opened(mapping)
     return jax.tree.unflatten(container, [parts[name] for name in names])
 
@@ -231,19 +230,19 @@ def _accumulator(state) -> optax.MultiStepsState | None:
 
 
 def opens_window(state) -> jax.Array:
-    """Returns True if the next micro-batch is the first of its window."""
+    """True if the next micro-batch is the first of its window."""
     accumulator = _accumulator(state)
     return jnp.asarray(accumulator is None or accumulator.mini_step == 0)
 
 
 def closes_window(old, new) -> jax.Array:
-    """Returns True if the update from state `old` to state `new` completed a window."""
+    """True if the update from state `old` to state `new` completed a window."""
     before, after = _accumulator(old), _accumulator(new)
     return jnp.asarray(before is None or after is None or after.gradient_step != before.gradient_step)
 
 
 def countable(gradients, finite: jax.Array, state):
-    """Returns the gradients, or zeros if they are not finite and an accumulator will add them up.
+    """Zeroes gradients that are not finite, if an accumulator will add them up.
 
     An accumulator that skips non-finite gradients does not count their micro-batch. Its window would never close, and
     the scale would never shrink.
@@ -254,9 +253,9 @@ def countable(gradients, finite: jax.Array, state):
 
 
 def discard_window(old, new):
-    """Returns state `old` with the micro-batch counter of `new` and the gradient sum of a window that begins.
+    """Restores state `old`, with the micro-batch counter of `new` and a gradient sum of zero.
 
-    The sum restarts at zero, so that nothing of a bad window is added to the next one.
+    The sum restarts at zero, so that no gradient of a bad window is added to the next window.
     """
     accumulator = _accumulator(new)
     if accumulator is None:
@@ -272,9 +271,9 @@ def discard_window(old, new):
 
 
 def with_sum_from_zero(old, new):
-    """Returns state `new` with a gradient sum of zero if the update from `old` completed a window.
+    """Zeroes the gradient sum of state `new` if the update from `old` completed a window.
 
-    `optax.MultiSteps` multiplies the sum by zero, which leaves -0.0 of what was negative, and NaN of what was inf.
+    `optax.MultiSteps` multiplies the sum by zero, which turns negative values into -0.0 and inf into NaN.
     """
     closes = closes_window(old, new)
 

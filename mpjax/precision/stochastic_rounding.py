@@ -38,26 +38,25 @@ def stochastic_round(values: Float[Array, "*S"], dtype: DTypeLike, key: jax.Arra
 def stochastic_bfloat16(values: Float[Array, "*S"], seed: UInt[Array, ""]) -> Float[Array, "*S"]:
     """Rounds to bfloat16 like `stochastic_round`, but fuses into the kernel that computes the values.
 
-    Adds a random 16-bit number to the lower sixteen bits, then drops these. The nearer a value is to its upper
-    neighbour, the more often the sum carries into the upper bits. JAX's random bits would cost an optimizer more than
-    its update.
+    Adds a random 16-bit number to the lower 16 bits, then drops them. The nearer a value is to its upper neighbour, the
+    more often the sum carries into the upper bits. JAX's random bits would cost an optimizer more than its update.
 
     Args:
       values: float32.
-      seed: uint32, which the random numbers depend on.
+      seed: uint32, the seed of the random numbers.
     """
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     carried = bits + (scrambled(values.shape, seed) & jnp.uint32(0xFFFF))
     rounded = jax.lax.bitcast_convert_type((carried >> jnp.uint32(16)).astype(jnp.uint16), jnp.bfloat16)
-    # From the largest number on, the upper neighbour is infinite: as with `astype`.
+    # From the largest number on, the upper neighbour is infinite, so values round as with `astype`.
     has_neighbours = (bits & jnp.uint32(0x7FFFFFFF)) < jnp.uint32(0x7F7F0000)
     return jnp.where(has_neighbours, rounded, values.astype(jnp.bfloat16))
 
 
 def scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
-    """Returns a random uint32 for each element, a hash of the seed plus the element's flat index.
+    """Hashes the seed plus the flat index of each element to a random uint32.
 
-    The multiplications and shifts are those of Wellons, "Prospecting for Hash Functions", 2018 (nullprogram.com).
+    Multipliers and shifts: Wellons, "Prospecting for Hash Functions", 2018 (nullprogram.com).
     """
     number = jnp.full(shape, seed)
     for axis in range(len(shape)):
@@ -69,15 +68,15 @@ def scrambled(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
 
 
 def seed_of(seed: int, draws: jax.Array, number: int) -> UInt[Array, ""]:
-    """Returns the seed of the random numbers for one of several arrays in one update: a hash of all three.
+    """Hashes a seed, the number of an update and the index of an array to the seed of that array.
 
-    Seeds in one array would be an operand of all kernels of an update. XLA fuses such kernels until they are too large,
+    An array of seeds would be an operand of all kernels of an update. XLA fuses these kernels until they are too large,
     and then leaves values in memory between them.
 
     Args:
       seed: the seed of all updates.
       draws: int32, the number of updates so far.
-      number: the number of the array.
+      number: the index of the array.
     """
     update = scrambled((), jnp.uint32(seed % 2**32)) + draws.astype(jnp.uint32)
     return scrambled((), scrambled((), update) + jnp.uint32(number))
