@@ -71,7 +71,7 @@ def dot_product_attention(
 
 @jax.custom_jvp
 def _scores(query: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns the scores [B, N, T, S] in float32 (or wider), because a score can overflow float16."""
+    """Computes the scores [B, N, T, S] in float32 (or wider), because a score can overflow float16."""
     return _queries_by_keys(query, key, widest(query.dtype, FLOAT32))
 
 
@@ -85,7 +85,7 @@ def _scores_jvp(primals, tangents):
 
 
 def _softmax(scores: jax.Array) -> jax.Array:
-    """Computes what `jax.nn.softmax` computes, without tracing the derivative of the maximum, which cancels out."""
+    """Computes `jax.nn.softmax` without tracing the derivative of the maximum, which cancels out."""
     powers = jnp.exp(scores - jnp.max(jax.lax.stop_gradient(scores), axis=-1, keepdims=True))
     return powers / jnp.sum(powers, axis=-1, keepdims=True)
 
@@ -144,9 +144,9 @@ def flax_attention(
 
 
 def attention_fn_for(attention_fn: Callable, dtype: np.dtype) -> Callable:
-    """Returns the attention function for a Flax layer that computes in `dtype`.
+    """Selects the attention function for a Flax layer that computes in `dtype`.
 
-    Flax's function is replaced by `flax_attention` in half precision. A function of the user's own is kept.
+    In half precision, `flax_attention` replaces Flax's function. The user's own function stays.
     """
     from flax import nnx
 

@@ -42,13 +42,13 @@ _NAME = "_mpjax_wrappers"
 
 
 def has_call(cls: type) -> bool:
-    """Returns True if instances of `cls` can be called."""
+    """True if instances of `cls` can be called."""
     # Not hasattr: it is True for every class, because a class itself is callable.
     return owner_of_call(cls) is not None
 
 
 def wrapper_of(module: Any, kind: type) -> Any:
-    """Returns the wrapper of type `kind` on `module`, or None."""
+    """Finds the wrapper of type `kind` on `module`, or None."""
     return next((wrapper for wrapper in wrappers_of(module) if type(wrapper) is kind), None)
 
 
@@ -76,18 +76,18 @@ def unwrap(module: Any, kind: type) -> None:
 
 
 def wrappers_of(module: Any) -> tuple[Wrapper, ...]:
-    """Returns the wrappers on `module`, outermost first."""
+    """The wrappers on `module`, outermost first."""
     wrappers = vars(module).get(_NAME)
     return wrappers.chain if wrappers else ()
 
 
 def owner_of_call(cls: type) -> type | None:
-    """Returns the class from which `cls` inherits `__call__`, or None if its instances cannot be called."""
+    """Finds the class from which `cls` inherits `__call__`; None if its instances cannot be called."""
     return next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
 
 
 def _around(owner: type, chain: tuple[Wrapper, ...]) -> _Wrappers:
-    """Returns the wrappers, and makes `owner.__call__` look for them.
+    """Builds the wrappers, and makes `owner.__call__` look for them.
 
     Unpickling calls this too, so that the class also looks for wrappers in a new process.
     """
@@ -102,7 +102,7 @@ def _looking_for_wrappers(owner: type) -> Callable:
     @functools.wraps(call)
     def __call__(self, *args, **kwargs):
         wrappers = vars(self).get(_NAME)
-        # A subclass with its own `__call__` may get here by super(): its wrappers belong to its own call.
+        # A subclass with its own `__call__` may call this by super(); its wrappers belong to its own call.
         if wrappers is None or wrappers.owner is not owner:
             return call(self, *args, **kwargs)
         wrapped = call
@@ -115,14 +115,14 @@ def _looking_for_wrappers(owner: type) -> Callable:
 
 
 def modules_of(model: "nnx.Module") -> "dict[str, nnx.Module]":
-    """Returns `model` and its submodules by module path: attribute names and indices joined by `/`."""
+    """Finds `model` and its submodules by module path: attribute names and indices joined by `/`."""
     from flax import nnx
 
     return {"/".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
 
 
 def name_scopes(model: "nnx.Module") -> None:
-    """Makes every submodule of `model` run under `jax.named_scope` of its path (`blocks/3/conv1`), in place.
+    """Runs every submodule of `model` under a `jax.named_scope` of its path (`blocks/3/conv1`), in place.
 
     Scopes nest like the calls and cost nothing at run time. A second call changes nothing.
     """
@@ -137,7 +137,7 @@ def name_scopes(model: "nnx.Module") -> None:
 
 
 def scope_of(module: Any) -> contextlib.AbstractContextManager:
-    """Returns the named scope of calls of `module`, for operations of its own that run outside of its call."""
+    """The named scope of calls of `module`, for its operations that run outside a call."""
     scope = wrapper_of(module, Scope)
     return contextlib.nullcontext() if scope is None else jax.named_scope(scope.name)
 

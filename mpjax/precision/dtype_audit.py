@@ -98,7 +98,7 @@ def inputs_of(models: ModelArguments) -> tuple[dict[str, Any], Callable]:
 
 
 def _input_name(path: tuple, places: tuple) -> str:
-    """Names an input: `blocks/0/conv1/kernel` if the model is the function, `args/1/image` for a leaf of an argument."""
+    """Names an input: `blocks/0/conv1/kernel` if the model is the function, `args/1/image` for an argument's leaf."""
     half, *inner = path
     if half.idx == 0:  # the state of the models, where most arrays are the `value` of a variable
         number, *names = inner

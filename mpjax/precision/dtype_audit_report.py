@@ -1,4 +1,4 @@
-"""What an audit found: operations and leaves by dtype, and the faults, printed as a table or written as JSON."""
+"""The result of an audit: operations and leaves by dtype, and the faults, printed as a table or written as JSON."""
 
 import dataclasses
 import pathlib
@@ -18,7 +18,7 @@ class Operation(NamedTuple):
       operation: the primitive, such as `dot_general`.
       kind: "cast", or the autocast list of the primitive: "low" (products), "full" (float32), "widest" or "as_traced".
       dtype: the compute dtype: the widest of the floating inputs, or of the outputs if no input is floating. For a
-        cast, the dtype that it casts to.
+        cast, the new dtype.
       count: the number of operations; an operation in a loop counts once.
     """
 
@@ -35,8 +35,8 @@ class Leaf(NamedTuple):
     Attributes:
       path: the path of the array in the arguments.
       dtype: the dtype of the array.
-      wanted: the dtype that the policy stores it in; None if no policy was given, or if it is neither a parameter nor
-        a statistic.
+      wanted: the dtype in which the policy stores the array; None without a policy, or if the array is neither a
+        parameter nor a statistic.
     """
 
     path: str
@@ -110,7 +110,7 @@ class Audit:
 
     @property
     def faults(self) -> list[str]:
-        """Returns one line for each silent upcast, weak type, and product or leaf that differs from the policy."""
+        """One line for each silent upcast, weak type, and product or leaf that differs from the policy."""
         return [
             *(
                 f"{_where(u.path)}: {u.from_dtype} {list(u.shape)} silently becomes {u.to_dtype} for {u.operation}, "
@@ -136,7 +136,7 @@ class Audit:
             raise AssertionError("\n".join([_verdict(self.faults), *self.faults]))
 
     def to_json(self, file: str | pathlib.Path | None = None) -> str:
-        """Returns the audit as JSON text, with dtypes by name, and writes it to `file` if given."""
+        """Encodes the audit as JSON text, with dtypes by name, and writes it to `file` if given."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         rows = {
             name: [row._asdict() for row in value] if isinstance(value, tuple) else value

@@ -28,7 +28,7 @@ _BY_NAME = {spelling: dtype for dtype, spellings in _SPELLINGS.items() for spell
 
 
 def as_dtype(spec: DTypeLike) -> np.dtype:
-    """Returns the floating dtype that `spec` names.
+    """Converts `spec` to a floating dtype of 16, 32 or 64 bits.
 
     Args:
       spec: a dtype, a scalar type, or a name such as `"bfloat16"`, `"bf16"`, `"f32"` (case, spaces, `-` and `_` are
@@ -58,19 +58,20 @@ def as_dtype(spec: DTypeLike) -> np.dtype:
 
 
 def is_floating(leaf) -> bool:
-    """Returns True if `leaf` is an array (concrete or abstract) of a real floating dtype; False for a Python number."""
+    """True for an array (concrete or abstract) of a real floating dtype; False for a Python number."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def in_float32(tree):
-    """Returns a tree with its half-precision arrays cast to float32."""
+    """Casts the half-precision arrays of a tree to float32."""
     return jax.tree.map(lambda leaf: leaf.astype(FLOAT32) if is_floating(leaf) and leaf.dtype in HALF else leaf, tree)
 
 
 def widest(*dtypes: DTypeLike) -> np.dtype:
-    """Returns the narrowest dtype that holds all of `dtypes`: float32 for float16 and bfloat16.
+    """The narrowest dtype that holds all of `dtypes`: float32 for float16 and bfloat16.
 
-    Several of eight bits or less, which JAX does not promote, count as bfloat16, which holds them all.
+    JAX does not promote dtypes of eight bits or less. Among several dtypes, they promote like bfloat16, which holds
+    them all.
     """
     several = {np.dtype(dtype) for dtype in dtypes}
     if len(several) > 1:
@@ -80,7 +81,7 @@ def widest(*dtypes: DTypeLike) -> np.dtype:
 
 
 def is_narrow(dtype: np.dtype) -> bool:
-    """Returns True for a floating dtype of at most eight bits."""
+    """True for a floating dtype of at most eight bits."""
     return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits <= 8
 
 
@@ -101,7 +102,7 @@ class Range:
 
 
 def float_range(spec: DTypeLike) -> Range:
-    """Returns the representable range of a dtype: `float_range("float16").largest` is 65504.0."""
+    """The representable range of a dtype: `float_range("float16").largest` is 65504.0."""
     info = jnp.finfo(as_dtype(spec))
     return Range(float(info.max), float(info.tiny), float(info.smallest_subnormal), float(info.eps))
 
@@ -109,7 +110,7 @@ def float_range(spec: DTypeLike) -> Range:
 def slow_half_reason(dtype: DTypeLike, device) -> str | None:
     """Explains why half-precision `dtype` is slow on `device` (a `jax.Device`).
 
-    Returns None if it is fast there, if it is not half precision, or if the device has no numeric compute capability.
+    None if it is fast there, if it is not half precision, or if the device has no numeric compute capability.
 
     Sources: CUDA C++ Programming Guide, table of arithmetic throughput by compute capability (float16 tensor cores
     from 7.0, bfloat16 from 8.0); TPU system architecture (bfloat16 matrix units).
@@ -149,11 +150,11 @@ def check_dtypes(tree, dtype: DTypeLike, *, name: str = "tree") -> None:
 
     Args:
       tree: a pytree of arrays or abstract arrays; integers, booleans and keys are ignored.
-      dtype: the wanted dtype of every floating leaf, as a dtype or a name.
+      dtype: the required dtype of every floating leaf, as a dtype or a name.
       name: the name of the tree in the message.
 
     Raises:
-      DtypeError: lists every offending leaf by path, with its dtype and the wanted one.
+      DtypeError: lists every offending leaf by path, with its dtype and the required dtype.
     """
     wanted = as_dtype(dtype)
     offenders = [
@@ -175,7 +176,7 @@ def check_same_dtypes(one, other, *, names: tuple[str, str]) -> None:
       names: the names of the two trees in the message.
 
     Raises:
-      DtypeError: lists every such leaf by path.
+      DtypeError: lists every differing leaf by path.
     """
     pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=False)
     offenders = [

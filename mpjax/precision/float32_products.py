@@ -1,4 +1,4 @@
-"""Products of half-precision arrays whose results leave in float32, in which GPUs and TPUs add them up anyway."""
+"""Products of half-precision arrays with results in float32, in which GPUs and TPUs add anyway."""
 
 import dataclasses
 import functools
@@ -13,12 +13,12 @@ from mpjax.precision.dtypes import FLOAT32
 
 @dataclasses.dataclass(frozen=True)
 class InFloat32:
-    """A product of two arrays whose result is in float32. Its derivative is that of the product in their own dtype."""
+    """A product of two arrays with a result in float32. Its derivatives are products in the dtype of the arrays."""
 
     product: Callable
 
     def __call__(self, x: jax.Array, kernel: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the product of `x` and `kernel` in float32, or in the dtype of wider operands."""
+        """Multiplies `x` by `kernel`; the result is in float32, or in the dtype of wider operands."""
         if jnp.result_type(x, kernel).itemsize >= FLOAT32.itemsize:
             return self.product(x, kernel, *args, **kwargs)
 
@@ -26,7 +26,7 @@ class InFloat32:
 
         @jax.custom_jvp
         def in_float32(x, kernel):
-            # A CPU has no such product of its own: XLA widens the operands, but not those of what it has rewritten.
+            # A CPU has no such product: XLA widens the operands, but not after it has rewritten the product.
             x, kernel = jax.lax.optimization_barrier((x, kernel))
             return own(x, kernel, *args, preferred_element_type=FLOAT32)
 

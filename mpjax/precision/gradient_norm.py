@@ -1,7 +1,7 @@
-"""The sum of the squares of gradients, which says in one pass how large they are and whether all are finite.
+"""The sum of the squares of gradients: one pass measures their size and finds values that are not finite.
 
-Where a step asks for it several times (to skip a step, to report the norm, to clip), XLA computes it once: all ask by
-the same operations.
+A step may use it several times: to skip a step, to report the norm, to clip. XLA computes it once, because all uses
+trace the same operations.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def square_sum(tree: Any) -> Float[Array, ""]:
-    """Returns the sum of the squares of all floating and complex values, in float32 or wider.
+    """Sums the squares of all floating and complex values, in float32 or wider.
 
-    It is NaN if and only if one of the values is inf or NaN. It is inf if finite values are too large for it.
+    The sum is NaN if and only if one of the values is inf or NaN. It is inf if finite values are too large for it.
 
     >>> square_sum({"w": jnp.array([3.0, 4.0]), "b": jnp.float16(300)}), square_sum(jnp.float32("inf"))
     (Array(90025., dtype=float32), Array(nan, dtype=float32))
@@ -39,7 +39,7 @@ def square_sum(tree: Any) -> Float[Array, ""]:
     if not _together.get():
         return sum((jnp.sum(_squares(part)).astype(dtype) for part in parts), jnp.zeros((), dtype))
     partial = jnp.concatenate([_partial_sums(part).astype(dtype) for part in parts])
-    # Without a barrier, XLA would make one sum of each array after all.
+    # Without a barrier, XLA would finish the sum of each array separately after all.
     return jnp.sum(jax.lax.optimization_barrier(partial))
 
 
@@ -48,9 +48,9 @@ _together: contextvars.ContextVar[bool] = contextvars.ContextVar("_together", de
 
 @contextlib.contextmanager
 def added_together() -> Iterator[None]:
-    """While it is open, functions that are traced finish the sums of all arrays by one kernel, not by one for each.
+    """Makes functions traced within the context finish the sums of all arrays in one kernel, not one for each array.
 
-    For arrays on one device. Of arrays that are divided over devices, partial sums would have to be gathered.
+    Use it for arrays on one device. For arrays that are sharded over devices, it would gather the partial sums.
     """
     token = _together.set(True)
     try:
@@ -60,14 +60,14 @@ def added_together() -> Iterator[None]:
 
 
 FEW = 2**16
-"""Elements of an array that is copied rather than read by a kernel of its own."""
+"""The largest number of elements of an array that is copied, instead of read by its own kernel."""
 
 ROW = 2**12
-"""Elements that a GPU adds up in one stage."""
+"""The number of elements that a GPU adds in one stage."""
 
 
 def _partial_sums(x: jax.Array) -> jax.Array:
-    """Returns values, [N] in float32 or wider, whose sum is that of the squares of x; few if x is large."""
+    """Computes [N] values, in float32 or wider, with the same sum as the squares of x; N is small if x is large."""
     squares = _squares(x)
     if x.size <= FEW:
         return squares.reshape(-1)
@@ -79,27 +79,27 @@ def _partial_sums(x: jax.Array) -> jax.Array:
 
 def _squares(x: jax.Array) -> jax.Array:
     x = x.astype(widest(x.dtype, FLOAT32))
-    # A sum of squares has no other way to become NaN: none of its terms is negative.
+    # Squares are never negative, so their sum is NaN only if a term is NaN.
     return jnp.where(jnp.isfinite(x), jnp.square(x), jnp.nan)
 
 
 def all_finite(tree: Any) -> jax.Array:
-    """Returns True (a bool scalar) if no floating or complex value is inf or NaN."""
+    """True (a bool scalar) if no floating or complex value is inf or NaN."""
     return ~jnp.isnan(square_sum(tree))
 
 
 def global_norm(tree: Any) -> Float[Array, ""]:
-    """Returns the Euclidean norm of all values, in float32 or wider; inf if one of them is not finite."""
+    """The Euclidean norm of all values, in float32 or wider; inf if one of them is not finite."""
     total = square_sum(tree)
-    # A skipped step is no fault: nothing that leaves it is NaN, so that `jax_debug_nans` lets it pass.
+    # A skipped step is not an error. Its norm is inf, not NaN, so that `jax_debug_nans` does not stop the program.
     return jnp.where(jnp.isnan(total), jnp.inf, jnp.sqrt(total))
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """Returns `optax.clip_by_global_norm`, with the norm computed in float32 or wider, in the same pass as all others.
+    """Clips like `optax.clip_by_global_norm`, with the norm in float32 or wider, computed in one pass with other norms.
 
     Pascanu et al., "On the difficulty of training recurrent neural networks", 2013 (arXiv:1211.5063), section 3.2.
-    Gradients whose norm is not below `max_norm` are multiplied by `max_norm` over their norm.
+    Gradients are multiplied by `max_norm` over their norm, unless the norm is below `max_norm`.
     """
 
     def update(updates, state, params=None):

@@ -1,7 +1,7 @@
-"""The layer that produces a model's output: its products are in half precision, and their sums leave in float32.
+"""The layer that produces a model's output: its products are in half precision, and their results in float32.
 
-A logit of 40 in bfloat16 is off by up to 0.125, and its probability by 13 %. The sums are in float32 in any case: a
-head only keeps them.
+A logit of 40 in bfloat16 is off by up to 0.125, and its probability by 13 %. Products add in float32 in any case; a
+head keeps the float32 sums.
 """
 
 import dataclasses
@@ -23,19 +23,20 @@ _NAMES = re.compile(r"(.*_)?(heads?|classifier|logits|outputs?|out|readout|final
 
 
 def layer_tags(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Returns the tags of layers, by module path, with `head` for those that produce the model's output."""
+    """Tags layers by module path, with `head` for the layers that produce the model's output."""
     tags = tags_of(modules)
     return tags | {path: tags.get(path, frozenset()) | {HEAD.removeprefix("type:")} for path in heads_of(modules)}
 
 
 def heads_of(modules: Mapping[str, Any]) -> list[str]:
-    """Returns the paths of the layers that produce a model's outputs, as far as names and form tell.
+    """Finds the paths of the layers that produce a model's outputs, by name and structure.
 
-    A head is a `Linear`, `LinearGeneral` or `Conv` with Flax's own product that no block of a list holds, or the last
-    layer of a list, or of attributes that are numbered one after the other. It is named as heads are, as `head`,
-    `lm_head`, `classifier`, `fc` or `output_layer`; or it is the only linear layer there is, or of several the last
-    that the model sets as its attribute, norms and layers without parameters aside; or the model itself.
-    Attention and recurrent cells have none, and neither has a model that cannot be called.
+    A candidate is a `Linear`, `LinearGeneral` or `Conv` with Flax's own product. It is in no list, or it is the last
+    layer of a list. Attributes that are numbered one after the other are a list. A head is a candidate with a usual
+    name, such as `head`, `lm_head`, `classifier`, `fc` or `output_layer`. Without these names, a head is the only
+    linear candidate. Of several, it is the last attribute of the model, except norms and layers without parameters.
+    Without linear candidates, a head is the model itself. Attention, recurrent cells and models that cannot be called
+    have no head.
 
     Args:
       modules: the modules of a model by path.
@@ -84,7 +85,7 @@ def _has_parameters(module: Any) -> bool:
 
 
 def _last_of_lists(places: Iterable[str]) -> dict[str, int]:
-    """Returns the largest index in each list of layers."""
+    """The largest index in each list of layers."""
     last: dict[str, int] = {}
     for place in places:
         parts = place.split("/")
@@ -96,7 +97,7 @@ def _last_of_lists(places: Iterable[str]) -> dict[str, int]:
 
 
 def _is_outermost(place: str, last: Mapping[str, int]) -> bool:
-    """Returns True for a layer that no list holds, or that is the last item of the only list around it."""
+    """True for a layer in no list, and for the last item of the only list around it."""
     parts = place.split("/")
     if any(map(is_item, parts[:-1])):
         return False
@@ -104,7 +105,7 @@ def _is_outermost(place: str, last: Mapping[str, int]) -> bool:
 
 
 def _is_stacked(module: Any) -> bool:
-    """Returns True for a layer that stands for several, which a loop takes one by one."""
+    """True for a layer with the stacked weights of several layers, which a loop takes one by one."""
     from flax import nnx
 
     if isinstance(module, nnx.Conv):
@@ -114,7 +115,7 @@ def _is_stacked(module: Any) -> bool:
 
 
 def keeps_sums(module: Any) -> bool:
-    """Returns True for a layer whose products `leave_in_float32` can change: one of Flax's, with Flax's product."""
+    """True for a Flax layer with Flax's product, which `leave_in_float32` can change."""
     from flax import nnx
 
     if type(module) is nnx.Conv:
@@ -123,7 +124,7 @@ def keeps_sums(module: Any) -> bool:
 
 
 def leave_in_float32(module: Any, *, wide: bool) -> None:
-    """Makes products of a head and tied logits of an embedding leave in float32; if not `wide`, as Flax has them."""
+    """Makes the products of a head and the tied logits of an embedding float32, or restores Flax's if not `wide`."""
     from flax import nnx
 
     if isinstance(module, nnx.Embed):
@@ -139,7 +140,7 @@ def leave_in_float32(module: Any, *, wide: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AttendsInFloat32:
-    """A wrapper for an embedding whose tied logits (`attend`) leave in float32; its calls do not change."""
+    """A wrapper for an embedding whose tied logits (`attend`) are float32; its calls do not change."""
 
     depth: ClassVar[int] = 5
 

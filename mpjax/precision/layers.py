@@ -27,7 +27,7 @@ def keep_carried(module, dtype: np.dtype) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsCarry:
-    """A wrapper for a recurrent cell `(carry, inputs) -> (carry, outputs)` that casts the new carry to the old dtypes."""
+    """A wrapper for a recurrent cell, `(carry, inputs) -> (carry, outputs)`: casts the new carry to the old dtypes."""
 
     depth: ClassVar[int] = 2
 

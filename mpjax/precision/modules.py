@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
     """Sets the dtypes of every submodule of `model`, in place.
 
-    Parameters are cast to `param_dtype`, and layers compute in `compute_dtype`. Normalisation layers take their input,
-    statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model's output is cast
-    to `output_dtype`. The policy's rules override these defaults. A later call replaces an earlier one.
+    Casts parameters to `param_dtype`, and makes layers compute in `compute_dtype`. Normalisation layers take their
+    input, statistics and parameters in float32 (or wider) and cast their output to `compute_dtype`. The model casts its
+    output to `output_dtype`. The policy's rules override these defaults. A later call replaces an earlier call.
 
     >>> import mpjax
     >>> from flax import nnx
@@ -90,10 +90,10 @@ def apply_policy(model: "nnx.Module", policy: "str | Policy") -> PolicyReport:
 
 
 def _output_dtype(path: str, module, tags: dict, policy: Policy, rule: str | None, value) -> np.dtype | None:
-    """Returns the dtype in which a module's results leave, if the policy or a rule says so."""
+    """The dtype of a module's results, if the policy or a rule sets it; else None."""
     from flax import nnx
 
-    # An embedding may compute tied logits. A head that a preset keeps out of float8 is a head all the same.
+    # An embedding may compute tied logits. A head that a preset keeps out of float8 still produces the output.
     at_the_end = isinstance(module, nnx.Embed) or HEAD.removeprefix("type:") in tags.get(path, ())
     if path == "" or (at_the_end and rule in (None, *DEFAULTS)):
         return policy.output_dtype
@@ -105,14 +105,14 @@ def _is_wide(dtype: np.dtype | None) -> bool:
 
 
 def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
-    """Raises UsageError if a policy's products are in float8, and none was `found`, but not by the user's own rules."""
-    asked = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}  # else the user took them out
+    """Raises UsageError if a policy's products are in float8 and none was `found`, unless the user's rules exclude them."""
+    asked = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}  # no rules of the user's
     if policy.products is not None and asked and not found:
         raise UsageError(nothing_quantised(policy.products, decided, tags))
 
 
 def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.dtype]:
-    """Returns the dtype in which `apply_policy(model, policy)` would store each parameter and statistic, by path.
+    """The dtype in which `apply_policy(model, policy)` would store each parameter and statistic, by path.
 
     The model stays unchanged.
     """
@@ -126,7 +126,7 @@ def stored_dtypes(model: "nnx.Module", policy: "str | Policy") -> dict[str, np.d
 
 
 def rules_for_modules(policy: Policy) -> Rules:
-    """Returns the policy's rules, followed by the default rules for norms and for the head."""
+    """Appends the default rules for norms and for the head to the policy's rules."""
     default: dict[str, Any] = {NORM: widest(policy.compute_dtype, FLOAT32)}
     if policy.compute_dtype in HALF and policy.output_dtype not in HALF:
         default[HEAD] = dataclasses.replace(policy, rules=())
@@ -136,9 +136,9 @@ def rules_for_modules(policy: Policy) -> Rules:
 
 
 def storage_policy(policy: Policy) -> Policy:
-    """Returns the policy to apply to a model under `autocast`.
+    """The policy to apply to a model under `autocast`.
 
-    It stores parameters as `policy` does, and computes in float32 (or wider), so that layers cast nothing down.
+    It stores parameters like `policy`, and computes in float32 (or wider), so that layers do not cast down.
     """
     compute = widest(policy.compute_dtype, FLOAT32)
 
@@ -147,23 +147,23 @@ def storage_policy(policy: Policy) -> Policy:
 
 
 def scope_policy(model: "nnx.Module", policy: Policy) -> Policy:
-    """Returns the policy for `autocast` of a model with named scopes: `policy`, with module paths in place of types.
+    """Replaces types in a policy by module paths, for `autocast` of a model with named scopes.
 
     Raises:
-      UsageError: the policy's products are in float8, and no linear layer of the model would multiply in it.
+      UsageError: the policy's products are in float8, and no linear layer of the model multiplies in float8.
     """
     modules = modules_of(model)
     tags = layer_tags(modules)
     lineages = lineages_of(modules, tags)
     decided = {lineage[-1][0]: winner(policy.rules, lineage) for lineage in lineages}
-    # Layers that are not Flax's may have products by weights too, which autocast finds.
+    # Layers from outside Flax may multiply by weights too; autocast finds their products.
     found = has_products_in_float8(model, policy) or not any(LINEAR in found for found in tags.values())
     _require_products(policy, found, decided, tags)
     return dataclasses.replace(policy, rules=by_path(policy.rules, lineages))
 
 
 def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
-    """Returns True if a linear layer of the model multiplies in float8 under a policy."""
+    """True if a linear layer of the model multiplies in float8 under a policy."""
     modules = modules_of(model)
     tags = layer_tags(modules)
     for lineage in lineages_of(modules, tags):
@@ -188,7 +188,7 @@ def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:
 
 
 def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> Row:
-    """Sets the dtypes of one module, for its own parameters and computation, not for its children."""
+    """Sets the dtypes of one module's own parameters and computation; children stay unchanged."""
     if isinstance(value, Policy):
         param_dtype, compute_dtype, output_dtype = value.param_dtype, value.compute_dtype, value.output_dtype
     elif value is not None:
@@ -229,7 +229,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
 
 
 def _cast_variables(variables: list, param_dtype: np.dtype) -> bool:
-    """Casts parameters to `param_dtype` and statistics to at least float32; returns True if there are parameters."""
+    """Casts parameters to `param_dtype` and statistics to at least float32; True if there are parameters."""
     from flax import nnx
 
     found = False
@@ -251,7 +251,7 @@ def _astype(value, dtype: np.dtype):
 
 
 def _has_dtype(module, name: str) -> bool:
-    """Returns True if the attribute `name` exists and is a floating dtype of 16, 32 or 64 bits, or None."""
+    """True if the attribute `name` exists and is a floating dtype of 16, 32 or 64 bits, or None."""
     if not _is_stored(module, name):
         return False
     value = getattr(module, name)
@@ -271,7 +271,7 @@ def _not_understood(path: str, module) -> Iterator[str]:
 
 
 def _is_stored(module, name: str) -> bool:
-    """Returns True if the attribute is a value on the module or its class, not a property or method."""
+    """True if the attribute is a value on the module or its class, not a property or method."""
     if name in vars(module):
         return True
     return hasattr(module, name) and not hasattr(inspect.getattr_static(module, name), "__get__")

@@ -24,7 +24,7 @@ MOMENTS = ("mu", "nu", "nu_max", "trace")
 
 
 SECOND = ("nu", "nu_max")
-"""Those of them that are means of squares."""
+"""The fields of `MOMENTS` that are means of squares."""
 
 
 class HalfMomentsState(NamedTuple):
@@ -32,7 +32,7 @@ class HalfMomentsState(NamedTuple):
 
     Attributes:
       inner_state: the wrapped optimizer's state, with moments in bfloat16.
-      draws: int32, updates so far, which seed the random numbers of the rounding.
+      draws: int32, the number of updates so far, a seed of the rounding.
     """
 
     inner_state: Any
@@ -42,7 +42,7 @@ class HalfMomentsState(NamedTuple):
 def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """Stores the moments of `inner` in bfloat16, rounded stochastically after each update; `inner` sees float32.
 
-    Counts, schedules, master weights, micro-batch sums and float64 moments stay as they are. Put it inside the loss
+    Counts, schedules, master weights, micro-batch sums and float64 moments stay unchanged. Put it inside the loss
     scaling, `dynamic_loss_scaling(half_moments(optax.adamw(1e-3)))`: a skipped step then keeps every bit.
 
     Rounding noise decays like the gradients in a moment. For normally distributed gradients its standard deviation is
@@ -76,18 +76,18 @@ def half_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> optax
 
 
 def require_moments(state: Any, wrapper: str) -> None:
-    """Raises UsageError if an optimizer's state has no moments; the message names the wrapper that wants them."""
+    """Raises UsageError if an optimizer's state has no moments; the message names the wrapper."""
     if not any(optax.tree.get_all_with_path(state, name) for name in MOMENTS):
         raise UsageError(f"{wrapper}: no moments ({', '.join(MOMENTS)}) in this optimizer's state; leave {wrapper} out")
 
 
 def is_moment(path: tuple, names: Collection[str] = MOMENTS) -> bool:
-    """Returns True for the path of a moment in an optimizer's state."""
+    """True for the path of a moment in an optimizer's state."""
     return any(isinstance(key, jax.tree_util.GetAttrKey) and key.name in names for key in path)
 
 
 def _map_moments(change, state):
-    """Returns the state with `change(moment, its index among the leaves)` in place of each moment."""
+    """Replaces each moment of a state by `change(moment, its index among the leaves)`."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
     changed = [
         change(leaf, number) if is_moment(path) and leaf.dtype in (FLOAT32, BFLOAT16, FLOAT16) else leaf

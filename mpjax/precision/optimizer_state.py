@@ -1,6 +1,7 @@
-"""Optimizers see float32 parameters as they see float32 gradients, whatever dtype the parameters are stored in.
+"""Shows parameters to optimizers in float32, like gradients, for every dtype in which parameters are stored.
 
-So their state has one form. One that tells dtypes apart, such as `master_weights`, sees parameters as they are.
+Optimizer state then has one structure. An optimizer that distinguishes dtypes, such as `master_weights`, sees the
+stored parameters.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from mpjax.precision.master import MasterWeightsState
 
 
 def parameters_seen(inner: optax.GradientTransformation, params: Any) -> Any:
-    """Returns the parameters as an optimizer is to see them: in float32, unless it tells dtypes apart."""
+    """Casts parameters to float32 for an optimizer; keeps their dtypes if the optimizer distinguishes dtypes."""
     wide = in_float32(params)
     if all(a is b for a, b in zip(jax.tree.leaves(wide), jax.tree.leaves(params), strict=True)):
         return params
@@ -24,15 +25,15 @@ def parameters_seen(inner: optax.GradientTransformation, params: Any) -> Any:
 
 
 def init_in_float32(inner: optax.GradientTransformation, params: Any) -> Any:
-    """Initialises an optimizer for the parameters that it is to see; what follows their dtype is float32 or wider.
+    """Initialises an optimizer for `parameters_seen`; state that follows the dtype of parameters is float32 or wider.
 
-    The states of wrappers that store half-precision weights are left alone: what is to be float32 in them is already,
+    The states of wrappers that store half-precision weights stay unchanged. Their float32 parts are float32 already,
     and their structure differs for float32 parameters.
     """
     state = inner.init(parameters_seen(inner, params))
     wide = jax.eval_shape(lambda: inner.init(in_float32(params)))
     if jax.tree.structure(wide, is_leaf=_stores_half) != jax.tree.structure(state, is_leaf=_stores_half):
-        return state  # its structure depends on dtypes, so the inner transform handles them itself
+        return state  # its structure depends on dtypes, so the inner transform handles dtypes itself
 
     def widened(leaf: Any, like: Any) -> Any:
         return leaf.astype(like.dtype) if is_floating(leaf) else leaf

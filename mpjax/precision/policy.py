@@ -79,44 +79,44 @@ class Policy:
             raise UsageError(f"products in float8 need compute=bfloat16 or float32, got compute={compute}")
 
     def computes(self, value: "np.dtype | Policy | Recipe | None") -> np.dtype:
-        """Returns the compute dtype of modules decided by a rule's value; None stands for no rule."""
+        """The compute dtype of modules that a rule with this value decides; None means no rule."""
         if isinstance(value, Policy):
             return value.compute_dtype
         return self.compute_dtype if value is None or isinstance(value, Recipe) else value
 
     def stores(self, value: "np.dtype | Policy | Recipe | None") -> np.dtype:
-        """Returns the dtype that parameters of such modules are stored in."""
+        """The dtype of stored parameters of modules that a rule with this value decides; None means no rule."""
         if isinstance(value, Policy):
             return value.param_dtype
         return widest(self.param_dtype, value) if isinstance(value, np.dtype) else self.param_dtype
 
     def multiplies(self, value: "np.dtype | Policy | Recipe | None") -> Recipe | None:
-        """Returns the recipe of such linear layers; None if they multiply in the compute dtype."""
+        """The recipe of linear layers that a rule with this value decides; None for products in the compute dtype."""
         if isinstance(value, Policy) or value is None:
             return (value or self).products
         return value if isinstance(value, Recipe) else None
 
     @property
     def recipes(self) -> frozenset[Recipe]:
-        """Returns the recipes that the policy or one of its rules asks for."""
+        """The recipes of the policy and its rules."""
         return frozenset(filter(None, (self.products, *map(self.multiplies, self.rules.values()))))
 
     @property
     def jmp(self) -> jmp.Policy:
-        """Returns the equivalent `jmp.Policy`, which has neither `reduce_dtype` nor rules."""
+        """The equivalent `jmp.Policy`, which has no `reduce_dtype`, rules or recipes."""
         fields = (self.param_dtype, self.compute_dtype, self.output_dtype)
         return jmp.Policy(*(getattr(jnp, dtype.name) for dtype in fields))
 
     def cast_to_param(self, tree: T) -> T:
-        """Casts the floating arrays of `tree` to `param_dtype`; integers, keys and other leaves stay as they are."""
+        """Casts the floating arrays of `tree` to `param_dtype`; integers, keys and other leaves stay unchanged."""
         return self.jmp.cast_to_param(tree)
 
     def cast_to_compute(self, tree: T) -> T:
-        """Casts the floating arrays of `tree` to `compute_dtype`; integers, keys and other leaves stay as they are."""
+        """Casts the floating arrays of `tree` to `compute_dtype`; integers, keys and other leaves stay unchanged."""
         return self.jmp.cast_to_compute(tree)
 
     def cast_to_output(self, tree: T) -> T:
-        """Casts the floating arrays of `tree` to `output_dtype`; integers, keys and other leaves stay as they are."""
+        """Casts the floating arrays of `tree` to `output_dtype`; integers, keys and other leaves stay unchanged."""
         return self.jmp.cast_to_output(tree)
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class Policy:
 
 
 def _rule_value(value) -> np.dtype | Policy | Recipe:
-    """Converts a rule's value to a dtype, a policy or a recipe; a name that could be two (`"float32"`) is a dtype."""
+    """Converts a rule's value to a dtype, a policy or a recipe; `"float32"`, also the name of a preset, is a dtype."""
     if (recipe := find_recipe(value)) is not None:
         return recipe
     if isinstance(value, jmp.Policy):
@@ -157,7 +157,7 @@ def _rule_value(value) -> np.dtype | Policy | Recipe:
 
 
 def from_jmp(policy: jmp.Policy) -> Policy:
-    """Returns the `Policy` with the three dtypes of a `jmp.Policy`."""
+    """Converts a `jmp.Policy`; other fields have their defaults."""
     return Policy(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
 
 

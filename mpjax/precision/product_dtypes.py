@@ -1,4 +1,4 @@
-"""What a policy asks of the products in each module: a dtype, and a recipe where layers multiply in float8."""
+"""The dtypes and recipes that a policy asks of the products in each module."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -17,16 +17,16 @@ from mpjax.precision.rules import DEFAULTS, Lineage, decide, scope_lineage, winn
 
 
 class AskedDtypes(NamedTuple):
-    """What products in a module are asked to be in.
+    """The dtypes that a policy asks of the products in a module.
 
     Attributes:
-      compute: the dtype of products, and of those that a recipe leaves alone, as attention scores.
-      recipe: the recipe of float8 products; None for none.
-      required: True if every product is to be by the recipe: those of a linear layer that is large and even enough.
-      refused: True if no product is to be in float8: those of a linear layer without a recipe.
-      applied: the recipe that the layer was made to multiply by; None if it was made for none, or is not known.
-      own: True for a layer with a product of the user's own, which no policy changes.
-      unknown: True if no modules are known, so that a recipe is allowed anywhere, and required nowhere.
+      compute: the dtype of products, also of products that a recipe leaves alone, such as attention scores.
+      recipe: the recipe of float8 products, or None.
+      required: True if every product must follow the recipe: the layer is linear, large and even enough.
+      refused: True if no product may be in float8: the layer is linear, and has no recipe.
+      applied: the recipe that the layer multiplies by; None without one, or if it is not known.
+      own: True for a layer with the user's own product, which no policy changes.
+      unknown: True if no modules are known. A recipe is then allowed in every module, and required in none.
     """
 
     compute: np.dtype
@@ -39,7 +39,7 @@ class AskedDtypes(NamedTuple):
 
     @property
     def accepted(self) -> frozenset[np.dtype]:
-        """Returns the dtypes that products may be in."""
+        """The dtypes that products may have."""
         if self.recipe is None:
             return frozenset({self.compute})
         float8 = {self.recipe.forward, self.recipe.gradient}
@@ -47,12 +47,11 @@ class AskedDtypes(NamedTuple):
 
 
 class PolicyForModules:
-    """What a policy asks of products: called with a module path, it returns `AskedDtypes`, or None without a policy.
+    """The products that a policy asks for: maps a module path to `AskedDtypes`, or to None without a policy.
 
     Args:
       policy: the policy.
-      modules: the NNX modules whose classes the rules may name, by any key. Without any, paths are those of named
-        scopes.
+      modules: the NNX modules whose classes the rules may name, by any key. Without modules, paths are named scopes.
     """
 
     def __init__(self, policy: Policy | None, modules: Mapping[Any, Any]):
@@ -66,7 +65,7 @@ class PolicyForModules:
         self._rules = None if policy is None else rules_for_modules(policy)
 
     def __call__(self, path: str) -> AskedDtypes | None:
-        """Returns what products in the module at `path` are asked to be in."""
+        """Finds the dtypes that the policy asks of products in the module at `path`."""
         policy, module = self._policy, self._held.get(path)
         if policy is None or self._rules is None:
             return None
@@ -82,7 +81,7 @@ class PolicyForModules:
 
     @property
     def dtypes(self) -> frozenset[np.dtype]:
-        """Returns the dtypes that the policy or a rule of it names, without those of recipes."""
+        """The dtypes that the policy and its rules name, without the dtypes of recipes."""
         if self._policy is None or self._rules is None:
             return frozenset()
         values = (self._policy, *self._rules.values())
@@ -90,10 +89,11 @@ class PolicyForModules:
         return frozenset(found | {each for each in values if isinstance(each, np.dtype)})
 
     def awaited(self, paths: Iterable[str]) -> Recipe | None:
-        """Returns a recipe that some product is surely to be in, None if there need not be any.
+        """Finds a recipe that at least one product must follow; None if there need not be any.
 
-        Of modules that are known, this is so if a linear layer is to multiply by a recipe, or if the policy has one and
-        no rule of the user's took a layer out of it. Of others, it is if one of `paths` is to multiply by a recipe.
+        With known modules, it is the recipe of a linear layer. If no linear layer has one, it is the policy's own
+        recipe, unless the user's rules decide a linear layer. Without modules, it is the recipe of a product at one of
+        `paths`.
 
         Args:
           paths: the module paths of the products that the policy applies to.
@@ -111,7 +111,7 @@ class PolicyForModules:
         """Raises UsageError if a rule decides nothing: neither a module nor a named scope of the traced program.
 
         Args:
-          scopes: the named scopes; None if the traced program is not known. Then paths are not looked at.
+          scopes: the named scopes; None if the traced program is not known, in which case paths are not checked.
         """
         if self._policy is None or self._rules is None:
             return
@@ -131,7 +131,7 @@ class PolicyForModules:
 
 
 def asked_dtypes(policy: Policy | None, modules: Mapping[Any, Any]) -> PolicyForModules:
-    """Returns a function from module path to what the policy asks for there; it returns None if no policy was given.
+    """Maps module paths to the dtypes that a policy asks of products; to None if no policy is given.
 
     Args:
       policy: the policy.
@@ -145,7 +145,7 @@ def _dtypes_of(policy: Policy) -> tuple[np.dtype, ...]:
 
 
 def _has_own_product(module: Any) -> bool:
-    """Returns True for a linear layer of Flax that the user gave a product of another kind, which no policy changes."""
+    """True for a Flax linear layer with another product by the user, which no policy changes."""
     if module is None:
         return False
     from flax import nnx

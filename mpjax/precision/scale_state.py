@@ -1,4 +1,4 @@
-"""The state of loss scaling: how to find it in an optax state, and how to restore values after a skipped step."""
+"""The state of loss scaling: finds it in an optax state, and restores values after a skipped step."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class LossScaleState(NamedTuple):
-    """The state of the loss-scaling wrappers; all scalars are arrays from the start, so a step compiles once.
+    """The state of the loss-scaling wrappers. All scalars are arrays from the start, so a step compiles once.
 
     Attributes:
-      scale: float32, the factor that the next loss is multiplied by; a power of two.
+      scale: float32, the factor of the next loss; a power of two.
       good_steps: int32, finite steps since the scale last changed or a step was skipped.
-      skipped: int32, steps skipped in total.
-      consecutive_skips: int32, steps skipped since the last finite one.
+      skipped: int32, the total number of skipped steps.
+      consecutive_skips: int32, steps skipped since the last finite step.
       finite: bool, True if the last gradients were finite, so that the last step was applied.
       inner_state: the wrapped optimizer's state; for several optimizers, a `GroupState` for each name.
     """
@@ -35,7 +35,7 @@ class LossScaleState(NamedTuple):
 
 
 def loss_scale_state(opt_state) -> LossScaleState:
-    """Returns the `LossScaleState` inside any optax state tree.
+    """Finds the `LossScaleState` inside any optax state tree.
 
     Raises:
       UsageError: the tree has none, or more than one.
@@ -50,7 +50,7 @@ def loss_scale_state(opt_state) -> LossScaleState:
 
 
 def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
-    """Returns `new` if the last step's gradients were finite, else `old`, for trees of the same structure.
+    """Selects `new` if the last step's gradients were finite, else `old`, for trees of the same structure.
 
     >>> import jax.numpy as jnp, mpjax, optax
     >>> opt_state = mpjax.static_loss_scaling(optax.sgd(0.1), 1024.0).init(jnp.float32(1))
@@ -62,11 +62,11 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
       opt_state: the optimizer's state after the step.
       new: the values after the step.
       old: the values before the step.
-      group: the name of the optimizer whose gradients count, if several share a scale; by default all must be finite.
+      group: the name of the optimizer whose gradients decide, if several share a scale; by default all must be finite.
 
     Raises:
       UsageError: no optimizer has the name `group`, or a leaf of `new` differs in shape from that of `old`.
-      DtypeError: a leaf of `new` differs in dtype from that of `old`; the message lists all such leaves by path.
+      DtypeError: a leaf of `new` differs in dtype from that of `old`; the message lists all these leaves by path.
     """
     state = loss_scale_state(opt_state)
     check_same_dtypes(new, old, names=("new", "old"))
@@ -86,6 +86,6 @@ def where_finite(opt_state, new: T, old: T, *, group: str | None = None) -> T:
 
 
 def states_in(tree) -> list[LossScaleState]:
-    """Returns every `LossScaleState` in a tree."""
+    """Collects every `LossScaleState` in a tree."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, LossScaleState))
     return [leaf for leaf in leaves if isinstance(leaf, LossScaleState)]

@@ -1,6 +1,6 @@
-"""How an update is added to parameters: one of zero keeps every bit.
+"""Adds updates to parameters so that an update of zero keeps every bit.
 
-A sum would not: -0.0 + 0.0 is 0.0, and a CPU flushes subnormal numbers that it adds to.
+A plain sum would not: -0.0 + 0.0 is 0.0, and a CPU flushes subnormal numbers when it adds to them.
 """
 
 from typing import Any
@@ -11,6 +11,6 @@ import optax
 
 
 def moved_by(updates: Any, params: Any) -> Any:
-    """Returns `optax.apply_updates(params, updates)`, except that a number with an update of zero stays as it is."""
+    """Applies updates like `optax.apply_updates`, except that a number with an update of zero keeps its bits."""
     moved = optax.apply_updates(params, updates)
     return jax.tree.map(lambda p, new, update: jnp.where(update == 0, p, new), params, moved, updates)
