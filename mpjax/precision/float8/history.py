@@ -1,7 +1,7 @@
-"""Delayed scaling: scales from the largest absolute values of the steps before, which are state of a layer.
+"""Delayed scaling: scales from the largest absolute values of earlier steps, which are state of a layer.
 
-The present step need not look at an operand before it quantises it. A value beyond the largest of the history
-saturates, as in NVIDIA's TransformerEngine (`DelayedScaling`).
+A step quantises an operand without reading it first. A value beyond the largest of the history saturates, as in
+NVIDIA's TransformerEngine (`DelayedScaling`).
 
 Shapes: M rows of activations, K inputs, N outputs, H steps.
 """
@@ -30,20 +30,20 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 HISTORY = "amax_history"
-"""The attribute of a layer with its history, float32 [3, 1 + H]: of activations, weight and incoming gradient.
+"""The attribute of a layer with its history, float32 [3, 1 + H]: rows of activations, weight and incoming gradient.
 
-Its first column is of the step at hand, in which a layer may be called several times; the others are of the steps
-before, and the only ones that scales are made from.
+The first column belongs to the current step, in which a layer may be called several times. The other columns belong to
+earlier steps, and only these determine scales.
 """
 
 
 def is_history(name: str) -> bool:
-    """Returns True if an array of a training state, by path, is a history."""
+    """True if an array of a training state, by path, is a history."""
     return name.rpartition("/")[2] == HISTORY
 
 
 def keep_history(module: Any, recipe: Recipe | None) -> None:
-    """Makes a linear layer keep a history and multiply by it, or drop it without a recipe, in place."""
+    """Makes a linear layer keep a history and multiply by it; without a recipe, removes the history. In place."""
     from flax import nnx
 
     unwrap(module, KeepsHistory)
@@ -58,13 +58,13 @@ def keep_history(module: Any, recipe: Recipe | None) -> None:
     if getattr(module, HISTORY, None) is None:
         abstract = isinstance(kernel, jax.ShapeDtypeStruct)
         setattr(module, HISTORY, nnx.Variable(jax.ShapeDtypeStruct(shape, FLOAT32) if abstract else jnp.zeros(shape)))
-    module.use_running_average = False  # which `model.eval()` makes True, as for batch norms
+    module.use_running_average = False  # `model.eval()` sets it to True, as for batch norms
     wrap(module, KeepsHistory(recipe))
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepsHistory:
-    """A wrapper for a linear layer that multiplies by its history, and adds to it in training."""
+    """A wrapper that scales the products of a linear layer by its history, and updates the history in training."""
 
     recipe: Recipe
     depth: ClassVar[int] = 5
@@ -90,27 +90,27 @@ class KeepsHistory:
 
 
 def with_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Returns a history after a step, with the largest incoming gradient.
+    """Adds the largest incoming gradient to a history, and ends the step.
 
     Args:
-      history: what the forward pass made of it.
-      cotangent: the derivative of the loss with respect to the history before, which stands for that number.
+      history: the history after the forward pass.
+      cotangent: the derivative of the loss with respect to the history before the step; holds that gradient.
     """
     return end_step(add_gradient(history, cotangent))
 
 
 def add_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Returns a history with the largest incoming gradient of a part of the step at hand, such as a micro-batch."""
-    return jnp.maximum(history, cotangent)  # which is zero but for that number
+    """Adds the largest incoming gradient of a part of the current step, such as a micro-batch, to a history."""
+    return jnp.maximum(history, cotangent)  # the cotangent is zero, except for the gradient
 
 
 def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Returns a history in which the step at hand is the last of those before."""
+    """Shifts a history by one step: the current step becomes the latest of the earlier steps."""
     return jnp.concatenate([jnp.zeros_like(history[..., :1]), history[..., :-1]], axis=-1)
 
 
 def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quantised:
-    """Quantises by the largest of the past, or of the present in a layer's first step."""
+    """Quantises by the largest value of earlier steps; in a layer's first step, by the largest present value."""
     largest = jnp.max(past)
     return quantise_to(x, jnp.where(largest > 0, largest, largest_of(x)), dtype)
 
@@ -127,10 +127,10 @@ def _multiplied(
 def _by_history(
     recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array, history: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Multiplies [M, K] by [K, N]; returns the result and the history with both operands.
+    """Multiplies [M, K] by [K, N]; returns the result, and the history with both operands.
 
-    The derivative by `history` holds the largest incoming gradient, of this call and of those that go by the returned
-    history: so no call of a layer is lost on the way back.
+    The derivative with respect to `history` holds the largest incoming gradient of this call and of later calls that
+    take the returned history. The backward pass thus covers every call of a layer.
     """
     largest = jnp.stack([largest_of(x), largest_of(w), jnp.zeros((), FLOAT32)])[:, None]
     after = jnp.concatenate([jnp.maximum(history[:, :1], largest), history[:, 1:]], axis=1)
@@ -154,7 +154,7 @@ _by_history.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, history: jax.Array) -> jax.Array:
-    """Multiplies two matrices by a history; its derivatives, which are second ones of a layer, are not in float8."""
+    """Multiplies two matrices by a history. Its derivatives, the second derivatives of a layer, are not in float8."""
     return _multiplied(recipe, way, dtype, a, b, history)
 
 
@@ -164,7 +164,7 @@ def _once_forward(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: ja
 
 def _once_backward(recipe: Recipe, way: Way, dtype: np.dtype, kept: tuple[jax.Array, jax.Array, jax.Array], u):
     a, b, history = kept
-    # A gradient inside the loss, as of a gradient penalty, is an incoming gradient too, perhaps the largest.
+    # A gradient inside the loss, as in a gradient penalty, is an incoming gradient too, and may be the largest.
     inner = (a, b)[way.roles.index(GRADIENT)]
     da, db = derivatives(way, dtype, a, b, u)
     return da, db, _of_gradient(history, largest_of(inner))
@@ -174,7 +174,7 @@ _once.defvjp(_once_forward, _once_backward)
 
 
 def _of_gradient(history: jax.Array, largest: jax.Array) -> jax.Array:
-    """Returns the derivative by a history: the largest incoming gradient, which nothing is differentiated by."""
+    """The derivative with respect to a history: the largest incoming gradient, with its own gradient stopped."""
     place = np.zeros(history.shape, FLOAT32)
     place[GRADIENT, 0] = 1
     return jax.lax.stop_gradient(largest) * place

@@ -1,4 +1,4 @@
-"""Which layers of a Flax NNX model multiply in float8, and the tags by which rules find those that better do not."""
+"""The layers of a Flax NNX model that multiply in float8, and the tags by which rules exclude layers."""
 
 import inspect
 import math
@@ -18,16 +18,16 @@ from mpjax.precision.rules import FIRST_OR_LAST, LINEAR, SMALL_PRODUCT
 
 
 SMALLEST_SIDE = 64
-"""The smallest number of inputs and outputs of a layer that gains from float8; below, quantising costs more."""
+"""The smallest number of inputs and outputs of a layer that gains from float8; below it, quantising costs more."""
 
 _MULTIPLE = 16
 
 
 def is_linear(module: Any) -> bool:
-    """Returns True for a Flax layer that multiplies by a weight and leaves to Flax how.
+    """True for a Flax layer that multiplies by a weight with Flax's own product.
 
-    A layer with a `dot_general` or a `precision` of the user's, or with a weight for each example, is left alone. So is
-    one of a subclass whose own `__call__` multiplies by itself.
+    False with a `dot_general` or a `precision` of the user's, or with a weight for each example. Also False for a
+    subclass whose own `__call__` multiplies by itself.
     """
     from flax import nnx
 
@@ -41,7 +41,7 @@ def is_linear(module: Any) -> bool:
 
 
 def _leaves_the_product_to_flax(cls: type) -> bool:
-    """Returns True if a layer's call is Flax's, calls another `__call__`, as by `super()`, or uses `dot_general`."""
+    """True if a layer's call is Flax's, calls another `__call__`, as by `super()`, or uses `dot_general`."""
     owner: Any = owner_of_call(cls)
     if owner is None or owner.__module__.startswith("flax."):
         return owner is not None
@@ -50,7 +50,7 @@ def _leaves_the_product_to_flax(cls: type) -> bool:
 
 
 def _names_in(code: Any) -> Iterator[str]:
-    """Yields the names of globals and attributes that a function's code uses, with those of functions inside it."""
+    """Yields the names of globals and attributes that a function's code uses, and the functions inside it."""
     if isinstance(code, types.CodeType):
         yield from code.co_names
         for constant in code.co_consts:
@@ -58,7 +58,7 @@ def _names_in(code: Any) -> Iterator[str]:
 
 
 def sides(module: Any) -> tuple[int, int]:
-    """Returns the numbers of inputs and outputs of a linear layer."""
+    """The numbers of inputs and outputs of a linear layer."""
     inputs, outputs = (
         math.prod(size) if isinstance(size, Iterable) else size for size in (module.in_features, module.out_features)
     )
@@ -66,12 +66,12 @@ def sides(module: Any) -> tuple[int, int]:
 
 
 def tags_of(modules: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Returns the tags of layers, by module path: names that rules can match as `type:` beside those of classes.
+    """Tags layers by module path. Rules match tags as `type:`, like the names of classes.
 
-    `linear_layer` is for layers that can multiply in float8. `first_or_last` is for layers, embeddings too, that no
-    list holds, as a head, and for the first and last layer of a list of layers. Attributes that are numbered one after
-    the other (`layer1`, `layer2`, `layer3`) are a list. `small_product` is for linear layers with a side below 64, or
-    that is no multiple of 16.
+    `linear_layer` is for layers that can multiply in float8. `first_or_last` is for layers, also embeddings, in no
+    list, such as a head, and for the first and last layer of a list of layers. Attributes that are numbered one after
+    the other (`layer1`, `layer2`, `layer3`) are a list. `small_product` is for linear layers with a side that is below
+    64 or not a multiple of 16.
 
     Args:
       modules: the modules of a model by path.
@@ -113,17 +113,17 @@ def _has_weight(module: Any) -> bool:
 
 
 def is_quantised(module: Any) -> bool:
-    """Returns True if `set_products` made a module multiply in float8."""
+    """True if `set_products` made a module multiply in float8."""
     return isinstance(getattr(module, "dot_general", None), Float8Dot)
 
 
 def recipe_of(module: Any) -> Recipe | None:
-    """Returns the recipe by which `set_products` made a module multiply, or None."""
+    """The recipe by which `set_products` made a module multiply, or None."""
     return module.dot_general.recipe if is_quantised(module) else None
 
 
 def set_products(module: Any, recipe: Recipe | None) -> bool:
-    """Makes a linear layer multiply by a recipe, or as Flax does without one; other modules stay as they are.
+    """Makes a linear layer multiply by a recipe, or by Flax's product without a recipe; other modules stay unchanged.
 
     Returns:
       True if it multiplies by the recipe.
@@ -139,7 +139,7 @@ def set_products(module: Any, recipe: Recipe | None) -> bool:
 
 
 def default_product(module: Any) -> Any:
-    """Returns the `dot_general` that Flax gives a linear layer by default."""
+    """The default `dot_general` of a Flax linear layer."""
     from flax import nnx
 
     flax_class = nnx.Linear if isinstance(module, nnx.Linear) else nnx.LinearGeneral
@@ -147,7 +147,7 @@ def default_product(module: Any) -> Any:
 
 
 def why_wide(module: Any, recipe: Recipe | None) -> str | None:
-    """Explains why a linear layer cannot multiply by a recipe; returns None if it can, or is no linear layer."""
+    """Explains why a linear layer cannot multiply by a recipe; None if it can, or if the module is no linear layer."""
     if recipe is None or not is_linear(module):
         return None
     inputs, outputs = sides(module)
@@ -159,7 +159,7 @@ def why_wide(module: Any, recipe: Recipe | None) -> str | None:
 
 
 def not_covered(rules: Iterable[str], modules: Mapping[str, Any], tags: Mapping[str, frozenset[str]]) -> list[str]:
-    """Says of a rule for `type:Linear` that it is not for a model's `LinearGeneral`, as attention's projections are.
+    """Explains that a rule for `type:Linear` does not cover a model's `LinearGeneral`, as in attention projections.
 
     Args:
       rules: the patterns of the policy.
@@ -200,4 +200,4 @@ _WHY_WIDE = {
     "layers, so that a list of two has no inner one",
     SMALL_PRODUCT: f"a side below {SMALLEST_SIDE}, or that is no multiple of {_MULTIPLE}, costs more than it saves",
 }
-"""Why the rules of presets keep layers out of float8."""
+"""Reasons why the rules of presets keep layers out of float8."""

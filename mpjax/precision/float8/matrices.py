@@ -1,4 +1,4 @@
-"""One product of two matrices in float8: of which of a layer's arrays, and along which axes.
+"""A product of two matrices in float8, for each of the three products of a layer.
 
 Shapes: M rows of activations (batch times positions), K inputs, N outputs.
 """
@@ -18,30 +18,30 @@ from mpjax.precision.float8.scaling import BLOCK, Quantised, quantise, quantise_
 
 
 ACTIVATIONS, WEIGHT, GRADIENT = range(3)
-"""What an operand is: activations [M, K], a weight [K, N], or the gradient of the result [M, N]."""
+"""The role of an operand: activations [M, K], a weight [K, N], or the gradient of the result [M, N]."""
 
 
 class Way(NamedTuple):
-    """Which of a layer's three products it is.
+    """One of the three products of a layer.
 
     Attributes:
-      roles: what the two operands are.
-      axes: the axis of each that is added up.
+      roles: the roles of both operands.
+      axes: the contracted axis of each operand.
     """
 
     roles: tuple[int, int]
     axes: tuple[int, int]
 
     def dtype(self, recipe: Recipe, operand: int) -> np.dtype:
-        """Returns the float8 dtype of an operand, 0 or 1."""
+        """The float8 dtype of an operand, 0 or 1."""
         return recipe.gradient if self.roles[operand] == GRADIENT else recipe.forward
 
     @property
     def exact(self) -> bool:
-        """Returns True if all sums are to be in float32.
+        """True if all sums must be in float32.
 
-        On Hopper, cuBLASLt's fast sums have fewer bits: good enough for a forward pass (NVIDIA, TransformerEngine,
-        "split accumulator").
+        On Hopper, cuBLASLt's fast sums have fewer bits, which is good enough for a forward pass (NVIDIA,
+        TransformerEngine, "split accumulator").
         """
         return GRADIENT in self.roles
 
@@ -52,14 +52,14 @@ BY_WEIGHT = Way((ACTIVATIONS, GRADIENT), (0, 0))
 
 
 def in_float8(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiplies two matrices that are quantised by their present values.
+    """Multiplies two matrices, quantised by their present values.
 
     Args:
-      recipe: the recipe; a delayed one goes by the present too.
-      way: which product it is.
+      recipe: the recipe; a delayed recipe uses the present values too.
+      way: the product of a layer.
       dtype: the dtype of the result.
       a: one operand, bfloat16 or float32.
-      b: the other, likewise.
+      b: the other operand, bfloat16 or float32.
     """
     if recipe.scaling == "block":
         rows = (x if axis else x.T for x, axis in zip((a, b), way.axes, strict=True))
@@ -71,10 +71,10 @@ def in_float8(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Ar
 
 
 def multiplied(way: Way, dtype: np.dtype, a: Quantised, b: Quantised) -> jax.Array:
-    """Multiplies two quantised matrices, each with one scale, or with one for each row that is not added up.
+    """Multiplies two quantised matrices, with one scale for each matrix or one for each row that is not contracted.
 
-    The inverse scales are multiplied into the result one after the other, the smaller first: their product, or the
-    result times the larger alone, may overflow or underflow where the result does not.
+    The smaller inverse scale multiplies the result first, then the larger. Their product, or the result times the
+    larger alone, may overflow or underflow where the result does not.
     """
     precision = lax.Precision.HIGHEST if way.exact else None
     numbers = (((way.axes[0],), (way.axes[1],)), ((), ()))
@@ -86,13 +86,13 @@ def multiplied(way: Way, dtype: np.dtype, a: Quantised, b: Quantised) -> jax.Arr
 
 
 def derivatives(way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the derivatives of a product of two matrices as if it were not in float8, in the operands' own dtypes.
+    """Computes the derivatives of a product of two matrices without float8, in the dtypes of the operands.
 
     Args:
-      way: which product it is.
+      way: the product of a layer.
       dtype: the dtype of its result.
       a: one operand.
-      b: the other.
+      b: the other operand.
       u: the gradient of its result.
     """
     wide = jnp.result_type(a, b, u)
@@ -109,11 +109,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 def multiplied_in_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
-    """Multiplies two matrices in blocks that are added up over their last axes.
+    """Multiplies two matrices in blocks, contracted over their last axes.
 
     Args:
       a: `values` [M, K] and `inverse` [M, K / 32].
-      b: likewise, [N, K] and [N, K / 32].
+      b: `values` [N, K] and `inverse` [N, K / 32].
       dtype: the dtype of the result.
 
     Returns:
@@ -131,15 +131,15 @@ def multiplied_in_blocks(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Arr
 
 
 def multiplied_on_cuda(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array:
-    """Multiplies as `multiplied_in_blocks` does, but on a CUDA device alone."""
+    """Multiplies like `multiplied_in_blocks`, on a CUDA device only."""
     a, b = (Quantised(each.values[None], each.inverse.astype(jnp.float8_e8m0fnu)[None]) for each in (a, b))
     return _each(dtype)(a, b)[0]
 
 
 def _each(dtype: np.dtype):
-    """Returns a function that multiplies each matrix of [B, M, K] by one of [B, N, K], with a rule for `jax.vmap`.
+    """Builds a function that multiplies each matrix of [B, M, K] by one of [B, N, K], with a rule for `jax.vmap`.
 
-    Without it, `jax.nn.scaled_matmul` fails unless all of its operands have a batch axis.
+    Without the rule, `jax.nn.scaled_matmul` fails unless all of its operands have a batch axis.
     """
 
     @jax.custom_batching.custom_vmap
@@ -153,7 +153,7 @@ def _each(dtype: np.dtype):
             a, b = (_with_batch(x, flags, size) for x, flags in ((a, batched[0]), (b, batched[1])))
             y = each(*(Quantised(*(z.reshape(-1, *z.shape[2:]) for z in x)) for x in (a, b)))
             return y.reshape(size, -1, *y.shape[1:]), True
-        # Rows of a batch are further rows, so that the other operand is read once.
+        # The batch becomes further rows, so that the other operand is read once.
         if in_a:
             y = each(_as_rows(_with_batch(a, batched[0], size)), b)
             return jnp.moveaxis(y.reshape(y.shape[0], size, -1, y.shape[2]), 1, 0), True
@@ -164,10 +164,10 @@ def _each(dtype: np.dtype):
 
 
 def _with_batch(x: Quantised, batched: Quantised, size: int) -> Quantised:
-    """Returns `x` with a leading batch axis for its values and for its scales."""
+    """Adds a leading batch axis to the values and scales of `x` that have none."""
     return Quantised(*(z if has else jnp.broadcast_to(z, (size, *z.shape)) for z, has in zip(x, batched, strict=True)))
 
 
 def _as_rows(x: Quantised) -> Quantised:
-    """Returns [B, size * M, K] of [size, B, M, K]."""
+    """Reshapes [size, B, M, K] to [B, size * M, K]."""
     return Quantised(*(jnp.moveaxis(z, 0, 1).reshape(z.shape[1], -1, z.shape[3]) for z in x))

@@ -1,10 +1,10 @@
-"""First moments in float8 and second ones in bfloat16, as an optax wrapper: three bytes for each parameter, of eight.
+"""First moments in float8 and second moments in bfloat16, as an optax wrapper: three bytes per parameter, not eight.
 
 Groups of 128 numbers share a scale and an exponent that spreads their range over that of e4m3: Xi et al., "COAT:
 Compressing Optimizer states and Activation for Memory-Efficient FP8 Training", 2024 (arXiv:2410.19313), section 4.1.
-Unlike in COAT, numbers are rounded stochastically, right in the mean: with b2 = 0.999 a second moment changes by a
-thousandth of itself, far less than half a step of float8. And second moments are not in float8: the squares of a group
-may differ by more than its range, and Adam would divide by the root of what underflowed.
+Unlike in COAT, numbers round stochastically, so that their mean is exact: with b2 = 0.999 a second moment changes by a
+thousandth of itself, far less than half a step of float8. Second moments are not in float8. The squares of a group may
+differ by more than its range, and Adam would divide by the root of an underflowed number.
 
 Shapes: N numbers along the last axis of an array, G groups of them.
 """
@@ -30,25 +30,25 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 GROUP = 128
-"""Numbers along the last axis that share a scale, as in COAT."""
+"""The number of values along the last axis that share a scale, as in COAT."""
 
 SMALLEST = 4096
-"""Numbers of the smallest array that is stored in float8, as in bitsandbytes' 8-bit optimizers; others stay float32."""
+"""The size of the smallest array in float8, as in bitsandbytes' 8-bit optimizers; smaller arrays stay float32."""
 
 SHORTEST = 16
-"""The shortest last axis that is stored in float8: a group has 8 bytes of its own."""
+"""The shortest last axis of an array in float8: each group takes 8 more bytes."""
 
 _LARGEST, _LOWEST = 448.0, 2.0**-9
 _RANGE = math.log(_LARGEST / _LOWEST)
 
 
 class Grouped(NamedTuple):
-    """A moment in float8. It is divided over devices as its parameter is, because no group spans two rows.
+    """A moment in float8. It is sharded like its parameter, because no group spans two rows.
 
     Attributes:
-      values: float8_e4m3fn [..., N], of the moment's shape.
+      values: float8_e4m3fn [..., N], the shape of the moment.
       scale: float32 [..., G], the largest absolute value of each group.
-      power: float32 [..., G], the exponent that values were raised to, at least 1.
+      power: float32 [..., G], the exponent to which values were raised, at least 1.
     """
 
     values: jax.Array
@@ -62,7 +62,7 @@ class Float8MomentsState(NamedTuple):
     Attributes:
       inner_state: the wrapped optimizer's state, with a `Grouped` in place of each large first moment, and the second
         moments in bfloat16.
-      draws: int32, updates so far, which seed the random numbers of the rounding.
+      draws: int32, the number of updates so far, a seed of the rounding.
     """
 
     inner_state: Any
@@ -104,7 +104,7 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
 
 
 def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
-    """Returns a leaf of an optimizer's state as it is stored."""
+    """Converts a leaf of an optimizer's state to the form in which it is stored."""
     if not is_moment(path) or leaf.dtype != FLOAT32:
         return leaf
     if is_moment(path, SECOND):
@@ -114,7 +114,7 @@ def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
 
 
 def _restored(path: tuple, leaf: Any) -> Any:
-    """Returns a leaf of an optimizer's state as the optimizer keeps it."""
+    """Converts a stored leaf to the form that the optimizer keeps."""
     if _is_grouped(leaf):
         return ungrouped(leaf)
     return leaf.astype(FLOAT32) if is_moment(path, SECOND) and leaf.dtype == BFLOAT16 else leaf
@@ -127,12 +127,12 @@ def _is_grouped(node: Any) -> bool:
 def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     """Rounds an array to float8 at random, so that its mean is exact.
 
-    A number below the smallest of its group's range, 2^-18 of the largest or less, becomes zero or that smallest. inf
-    and NaN become NaN and change no other value.
+    A number below the range of its group, at most 2^-18 of the largest, becomes zero or the smallest number of the
+    range. inf and NaN become NaN and change no other value.
 
     Args:
       x: float32.
-      seed: uint32, which the random numbers depend on.
+      seed: uint32, the seed of the random numbers.
     """
     groups = _cut(x)
     finite = jnp.isfinite(groups)
@@ -156,14 +156,14 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
 
 
 def ungrouped(stored: Grouped) -> Float[Array, "*L N"]:
-    """Returns the float32 array that was stored."""
+    """Restores the float32 array."""
     values = _cut(stored.values.astype(FLOAT32))
     size = (jnp.abs(values) / _LARGEST) ** (1 / stored.power[..., None]) * stored.scale[..., None]
     return _joined(jnp.sign(values) * size, stored.values.shape)
 
 
 def _cut(x: jax.Array) -> jax.Array:
-    """Returns the groups of an array [..., N] as [..., G, 128], the last filled up; as [..., 1, N] up to 128."""
+    """Cuts an array [..., N] into groups [..., G, 128], the last padded with zeros; into [..., 1, N] up to N = 128."""
     width = min(x.shape[-1], GROUP)
     filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % width)])
     return filled.reshape(*x.shape[:-1], -1, width)
@@ -174,7 +174,7 @@ def _joined(groups: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _neighbours(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the numbers of e4m3 at and above non-negative numbers of at most 448."""
+    """The numbers of e4m3 at or below, and above, non-negative numbers of at most 448."""
     _, exponent = jnp.frexp(x)
     step = jnp.exp2(jnp.maximum(exponent - 1, -6).astype(FLOAT32) - 3)
     below = jnp.minimum(jnp.floor(x / step) * step, _LARGEST)

@@ -1,4 +1,4 @@
-"""Which products of a traced program autocast runs in float8: those by a weight that is large and even enough."""
+"""The products of a traced program that autocast runs in float8: products by a weight that is large and even enough."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,17 @@ from mpjax.precision.float8.recipes import Recipe
 def why_not_quantised(
     recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
 ) -> str | None:
-    """Explains why a product does not run in float8; returns None if it does, as that of a linear layer.
+    """Explains why a product does not run in float8; None if it does, like the product of a linear layer.
 
-    A product with a `precision` of the user's is left alone. That of the setting `jax_default_matmul_precision` is not
-    of the user's for this product: layers under `apply_policy` do not follow it either.
+    A product with a `precision` of the user's stays unchanged. The setting `jax_default_matmul_precision` does not set
+    a `precision` of the user's: layers under `apply_policy` ignore it too.
 
     Args:
       recipe: the recipe.
       operands: the operands of `dot_general`, cast to the compute dtype.
       params: its parameters.
-      weight: which operand is the weight, 0 or 1; None if it is not known. Then all sides of the product have to be
-        large and even enough, that of the batch too.
+      weight: the index of the weight, 0 or 1; None if it is not known. Then all sides of the product, also the batch,
+        must be large and even enough.
     """
     of, batch = params["dimension_numbers"]
     if any(batch):
@@ -60,11 +60,11 @@ def _others(x: Any, axes: Sequence[int]) -> int:
 def quantised_product(
     recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
 ) -> jax.Array:
-    """Applies a product of a traced program by a recipe; the arguments are those of `why_not_quantised`."""
+    """Multiplies the operands of a traced product by a recipe; takes the arguments of `why_not_quantised`."""
     dtype, numbers = params.get("preferred_element_type"), params["dimension_numbers"]
     if weight != 0:
         return Float8Dot(recipe)(operands[0], operands[1], numbers, preferred_element_type=dtype)
-    # `weight @ x`: the rows of activations are the second operand's.
+    # `weight @ x`: the second operand holds the rows of activations.
     (of_weight, of_x), batch = numbers
     w, x = operands
     y = Float8Dot(recipe)(x, w, ((of_x, of_weight), batch), preferred_element_type=dtype)

@@ -1,7 +1,7 @@
 """Products in float8, with derivatives whose products are in float8 too.
 
-Operands are given to XLA in float8, not quantised and cast back: only so does it keep them for cuBLASLt and Triton. The
-inverse scales are multiplied into the result, which cuBLASLt does as part of the product.
+XLA gets operands in float8, not quantised and cast back. Only then does it pass them to cuBLASLt and Triton in float8.
+The inverse scales are multiplied into the result, which cuBLASLt does as part of the product.
 
 Shapes: M rows of activations (batch times positions), K inputs, N outputs.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 @dataclasses.dataclass(frozen=True)
 class Float8Dot:
-    """A `dot_general` for Flax layers: quantises both operands by a recipe, and multiplies them.
+    """A `dot_general` for Flax layers that quantises both operands by a recipe and multiplies them.
 
     Attributes:
       recipe: the recipe.
@@ -49,7 +49,7 @@ class Float8Dot:
     ) -> jax.Array:
         """Multiplies activations by a weight; other arguments are those of `jax.lax.dot_general`.
 
-        A product with batch axes, or of operands that are not floating, is that of `jax.lax.dot_general`.
+        Products with batch axes, and products of operands that are not floating, are not in float8.
         """
         if any(dimension_numbers[1]) or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (lhs, rhs)):
             return lax.dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
@@ -59,15 +59,15 @@ class Float8Dot:
 
 
 def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtype: np.dtype) -> Float[Array, "M N"]:
-    """Multiplies two matrices as a recipe says, forward and backward.
+    """Multiplies two matrices by a recipe, forward and backward.
+
+    Second derivatives are right too; their products are in the dtype of the operands.
 
     Args:
       x: activations, bfloat16 or float32.
-      w: a weight, likewise.
+      w: a weight, bfloat16 or float32.
       recipe: the recipe.
       dtype: the dtype of the result; sums are in float32.
-
-    Derivatives of the derivatives are right too; their own products are in the dtype of the operands.
     """
     if not (x.size and w.size):
         return lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=dtype)
@@ -75,11 +75,11 @@ def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtyp
 
 
 def reverse_mode(multiply: Callable, *given: Any) -> Any:
-    """Returns `multiply(*given)`.
+    """Calls `multiply(*given)`, which has derivatives in reverse mode only.
 
     Raises:
-      UsageError: it is differentiated in forward mode, which has no derivative of its own. Within `jax.jit`, JAX says
-        so only when it compiles, in words of its own.
+      UsageError: the call is differentiated in forward mode. Within `jax.jit`, JAX raises its own error instead, when
+        it compiles.
     """
     try:
         return multiply(*given)
@@ -93,7 +93,7 @@ def reverse_mode(multiply: Callable, *given: Any) -> Any:
 
 
 def as_matrices(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> tuple[jax.Array, jax.Array, list[int]]:
-    """Returns the operands of a product without batch axes as [M, K] and [K, N], and the shape of its result."""
+    """Reshapes the operands of a product without batch axes to [M, K] and [K, N]; also returns the result's shape."""
     (of_lhs, of_rhs), _ = dimension_numbers
     kept_lhs, kept_rhs = _others(lhs.ndim, of_lhs), _others(rhs.ndim, of_rhs)
     shape = [lhs.shape[axis] for axis in kept_lhs] + [rhs.shape[axis] for axis in kept_rhs]
@@ -105,7 +105,7 @@ def _others(rank: int, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _matrix(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
-    """Returns a matrix of an array whose axes are rows or columns, in the given order."""
+    """Reshapes an array to a matrix; its axes become rows or columns, in the given order."""
     sizes = (math.prod(x.shape[axis] for axis in axes) for axes in (rows, columns))
     return jnp.transpose(x, (*rows, *columns)).reshape(tuple(sizes))
 
@@ -117,8 +117,8 @@ def _product(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array) -> jax
 
 
 def _forward(recipe: Recipe, dtype: np.dtype, x: jax.Array, w: jax.Array):
-    # XLA quantises equal arrays once. Float8 arrays must not be kept: `jax.checkpoint` rounds what it keeps to as many
-    # bits of exponent and mantissa, which makes NaN of 256 and more: e4m3fn has these numbers, IEEE's form has not.
+    # XLA quantises equal arrays once. Residuals must not be in float8: `jax.checkpoint` rounds residuals to their bits
+    # of exponent and mantissa. Numbers of 256 and more then become NaN: e4m3fn has them, the IEEE format does not.
     return _product(recipe, dtype, x, w), (x, w)
 
 
@@ -133,9 +133,9 @@ _product.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiplies two matrices in float8; its derivatives, which are second ones of a layer, are not in float8.
+    """Multiplies two matrices in float8. Its derivatives, the second derivatives of a layer, are not in float8.
 
-    Without a rule of its own, JAX would cast the gradient of a float8 operand to float8, unscaled.
+    Without its own rule, JAX would cast the gradient of a float8 operand to float8, unscaled.
     """
     return in_float8(recipe, way, dtype, a, b)
 

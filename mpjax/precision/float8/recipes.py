@@ -1,4 +1,4 @@
-"""Recipes: how the operands of a float8 product are scaled, as values with names.
+"""Recipes: named values that define how the operands of a float8 product are scaled.
 
 Formats: e4m3 (largest number 448) for activations and weights, e5m2 (57344) for incoming gradients, as in Micikevicius
 et al., "FP8 Formats for Deep Learning", 2022 (arXiv:2209.05433). Blocks: Open Compute Project, "Microscaling Formats
@@ -24,17 +24,17 @@ E8M0 = np.dtype(jnp.float8_e8m0fnu)
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the operands of a product are quantised.
+    """The quantisation of the operands of a product.
 
     Attributes:
       name: the name in a policy's text.
-      scaling: what shares a scale. "tensor": a whole operand. "delayed": likewise, by the largest values of the steps
-        before. "row": each row of an operand that is not added up. "block": each 32 numbers that are added up.
+      scaling: the numbers that share a scale. "tensor": a whole operand. "delayed": a whole operand, by the largest
+        values of earlier steps. "row": each row along the contracted axis. "block": each 32 numbers along that axis.
       forward: the dtype of activations and weights.
       gradient: the dtype of incoming gradients.
-      multiple: what the sides of a weight must be a multiple of.
-      capability: the lowest compute capability of a GPU with units for it.
-      history: the number of steps before that a delayed scale looks at.
+      multiple: the number that must divide the sides of a weight.
+      capability: the lowest compute capability of a GPU with units for the recipe.
+      history: the number of earlier steps that determine a delayed scale.
       aliases: other names, of torchao and TransformerEngine.
     """
 
@@ -49,7 +49,7 @@ class Recipe:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the name and the aliases."""
+        """The name and the aliases."""
         return self.name, *self.aliases
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ _BY_NAME = {_normalised(name): recipe for recipe in RECIPES for name in recipe.n
 
 
 def find_recipe(spec: object) -> Recipe | None:
-    """Returns the recipe that `spec` is or names, or None if it names none."""
+    """Finds the recipe that `spec` is or names, or None."""
     return spec if isinstance(spec, Recipe) else _BY_NAME.get(_normalised(spec)) if isinstance(spec, str) else None
 
 
 def as_recipe(spec: object) -> Recipe:
-    """Returns the recipe that `spec` is or names.
+    """Converts `spec`, a recipe or its name, to a recipe.
 
     >>> as_recipe("tensorwise").name
     'float8'
@@ -99,7 +99,7 @@ def require_units(recipes: Iterable[Recipe], capability: tuple[int, int] | None,
 
     Args:
       recipes: the recipes.
-      capability: the GPU's compute capability; None for other devices, of which nothing is known.
+      capability: the GPU's compute capability; None for other devices, which pass.
       name: the name of the GPU.
 
     Source: CUDA C++ Programming Guide, tensor cores by compute capability (e4m3 and e5m2 from 8.9, blocks from 10.0).
@@ -115,7 +115,7 @@ def require_units(recipes: Iterable[Recipe], capability: tuple[int, int] | None,
 
 
 def emulated_reason(recipe: Recipe, platform: str) -> str | None:
-    """Says that a platform of JAX emulates a recipe's products; returns None if it has units for them."""
+    """Explains that a platform of JAX emulates a recipe's products; None if it has units for them."""
     if platform != "cpu":
         return None
     return (
@@ -125,7 +125,7 @@ def emulated_reason(recipe: Recipe, platform: str) -> str | None:
 
 
 def capability_of(device: Any) -> tuple[int, int] | None:
-    """Returns the compute capability of a `jax.Device` that is an NVIDIA GPU; None for others."""
+    """The compute capability of a `jax.Device` that is an NVIDIA GPU; None for other devices."""
     try:
         major, _, minor = str(device.compute_capability).partition(".")
         return int(major), int(minor or 0)

@@ -1,4 +1,4 @@
-"""Quantisation to float8 by scales that are powers of two, so that scaling itself rounds nothing."""
+"""Quantises to float8 by scales that are powers of two, so that scaling itself does not round."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 BLOCK = 32
-"""Numbers that share a scale in the MX formats."""
+"""The number of values that share a scale in the MX formats."""
 
 SATURATE = "saturate_in_"
-"""The beginning of the name of the call that limits values to a float8 dtype, whose name follows."""
+"""The prefix in the name of the call that limits values to a float8 dtype; the name of the dtype follows."""
 
 _EXPONENT = np.uint32(0x7F800000)
 _LARGEST_SCALE = 2.0**126
-"""The inverse of a larger one would be subnormal, which devices may flush to zero."""
+"""The inverse of a larger scale would be subnormal, and devices may flush it to zero."""
 
 
 class Quantised(NamedTuple):
@@ -31,8 +31,7 @@ class Quantised(NamedTuple):
 
     Attributes:
       values: the numbers, in float8.
-      inverse: float32, what `values` are multiplied by to give the array: a power of two, for each number that shares
-        the scale.
+      inverse: float32 powers of two, one for all numbers that share a scale; their product with `values` is the array.
     """
 
     values: jax.Array
@@ -40,7 +39,7 @@ class Quantised(NamedTuple):
 
 
 def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]:
-    """Returns the largest power of two that scales values of up to `largest` into the range of a float8 dtype.
+    """Computes the largest power of two that scales values of up to `largest` into the range of a float8 dtype.
 
     It is at most 2^126, whose inverse is a normal number, and 1 where `largest` is inf or NaN.
 
@@ -59,15 +58,16 @@ def scale_of(largest: Float[Array, "*S"], dtype: np.dtype) -> Float[Array, "*S"]
 
 
 def largest_of(x: Float[Array, "*S"], axis: int | None = None) -> Float[Array, "*T"]:
-    """Returns the largest finite absolute value as float32, of all or along an axis, which stays with length 1.
+    """Finds the largest finite absolute value, as float32, of the array or along an axis, which keeps length 1.
 
-    Values that are not finite stay visible whatever they are scaled by, and must not decide how others are scaled.
+    Values that are not finite stay visible under every scale, and must not determine the scale of other values.
     """
 
     def larger(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.maximum(jnp.where(a < jnp.inf, a, 0), jnp.where(b < jnp.inf, b, 0))
 
-    # What is not finite is left out within the reduction: before it, XLA would no longer fuse what makes `x` with it.
+    # The reduction itself leaves out values that are not finite. With a mask before it, XLA would not fuse it with the
+    # operations that compute `x`.
     axes = tuple(range(x.ndim)) if axis is None else (axis,)
     found = jax.lax.reduce(jnp.abs(x), np.zeros((), x.dtype), larger, axes).astype(FLOAT32)
     return found if axis is None else jnp.expand_dims(found, axis)
@@ -82,29 +82,29 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
     Args:
       x: bfloat16 or float32.
       dtype: the float8 dtype.
-      axis: the axis of numbers that share a scale, whose length is 1 in `inverse`; None if all share one.
+      axis: the axis of numbers that share a scale, with length 1 in `inverse`; None if all numbers share one scale.
     """
     return quantise_by(x, largest_of(x, axis), dtype)
 
 
 def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*T"], dtype: np.dtype) -> Quantised:
-    """Quantises an array as `quantise` does, by the largest finite absolute value of what it may be a part of."""
+    """Quantises an array like `quantise`, by the largest finite absolute value of an array that may contain it."""
     scale = scale_of(largest, dtype)
     return Quantised((x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
 
 
 def quantise_to(x: Float[Array, "*S"], largest: Float[Array, ""], dtype: np.dtype) -> Quantised:
-    """Quantises an array whose largest absolute value is expected to be `largest`; larger finite values saturate.
+    """Quantises an array with an expected largest absolute value; larger finite values saturate.
 
-    inf and NaN stay NaN, or inf where the dtype has it. So does a value that the scale makes inf, which takes one 2^100
-    times as large as expected.
+    inf and NaN stay NaN, or inf where the dtype has it. The same holds for values that overflow to inf when scaled,
+    which are at least 2^100 times as large as expected.
     """
     scale, limit = scale_of(largest, dtype), float(jnp.finfo(dtype).max)
 
     def saturate(x: jax.Array) -> jax.Array:
         return jnp.where(jnp.isfinite(x), jnp.clip(x, -limit, limit), x)
 
-    saturate.__name__ = f"{SATURATE}{dtype}"  # by which a diagnosis finds it
+    saturate.__name__ = f"{SATURATE}{dtype}"  # a diagnosis finds the call by this name
     return Quantised(jax.jit(saturate)(x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
 
 
@@ -119,7 +119,7 @@ def quantise_blocks(x: Float[Array, "M K"], dtype: np.dtype) -> Quantised:
       `values` [M, K'] and `inverse` [M, K' / 32], where K' is K rounded up to a multiple of 32.
 
     Source: Open Compute Project, "Microscaling Formats (MX) Specification", version 1.0, 2023. Scales are rounded up,
-    as cuDNN has them, so that no value overflows.
+    as in cuDNN, so that no value overflows.
     """
     padded = jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK)))
     blocks = padded.reshape(x.shape[0], -1, BLOCK)
