@@ -105,7 +105,7 @@ def _is_wide(dtype: np.dtype | None) -> bool:
 
 
 def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
-    """Raises UsageError if a policy asks for products in float8 and none was `found`, unless the user's rules exclude them."""
+    """Raises UsageError if a policy asks for float8 products and none was `found`, unless the user's rules exclude them."""
     asked = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}  # no rules of the user's
     if policy.products is not None and asked and not found:
         raise UsageError(nothing_quantised(policy.products, decided, tags))
@@ -176,7 +176,6 @@ def has_products_in_float8(model: "nnx.Module", policy: Policy) -> bool:
 
 
 def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:
-    """Yields every dtype that a policy or a rule's value can set on a module."""
     if isinstance(value, Recipe):
         return
     if not isinstance(value, Policy):

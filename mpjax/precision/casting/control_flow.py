@@ -1,7 +1,7 @@
-"""How autocast runs control flow: each body runs with casts, inside the same construct as before.
+"""Runs control flow for autocast: each body runs with casts, inside the same construct as before.
 
-The carry of a loop keeps its traced dtypes. An output of several branches gets the widest dtype among them.
-Each handler takes the function that runs a jaxpr, the equation, its inputs, and the debug information of its program.
+The carry of a loop keeps its traced dtypes. An output of several branches gets the widest dtype among them. Each
+handler takes the function that runs a jaxpr, the equation, its inputs, and the debug information of its program.
 """
 
 import functools
@@ -26,7 +26,7 @@ from mpjax.precision.dtypes import is_floating, widest
 
 
 def jit(run, eqn, inputs, debug_info) -> list:
-    """Runs an inner `jit`. Facts about its inputs are also known inside."""
+    """Runs an inner `jit`. Facts about its inputs are known inside too."""
     params = eqn.params
     facts = tuple(value.fact for value in inputs)
     shardings = open_shardings(params["in_shardings"]), open_shardings(params["out_shardings"])
@@ -41,7 +41,7 @@ def jit(run, eqn, inputs, debug_info) -> list:
 def _jitted(
     interpreter, jaxpr, name: str, facts: tuple, in_shardings: tuple, out_shardings: tuple
 ) -> tuple[Callable, list, list]:
-    """Returns the jitted body with casts, and lists that tracing fills: facts about its outputs, and its products.
+    """Jits a body with casts. Tracing fills the two lists: facts about the outputs, and notes on the products.
 
     Cached, so that a repeated call does not compile again.
     """
@@ -71,7 +71,7 @@ def scan(run, eqn, inputs, debug_info) -> list:
     consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
     # Each iteration adds to the gradient of an array that all of them read.
     sums = [with_sum(const) if is_half(const) else None for const in consts]
-    # The carry may be another array later. Slices of the rest are made of what the whole is made of.
+    # The carry may be another array later. Slices of the other inputs have the origin of the whole.
     facts = [value.fact for value in inputs[:num_consts]]
     facts += [_carried(value) for value in inputs[num_consts : num_consts + num_carry]]
     facts += [Value(None, origin=value.origin) for value in inputs[num_consts + num_carry :]]
@@ -89,12 +89,12 @@ def scan(run, eqn, inputs, debug_info) -> list:
 
 
 def _carried(initial: Value) -> Value:
-    """Returns what is known of the carry of a loop in any iteration."""
+    """The facts about the carry of a loop that hold in every iteration."""
     return Value(None, origin=Origin.BATCH if initial.origin == Origin.BATCH else Origin.UNKNOWN)
 
 
 def while_loop(run, eqn, inputs, debug_info) -> list:
-    """Runs `lax.while_loop`, also one that `lax.fori_loop` was traced to."""
+    """Runs `lax.while_loop`, also from a `lax.fori_loop`."""
     params = eqn.params
     facts = [value.fact for value in inputs]
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]

@@ -1,4 +1,4 @@
-"""How autocast runs functions with a custom derivative rule: the primal and the rule each run with casts.
+"""Runs functions with a custom derivative rule for autocast: the primal and the rule each run with casts.
 
 Differentiating the equation at its traced dtypes gives the rule. This needs no private form of the rule.
 """
@@ -112,7 +112,7 @@ def custom_vjp(run, eqn, inputs, debug_info) -> list:
 
 
 def _differentiable(eqn) -> list[int]:
-    """Returns the indices of the inputs that the user's rule covers: inexact arrays that are not closed over."""
+    """The indices of the inputs that the user's rule covers: inexact arrays that are not closed over."""
     avals, closed_over = avals_of(eqn.invars), eqn.params.get("num_consts", 0)
     return [i for i, aval in enumerate(avals) if i >= closed_over and jnp.issubdtype(aval.dtype, jnp.inexact)]
 
@@ -136,9 +136,9 @@ def _no_rule(primals, tangents):
 
 
 def _like(avals) -> list:
-    """Returns the avals to trace with, made strongly typed.
+    """Makes avals strongly typed, for tracing.
 
-    The avals also say over which mesh axes the values vary, unlike new abstract arrays.
+    Unlike new abstract arrays, avals contain the mesh axes over which the values vary.
     """
     return [aval.update(weak_type=False) for aval in avals]
 

@@ -1,4 +1,4 @@
-"""How one equation of a jaxpr is applied to arrays of other dtypes, and which source lines it comes from."""
+"""Applies an equation of a jaxpr to arrays of other dtypes, and finds its source lines."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ _SCATTERS = {
 
 
 def bind(primitive, arrays: Sequence, params: dict) -> Sequence[jax.Array]:
-    """Applies a primitive and returns the sequence of its outputs."""
+    """Applies a primitive; returns the sequence of its outputs."""
     if primitive.name in _SCATTERS:
         operand, indices, updates = arrays
         kept = {name: params[name] for name in ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")}
@@ -35,7 +35,7 @@ LIBRARIES = ("/jax/", "/flax/", "/haiku/", "/equinox/", "/optax/", "/mpjax/preci
 
 
 NO_SOURCE = "(no source line)"
-"""What stands for the source of an equation without one, and of a parameter."""
+"""The source of a parameter, and of an equation without source lines."""
 
 
 class SourceLine(NamedTuple):
@@ -53,14 +53,14 @@ class SourceLine(NamedTuple):
 
 
 def source_lines(eqn) -> list[SourceLine]:
-    """Returns the source lines of an equation, innermost first; none if JAX kept no traceback."""
+    """The source lines of an equation, innermost first; empty if JAX kept no traceback."""
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else []
     return [SourceLine(frame.file_name, frame.line_num, frame.function_name.rsplit(".")[-1]) for frame in frames]
 
 
 def source_of(eqns: Iterable) -> str:
-    """Returns the user's line (`file:line`) of an equation; if there is none, the nearest line of a library.
+    """Finds the user's line (`file:line`) of an equation, or the nearest line of a library if there is none.
 
     In a notebook it is the line of a cell, `Cell In[3]:7`.
 
@@ -77,13 +77,13 @@ def source_of(eqns: Iterable) -> str:
 
 
 def standing_at(eqn) -> AbstractContextManager:
-    """Returns a context manager that gives traced operations the named scopes and source lines of an equation."""
+    """Traces operations within the context under the named scopes and source lines of an equation."""
     # Adds to the scopes that are already open, like jax.core.eval_jaxpr.
     scopes = source_info_util.current_name_stack() + eqn.source_info.name_stack
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=scopes)
 
 
 def first_outside(lines: list[SourceLine], folders: tuple[str, ...]) -> int:
-    """Returns the index of the innermost line outside `folders`; the number of lines if all are inside."""
+    """The index of the innermost line outside `folders`; the number of lines if all are inside."""
     inside = (any(folder in line.file for folder in folders) for line in lines)
     return next((index for index, within in enumerate(inside) if not within), len(lines))

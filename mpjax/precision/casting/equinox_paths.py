@@ -1,7 +1,7 @@
-"""How Equinox modules get named scopes by path. Equinox itself names a scope only by the class of a layer.
+"""Named scopes by path for Equinox modules. Equinox itself names a scope only by the class of a layer.
 
 An Equinox module is a pytree. The traced function may take it apart and rebuild it, as with `eqx.partition` and
-`eqx.combine`. So a module is identified by its arrays, which stay the same objects.
+`eqx.combine`. Its arrays stay the same objects, so they identify the module.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _NAMED = "_mpjax_named"
 
 @contextlib.contextmanager
 def equinox_scopes(tree) -> Iterator[None]:
-    """Runs calls of the Equinox modules in a tree under `jax.named_scope` of their paths (`layers/0`) while open."""
+    """Runs calls of a tree's Equinox modules under a `jax.named_scope` of their paths (`layers/0`), within the context."""
     if "equinox" not in sys.modules:
         yield
         return
@@ -76,7 +76,7 @@ def _scope(name: str):
 
 
 def _path_of(module) -> str | None:
-    """Returns the common path of a module's arrays; None if no array has a known path."""
+    """The common path of a module's arrays; None if no array has a known path."""
     known = _PATHS.get()
     paths = [known[id(leaf)] for leaf in jax.tree.leaves(module) if id(leaf) in known] if known else []
     return os.path.commonpath([f"/{os.path.dirname(path)}" for path in paths])[1:] if paths else None
@@ -89,7 +89,7 @@ def _classes_in(module) -> Iterator[type]:
 
 
 def _modules_in(tree) -> list:
-    """Returns the outermost Equinox modules of a tree."""
+    """Collects the outermost Equinox modules of a tree."""
     import equinox
 
     def is_module(node) -> bool:

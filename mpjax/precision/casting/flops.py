@@ -20,7 +20,7 @@ TENSORFLOAT32 = "tensorfloat32"
 _PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 """Matrix products of [T, H] by [H, S] in cuDNN's attention. The backward pass recomputes one (arXiv:2205.14135)."""
 _BLOCKS = "float8_blocks_multiplied_out"
-"""The call in which a platform without units for blocks in float8 multiplies them: others do it in float8."""
+"""The call that multiplies blocks on platforms without float8 units for blocks; other platforms use float8."""
 _COUNTED = {"dot_general", "conv_general_dilated", *_PRODUCTS}
 
 
@@ -47,12 +47,12 @@ def flops_of(jaxpr: Any) -> Mapping[str, int]:
 
 
 def dtype_in(eqn: Any, body: Body) -> str:
-    """Returns the dtype whose rate a product in a body is computed at."""
+    """The dtype that determines the rate of a product in a body."""
     return "float8_e4m3fn" if stands_in(body) else _dtype(eqn)
 
 
 def stands_in(body: Body) -> bool:
-    """Returns True for what a platform without units for blocks in float8 computes in place of a float8 product."""
+    """True for the body that replaces a float8 product on platforms without float8 units for blocks."""
     return any(_BLOCKS in str(caller.params.get("name")) for caller in body.callers)
 
 

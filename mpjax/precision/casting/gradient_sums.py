@@ -1,4 +1,4 @@
-"""Adds the gradients of a half-precision array that is read many times in float32, without reading a float32 copy."""
+"""Adds the gradients of a half-precision array with many reads in float32, without reads of a float32 copy."""
 
 import collections
 import math
@@ -15,12 +15,12 @@ from mpjax.precision.dtypes import FLOAT32, HALF
 
 
 MANY = 8
-"""From how many reads on the gradients of an array are added in float32. Fewer terms lose less than 1 %."""
+"""The smallest number of reads whose gradients are added in float32. Fewer terms lose less than 1 %."""
 
 
 @jax.custom_jvp
 def adding_to(wide: jax.Array, array: jax.Array) -> jax.Array:
-    """Returns `array`, whose gradient is added to that of `wide`, which no computation reads.
+    """Passes `array` through, and adds its gradient to the gradient of `wide`, which no computation reads.
 
     >>> import jax.numpy as jnp
     >>> def read(x):
@@ -43,12 +43,12 @@ def _(primals, tangents):
 
 
 def with_sum(array: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns what each read of a half-precision array is to give `adding_to`."""
+    """The arguments of `adding_to` for each read of a half-precision array."""
     return array.astype(FLOAT32), jax.lax.stop_gradient(array)
 
 
 def _reads(body) -> collections.Counter:
-    """Returns how many operands of a jaxpr's equations each variable is."""
+    """Counts how often each variable is an operand of an equation."""
     return collections.Counter(atom for eqn in body.eqns for atom in eqn.invars if not isinstance(atom, core.Literal))
 
 
@@ -60,7 +60,7 @@ class ManyReads:
         self._sums: dict[core.Var, tuple[jax.Array, jax.Array]] = {}
 
     def operands(self, eqn, inputs: list[Value]) -> list[Value]:
-        """Returns the operands of an equation; the gradient of one that many read goes to its sum."""
+        """Replaces operands with many reads; the gradients of all their reads go to one float32 sum."""
         return [self._read(var, value) for var, value in zip(eqn.invars, inputs, strict=True)]
 
     def _read(self, var, value: Value) -> Value:
@@ -72,9 +72,9 @@ class ManyReads:
 
 
 def adds_in_half(jaxpr) -> bool:
-    """Returns True if a program adds up many terms in half precision, or its derivative would.
+    """True if a program or its derivative adds many terms in half precision.
 
-    Functions with derivative rules of their own are not looked into.
+    The bodies of functions with their own derivative rules are not inspected.
     """
     body = opened(jaxpr)[0]
     inner = (held for eqn in body.eqns if not eqn.primitive.name.startswith("custom_") for held in held_by(eqn))
@@ -103,12 +103,12 @@ def _adds(eqn) -> bool:
 
 
 def adds_between_casts(eqn) -> bool:
-    """Returns True if an equation in half precision is to run in float32: it or its derivative adds many terms.
+    """True if an equation in half precision must run in float32: it or its derivative adds many terms.
 
-    The cast before it and the cast behind it change no value that it moves or picks.
+    The casts before and after the equation change no value that it moves or picks.
     """
     name, params = eqn.primitive.name, eqn.params
-    if name in SCATTERED_SUMS:  # all updates may be for one element
+    if name in SCATTERED_SUMS:  # all updates may go to one element
         return math.prod(eqn.invars[1].aval.shape[:-1]) >= MANY
     if name in PICKS and "window_dimensions" in params:
         return math.prod(params["window_dimensions"]) >= MANY * math.prod(params["window_strides"])
@@ -118,12 +118,12 @@ def adds_between_casts(eqn) -> bool:
 
 
 def gathers_from_many(eqn) -> bool:
-    """Returns True if an `all_gather` has many devices, whose cotangents its derivative adds."""
+    """True for an `all_gather` of many devices, whose derivative adds the cotangents of all devices."""
     return eqn.params["axis_size"] >= MANY
 
 
 def all_gather(eqn, array: jax.Array) -> jax.Array:
-    """Gathers from all devices in half precision. The derivative adds up their cotangents in float32."""
+    """Gathers from all devices in half precision. The derivative adds their cotangents in float32."""
 
     @jax.custom_jvp
     def gather(array):
@@ -142,5 +142,5 @@ def _is_half(atom) -> bool:
 
 
 def is_half(array) -> bool:
-    """Returns True for an array, or the shape of one, in half precision; a Python number has no dtype."""
+    """True for an array, or its abstract value, in half precision; a Python number has no dtype."""
     return getattr(array, "dtype", None) in HALF

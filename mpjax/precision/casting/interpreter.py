@@ -1,4 +1,4 @@
-"""How autocast runs a jaxpr again, equation by equation, with the casts that its lists of operations require."""
+"""Runs a jaxpr for autocast, equation by equation, with the casts that the lists of operations require."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ HANDLERS = {**control_flow.HANDLERS, **derivatives.HANDLERS}
 
 
 def _in_compute_dtype(scope: str) -> None:
-    """Returns no recipe: products in all scopes are in the compute dtype."""
+    """No recipe: products in all scopes are in the compute dtype."""
 
 
 class Interpreter(NamedTuple):
@@ -38,11 +38,11 @@ class Interpreter(NamedTuple):
     Attributes:
       dtype_of: a function from named scope to the dtype of the low list. Where it is float32, all lists use float32.
       operations: the lists of operations.
-      recipe_of: a function from named scope to the recipe of products with a weight there; None for `dtype_of`.
+      recipe_of: a function from named scope to the recipe of products with a weight; None for products in `dtype_of`.
       scope: the named scopes around the jaxpr.
-      closed_over: the origin of arrays that the program has closed over.
-      asked: True if half precision in the program is what its author wants there, as `dtype=` of a sum; False if a
-        policy put it there.
+      closed_over: the origin of arrays that the program closes over.
+      asked: True if half precision in the program is its author's choice, such as `dtype=` of a sum; False if a policy
+        put it there.
     """
 
     dtype_of: Callable[[str], np.dtype]
@@ -53,9 +53,9 @@ class Interpreter(NamedTuple):
     asked: bool = True
 
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
-        """Returns the outputs of a jaxpr, open or closed, for inputs of any floating dtypes."""
+        """Runs a jaxpr, open or closed, with inputs of any floating dtypes."""
         once, many = _CastOnce(), ManyReads(opened(jaxpr)[0])
-        handlers = HANDLERS if self.asked else control_flow.HANDLERS  # the rules of a policy's own products are right
+        handlers = HANDLERS if self.asked else control_flow.HANDLERS  # derivative rules under a policy need no casts
         narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
 
         def apply(eqn, scope: str, inputs: list[Value], debug_info) -> list[Value]:
@@ -64,7 +64,7 @@ class Interpreter(NamedTuple):
             if not handled and self._keeps_its_dtypes(eqn, inputs, narrowed):
                 if name in MATRIX_PRODUCTS and self.recipe_of(scope) is not None:
                     note([_with_own_dtypes(eqn)])
-                return _as_traced(eqn, inputs, debug_info)  # which stands at the equation by itself
+                return _as_traced(eqn, inputs, debug_info)  # keeps scopes and source lines by itself
             with standing_at(eqn):
                 if handled:
                     return handlers[name](self._replace(scope=scope).run, eqn, inputs, debug_info)
@@ -78,12 +78,12 @@ class Interpreter(NamedTuple):
         return Value(array, number, own=own, constant=True, origin=Origin.NUMBERS if own else self.closed_over)
 
     def _keeps_its_dtypes(self, eqn, inputs: list[Value], narrowed: set) -> bool:
-        """Returns True if an equation keeps its traced dtypes: no list casts it, or the program chose its dtypes."""
+        """True if an equation keeps its traced dtypes: no list casts it, or the program chose its dtypes."""
         if eqn.primitive.name in derivatives.HANDLERS:
             return True
         if self.operations.rule(eqn.primitive.name) == "as_traced" or _is_full_precision(eqn) or _says_its_dtypes(eqn):
             return True
-        # Positions times frequencies: half precision cannot count as far, and the dtype was the program's choice.
+        # Positions times frequencies: half precision lacks large positions, and the program chose the dtype.
         if self.operations.rule(eqn.primitive.name) == "low" and _all_constant(inputs):
             return True
         floating = [aval.dtype for aval in avals_of((*eqn.invars, *eqn.outvars)) if is_floating(aval)]
@@ -112,7 +112,7 @@ class Interpreter(NamedTuple):
         if rule == "low":
             dtype = compute_dtype
         else:
-            # x * x is a square too, and a difference from the largest value is a part of an exponential.
+            # x * x is a square too, and a difference from the largest value is part of an exponential.
             square, shift = name == "mul" and eqn.invars[0] is eqn.invars[1], name == "sub" and peak
             part_of = "square" if square else "exp" if shift else name
             full = "full" in (rule, self.operations.rule(part_of)) or compute_dtype == FLOAT32
@@ -135,12 +135,12 @@ class Interpreter(NamedTuple):
         peak = name == "reduce_max" or (peak and name in _KEEP_A_PEAK)
         own, constant, origin = _all_own(inputs), _all_constant(inputs), joined(inputs)
         if origin == Origin.UNKNOWN and name in MATRIX_PRODUCTS:
-            origin = Origin.BATCH  # one of the operands does
+            origin = Origin.BATCH  # one of the operands depends on the batch
         return [Value(array, number, peak, own, constant, origin) for array in outputs]
 
 
 def _stretched(array, shape: tuple[int, ...], once: "_CastOnce"):
-    """Returns a half-precision operand in the shape of the result, if it has axes of size 1 in place of others."""
+    """Broadcasts a half-precision operand with axes of size 1 in float32, so that its gradients add in float32."""
     if np.ndim(array) != len(shape) or array.shape == shape:
         return array
     return cast(jax.lax.broadcast_in_dim(once.cast(array, FLOAT32), shape, range(len(shape))), array.dtype)
@@ -162,7 +162,7 @@ class _CastOnce:
 
 
 def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays: list, params: dict) -> list | None:
-    """Returns the result of a product by a recipe; None if it is not in float8. Notes which, with the reason."""
+    """Multiplies by a recipe; None if the product is not in float8. Notes the outcome, with the reason."""
     if recipe is None or name != "dot_general":
         note([TAKEN_OUT if recipe is None else f"by {name}"])
         return None
@@ -180,13 +180,13 @@ def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays
 
 
 def _with_own_dtypes(eqn) -> str:
-    """Returns what to note of a product that keeps its dtypes, which may be float8 by the user's own casts."""
+    """The note for a product that keeps its dtypes, which may be float8 by the user's own casts."""
     in_float8 = all(aval.dtype.itemsize == 1 and is_floating(aval) for aval in avals_of(eqn.invars))
     return IN_FLOAT8 if in_float8 else "with dtypes of their own"
 
 
 def _is_full_precision(eqn) -> bool:
-    """Returns True for a `full_precision` region, and for a function of JAX that is written for 32 bits and more."""
+    """True for a `full_precision` region, and for JAX functions that are written for 32 bits and more."""
     if eqn.primitive.name not in ("jit", "custom_jvp_call"):
         return False
     name, file = function_of(called(eqn))
@@ -196,7 +196,7 @@ def _is_full_precision(eqn) -> bool:
 
 
 def _all_own(inputs: Sequence[Value]) -> bool:
-    """Returns True if the floating inputs come only from keys, integers and numbers of the program."""
+    """True if the floating inputs come only from keys, integers and numbers of the program."""
     return all(value.own for value in inputs if is_floating(value.array))
 
 
@@ -205,7 +205,7 @@ def _all_constant(inputs: Sequence[Value]) -> bool:
 
 
 def _is_outer(eqn, inputs: Sequence[Value]) -> bool:
-    """Returns True for a product that adds up nothing: a multiplication, also of positions with learned frequencies."""
+    """True for a product that adds nothing: a multiplication, also of positions with learned frequencies."""
     if eqn.primitive.name != "dot_general":
         return False
     (contracted, _), _ = eqn.params["dimension_numbers"]
@@ -214,7 +214,7 @@ def _is_outer(eqn, inputs: Sequence[Value]) -> bool:
 
 
 def _narrows(eqn) -> bool:
-    """Returns True if an equation is a cast to half precision in the program, outside a backward pass."""
+    """True for a cast to half precision in the program, outside a backward pass."""
     return (
         eqn.primitive.name == "convert_element_type"
         and eqn.params["new_dtype"] in HALF
@@ -224,17 +224,14 @@ def _narrows(eqn) -> bool:
 
 
 def _says_its_dtypes(eqn) -> bool:
-    """Returns True if casts would contradict the equation's parameters.
-
-    These are the algorithm of a product, and the function in a scatter.
-    """
+    """True if casts would contradict the equation's parameters: a product's algorithm, or the function in a scatter."""
     if eqn.primitive.name == "scatter":
         return eqn.params.get("update_jaxpr") is not None
     return isinstance(eqn.params.get("precision"), jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
 
 
 def _as_traced(eqn, inputs: list[Value], debug_info) -> list[Value]:
-    """Runs an equation in its traced dtypes, as kernels and `full_precision` regions need it."""
+    """Runs an equation in its traced dtypes, as kernels and `full_precision` regions require."""
     arrays = cast_like((value.array for value in inputs), avals_of(eqn.invars))
     number = computed(eqn, [value.number for value in inputs])
     own, origin = _all_own(inputs), joined(inputs)
@@ -256,7 +253,7 @@ def _converted(eqn, value: Value) -> Value:
 
 
 def _product(eqn, dtype: np.dtype | None) -> dict:
-    """Returns the parameters of a product, with its result in `dtype` unless the program asked for another dtype.
+    """The parameters of a product with its result in `dtype`, unless the program asked for another dtype.
 
     `jnp.matmul` and similar functions always ask for the dtype of their inputs, which is replaced. A convolution has
     a `preferred_element_type` only if the program asked for it.
@@ -270,9 +267,9 @@ def _product(eqn, dtype: np.dtype | None) -> dict:
 
 
 def _widest(inputs: Sequence[Value], name: str) -> np.dtype | None:
-    """Returns the widest dtype of the floating arrays, or a wider one to hold a known number; None without any.
+    """The widest dtype of the floating arrays, or a wider dtype to hold a known number; None without floating inputs.
 
-    An array whose elements are all one known number counts as an array, or as a number if the operation fills with it.
+    An array of one repeated known number is an array here, or a number if the operation fills with it.
     """
     fills, held = name in _FILL, bounds if name in _BOUND else holds
     floating = [value for value in inputs if is_floating(value.array)]
@@ -286,10 +283,10 @@ def _widest(inputs: Sequence[Value], name: str) -> np.dtype | None:
 # Primitives between the maximum and the subtraction in a softmax.
 _KEEP_A_PEAK = ARRANGES | {"max", "select_n"}
 
-# Primitives in which an array made of one scalar counts as that scalar: zeros of a `where`, bounds of a clip.
+# Primitives that treat an array of one repeated scalar as that scalar: zeros of a `where`, bounds of a clip.
 _FILL = ARRANGES | {"select_n", "max", "min", "clamp", "eq", "ne"}
 
-# Primitives that compare with a number, or put it in the place of values.
+# Primitives that compare with a number, or replace values by it.
 _BOUND = (COMPARES - {"eq", "ne"}) | {"max", "min", "clamp", "select_n"}
 
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_window_sum", "cumsum", "cumprod", "cumlogsumexp"})

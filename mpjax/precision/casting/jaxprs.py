@@ -1,4 +1,4 @@
-"""How to read jaxprs of different JAX versions, including the parts that are private to JAX.
+"""Reads jaxprs of different JAX versions, including the parts that are private to JAX.
 
 JAX 0.10 and 0.11 count the constants and carries of a scan; JAX 0.12 holds them as trees. JAX 0.12 has one class of
 jaxpr, which carries the values of the constants; earlier versions have an open and a closed class. Named scopes are in
@@ -14,27 +14,27 @@ import jax
 from jax.extend import core
 
 
-# JAX 0.12 keeps the name of the closed class for programs of before, without publishing it.
+# JAX 0.12 keeps the name of the closed class for older programs, without publishing it.
 _Closed: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
 
 def is_jaxpr(value: Any) -> bool:
-    """Returns True for a jaxpr, open or closed."""
+    """True for a jaxpr, open or closed."""
     return isinstance(value, core.Jaxpr | _Closed)
 
 
 def closed(body, consts: Sequence):
-    """Returns the jaxpr with this body and these values of its constants; the converse of `opened`."""
+    """Builds a jaxpr from a body and the values of its constants; the converse of `opened`."""
     return _Closed(body, consts)
 
 
 def opened(jaxpr) -> tuple[Any, Sequence]:
-    """Returns the body of a jaxpr and the values of its constants."""
+    """Splits a jaxpr into its body and the values of its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def scan_counts(params: dict) -> tuple[int, int]:
-    """Returns the numbers of constants and carries, which come first among the inputs of a scan."""
+    """Counts the constants and the carries, which come first among the inputs of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -42,18 +42,18 @@ def scan_counts(params: dict) -> tuple[int, int]:
 
 
 def manual_axes(params: dict) -> frozenset:
-    """Returns the mesh axes that a `shard_map` maps over."""
+    """The mesh axes that a `shard_map` maps over."""
     return params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
 
 
 def function_of(jaxpr) -> tuple[str, str]:
-    """Returns the name and the file of the Python function that a jaxpr was traced from, as far as they are known."""
+    """The name and the file of the Python function that a jaxpr was traced from; empty if unknown."""
     known = getattr(opened(jaxpr)[0], "debug_info", None)
     return getattr(known, "func_name", None) or "", getattr(known, "func_filename", None) or ""
 
 
 def as_function(eqn, debug_info) -> Callable:
-    """Returns one equation as a function from all its inputs to its outputs. Its derivative rules still apply."""
+    """Converts an equation to a function from all its inputs to its outputs. Its derivative rules still apply."""
     inputs = [var for var in eqn.invars if not isinstance(var, core.Literal)]
     unique = list(dict.fromkeys(inputs))
     body = core.Jaxpr((), unique, list(eqn.outvars), [eqn], eqn.effects, debug_info=debug_info)
@@ -67,12 +67,12 @@ def as_function(eqn, debug_info) -> Callable:
 
 
 def open_shardings(shardings) -> tuple:
-    """Returns the shardings of an inner `jit`, with None where the compiler chooses."""
+    """The shardings of an inner `jit`, with None where the compiler chooses."""
     return tuple(s if isinstance(s, jax.sharding.Sharding) else None for s in shardings)
 
 
 def scope_of(eqn, outer: str = "") -> str:
-    """Returns the named scopes of an equation inside `outer`, without transformations: `blocks/0/conv1`."""
+    """The named scopes of an equation inside `outer`, without transformations: `blocks/0/conv1`."""
     inner = _scopes(eqn.source_info.name_stack)
     return f"{outer}/{inner}" if outer and inner else outer or inner
 
@@ -112,16 +112,16 @@ def _scopes(stack) -> str:
 
 
 def _inside(part: str) -> str:
-    """Returns the text inside all transformations."""
+    """Strips all transformations around a text."""
     inner = _TRANSFORMATION.fullmatch(part)
     return _inside(inner[1]) if inner else part
 
 
 def is_transposed(eqn) -> bool:
-    """Returns True if an equation belongs to a backward pass."""
+    """True if an equation belongs to a backward pass."""
     return "transpose(" in _text(eqn.source_info.name_stack)
 
 
 def is_recomputed(eqn) -> bool:
-    """Returns True if an equation of a backward pass recomputes a forward value (`jax.checkpoint`)."""
+    """True if an equation of a backward pass recomputes a forward value (`jax.checkpoint`)."""
     return "rematted_computation" in _text(eqn.source_info.name_stack)

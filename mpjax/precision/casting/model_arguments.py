@@ -1,4 +1,4 @@
-"""How a function with Flax NNX objects among its arguments is traced, and how the objects are updated afterwards."""
+"""Traces functions with Flax NNX objects among their arguments, and updates the objects afterwards."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ class ModelArguments(NamedTuple):
 
     Attributes:
       tree: `(state, rest)`: the state of all objects, and the arguments with None in place of the objects.
-      join: a function of such a tree. It returns the arguments with new objects, and a function
-        that returns the part of their state that has changed since.
-      write_back: a function that writes such a part to the original objects.
+      join: a function of a tree like `tree`. It returns the arguments with new objects, and a function that returns
+        the part of their state that has changed since.
+      write_back: a function that writes the changed part to the original objects.
       originals: the objects, by their key path among the arguments.
     """
 
@@ -28,7 +28,7 @@ class ModelArguments(NamedTuple):
 
     @property
     def modules(self) -> dict[tuple, Any]:
-        """Returns the objects that are modules, by key path."""
+        """The objects that are modules, by key path."""
         if not self.originals:
             return {}
         from flax import nnx
@@ -36,12 +36,12 @@ class ModelArguments(NamedTuple):
         return {place: one for place, one in self.originals.items() if isinstance(one, nnx.Module)}
 
     def paths(self) -> set[str]:
-        """Returns the module paths of all modules and submodules."""
+        """The module paths of all modules and submodules."""
         return {path for module in self.modules.values() for path in modules_of(module)}
 
 
 def take_models_apart(arguments, *, name: bool = True) -> ModelArguments:
-    """Separates the NNX objects from the arguments. There can be none if Flax was never imported.
+    """Separates NNX objects from the arguments. Without an import of Flax there are no objects.
 
     Args:
       arguments: any pytree.
@@ -89,14 +89,13 @@ def take_models_apart(arguments, *, name: bool = True) -> ModelArguments:
 
 
 def _nodes(objects) -> Iterator[tuple[tuple, Any]]:
-    """Returns NNX objects and all objects inside them, each with its path."""
     from flax import nnx
 
     return ((path, node) for path, node in nnx.iter_graph(objects) if isinstance(node, nnx.Pytree))
 
 
 def _plain_attributes(objects) -> dict[tuple, dict[str, Any]]:
-    """Returns the attributes that contain no state (counters, flags, names), by name for each object path."""
+    """The attributes without state (counters, flags, names), by name for each object path."""
     return {
         path: {
             name: value
@@ -114,7 +113,7 @@ def _is_state(leaf) -> bool:
 
 
 def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tuple[tuple, str, Any]]:
-    """Returns the attributes that a call has set: path of the object, name of the attribute, value."""
+    """The attributes that a call has set: path of the object, name of the attribute, value."""
     missing = object()
     return [
         (path, name, value)
@@ -125,7 +124,7 @@ def _set_since(before: dict[tuple, dict], after: dict[tuple, dict]) -> list[tupl
 
 
 def _value(leaf):
-    """Returns the array of a variable, or the leaf itself if a module holds the bare array."""
+    """The array of a variable, or the leaf itself if a module holds a bare array."""
     return leaf.get_value() if hasattr(leaf, "get_value") else leaf
 
 

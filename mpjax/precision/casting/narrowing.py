@@ -1,4 +1,4 @@
-"""Finds the inputs of a program that it only uses after casting them to half precision."""
+"""Finds the inputs of a program that it uses only after a cast to half precision."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from mpjax.precision.dtypes import HALF
 
 
 _MOVES = (ARRANGES | TAKES) - {"split"}
-"""Primitives with one result of the values of their first operand: a cast may as well come before them."""
+"""Primitives whose only result has values of their first operand, so that a cast may precede them."""
 
 _PROGRAMS = ENTERED - {"while"}
 """Primitives that run a program, or one of several, on their operands."""
 
 
 def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
-    """Returns, for each input, the half precision that the program casts it to before every use, or None.
+    """Finds the half-precision dtype that the program casts each input to before every use; None for other inputs.
 
-    Casting such an input earlier, as before it is sent to another device, does not change any result. Trace the
+    An earlier cast of the input, such as before a transfer to another device, does not change any result. Trace the
     gradient, not the loss alone: the backward pass uses inputs too.
 
     >>> import jax, jax.numpy as jnp
@@ -35,26 +35,24 @@ def narrowed_inputs(jaxpr: core.Jaxpr) -> list[np.dtype | None]:
 
 
 def cast_once(jaxpr: core.Jaxpr) -> list[bool]:
-    """Returns, for each input, True if the program uses it in one place only, which casts it to half precision.
+    """True for each input that the program uses in one place only, a cast to half precision.
 
-    Its gradient is then one value in half precision, and not a sum that would be added in the input's dtype. Trace the
-    loss.
+    Its gradient is then one value in half precision, not a sum in the input's dtype. Trace the loss.
     """
     return [len(uses) == 1 and uses[0] in HALF for uses in (_uses(jaxpr, var, once=True) for var in jaxpr.invars)]
 
 
 def _uses(jaxpr: core.Jaxpr, var: Any, *, once: bool = False) -> list[np.dtype | None]:
-    """Returns the dtypes that `var` is cast to, one for each use, and None for a use as it is.
+    """The dtypes that `var` is cast to, one for each use; None for a use without a cast.
 
-    With `once`, a use whose derivative adds values, or whose derivative the program defines itself, counts as one as it
-    is.
+    With `once`, uses inside custom derivatives, and uses whose transpose adds, are not casts.
     """
     casts, outputs = _followed(jaxpr, var, once)
     return casts + [None for _ in outputs]
 
 
 def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | None], list[int]]:
-    """Returns the uses of `var` inside a jaxpr, and the positions of the outputs that have its values."""
+    """The uses of `var` inside a jaxpr, and the positions of the outputs with its values."""
     moves, calls = (_MOVES - REPEATS, _PROGRAMS - DERIVED - {"scan"}) if once else (_MOVES, _PROGRAMS)
     casts: list[np.dtype | None] = []
     outputs = [place for place, out in enumerate(jaxpr.outvars) if out is var]
@@ -79,7 +77,7 @@ def _followed(jaxpr: core.Jaxpr, var: Any, once: bool) -> tuple[list[np.dtype | 
 
 
 def _inside(eqn: Any, places: list[int], once: bool) -> tuple[list[np.dtype | None], list[int]]:
-    """Follows a value into a call, a branch, or a scan over which it is constant; elsewhere it is used as it is."""
+    """Follows a value into a call, a branch, or a scan over which it is constant; other uses are without a cast."""
     name, params = eqn.primitive.name, eqn.params
     bodies, first = [params[key] for key in ("jaxpr", "call_jaxpr") if key in params], 0
     if name == "cond":

@@ -1,9 +1,9 @@
-"""Which scalars are known when a program is traced, and which dtypes hold them.
+"""The scalars that are known when a program is traced, and the dtypes that hold them.
 
 A number written in the program, like the 0.5 in `x * 0.5`, takes the dtype of the array that it is combined with, if
-that dtype holds it. A dtype holds a number if it rounds it no worse than other numbers. The same applies to a result
-that is computed only from such numbers, as in `x / jnp.sqrt(64.0)`. Any other scalar is an ordinary array: in float32
-it promotes other operands to float32. The values of arguments are never read, so that eager execution, `jit` and `scan`
+that dtype holds it. A dtype holds a number if it rounds it no worse than other numbers. The same applies to results
+computed only from these numbers, as in `x / jnp.sqrt(64.0)`. Any other scalar is an ordinary array: in float32 it
+promotes other operands to float32. The values of arguments are never read, so that eager execution, `jit` and `scan`
 agree.
 """
 
@@ -20,7 +20,7 @@ from mpjax.precision.dtypes import float_range, is_floating
 
 
 def number_of(constant) -> float | None:
-    """Returns the value of a real scalar that is known at trace time; None if it is unknown or not a scalar."""
+    """The value of a real scalar that is known at trace time; None if it is unknown or not a scalar."""
     if isinstance(constant, Tracer) or np.ndim(constant) > 0:
         return None
     if jnp.issubdtype(getattr(constant, "dtype", np.dtype(float)), jax.dtypes.extended):  # a typed random key
@@ -30,7 +30,7 @@ def number_of(constant) -> float | None:
 
 
 def computed(eqn, numbers: Sequence[float | None]) -> float | None:
-    """Returns the number that all elements of the equation's only output equal, for known inputs; None if unknown."""
+    """Computes the number that all elements of the equation's only output equal, for known inputs; None if unknown."""
     function = _FUNCTIONS.get(eqn.primitive.name)
     if function is None or not numbers or None in numbers:
         return None
@@ -45,7 +45,7 @@ def computed(eqn, numbers: Sequence[float | None]) -> float | None:
 
 
 def holds(dtype: np.dtype, number: float) -> bool:
-    """Returns True if `dtype` rounds a number as well as others. In float16, -1e9 overflows and 1e-8 underflows."""
+    """True if `dtype` rounds a number as well as others. In float16, -1e9 overflows and 1e-8 underflows."""
     if not math.isfinite(number):
         return True
     band = float_range(dtype)
@@ -55,7 +55,7 @@ def holds(dtype: np.dtype, number: float) -> bool:
 
 
 def bounds(dtype: np.dtype, number: float) -> bool:
-    """Returns True if `dtype` holds a bound: half precision rounds 1 - 1e-6 to 1, which that bound is to keep out."""
+    """True if `dtype` holds a bound. Half precision rounds 1 - 1e-6 to 1, the value that this bound excludes."""
     if not holds(dtype, number) or not math.isfinite(number):
         return holds(dtype, number)
     rounded = float(np.asarray(number, dtype))
@@ -63,7 +63,7 @@ def bounds(dtype: np.dtype, number: float) -> bool:
 
 
 def _checked(array: np.ndarray) -> float:
-    """Returns the value as a Python float. NaN, which is not equal to itself, becomes inf; every dtype holds both."""
+    """Converts to a Python float. NaN, which is not equal to itself, becomes inf; every dtype holds both."""
     number = float(array)
     return math.inf if math.isnan(number) else number
 

@@ -1,4 +1,4 @@
-"""Which primitive runs in which dtype under autocast, as lists that can be printed and extended.
+"""The dtype of each primitive under autocast, as lists that can be printed and extended.
 
 The lists follow torch.amp's for CUDA (PyTorch, aten/src/ATen/autocast_mode.h), with JAX primitives.
 """
@@ -67,7 +67,7 @@ class Operations:
     widest: frozenset[str] = WIDEST
 
     def rule(self, primitive: str) -> str:
-        """Returns the list that a primitive is on: "low", "full", "widest", or "as_traced" for none of them."""
+        """The list of a primitive: "low", "full", "widest", or "as_traced" if it is on no list."""
         if primitive in self.low:
             return "low"
         if primitive in self.full:
@@ -75,7 +75,7 @@ class Operations:
         return "widest" if primitive in self.widest else "as_traced"
 
     def adding(self, *, low: Iterable = (), full: Iterable = (), widest: Iterable = ()) -> "Operations":
-        """Returns these lists with the given primitives moved.
+        """Copies these lists, with the given primitives moved.
 
         >>> import mpjax
         >>> operations = mpjax.precision.OPERATIONS.adding(low=["tanh"], widest=["square"])

@@ -1,7 +1,7 @@
-"""What the arrays of a program depend on: parameters, or the batch. So a weight is told from activations.
+"""Finds whether the arrays of a program depend on parameters or on the batch, to tell weights from activations.
 
-The modules among the arguments say which arrays are parameters. Without modules, the program says it: parameters are
-the argument that multiplies results which depend on it and on another argument, as a second layer's weight does.
+The modules among the arguments hold the parameters. Without modules, the program shows them: parameters are an argument
+that multiplies results of itself and of another argument, like a second layer's weight.
 """
 
 import sys
@@ -22,13 +22,13 @@ Arguments = frozenset[Any]
 """The arguments that an array depends on, by place."""
 
 CLOSED_OVER = "closed over"
-"""Stands for the arrays that a function has closed over, among its arguments."""
+"""The place of the arrays that a function closes over, among the places of its arguments."""
 
 _NONE: Arguments = frozenset()
 
 
 def origins_of(tree: Any, jaxpr: Any) -> tuple[list[Origin], Origin]:
-    """Returns the origin of each array of a call, and that of the arrays that the function has closed over.
+    """Finds the origin of each array of a call, and the origin of the arrays that the function closes over.
 
     Args:
       tree: the call, `(state of NNX objects, (function, arguments, keyword arguments))`.
@@ -55,7 +55,7 @@ def _origin(leaf: Any, is_parameter: bool) -> Origin:
 
 
 def _places_of_modules(tree: Any) -> list[tuple]:
-    """Returns the key paths of the state of NNX objects and of Equinox modules."""
+    """The key paths of the state of NNX objects and of Equinox modules."""
     state = jax.tree_util.SequenceKey(0)
     if "equinox" not in sys.modules:
         return [(state,)]
@@ -66,7 +66,7 @@ def _places_of_modules(tree: Any) -> list[tuple]:
 
 
 def _parameters_among(jaxpr: Any, arguments: Sequence[Any]) -> frozenset[Any]:
-    """Returns the arguments that multiply a result which depends on them and on another argument.
+    """Finds the arguments that multiply a result of themselves and of another argument.
 
     Args:
       jaxpr: the program.
@@ -84,7 +84,10 @@ def _parameters_among(jaxpr: Any, arguments: Sequence[Any]) -> frozenset[Any]:
 
 
 def _followed(jaxpr: Any, inputs: Iterable[Arguments], products: list | None) -> list[Arguments]:
-    """Returns what the outputs of a jaxpr depend on; adds what operands of products without batch axes depend on."""
+    """Finds the arguments that the outputs of a jaxpr depend on.
+
+    Appends the arguments of both operands to `products`, for each product without batch axes.
+    """
 
     def apply(eqn: Any, scope: str, operands: list[Arguments], debug_info: Any) -> list[Arguments]:
         del scope, debug_info
@@ -108,7 +111,7 @@ def _followed(jaxpr: Any, inputs: Iterable[Arguments], products: list | None) ->
 
 
 def _constant(atom: Any, array: Any) -> Arguments:
-    # A scalar is a number of the program rather than an array of the user's.
+    # A scalar is a number of the program, not an array of the user's.
     return _NONE if isinstance(atom, core.Literal) or not getattr(array, "ndim", 0) else frozenset({CLOSED_OVER})
 
 
@@ -130,7 +133,7 @@ def _repeated(eqn: Any, operands: list[Arguments], products: list | None) -> lis
 
 
 def _settled(step: Any, carried: list[Arguments]) -> list[Arguments]:
-    """Returns what the carry of a loop depends on after any number of iterations."""
+    """The arguments that the carry of a loop depends on after any number of iterations."""
     while True:
         after = [old | new for old, new in zip(carried, step(carried), strict=False)]
         if after == carried:

@@ -1,4 +1,4 @@
-"""How a function that casts by itself, as a model under a policy, is run with its sums in float32."""
+"""Runs a function that casts by itself, such as a model under a policy, with its sums in float32."""
 
 import functools
 import sys
@@ -17,20 +17,20 @@ from mpjax.precision.dtypes import BFLOAT16
 
 
 def with_sums_in_float32(fn: Callable) -> Callable:
-    """Returns `fn`, which casts by itself, with sums in float32: its own, and those that only its derivatives have.
+    """Runs `fn`, which casts by itself, with sums in float32: its own sums, and the sums of its derivatives.
 
     >>> import jax, jax.numpy as jnp
     >>> row = lambda x: jnp.sum(x.astype(jnp.bfloat16)[jnp.zeros(5000, int)].astype(jnp.float32))
     >>> [float(jax.grad(each)(jnp.ones(1))[0]) for each in (row, with_sums_in_float32(row))]
     [256.0, 4992.0]
 
-    Products and all other operations run in the dtypes of `fn`. A window's sum leaves in float32, and so does what is
+    Products and all other operations run in the dtypes of `fn`. The sum of a window is in float32, and so are results
     computed from it. Outputs have the dtypes that `fn` gives them.
 
-    Each call traces `fn`, as `jax.jit` does: arrays of NumPy among its arguments are traced too, and values that it
-    leaves in a list outside are not to be used. It is called as it is if no sum of many terms is in half precision, and
-    if a trace does not say all that it does: it changes a list or a dict that it is given, or returns objects that JAX
-    does not know. NNX modules may be among the arguments; they are to have all of their state before the call.
+    Each call traces `fn`, like `jax.jit`. NumPy arrays among its arguments are traced too. Values that it leaves in a
+    list outside must not be used. `fn` runs unchanged if no sum of many terms is in half precision. It also runs
+    unchanged if a trace cannot describe it: it changes a list or a dict among its arguments, or returns objects that
+    JAX does not know. NNX modules may be among the arguments; all of their state must exist before the call.
 
     Args:
       fn: a function of pytrees, such as a loss: `jax.grad(with_sums_in_float32(loss_fn))`.
@@ -39,7 +39,7 @@ def with_sums_in_float32(fn: Callable) -> Callable:
     @functools.wraps(fn, updated=())
     def with_sums(*args, **kwargs):
         if any(map(_is_variable, jax.tree.leaves((args, kwargs), is_leaf=_is_object_or_state))):
-            return fn(*args, **kwargs)  # which may set it
+            return fn(*args, **kwargs)  # it may set the variable
         models = take_models_apart((fn, args, kwargs), name=False)
         arrays, with_arrays = split_arrays(models.tree)
         kept: list[_Result] = []
@@ -55,7 +55,7 @@ def with_sums_in_float32(fn: Callable) -> Callable:
         try:
             jaxpr, (_, changed) = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         except Exception as error:
-            if type(error).__name__ == "TraceContextError":  # it changes a module that it was not given
+            if type(error).__name__ == "TraceContextError":  # it changes a module that is not an argument
                 return fn(*args, **kwargs)
             raise
         (result,) = kept
@@ -74,14 +74,14 @@ _SUMS = Interpreter(lambda scope: BFLOAT16, SUMS_ALONE, asked=False)
 
 
 class _Result(NamedTuple):
-    """What a function returned: its arrays, and the rest as it is.
+    """The result of a function: its arrays, and its other leaves.
 
     Attributes:
       arrays: the arrays.
       leaves: all leaves, with None in place of the arrays.
-      places: the positions of the arrays among them.
-      treedef: how the leaves are put together.
-      known: False if there is an object that may hold arrays.
+      places: the positions of the arrays among the leaves.
+      treedef: the tree structure of the leaves.
+      known: False if an object in the result may hold arrays.
     """
 
     arrays: list[jax.Array]
@@ -91,7 +91,6 @@ class _Result(NamedTuple):
     known: bool
 
     def filled(self, arrays: list) -> Any:
-        """Returns the result with other arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.places, arrays, strict=True):
             leaves[place] = array
@@ -107,7 +106,7 @@ def _taken_apart(result: Any) -> _Result:
 
 
 def _is_object(node: Any) -> bool:
-    """Returns True for an NNX object, which is a tree of its own."""
+    """True for an NNX object, which is a tree of its own."""
     if "flax" not in sys.modules:
         return False
     from flax import nnx
@@ -120,7 +119,7 @@ def _is_variable(node: Any) -> bool:
 
 
 def _is_object_or_state(node: Any) -> bool:
-    """Returns True also for an NNX state, which holds variables as a tree of arrays does."""
+    """True for an NNX object, and for an NNX state, which is a tree of variables."""
     if "flax" not in sys.modules:
         return False
     from flax import nnx
@@ -134,6 +133,6 @@ def _same(before: tuple, after: tuple) -> bool:
 
 
 def has_own_code(model: Any) -> bool:
-    """Returns True if a module of a model has a `__call__` that is neither Flax's nor mpjax's."""
+    """True if a module of a model has a `__call__` from outside Flax and mpjax."""
     owners = (owner_of_call(type(module)) for module in modules_of(model).values())
     return any(owner is not None and owner.__module__.partition(".")[0] not in ("flax", "mpjax") for owner in owners)

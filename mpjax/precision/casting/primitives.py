@@ -1,4 +1,4 @@
-"""The one table of what JAX primitives do: products, sums, moves of elements, comparisons, calls, control flow.
+"""The table of JAX primitives by kind: products, sums, moves of elements, comparisons, calls, control flow.
 
 The dtypes of primitives under autocast are in `operations.py`.
 """
@@ -30,7 +30,7 @@ ARRANGES = frozenset(
         *("sharding_constraint", "transpose"),
     }
 )
-"""Primitives whose results have all elements of their operand."""
+"""Primitives whose results contain all elements of their operand."""
 
 TAKES = frozenset({"dynamic_slice", "gather", "slice", "split"})
 """Primitives whose results are elements of their first operand."""
@@ -67,10 +67,10 @@ STRETCH = frozenset({"add", "sub", "mul", "div", "rem", "max", "min", "atan2", "
 SCATTERED_SUMS = frozenset({"scatter-add", "scatter-sub"})
 
 ADDING = SCATTERED_SUMS | {"reduce_window_sum", "cumsum", "cumlogsumexp", "psum", "psum_invariant", "reduce_scatter"}
-"""Primitives that add in the dtype of their operand. `reduce_sum` is none: `jnp.sum` widens before it."""
+"""Primitives that add in the dtype of their operand. `reduce_sum` is not among them: `jnp.sum` widens before it."""
 
 DERIVED = frozenset({"custom_jvp_call", "custom_vjp_call"})
-"""Calls that define their derivative themselves."""
+"""Calls with a derivative rule of their own."""
 
 CALLS = DERIVED | {"jit", "remat2", "checkpoint", "closed_call", "core_call", "eval_jaxpr", "call"}
 """Primitives that mean the same as their body; see `called` in `walk.py`."""
@@ -78,11 +78,11 @@ CALLS = DERIVED | {"jit", "remat2", "checkpoint", "closed_call", "core_call", "e
 CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 
 ENTERED = CALLS | CONTROL_FLOW | {"shard_map"}
-"""Primitives without a dtype of their own. Kernels and scatters are excluded, as their bodies mean something else."""
+"""Primitives without a dtype of their own. Kernels and scatters are excluded: their bodies mean something else."""
 
 
 def plain(function: Callable) -> Callable:
-    """Returns `function` with the signature `(parameters, *arrays)`; the parameters are ignored."""
+    """Adapts `function` to the signature `(parameters, *arrays)`; the parameters are ignored."""
     return lambda params, *arrays: function(*arrays)
 
 

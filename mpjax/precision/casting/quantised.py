@@ -1,4 +1,4 @@
-"""Notes what became of the products that a policy asks for in float8, so that autocast says if none is."""
+"""Notes the outcome of each product that a policy asks for in float8, so that autocast can report if none is."""
 
 import collections
 import contextlib
@@ -17,7 +17,7 @@ _NOTED: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("produ
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[str]]:
-    """Returns a list that is filled while open: for each product, `IN_FLOAT8`, or why it is not, as `TAKEN_OUT`."""
+    """Yields a list that fills while the context is open: per product, `IN_FLOAT8` or a reason, such as `TAKEN_OUT`."""
     products: list[str] = []
     token = _NOTED.set(products)
     try:
@@ -27,13 +27,13 @@ def noted() -> Iterator[list[str]]:
 
 
 def note(products: Iterable[str]) -> None:
-    """Adds what became of products to the innermost open list."""
+    """Adds the outcomes of products to the innermost open list."""
     if (found := _NOTED.get()) is not None:
         found.extend(products)
 
 
 def nothing_in_float8(recipes: Iterable[Recipe], products: Iterable[str]) -> str:
-    """Says that no product of a function is in float8, why, and what to write.
+    """Explains that no product of a function is in float8, with the reasons, and advises a policy.
 
     Args:
       recipes: the recipes that the policy asks for.

@@ -1,8 +1,8 @@
-"""How any JAX function is cast per operation: it is traced at the caller's dtypes, then run again with casts.
+"""Casts any JAX function per operation: traces it at the caller's dtypes, then runs it again with casts.
 
-The semantics are torch.amp's, by lists of primitives (`operations.py`). Matrix products and convolutions run in the
-policy's compute dtype. Operations that lose range or precision run in float32. Everything else runs in the widest
-dtype of its inputs.
+The semantics follow torch.amp, with lists of primitives (`operations.py`). Matrix products and convolutions run in the
+policy's compute dtype. Operations that lose range or precision run in float32. All other operations run in the widest
+dtype of their inputs.
 """
 
 import functools
@@ -35,7 +35,7 @@ def autocast(
     scopes: Iterable[str] = (),
     require_float8: bool = False,
 ) -> Callable:
-    """Returns `fn` with casts per operation. Composes with JAX's transformations and control flow, inside and outside.
+    """Adds casts to `fn`, per operation. Composes with JAX's transformations and control flow, inside and outside.
 
     >>> import jax.numpy as jnp, mpjax
     >>> half = mpjax.autocast(lambda x: (x @ x, jnp.exp(x @ x)), "mixed_float16")
@@ -43,9 +43,9 @@ def autocast(
     ['float16', 'float32']
 
     Parameters and inputs keep their dtypes and are cast at each use, so gradients have the parameters' dtypes.
-    Differentiate the result (`jax.grad(autocast(loss_fn, policy))`): a gradient taken inside `fn` leaves it in half
-    precision. Each output has the dtype that its last operation gave it. Each call traces `fn` again: call the result
-    inside a `jax.jit`.
+    Differentiate the result (`jax.grad(autocast(loss_fn, policy))`): a gradient computed inside `fn` is in half
+    precision. Each output has the dtype of its last operation. Each call traces `fn` again: call the result inside a
+    `jax.jit`.
 
     NNX modules may be among the arguments. A call updates their state, such as batch statistics, in place.
 
@@ -59,15 +59,15 @@ def autocast(
         of them is half precision, `fn` itself is returned.
       operations: the lists that say which primitive runs in which dtype.
       scopes: scopes that a rule may name although not every call opens them, such as dropout in evaluation.
-      require_float8: True makes it an error if the policy asks for products in float8 and none is, for example because
-        all are too small. By default it is a `PrecisionWarning`, once. Rules that keep all out of float8 are neither.
+      require_float8: if True, raises UsageError if the policy asks for products in float8 and none is, for example
+        because all are too small. By default, warns once (`PrecisionWarning`), unless rules exclude all products.
 
     Returns:
-      A function with the same signature. It raises UsageError if a rule matches no scope.
+      A function with the signature of `fn`. It raises UsageError if a rule matches no scope.
 
     Raises:
-      UsageError: a rule is for a type, which scopes do not have, or for float64; or products are to be scaled by a
-        history, which layers keep.
+      UsageError: a rule is for a type, which scopes do not have, or for float64; or a recipe scales by a history, which
+        only layers keep.
     """
     policy = get_policy(policy)
     if kept := [str(recipe) for recipe in policy.recipes if recipe.history]:
@@ -110,7 +110,7 @@ def autocast(
             inputs = [value._replace(origin=origin) for value, origin in zip(inputs, origins, strict=True)]
         with noted() as products:
             outputs = arrays_of(interpreter._replace(closed_over=closed_over).run(jaxpr, inputs))
-        # Rules may keep all out of float8, and a function without products has none to tell of.
+        # Without a warning: rules may exclude all products, and a function may have no products.
         silent = policy.products is not None and {*products, TAKEN_OUT} == {TAKEN_OUT} and not require_float8
         if policy.recipes and IN_FLOAT8 not in products and not silent:
             tell(nothing_in_float8(policy.recipes, products))
@@ -124,9 +124,9 @@ def autocast(
 
 
 def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list[jax.Array], Callable]:
-    """Returns the models of a call, its arrays, and the call as a function of the arrays.
+    """Converts a call to a function of its arrays; returns the models, the arrays and the function.
 
-    That function returns the result and the changed state of the models.
+    The function returns the result and the changed state of the models.
     """
     models = take_models_apart((fn, args, kwargs))
     arrays, with_arrays = split_arrays(models.tree)
@@ -140,12 +140,12 @@ def _pure(fn: Callable, args: tuple, kwargs: dict) -> tuple[ModelArguments, list
 
 
 def _rules_for_scopes(policy: Policy) -> Rules:
-    """Returns the rules that a scope can have. Raises UsageError for one that it cannot."""
+    """Selects the rules that can apply to a scope. Raises UsageError for other rules of the user's."""
     kept = {}
     for pattern, value in policy.rules.items():
         dtype = policy.computes(value)
         if pattern.lower() in DEFAULTS - {NORM} or (pattern.lower() == NORM and dtype == FLOAT32):
-            continue  # what these are for, autocast sees at each operation
+            continue  # autocast decides these at each operation
         if pattern.startswith("type:"):
             raise UsageError(
                 f"rule '{pattern}': autocast sees named scopes, which have no type; write a path, or use "
@@ -158,7 +158,7 @@ def _rules_for_scopes(policy: Policy) -> Rules:
 
 
 def full_precision(fn: Callable) -> Callable:
-    """Returns `fn` as a region without casts: its inputs have the dtypes that they would have without autocast.
+    """Makes `fn` a region without casts: its inputs have the dtypes that they would have without autocast.
 
     >>> import jax.numpy as jnp, mpjax
     >>> mpjax.autocast(lambda x: mpjax.full_precision(jnp.matmul)(x, x), "mixed_float16")(jnp.ones((2, 2))).dtype

@@ -1,8 +1,8 @@
-"""How to walk through a jaxpr: to run it with values of any kind, or to visit every equation with its named scopes.
+"""Walks through a jaxpr: runs it with values of any kind, or visits every equation with its named scopes.
 
-Autocast runs a program with arrays of other dtypes; a diagnosis runs it with pairs of values. Both define how an
-equation is applied and how a constant is represented. The walk reads operands, keeps results, and drops values after
-their last use. An audit, a plan and the rules only visit the equations.
+Autocast runs a program with arrays of other dtypes; a diagnosis runs it with pairs of values. Both define how to apply
+an equation and how to represent a constant. The walk reads operands, keeps results, and drops values after their last
+use. An audit, a plan and the rules only visit the equations.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ def evaluated(
 
 
 def _last_uses(body) -> dict[int | None, list]:
-    """Returns the variables to drop after each equation, by its index; under None, inputs that no equation uses."""
+    """The variables to drop after each equation, by its index; under None, the inputs that no equation uses."""
     kept = {var for var in body.outvars if not isinstance(var, core.Literal)}
     last: dict[Any, int | None] = dict.fromkeys((*body.constvars, *body.invars))
     for index, eqn in enumerate(body.eqns):
@@ -104,17 +104,17 @@ def equations(jaxpr) -> Iterator[tuple[str, Any]]:
 
 
 def holds_bodies(eqn) -> bool:
-    """Returns True for control flow and calls, which have no meaning beyond the jaxprs inside them."""
+    """True for control flow and calls, which consist of the jaxprs inside them."""
     return eqn.primitive.name in ENTERED
 
 
 def held_by(eqn) -> list:
-    """Returns the jaxprs inside control flow or a call; an empty list for other equations."""
+    """The jaxprs inside control flow or a call; an empty list for other equations."""
     if not holds_bodies(eqn):
         return []
     return [node for node in jax.tree.leaves(eqn.params, is_leaf=is_jaxpr) if is_jaxpr(node)]
 
 
 def called(eqn):
-    """Returns the jaxpr of a call."""
+    """The jaxpr of a call."""
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))

@@ -104,7 +104,6 @@ def float8_moments(inner: optax.GradientTransformation, *, seed: int = 0) -> opt
 
 
 def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
-    """Converts a leaf of an optimizer's state to the form in which it is stored."""
     if not is_moment(path) or leaf.dtype != FLOAT32:
         return leaf
     if is_moment(path, SECOND):
@@ -114,7 +113,6 @@ def _stored(path: tuple, leaf: Any, seed: jax.Array) -> Any:
 
 
 def _restored(path: tuple, leaf: Any) -> Any:
-    """Converts a stored leaf to the form that the optimizer keeps."""
     if _is_grouped(leaf):
         return ungrouped(leaf)
     return leaf.astype(FLOAT32) if is_moment(path, SECOND) and leaf.dtype == BFLOAT16 else leaf
