@@ -1,4 +1,4 @@
-"""Products of half-precision arrays with results in float32, in which GPUs and TPUs add anyway."""
+"""Products of half-precision arrays with results in float32. GPUs and TPUs add in float32 anyway."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ class InFloat32:
 
         @jax.custom_jvp
         def in_float32(x, kernel):
-            # A CPU has no such product: XLA widens the operands, but not after it has rewritten the product.
+            # A CPU has no product of this kind. XLA widens the operands, but not after it has rewritten the product.
             x, kernel = jax.lax.optimization_barrier((x, kernel))
             return own(x, kernel, *args, preferred_element_type=FLOAT32)
 

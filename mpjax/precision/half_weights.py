@@ -139,7 +139,7 @@ def _sum(param: jax.Array, rest: jax.Array | None) -> jax.Array:
     if rest is None:
         return param
     value, rest = param.astype(FLOAT32), rest.astype(FLOAT32)
-    # The remainder may be half the distance between two numbers. A slightly smaller one always rounds to the parameter.
+    # The remainder may be half the distance between two numbers. A slightly smaller sum always rounds to the parameter.
     belongs = nearest(value + rest * (1 - 2.0**-9), param.dtype) == value
     return jnp.where(belongs & (rest != 0), value + rest, value)
 

@@ -58,7 +58,8 @@ def dynamic_loss_scaling(
       backoff_factor: the factor that multiplies the scale on overflow.
       min_scale: the smallest scale.
       max_scale: the largest scale.
-      hysteresis: the number of consecutive overflows after which the scale shrinks; each further one shrinks it again.
+      hysteresis: the number of consecutive overflows after which the scale shrinks; each further overflow shrinks it
+        again.
       tolerance: the share of the steps since the last change of the scale that must overflow before it shrinks, as in
         fairseq's `--fp16-scale-tolerance`.
       axis_name: the mapped axes (`shard_map`, `pmap`) whose devices must agree to skip a step. Not needed under `jit`.

@@ -67,7 +67,7 @@ def _size(axis_name: Axes) -> int:
     """Counts the devices along mapped axes.
 
     Raises:
-      UsageError: no axis is named, or there is no such axis.
+      UsageError: no axis is named, or the named axis is not mapped.
     """
     if not axis_name:
         raise UsageError('reduce_gradients: axis_name is empty; name the mapped axis, as in axis_name="data"')

@@ -106,7 +106,7 @@ def arrays_of(values: Iterable[Value]) -> list[jax.Array]:
 
 
 def cast(array, dtype):
-    """Casts a floating array, or the number of a literal, to `dtype`; other arrays, and all for dtype None, stay unchanged."""
+    """Casts a floating array, or the number of a literal, to `dtype`; dtype None and other arrays change nothing."""
     if dtype is None or not (is_floating(array) or isinstance(array, float)):
         return array
     return array if getattr(array, "dtype", None) == dtype else jnp.asarray(array).astype(dtype)

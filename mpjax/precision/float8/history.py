@@ -90,7 +90,7 @@ class KeepsHistory:
 
 
 def with_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Adds the largest incoming gradient to a history, and ends the step.
+    """Records the largest incoming gradient in a history, and ends the step.
 
     Args:
       history: the history after the forward pass.
@@ -100,7 +100,7 @@ def with_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S
 
 
 def add_gradient(history: Float[Array, "*S 3 1+H"], cotangent: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
-    """Adds the largest incoming gradient of a part of the current step, such as a micro-batch, to a history."""
+    """Records the largest incoming gradient of a part of the current step, such as a micro-batch, in a history."""
     return jnp.maximum(history, cotangent)  # the cotangent is zero, except for the gradient
 
 

@@ -137,7 +137,7 @@ def multiplied_on_cuda(a: Quantised, b: Quantised, dtype: np.dtype) -> jax.Array
 
 
 def _each(dtype: np.dtype):
-    """Builds a function that multiplies each matrix of [B, M, K] by one of [B, N, K], with a rule for `jax.vmap`.
+    """Builds a function that multiplies each matrix of [B, M, K] by a matrix of [B, N, K], with a rule for `jax.vmap`.
 
     Without the rule, `jax.nn.scaled_matmul` fails unless all of its operands have a batch axis.
     """

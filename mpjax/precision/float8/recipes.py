@@ -85,7 +85,7 @@ def as_recipe(spec: object) -> Recipe:
     'float8'
 
     Raises:
-      UsageError: there is no such recipe; the message lists them and suggests the nearest.
+      UsageError: no recipe has that name; the message lists the recipes and suggests the nearest.
     """
     if (recipe := find_recipe(spec)) is not None:
         return recipe
