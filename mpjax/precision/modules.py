@@ -105,7 +105,7 @@ def _is_wide(dtype: np.dtype | None) -> bool:
 
 
 def _require_products(policy: Policy, found: bool, decided: dict, tags: dict) -> None:
-    """Raises UsageError if a policy asks for float8 products and none was `found`, unless the user's rules exclude all."""
+    """Raises UsageError if a policy asks for float8 products, none is `found` and user rules are not the cause."""
     asked = {decided[path] for path in tags if LINEAR in tags[path]} <= {None, *DEFAULTS}  # not by the user's rules
     if policy.products is not None and asked and not found:
         raise UsageError(nothing_quantised(policy.products, decided, tags))

@@ -29,7 +29,7 @@ _NAMED = "_mpjax_named"
 
 @contextlib.contextmanager
 def equinox_scopes(tree) -> Iterator[None]:
-    """Runs calls of a tree's Equinox modules under a `jax.named_scope` of their paths (`layers/0`), while it is open."""
+    """Runs calls of a tree's Equinox modules under a `jax.named_scope` of their paths (`layers/0`), as a context."""
     if "equinox" not in sys.modules:
         yield
         return

@@ -55,9 +55,8 @@ class Interpreter(NamedTuple):
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Runs a jaxpr, open or closed, with inputs of any floating dtypes."""
         once, many = _CastOnce(), ManyReads(opened(jaxpr)[0])
-        handlers = (
-            HANDLERS if self.asked else control_flow.HANDLERS
-        )  # the rules of a policy's own products are right as traced
+        # Under a policy, the derivative rules of its own products are right as traced.
+        handlers = HANDLERS if self.asked else control_flow.HANDLERS
         narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
 
         def apply(eqn, scope: str, inputs: list[Value], debug_info) -> list[Value]:
