@@ -65,7 +65,7 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
 
 
 def _last_held(modules: Mapping[str, Any]) -> str:
-    """Returns the attribute of a model that was set last among those that hold parameters of more than a norm."""
+    """The attribute that a model sets last, among the attributes with parameters other than a norm's; "" without any."""
     layers = {
         path.partition("/")[0]
         for path, module in modules.items()

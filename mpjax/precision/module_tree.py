@@ -38,9 +38,9 @@ def second_names(modules: dict) -> dict[str, str]:
 
 
 def declared(module: "nnx.Module") -> list[str]:
-    """Returns the names of a module's attributes in the order in which they were first set.
+    """The names of a module's attributes, in the order in which they were first set.
 
-    `vars` has them sorted after `nnx.merge`, and in what is made by `nnx.eval_shape` or `nnx.jit`.
+    `vars` sorts them after `nnx.merge`, and in modules from `nnx.eval_shape` or `nnx.jit`.
     """
     return list(vars(module).get("_pytree__nodes", ()))
 
