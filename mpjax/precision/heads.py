@@ -65,7 +65,7 @@ def heads_of(modules: Mapping[str, Any]) -> list[str]:
 
 
 def _last_held(modules: Mapping[str, Any]) -> str:
-    """The attribute that a model sets last, among the attributes with parameters other than a norm's; "" without any."""
+    """The attribute that a model sets last, of the attributes with parameters outside norms; "" without any."""
     layers = {
         path.partition("/")[0]
         for path, module in modules.items()

@@ -43,9 +43,9 @@ class Policy:
       reduce_dtype: the dtype in which gradients are summed across devices; by default `param_dtype`, at least float32.
       rules: an ordered mapping from module pattern (see `Rules`) to a dtype, a policy or a recipe. A dtype sets the
         compute dtype of the matched modules, and stores their parameters in it or wider. A policy sets their parameter,
-        compute and output dtypes. A recipe makes the matched linear layers multiply in float8.
-      products: the recipe by which linear layers multiply in float8, or its name ("float8", "float8_rowwise", "mxfp8");
-        None if they multiply in `compute_dtype`.
+        compute and output dtypes. A recipe makes the matched linear layers multiply in float8 with it.
+      products: the recipe for the float8 products of linear layers, or its name ("float8", "float8_rowwise", "mxfp8");
+        None for products in `compute_dtype`.
 
     Raises:
       UsageError: a dtype or a recipe is unknown, a pattern is invalid, a rule's policy has rules itself, or products

@@ -24,7 +24,7 @@ class AskedDtypes(NamedTuple):
       recipe: the recipe of float8 products, or None.
       required: True if every product must follow the recipe: the layer is linear, large and even enough.
       refused: True if no product may be in float8: the layer is linear, and has no recipe.
-      applied: the recipe that the layer multiplies by; None without a recipe, or if it is not known.
+      applied: the recipe that the layer uses; None without a recipe, or if it is not known.
       own: True for a layer with the user's own product, which no policy changes.
       unknown: True if no modules are known. A recipe is then allowed in every module, and required in none.
     """

@@ -60,7 +60,7 @@ class ManyReads:
         self._sums: dict[core.Var, tuple[jax.Array, jax.Array]] = {}
 
     def operands(self, eqn, inputs: list[Value]) -> list[Value]:
-        """Replaces operands with many reads; the gradients of all their reads go to one float32 sum."""
+        """The operands of an equation; gradients of variables with many reads go to one float32 sum each."""
         return [self._read(var, value) for var, value in zip(eqn.invars, inputs, strict=True)]
 
     def _read(self, var, value: Value) -> Value:

@@ -163,7 +163,7 @@ class _CastOnce:
 
 
 def _quantised(recipe: Recipe | None, name: str, inputs: Sequence[Value], arrays: list, params: dict) -> list | None:
-    """Multiplies by a recipe; None if the product is not in float8. Notes the outcome, with the reason."""
+    """Multiplies in float8 with a recipe; None if the product is not in float8. Notes the outcome or the reason."""
     if recipe is None or name != "dot_general":
         note([TAKEN_OUT if recipe is None else f"by {name}"])
         return None

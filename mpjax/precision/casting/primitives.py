@@ -41,7 +41,7 @@ CHOOSES = frozenset(
         *("reduce_max", "reduce_min", "scatter", "select_n", "sort"),
     }
 )
-"""Primitives whose results are elements of several operands, or of several places of one."""
+"""Primitives whose results are elements of several operands, or of several positions of one operand."""
 
 SCALES = frozenset({"mul", "div"})
 
@@ -59,7 +59,7 @@ REPEATS = frozenset({"broadcast_in_dim", "gather", "tile", "pvary", "pcast"})
 """Primitives that may use a value of their first operand several times, on other devices too: their derivatives add."""
 
 PICKS = frozenset({"reduce_max", "reduce_min", "reduce_window_max", "reduce_window_min"})
-"""Primitives that pick values of their operand: their derivatives count equal ones, or add where windows overlap."""
+"""Primitives that pick values of their operand: their derivatives count equal values, or add where windows overlap."""
 
 STRETCH = frozenset({"add", "sub", "mul", "div", "rem", "max", "min", "atan2", "nextafter"})
 """Primitives that repeat an operand along its axes of size 1: their derivatives add."""

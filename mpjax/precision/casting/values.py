@@ -88,7 +88,7 @@ def split_arrays(tree) -> tuple[list[jax.Array], Callable]:
 
 
 def is_array(leaf) -> bool:
-    """True for a leaf that is an array and that JAX can trace."""
+    """True for an array that JAX can trace; False for other leaves."""
     if isinstance(leaf, np.ndarray | np.generic):
         return has_jax_dtype(leaf)
     return isinstance(leaf, jax.Array)

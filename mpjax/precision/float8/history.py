@@ -43,7 +43,7 @@ def is_history(name: str) -> bool:
 
 
 def keep_history(module: Any, recipe: Recipe | None) -> None:
-    """Makes a linear layer keep a history and multiply by it; without a recipe, removes the history. In place."""
+    """Makes a linear layer keep a history and scale its products by it, in place; removes it without a recipe."""
     from flax import nnx
 
     unwrap(module, KeepsHistory)
@@ -110,7 +110,7 @@ def end_step(history: Float[Array, "*S 3 1+H"]) -> Float[Array, "*S 3 1+H"]:
 
 
 def _quantised(x: jax.Array, dtype: np.dtype, past: Float[Array, " H"]) -> Quantised:
-    """Quantises by the largest value of earlier steps; in a layer's first step, by the largest present value."""
+    """Quantises with the largest value of earlier steps; in a layer's first step, with the largest present value."""
     largest = jnp.max(past)
     return quantise_to(x, jnp.where(largest > 0, largest, largest_of(x)), dtype)
 
@@ -154,7 +154,7 @@ _by_history.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, history: jax.Array) -> jax.Array:
-    """Multiplies two matrices by a history. Its derivatives, the second derivatives of a layer, are not in float8."""
+    """Multiplies two matrices with scales from a history; its derivatives, second ones of a layer, are not in float8."""
     return _multiplied(recipe, way, dtype, a, b, history)
 
 

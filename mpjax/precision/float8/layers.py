@@ -24,7 +24,7 @@ _MULTIPLE = 16
 
 
 def is_linear(module: Any) -> bool:
-    """True for a Flax layer that multiplies by a weight with Flax's own product.
+    """True for a Flax layer that multiplies by a weight, with Flax's own product.
 
     False with a `dot_general` or a `precision` of the user's, or with a weight for each example. Also False for a
     subclass whose own `__call__` multiplies by itself.
@@ -118,15 +118,15 @@ def is_quantised(module: Any) -> bool:
 
 
 def recipe_of(module: Any) -> Recipe | None:
-    """The recipe by which `set_products` made a module multiply, or None."""
+    """The recipe that `set_products` gave to a module, or None."""
     return module.dot_general.recipe if is_quantised(module) else None
 
 
 def set_products(module: Any, recipe: Recipe | None) -> bool:
-    """Makes a linear layer multiply by a recipe, or by Flax's product without a recipe; other modules stay unchanged.
+    """Makes a linear layer use a recipe, or Flax's product without a recipe; other modules stay unchanged.
 
     Returns:
-      True if it multiplies by the recipe.
+      True if the layer uses the recipe.
     """
     if recipe is not None and is_linear(module) and why_wide(module, recipe) is None:
         module.dot_general = Float8Dot(recipe)
@@ -147,7 +147,7 @@ def default_product(module: Any) -> Any:
 
 
 def why_wide(module: Any, recipe: Recipe | None) -> str | None:
-    """Explains why a linear layer cannot multiply by a recipe; None if it can, or if the module is no linear layer."""
+    """Explains why a linear layer cannot use a recipe; None if it can, or if the module is no linear layer."""
     if recipe is None or not is_linear(module):
         return None
     inputs, outputs = sides(module)
@@ -176,7 +176,7 @@ def not_covered(rules: Iterable[str], modules: Mapping[str, Any], tags: Mapping[
 
 
 def nothing_quantised(recipe: Recipe, decided: Mapping[str, str | None], tags: Mapping[str, frozenset[str]]) -> str:
-    """Explains why no layer of a model multiplies by a recipe.
+    """Explains why no layer of a model uses a recipe.
 
     Args:
       recipe: the recipe.

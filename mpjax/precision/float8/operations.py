@@ -1,4 +1,4 @@
-"""The products of a traced program that autocast runs in float8: products by a weight that is large and even enough."""
+"""The products of a traced program that autocast runs in float8: products with a large and even enough weight."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def _others(x: Any, axes: Sequence[int]) -> int:
 def quantised_product(
     recipe: Recipe, operands: Sequence[Any], params: Mapping[str, Any], weight: int | None
 ) -> jax.Array:
-    """Multiplies the operands of a traced product by a recipe; takes the arguments of `why_not_quantised`."""
+    """Multiplies the operands of a traced product with a recipe; takes the arguments of `why_not_quantised`."""
     dtype, numbers = params.get("preferred_element_type"), params["dimension_numbers"]
     if weight != 0:
         return Float8Dot(recipe)(operands[0], operands[1], numbers, preferred_element_type=dtype)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 @dataclasses.dataclass(frozen=True)
 class Float8Dot:
-    """A `dot_general` for Flax layers that quantises both operands by a recipe and multiplies them.
+    """A `dot_general` for Flax layers that quantises both operands with a recipe and multiplies them.
 
     Attributes:
       recipe: the recipe.
@@ -59,7 +59,7 @@ class Float8Dot:
 
 
 def product(x: Float[Array, "M K"], w: Float[Array, "K N"], recipe: Recipe, dtype: np.dtype) -> Float[Array, "M N"]:
-    """Multiplies two matrices by a recipe, forward and backward.
+    """Multiplies two matrices in float8 with a recipe, forward and backward.
 
     Second derivatives are right too; their products are in the dtype of the operands.
 

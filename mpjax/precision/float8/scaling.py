@@ -74,7 +74,7 @@ def largest_of(x: Float[Array, "*S"], axis: int | None = None) -> Float[Array, "
 
 
 def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) -> Quantised:
-    """Quantises an array by its present largest finite absolute value.
+    """Quantises an array with a scale from its present largest finite absolute value.
 
     No finite value overflows. inf and NaN stay NaN, or inf where the dtype has it, and change no other value. Values
     below the dtype's smallest number over the scale underflow to zero.
@@ -88,7 +88,7 @@ def quantise(x: Float[Array, "*S"], dtype: np.dtype, axis: int | None = None) ->
 
 
 def quantise_by(x: Float[Array, "*S"], largest: Float[Array, "*T"], dtype: np.dtype) -> Quantised:
-    """Quantises an array like `quantise`, by the largest finite absolute value of an array that may contain it."""
+    """Quantises an array like `quantise`, with the largest finite absolute value of an array that may contain it."""
     scale = scale_of(largest, dtype)
     return Quantised((x * scale.astype(x.dtype)).astype(dtype), 1 / scale)
 
