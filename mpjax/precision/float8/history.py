@@ -154,7 +154,7 @@ _by_history.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _once(recipe: Recipe, way: Way, dtype: np.dtype, a: jax.Array, b: jax.Array, history: jax.Array) -> jax.Array:
-    """Multiplies two matrices with scales from a history; its derivatives, second ones of a layer, are not in float8."""
+    """Multiplies two matrices with scales from a history; its derivatives (second ones of a layer) are not float8."""
     return _multiplied(recipe, way, dtype, a, b, history)
 
 
