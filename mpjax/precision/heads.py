@@ -85,7 +85,6 @@ def _has_parameters(module: Any) -> bool:
 
 
 def _last_of_lists(places: Iterable[str]) -> dict[str, int]:
-    """The largest index in each list of layers."""
     last: dict[str, int] = {}
     for place in places:
         parts = place.split("/")

@@ -164,7 +164,6 @@ def _each(dtype: np.dtype):
 
 
 def _with_batch(x: Quantised, batched: Quantised, size: int) -> Quantised:
-    """Adds a leading batch axis to the values and scales of `x` that have none."""
     return Quantised(*(z if has else jnp.broadcast_to(z, (size, *z.shape)) for z, has in zip(x, batched, strict=True)))
 
 
