@@ -1,1 +1,1 @@
-"""The commands, one page each: settings in, results out."""
+"""The commands: each maps settings to results."""

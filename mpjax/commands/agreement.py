@@ -1,4 +1,4 @@
-"""Compares what the processes of a run are about to train: their program, their data and their initial values."""
+"""Compares the processes of a run before it starts: their program, their data and their initial values."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from mpjax.training import TrainState
 def require_agreement(
     company: Alone | Company, parts: Parts, lowered: Mapping[int, jax.stages.Lowered], state: TrainState
 ) -> None:
-    """Raises UsageError in all processes if they differ in what they are about to train; all have to call it.
+    """Raises UsageError in all processes if their programs, data or initial states differ; all of them must call it.
 
-    Settings, versions and sources were compared when they joined. This finds what comes from elsewhere: code that a
-    module of the user's imports, data that differs from machine to machine, values given in Python.
+    Settings, versions and sources were compared when the processes joined. This check finds other differences: code
+    that a user's module imports, data that differs from machine to machine, values passed in Python.
 
     Args:
       company: the processes.
@@ -57,7 +57,7 @@ def _digest(*parts: str | bytes) -> str:
 
 
 def _digest_of_split(split: Any) -> str:
-    """Returns a digest of the number of examples, and of the first, the middle and the last."""
+    """Digests the number of examples, and the first, the middle and the last example."""
     size = len(split)
     chosen = sorted({0, size // 2, size - 1}) if size else []
     return _digest(str(size), *(_bytes(split[index]) for index in chosen))
@@ -74,7 +74,7 @@ def _bytes(example: Any) -> bytes:
 
 
 def _digest_of_state(state: TrainState) -> str:
-    """Returns a digest of this process's own copies of what all processes have a copy of."""
+    """Digests this process's copies of the fully replicated arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     copies = {jax.tree_util.keystr(path): leaf.addressable_data(0) for path, leaf in leaves if leaf.is_fully_replicated}
     return _digest(*(f"{name} {text}" for name, text in sorted(checksums_of(copies).items())))

@@ -1,4 +1,4 @@
-"""Compares runs: folders in; a table and a plot of where their curves part out."""
+"""Compares runs by their folders: a table and a plot of the step at which their curves diverge."""
 
 import dataclasses
 import pathlib
@@ -23,13 +23,13 @@ from mpjax.report.wording import short_name, subject_of
 METRICS_FILE = "metrics.jsonl"
 
 IRRELEVANT = ("seed", "output_dir", "resume", "cache_dir", "data.data_dir", "loop.keep", "loop.save_every", "report.")
-"""Settings in which runs of one group may differ: the seed, and where and what is stored."""
+"""Settings in which runs of one group may differ: the seed, and the settings of storage."""
 
 
 class Run(NamedTuple):
-    """A run's folder, its model and data in words, its seed, its settings that matter by name, and its metrics.
+    """A run's folder, its model and data in words, its seed, its relevant settings by name, and its metrics.
 
-    The text of a setting that changed when the run was resumed has all its values, and the steps that had them.
+    If a setting changed when the run was resumed, its text has all values and their steps.
     """
 
     folder: str
@@ -40,16 +40,16 @@ class Run(NamedTuple):
 
 
 def compare_runs(settings: Comparison) -> dict[str, Any]:
-    """Compares the runs, prints what was found and draws the curves.
+    """Compares the runs, prints the result and draws the curves.
 
     Returns:
-      What `--json` prints: `groups`; in `comparisons`, for each group but the first, each metric's final and best
-      values and `parts_at`, the first step from which it stays apart from the first group (None if it does not); and in
-      `evidence` sentences that say how strong the evidence is.
+      The output of `--json`: `groups`, `comparisons` and `evidence`. `comparisons` holds, for each group but the first,
+        each metric's final and best values and `parts_at`. That is the first step from which the metric stays apart
+        from the first group (None if it does not). `evidence` holds sentences on the strength of the evidence.
 
     Raises:
-      UsageError: the settings are invalid, a folder has no run, the runs are of different tasks or differ in the seed
-        only, or a run lacks a seed or a metric.
+      UsageError: the settings are invalid, a folder has no run, or a run lacks a seed or a metric. Or the runs are of
+        different tasks, or differ only in the seed.
     """
     check_comparison(settings)
     folders = [run for folder in settings.runs for run in _runs_in(folder)]
@@ -95,7 +95,7 @@ def compare_runs(settings: Comparison) -> dict[str, Any]:
 
 
 def _runs_in(folder: str) -> list[str]:
-    """Returns the folders of the runs of `--seeds` in a folder, or the folder if it is that of one run."""
+    """The folders of the runs of `--seeds` in a folder, or the folder itself if it has none."""
     return [str(pathlib.Path(folder) / seed_folder(seed)) for seed in seeds_in(expanded(folder))] or [folder]
 
 
@@ -110,7 +110,7 @@ def _read(folder: str) -> Run:
 
 
 def _with_changes(settings: dict[str, Any], changed: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the settings with the values in turn of those that changed; a rule is told beside the other rules."""
+    """Replaces each changed setting by its values in turn; a changed rule is appended to the other rules."""
     told = dict(settings)
     for name, values in changed.items():
         if name in settings:
@@ -151,7 +151,7 @@ def _require_one_task(runs: Sequence[Run]) -> None:
 
 
 def _grouped(runs: Sequence[Run], seeds: Sequence[int]) -> list[curves.Group]:
-    """Runs by all settings but the seed, named by the settings in which the groups differ."""
+    """Groups runs by all settings but the seed; each group is named by the settings that differ between groups."""
     members: dict[tuple, list[Run]] = {}
     for run in runs:
         members.setdefault(tuple(run.settings.items()), []).append(run)
@@ -176,7 +176,7 @@ def _grouped(runs: Sequence[Run], seeds: Sequence[int]) -> list[curves.Group]:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    """Returns what the runs have in common: model and data, or if they are of several models, the data."""
+    """The common subject of the runs: model and data, or only the data if they have several models."""
     subjects = {run.subject for run in runs}
     return subjects.pop() if len(subjects) == 1 else short_name(runs[0].settings["data.name"])
 

@@ -36,17 +36,17 @@ from mpjax.training.setup import pretrained_arrays
 
 
 FURTHER = 20
-"""Steps in float32 after which a run that only precision broke is below the loss of an untrained model again."""
+"""Steps in float32 after which a run that only precision broke has a lower loss than an untrained model again."""
 
 
 def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     """Diagnoses a step or an evaluation of a run, prints the verdict and writes it into the run's folder.
 
     Returns:
-      The diagnosis; with `search` "fastest" the fastest policy, and no file is written.
+      The diagnosis; with `search` "fastest" the fastest policy, without a file.
 
     Raises:
-      UsageError: there is no run, step or checkpoint of that number, or the policy is invalid.
+      UsageError: the run has no such step or checkpoint, there is no run, or a setting is invalid.
     """
     folder = pathlib.Path(settings.run)
     config = on_devices_here(config_of_run(folder, trust_code=settings.trust_code))
@@ -71,7 +71,7 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
 def _of_step(
     settings: Diagnose, config: Config, parts: Parts, folder: pathlib.Path
 ) -> tuple[str, str, Diagnosis | Fastest]:
-    """Returns what was diagnosed, the name of its files, and the result."""
+    """Diagnoses a step; returns its description, the name of its files, and the result."""
     number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
     if later := later_turns(read_history(folder / HISTORY_FILE), number):
         text = f"step {number} ran under other settings than those of config.toml, under which it is diagnosed: {later}"
@@ -91,7 +91,7 @@ def _of_step(
             tolerance=tolerance,
             search=settings.search == "repair",
             progress=progress,
-            tx=None if settings.policy else parts.tx,  # whose state has the dtypes of the run's own policy
+            tx=None if settings.policy else parts.tx,  # its state has the dtypes of the run's own policy
         )
     return what, str(number), in_view_of_float32(found, config, state, number)
 
@@ -99,7 +99,7 @@ def _of_step(
 def _of_evaluation(
     settings: Diagnose, config: Config, parts: Parts, folder: pathlib.Path
 ) -> tuple[str, str, Diagnosis]:
-    """As `_of_step`, of the evaluation of a checkpoint."""
+    """Diagnoses the evaluation of a checkpoint; returns the same values as `_of_step`."""
     if settings.search == "fastest" or settings.loss_scale:
         name = "loss_scale" if settings.loss_scale else "search fastest"
         raise UsageError(f"--{name} is about a step, and an evaluation has no backward pass: leave out --evaluation")
@@ -119,10 +119,10 @@ def _of_evaluation(
 
 
 def on_devices_here(config: Config) -> Config:
-    """Returns the settings of a run with a mesh of the devices that are here, if the run's own does not fit them.
+    """Replaces the mesh of a run by the default mesh if it does not fit the present devices.
 
     Warns:
-      PrecisionWarning: it does not fit, so the step that is replayed differs where a device's share of a batch matters.
+      PrecisionWarning: it does not fit, so the replayed step differs where a device's share of a batch matters.
     """
     try:
         settle(config.mesh.sizes, jax.device_count())
@@ -140,10 +140,10 @@ def on_devices_here(config: Config) -> Config:
 
 
 def explain_now(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path) -> Explain:
-    """Returns the diagnoses of a run that has diverged, which write their result to the run's folder."""
+    """Creates the diagnoses of a run that has diverged, which write their result to the run's folder."""
     search = config.diagnosis.search
 
-    @as_usual()  # it may take minutes
+    @as_usual()  # a diagnosis may take minutes
     def step(number: int) -> str:
         state, batch = replay(config, parts, train_call, folder, number)
         seed, single = config.seed, parts.block_by_block(state)
@@ -163,7 +163,7 @@ def explain_now(config: Config, parts: Parts, train_call: Callable, folder: path
 
 
 def explain_later(folder: pathlib.Path) -> Explain:
-    """Returns the commands that diagnose a run of several processes, since a diagnosis needs one of its own."""
+    """The commands that diagnose a run of several processes, since a diagnosis needs a separate process."""
     text = "to find the first bad layer: "
     return Explain(
         lambda number: text + command_for(folder, number),
@@ -172,9 +172,9 @@ def explain_later(folder: pathlib.Path) -> Explain:
 
 
 def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int):
-    """Returns the state before step `number` and that step's batch, replayed from the last checkpoint before it.
+    """Replays a run from the last checkpoint before step `number`; returns the state before the step and its batch.
 
-    The replay uses the run's own calls; steps of the last call that come before the step run one at a time.
+    The replay uses the run's own calls. If the step is inside a call, the earlier steps of that call run one at a time.
     """
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:

@@ -1,7 +1,7 @@
 """Diagnoses an evaluation: the test loss may be NaN although every training step is healthy.
 
-In training, batch norm normalises with the statistics of the batch. In evaluation it uses running statistics, which
-follow the parameters late, so values may be far larger.
+In training, batch norm normalises with the statistics of the batch. In evaluation it uses running statistics, which lag
+behind the parameters, so values may be far larger.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def diagnosed_evaluation(
     search: bool = True,
     progress: Progress = SILENT,
 ) -> Diagnosis:
-    """Diagnoses the first batch of the test set whose loss is not finite, or the first of all.
+    """Diagnoses the first batch of the test set whose loss is not finite; if all are finite, the first batch.
 
     The verdict is "not_precision" if the test loss of the same parameters is not finite in float32 either.
 
@@ -65,7 +65,7 @@ def diagnosed_evaluation(
 
 
 def _advice_on_statistics(task: Task, state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[str, ...]:
-    """Returns advice if the loss is finite with the statistics of the batch in place of the running ones."""
+    """Advises on running statistics, if the statistics of the batch in their place make the loss finite."""
     if not state.stats:
         return ()
 
@@ -91,6 +91,6 @@ def _eval_step(task: Task) -> Callable:
 
 
 def _is_finite(sums: Mapping[str, jax.Array]) -> bool:
-    """Returns False if the loss of a batch is not finite, or any sum if an objective makes its loss of other sums."""
+    """True if the loss of a batch is finite; all sums, if an objective derives its loss from other sums."""
     decisive = [sums["loss"]] if "loss" in sums else list(sums.values())
     return all(np.isfinite(total).all() for total in jax.device_get(decisive))

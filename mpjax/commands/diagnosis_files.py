@@ -1,4 +1,4 @@
-"""What a diagnosis says to a user and leaves in the folder of a run, and the command that makes it again."""
+"""The files and messages of a diagnosis, and the command that repeats it."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ NO_DTYPE_REPAIRS = "Look at the learning rate, the data and the parameters: no c
 
 
 def write(found: Diagnosis, folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Writes `diagnosis_<name>.json` and the page beside it; returns the path of the page."""
+    """Writes `diagnosis_<name>.json` and the HTML page beside it; returns the path of the page."""
     write_atomically(folder / f"diagnosis_{name}.json", f"{found.to_json()}\n".encode())
     metrics = folder / "metrics.jsonl"
     records = read_metrics(metrics) if metrics.exists() else []
@@ -23,12 +23,12 @@ def write(found: Diagnosis, folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def command_for(folder: pathlib.Path, number: int, *flags: str) -> str:
-    """Returns the command that diagnoses a step of a run, or with `--evaluation` the state after it."""
+    """The command that diagnoses a step of a run, or with `--evaluation` the state after it."""
     return command_line("diagnose", "--run", str(folder), "--step", str(number), *flags)
 
 
 def first_bad_layer(found: Diagnosis) -> str:
-    """Returns one line. If the fault begins between modules, it names the first module after it."""
+    """One line for the first bad layer. If the fault begins between modules, it names the first module after it."""
     if found.direction is None:
         return ""
     rows = [row for row in found.table if row.direction == found.direction and row.path]
@@ -38,7 +38,7 @@ def first_bad_layer(found: Diagnosis) -> str:
 
 
 def of_the_step_alone(found: Diagnosis) -> tuple[str, ...]:
-    """Returns advice on the step of a run that has a cause besides: what was verified for the step holds beside it."""
+    """Advice on a step whose run has another cause too: the verified repairs of the step still apply to it."""
     if not found.verified:
         return ()
     place = "" if found.path is None else f" in {found.path or 'no module'} ({found.direction})"

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint: a run's folder in, metrics out."""
+"""Evaluates a checkpoint of a run."""
 
 import dataclasses
 import pathlib
@@ -34,7 +34,7 @@ _OF_ONE_RUN = ("seed", "task", "data.name", "data.train_split", "model.")
 
 
 _OF_FORM = ("model.scan_blocks",)
-"""Settings among them that say in which form a checkpoint is stored, not of what."""
+"""Settings among them that change only the format of a checkpoint."""
 
 
 def evaluate_run(settings: Evaluation) -> dict[str, float]:
@@ -44,19 +44,16 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
       `test/loss` and the other metrics of the task over all examples of the split (`ema/…` with `settings.ema`).
 
     Raises:
-      UsageError: there is no run, checkpoint or split of that name, or the policy is invalid.
+      UsageError: there is no such run, checkpoint or split, or the policy is invalid.
     """
-    # Settings: the run's own, with those that were asked for
     folder = pathlib.Path(settings.run)
     config = stored_settings(settings)
     if views := settings.test_time_augmentation:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, test_time_augmentation=views))
 
-    # Data, model
     plan, source, task = open_split(settings, config)
     tests = data.eval_batches(source, config.data)
 
-    # The checkpoint's parameters, in the policy's dtypes
     layout = Layout(make_mesh())
     position, state, about = trained_state(task, folder, settings.checkpoint, layout, ema=settings.ema)
 
@@ -75,7 +72,7 @@ def evaluate_run(settings: Evaluation) -> dict[str, float]:
 
 
 def stored_settings(settings: Evaluation | Prediction) -> Config:
-    """Returns the settings of a stored run, with the policy and the split that were asked for.
+    """Reads the settings of a stored run, with the policy and the split of the command.
 
     Raises:
       UsageError: there is no run, its code is not trusted, or it kept no moving average.
@@ -92,7 +89,7 @@ def stored_settings(settings: Evaluation | Prediction) -> Config:
 
 
 def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
-    """Opens the task of `stored_settings`, with the split that was asked for.
+    """Opens the task of `stored_settings`, with the split of the command.
 
     Raises:
       UsageError: as `open_task`; if the split is at fault, the message names the run's own.
@@ -104,8 +101,8 @@ def open_split(settings: Evaluation | Prediction, config: Config) -> tuple[Preci
         if settings.split in ("", own):
             raise
         said = error
-    open_task(dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=own)))  # or the data is
-    fact = str(said).partition("; write --data.")[0]  # flags of a training
+    open_task(dataclasses.replace(config, data=dataclasses.replace(config.data, test_split=own)))  # raises on bad data
+    fact = str(said).partition("; write --data.")[0]  # without the flags of `train`
     raise UsageError(
         f"--split {settings.split}: {fact}; write --split {shlex.quote(own)}, which is the test split of the run, or "
         "another split that the data has"
@@ -121,14 +118,15 @@ def trained_state(
       task: the run's task.
       folder: the run's folder.
       checkpoint: `best`, `latest`, or a position (attempted steps).
-      layout: all devices.
+      layout: the layout over all devices.
       ema: True to read the moving average of the parameters too.
 
     Returns:
       The position, the replicated state, and the checkpoint's description.
 
     Warns:
-      CheckpointWarning: a damaged checkpoint was skipped, or the settings it was written under differ from the run's.
+      CheckpointWarning: a damaged checkpoint was skipped, or the checkpoint was written under other settings than the
+        run's.
 
     Raises:
       UsageError: there is no such checkpoint.
@@ -143,7 +141,7 @@ def trained_state(
             CheckpointWarning,
             stacklevel=2,
         )
-    # Of shapes: the checkpoint has every parameter and statistic, so that initial values would be computed for nothing.
+    # Shapes only: the checkpoint replaces every initial value.
     bare = no_loss_scaling(optax.identity())
     shapes = state_shapes(task, bare, ema=ema, layout=layout)
     state = adopt(shapes, saved, same_scaling=False)
@@ -151,7 +149,7 @@ def trained_state(
 
 
 def evaluate_state(eval_step, batches, sharding, conclude: Callable, state: TrainState) -> dict[str, float]:
-    """Returns the metrics over the test set, of the parameters and of their moving average if there is one."""
+    """Computes the metrics of the test set, for the parameters and for their moving average if there is one."""
 
     def metrics_of(params) -> dict[str, float]:
         placed = (place(batch, sharding) for batch in batches)

@@ -1,4 +1,4 @@
-"""Exports a checkpoint: a run's folder in, a file of weights or of a program out."""
+"""Exports a checkpoint of a run to a file of weights or of a program."""
 
 import pathlib
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ from mpjax.training.views import predict_with
 
 
 def export_run(settings: Export) -> PretrainedReport | None:
-    """Writes a checkpoint's weights, or a program with them, and prints what was written.
+    """Writes a checkpoint's weights, or a program with them, and prints a description of the file.
 
     Returns:
       The report of the weights; None for a program.
 
     Raises:
-      UsageError: there is no run or no such checkpoint, or the model has no such layout or cannot be a program.
+      UsageError: there is no such run or checkpoint, or the model does not support the layout or the export.
     """
     check_export(settings)
     folder = pathlib.Path(settings.run)
@@ -48,7 +48,6 @@ def export_run(settings: Export) -> PretrainedReport | None:
         config = with_policy(config, settings.policy)
     plan, source, task = open_task(config)
 
-    # The checkpoint's parameters
     position, state, _ = trained_state(task, folder, settings.checkpoint, Layout(make_mesh()), ema=settings.ema)
 
     if settings.what == "program":
@@ -90,7 +89,8 @@ def write_program(
       A sentence about the file.
 
     Raises:
-      UsageError: the task is the user's own, products are in MX blocks, or JAX cannot export the model.
+      UsageError: the task is the user's own, products are in MX blocks, JAX cannot export the model, or the logits
+        differ.
     """
     if config.task not in INPUTS:
         raise UsageError(f"--what program: a run with --task {config.task} has no logits that mpjax knows")
@@ -111,12 +111,12 @@ def write_program(
     examples = split.batch(range(min(_COMPARED, len(split))))
     batch = {name: examples[name] for name in INPUTS[config.task]}
     if config.task == "language_modeling":
-        batch["tokens"] = batch["tokens"][:, :-1]  # the last is only predicted
+        batch["tokens"] = batch["tokens"][:, :-1]  # the last token is only a label
     (size,) = export.symbolic_shape("batch")
     shapes = {name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype) for name, array in batch.items()}
     try:
         exported = export.export(jax.jit(program), platforms=settings.platforms, disabled_checks=_KNOWN)(shapes)
-    except Exception as error:  # of the model's own code, or of JAX
+    except Exception as error:  # an error of the model's own code, or of JAX
         raise UsageError(f"--what program: JAX cannot export {config.model.name}: {first_line(error)}") from error
     path, written = expanded(settings.output), bytes(exported.serialize())
 
@@ -142,9 +142,11 @@ def _shown(array: Any) -> str:
 
 
 _KNOWN = (export.DisabledSafetyCheck.custom_call("LayoutConstraint"),)
-"""Transformers ask XLA for the layout of their activations, which JAX promises of no file; XLA has it everywhere."""
+"""Transformers ask XLA for the layout of their activations. JAX does not guarantee this call for files, but XLA has it
+on all platforms.
+"""
 
 _COMPARED = 8
 
 _ROUNDING = 0.02
-"""The largest difference, as a share of the largest logit: another program rounds otherwise in half precision."""
+"""The largest difference, as a share of the largest logit: in half precision, another program rounds differently."""

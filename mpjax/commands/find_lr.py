@@ -1,4 +1,4 @@
-"""Finds a learning rate: settings in; a few updates at growing rates; a suggestion, a plot and JSON out."""
+"""Finds a learning rate by a few updates at growing rates: a suggestion, a plot and a JSON file."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ from mpjax.training.setup import pretrained_arrays
 
 
 CHUNK = 10
-"""Updates between two looks at their losses, which wait for the device."""
+"""Updates between two fetches of their losses, which wait for the device."""
 
 MOST_SKIPPED = 50
 """Skipped steps in a row after which the search ends: dynamic loss scaling finds its scale in fewer."""
@@ -34,15 +34,16 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
     It writes `find_lr.json` and the plot `find_lr.png` into a new folder, and no checkpoint.
 
     Returns:
-      What `--json` prints: `suggestion` (None if the loss never falls), `reason`, `points`, `smoothed`, `skipped`.
+      The output of `--json`: `suggestion` (None if the loss never falls), `reason`, `points`, `smoothed`, `skipped`,
+        `ended`, `config`.
 
     Raises:
       UsageError: the settings are invalid, the data is missing, or the folder is not empty.
     """
-    check_new_folder(config)  # before anything takes time
+    check_new_folder(config)  # before any slow work
     with named_together(config):
         if is_auto(config):
-            from mpjax.commands.fit import fitted  # late: few runs need the plan's files
+            from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
             say = (lambda line: None) if settings.json else print
             config, fit = fitted(config, say=say)
@@ -69,7 +70,7 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
 
 
 def with_growing_rates(config: Config, settings: RateSearch) -> Config:
-    """Returns the settings of a run whose learning rate grows from update to update."""
+    """Replaces the schedule of a run by rates that grow from update to update."""
     rates = growing_rates(settings.lowest, settings.highest, settings.updates)
 
     def growing():
@@ -84,7 +85,11 @@ def with_growing_rates(config: Config, settings: RateSearch) -> Config:
 
 
 def _trained(settings: RateSearch, config: Config, parts: Parts) -> tuple[list[Point], int, str]:
-    """Runs the updates; returns those with a finite loss, the number of skipped steps, and why the search ended."""
+    """Runs the updates of the search.
+
+    Returns:
+      The updates with a finite loss, the number of skipped steps, and the reason why the search ended.
+    """
     state = parts.packing.pack(fresh_state(config, parts, pretrained_arrays(parts.task, config.model)[0]))
     watch, points, skipped, in_a_row = Watch(settings.stop_above), [], 0, 0
     feed = parts.feed.calls(0, itertools.repeat(1))

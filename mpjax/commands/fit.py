@@ -1,4 +1,4 @@
-"""Fits a run into memory: settings with `auto` in; settings with a batch size and a number of micro-batches out."""
+"""Fits a run into memory: replaces `auto` by a batch size or a number of micro-batches."""
 
 import dataclasses
 import functools
@@ -25,15 +25,15 @@ from mpjax.training.precision_plan import plan_precision
 def fitted(
     config: Config, gather: Callable[[Any], list] = lambda value: [value], say: Callable[[str], object] = print
 ) -> tuple[Config, str]:
-    """Returns the config with numbers in place of `auto`, and a message for the user.
+    """Replaces `auto` in the settings by a number, and describes the result for the user.
 
-    The step of the run is compiled for the devices that are here, in a few sizes. Afterwards the setting is a number,
-    so that a stored run repeats.
+    The step of the run is compiled for the present devices, in a few sizes. Afterwards the setting is a number, so a
+    stored run repeats.
 
     Args:
       config: the settings of the run.
-      gather: returns the values of all processes, which have to agree.
-      say: receives a line about each size that is tried, because a large model takes minutes to compile.
+      gather: collects the values of all processes, which must agree.
+      say: receives a line about each tried size, because a large model takes minutes to compile.
 
     Raises:
       UsageError: both settings are `auto`, the run is resumed, nothing fits, or the settings are invalid.
@@ -58,11 +58,11 @@ def fitted(
         batch=devices * accumulate if batch == AUTO else batch,
         accumulate=1 if accumulate == AUTO else accumulate,
     )
-    Layout(mesh).batch(size=smallest.data.batch_size, accumulate=smallest.training.accumulate)  # raises if it does not
+    Layout(mesh).batch(size=smallest.data.batch_size, accumulate=smallest.training.accumulate)  # checks that it divides
     source = data.open_source(smallest.data, data_folder(config), config.task)
     fields = data.batch_fields(source, smallest.data)
     if config.training.steps_per_call > 1:
-        limit -= config.data.on_device_mb * 2**20  # the data set may be on the device, too
+        limit -= config.data.on_device_mb * 2**20  # the data set may also be on the device
 
     @functools.cache
     def bytes_of(batch: int, accumulate: int) -> int:
@@ -99,11 +99,11 @@ def fitted(
 
 
 _GENERATED = 4096
-"""The largest batch of generated images that is tried."""
+"""The largest batch of generated images to try."""
 
 
 def with_sizes(config: Config, *, batch: int, accumulate: int) -> Config:
-    """Returns the config with this batch size and this number of micro-batches."""
+    """Replaces the batch size and the number of micro-batches."""
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, batch_size=batch),

@@ -1,4 +1,4 @@
-"""Keeps memory that a CPU has freed for what it computes next, in place of asking the kernel for it again."""
+"""Keeps freed memory in a process that computes on a CPU, instead of a new request to the kernel each time."""
 
 import ctypes
 import importlib.util
@@ -8,18 +8,18 @@ from importlib.metadata import entry_points
 
 
 _SETTINGS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**30), "M_ARENA_MAX": (-8, 1)}
-"""What glibc's mallopt is told: take large blocks from the heap too, return what is free beyond 1 GB, keep one heap."""
+"""Arguments of glibc's mallopt: take large blocks from the heap too, return free memory beyond 1 GB, keep one heap."""
 
 
 def keep_freed_memory() -> bool:
     """Keeps freed memory in this process if it computes on a CPU and uses glibc.
 
     XLA allocates the memory of each call anew. By default, glibc returns large blocks to the kernel as soon as they are
-    freed, and the kernel clears every page of the next one, which took up to half the time of a step
+    freed. The kernel then clears every page of the next block, which took up to half the time of a step
     (docs/performance.md). Up to 1 GB is kept.
 
-    To be called before JAX, scikit-learn or others start threads: a thread stays with the heap that it began with.
-    Nothing changes where the environment sets glibc's memory already: in GLIBC_TUNABLES, or one of `_VARIABLES`.
+    Call it before JAX, scikit-learn or others start threads, because a thread keeps its first heap. Nothing changes if
+    the environment already sets glibc's memory, in GLIBC_TUNABLES or one of `_VARIABLES`.
 
     Returns:
       True if freed memory is kept from here on.
@@ -41,7 +41,7 @@ def _is_set_by_user() -> bool:
 
 
 def _computes_on_cpu() -> bool:
-    """Returns True if JAX will take a CPU, without starting it."""
+    """True if JAX will use a CPU; does not start JAX."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] == "cpu"
     return not entry_points(group="jax_plugins") and importlib.util.find_spec("libtpu") is None

@@ -1,4 +1,4 @@
-"""Looks for what else a command lacks when a setting is missing, so that one error names all flags to write."""
+"""Looks for the errors that follow a missing setting, so that one error names all flags to write."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ _THEN = "then: "
 
 @contextlib.contextmanager
 def named_together(config: Config) -> Iterator[None]:
-    """Adds to a UsageError of the code inside the errors that would follow after it; see `with_following`."""
+    """Extends a UsageError of the body with the errors that would follow it; see `with_following`."""
     try:
         yield
     except UsageError as error:
@@ -30,7 +30,7 @@ def named_together(config: Config) -> Iterator[None]:
 
 
 def with_following(error: UsageError, config: Config) -> UsageError:
-    """Returns an error that has a `repair` with those that would follow after it, and all flags to write."""
+    """Extends an error that has a `repair` with the errors that would follow it, and all flags to write."""
     if not error.repair:
         return error
     said, settings = _followed(error, config)
@@ -49,9 +49,9 @@ def _to_write(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, Any]]:
-    """Returns the message of an error and of those after it, and all settings that they name.
+    """Collects the message of an error, the messages after it, and all settings that they name.
 
-    If a message comes again, its repair repairs nothing, or another undoes it: then there are no settings to name.
+    If a message repeats, its repair has no effect, or another repair undoes it. Then no settings are named.
     """
     said, settings = [str(error)], dict(error.repair)
     while error.repair and len(said) < _MOST:
@@ -70,7 +70,7 @@ def _followed(error: UsageError, config: Config) -> tuple[list[str], dict[str, A
 
 
 def _attempt(config: Config) -> None:
-    """Opens the data and fits the model to it, without reading all examples or creating an array."""
+    """Opens the data and fits the model to it, without a pass over the examples and without arrays."""
     source = data.open_source(config.data, data_folder(config), config.task)
     fields = data.batch_fields(source, config.data)
     data.require_batch(source, config.data)
@@ -78,7 +78,7 @@ def _attempt(config: Config) -> None:
 
 
 def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Returns `config` with other values of some settings, named as in `data.image_size`."""
+    """Replaces some settings, with names such as `data.image_size`."""
     for name, value in settings.items():
         own, _, inner = name.partition(".")
         changed = with_settings(getattr(config, own), {inner: value}) if inner else value
@@ -87,7 +87,7 @@ def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def flags(settings: Mapping[str, Any]) -> str:
-    """Returns settings as flags for a shell, but for those that are to be left out, which are empty.
+    """Formats settings as flags for a shell. Empty tuples are left out.
 
     >>> flags({"data.test_split": "train[90%:]", "data.mask_values": (0, 255)})
     "--data.test_split 'train[90%:]' --data.mask_values 0 255"

@@ -1,4 +1,4 @@
-"""Chooses the objective of a run: that of its task or the user's own, with the user's metrics."""
+"""Chooses the objective of a run: its task's or the user's own, with the user's metrics."""
 
 import functools
 from typing import Any
@@ -23,7 +23,7 @@ from mpjax.training.views import predict_with
 def choose_objective(
     config: Config, prepare: Prepare, policy: Policy, abstract: nnx.Module, fields: Fields
 ) -> Objective:
-    """Returns the objective that `config` names.
+    """Builds the objective that `config` names.
 
     Args:
       config: the settings of the run.
@@ -55,12 +55,12 @@ def choose_objective(
 
 
 def _losses(config: Config, fields: Fields) -> dict[str, Any]:
-    """Returns the losses for class weights and ignored labels, as arguments of `objective_of`.
+    """Builds the losses for class weights and ignored labels, as arguments of `objective_of`.
 
     Raises:
-      UsageError: there is not one weight for each class.
+      UsageError: the number of weights is not the number of classes.
     """
-    from mpjax.training.class_weights import by_class, pixels_by_class  # late: few runs have either
+    from mpjax.training.class_weights import by_class, pixels_by_class  # local, because few runs need either
 
     weights, smoothing = config.training.class_weights, config.training.label_smoothing
     field: Any = fields["mask" if config.task == "segmentation" else "label"]
@@ -71,7 +71,7 @@ def _losses(config: Config, fields: Fields) -> dict[str, Any]:
         )
     if config.task != "segmentation":
         return {"comparison": by_class(weights, smoothing, ignores=bool(config.data.ignore_index))}
-    # Ignored pixels are a matter of every segmentation.
+    # Every segmentation handles ignored pixels.
     return {"pixel_loss": functools.partial(pixels_by_class, weights)} if weights else {}
 
 
@@ -93,6 +93,6 @@ def _with_metrics(config: Config, objective: Objective, abstract: nnx.Module, fi
 
 
 def metrics_of(task: Task, fields: Fields) -> tuple[str, ...]:
-    """Returns the names of the metrics of a test set."""
+    """The names of the metrics of a test set."""
     values: Any = nnx.eval_shape(task.objective.measure, task.abstract, batch_shapes(fields, 2))
     return task.objective.names(values)

@@ -1,4 +1,4 @@
-"""What a run says that runs out of memory: settings that are estimated to fit."""
+"""The errors of a run without enough memory, with settings that are estimated to fit."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from mpjax.plan.system_memory import free_memory, free_swap
 
 @contextlib.contextmanager
 def memory_told(config: Config) -> Iterator[None]:
-    """Raises UsageError with settings that fit in place of the error of a device, or of the host, without memory."""
+    """Turns an out-of-memory error of a device or of the host into a UsageError with settings that fit."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -30,7 +30,7 @@ def memory_told(config: Config) -> Iterator[None]:
 def require_memory(company: Alone | Company, programs: Iterable[jax.stages.Compiled]) -> None:
     """Raises MemoryError if a program needs more memory of the host than is free, where the devices are CPUs.
 
-    The system would end the process without a word as soon as it writes to it. All processes have to call this.
+    Otherwise the system would kill the process without a message at its first write. All processes must call this.
 
     Args:
       company: the processes, which share the memory of their hosts.
@@ -44,13 +44,13 @@ def require_memory(company: Alone | Company, programs: Iterable[jax.stages.Compi
     each = (of.temp_size_in_bytes + of.output_size_in_bytes - of.alias_size_in_bytes for of in found)
     taken = max(each, default=0) * len(devices) * processes
     if taken > (free := free_memory() + free_swap()):
-        from mpjax.plan.table import size  # late: no other run needs it
+        from mpjax.plan.table import size  # local, because no other run needs it
 
         raise MemoryError(f"the step takes {size(taken)} of the {size(free)} that are free")
 
 
 def _advice(config: Config) -> str:
-    from mpjax.commands.fit import fitted  # late: few runs need the plan's files
+    from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
     asked = dataclasses.replace(config.training, accumulate=AUTO)
     try:

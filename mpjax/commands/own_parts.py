@@ -1,4 +1,4 @@
-"""The user's own parts of a run: given in Python, or named by the settings; see `mpjax/extend.py`."""
+"""The user's own parts of a run: passed in Python, or named by the settings; see `mpjax/extend.py`."""
 
 import contextlib
 import dataclasses
@@ -28,11 +28,11 @@ PARTS = {
     "schedule": "optimizer.schedule",
     "callbacks": "loop.callbacks",
 }
-"""The setting that each argument of `mpjax.run` takes the place of."""
+"""The setting that each argument of `mpjax.run` replaces."""
 
 
 def with_parts(config: Config, **parts: Any) -> Config:
-    """Returns the settings with parts that were given in Python, by their names in `PARTS`; None is not given.
+    """Adds parts that were passed in Python to the settings, by their names in `PARTS`; None means no part.
 
     Metrics and callbacks, of which there may be several, come after those that the settings name.
     """
@@ -51,7 +51,6 @@ def with_parts(config: Config, **parts: Any) -> Config:
 
 
 def _require_callable(name: str, parts: Sequence[Any]) -> None:
-    """Raises UsageError if an argument of `mpjax.run` that has to be a function is none."""
     if name in ("source", "callbacks"):  # these may be values and objects
         return
     for one in parts:
@@ -60,10 +59,10 @@ def _require_callable(name: str, parts: Sequence[Any]) -> None:
 
 
 def require_several(name: str, parts: Any) -> tuple:
-    """Returns the parts that an argument of `mpjax.run` has.
+    """Converts an argument of `mpjax.run` with several parts to a tuple.
 
     Raises:
-      UsageError: it is one part, and not several.
+      UsageError: it is a single part.
     """
     if not isinstance(parts, Iterable):
         raise UsageError(f"{name} is {parts!r}: wanted a list of them, [...], also of one")
@@ -71,10 +70,10 @@ def require_several(name: str, parts: Any) -> tuple:
 
 
 def require_writers(writers: Any) -> tuple[Writer, ...]:
-    """Returns the writers that `mpjax.run` was given.
+    """Checks the writers that were passed to `mpjax.run`.
 
     Raises:
-      UsageError: it is one writer, and not several; or one of them is no writer.
+      UsageError: the argument is a single writer, or one of them is no writer.
     """
     found = require_several("writers", writers)
     for writer in found:
@@ -83,7 +82,7 @@ def require_writers(writers: Any) -> tuple[Writer, ...]:
 
 
 def callbacks_of(config: Config, gather: Callable[[Any], list], *others: Any) -> Callbacks:
-    """Returns the callbacks of a run, with early stopping if the settings ask for it, and `others` last.
+    """Loads the callbacks of a run, with early stopping if the settings say so, and `others` last.
 
     Raises:
       UsageError: the code that a setting names cannot be used.
@@ -97,7 +96,7 @@ def callbacks_of(config: Config, gather: Callable[[Any], list], *others: Any) ->
 
 
 def require_metric(metric: str, names: Sequence[str]) -> None:
-    """Raises UsageError if the metric that chooses the best checkpoint is not among those of the test set."""
+    """Raises UsageError if the metric that chooses the best checkpoint is not a metric of the test set."""
     if metric not in names:
         raise UsageError(f"--loop.best {metric}: the test set has the metrics {', '.join(names)}")
 
@@ -106,7 +105,7 @@ def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
     """Opens the writers that `--report.writers` names.
 
     Raises:
-      UsageError: there is no such code, or what it returns is no writer. Writers that are open already are closed.
+      UsageError: there is no such code, or its result is no writer. Open writers are then closed.
     """
     with contextlib.ExitStack() as opened:
         writers: list[Writer] = []
@@ -126,7 +125,7 @@ def require_writer(writer: Any, said: str) -> None:
 
     Args:
       writer: the object.
-      said: where it is from, for the message; what it is follows.
+      said: its source, as the beginning of the message; a description of the object follows.
     """
     wanted = "wanted an object with the methods of mpjax.report.Writer"
     if isinstance(writer, type):
@@ -146,11 +145,11 @@ LOGGERS = {
     "mlflow": "mpjax.report.loggers.mlflow:open_mlflow",
     "comet": "mpjax.report.loggers.comet:open_comet",
 }
-"""The writers that need a package of their own."""
+"""The writers that need additional packages."""
 
 
 def _logger(spec: str) -> str:
-    """Returns the place of a logger that is named alone, and any other spec as it is."""
+    """The import path of a named logger; any other spec is unchanged."""
     if ":" in spec:
         return spec
     if spec not in LOGGERS:

@@ -1,4 +1,4 @@
-"""Builds the parts of a run: settings in; precision, data, model, optimizer and compiled steps out."""
+"""Builds the parts of a run from its settings: precision, data, model, optimizer and compiled steps."""
 
 import dataclasses
 from collections.abc import Callable
@@ -47,22 +47,23 @@ class Parts(NamedTuple):
     Attributes:
       plan: the settled precision settings.
       source: the training and test examples.
-      layout: all devices, and how the run's arrays are divided over them.
-      compiler_options: XLA's options for the compiled calls.
+      layout: all devices, and the division of the run's arrays over them.
+      compiler_options: XLA options for the compiled calls.
       batches: training data.
       split: the sharding of a training batch.
       feed: the input of compiled calls, made from the training data.
       tests: evaluation data.
       when: the length of training, and the steps at which to log, evaluate and save.
       task: the model with its policy applied, and its objective.
-      task_under: builds the task under another policy, with its blocks one by one, for a state `block_by_block`.
-      block_by_block: makes a state with single blocks in place of stacks, for the same optimizer.
+      task_under: builds the task under another policy, with single blocks, for a state `block_by_block`.
+      block_by_block: replaces the stacks of a state by single blocks, for the same optimizer.
       tx: the optimizer.
-      packing: packs states for the calls below, and unpacks what they return; all else has states by path.
+      packing: packs states for the calls below, and unpacks their results; all other code has states by path.
       train_step: `(packed, batch) -> (packed, metrics)`, compiled at its first call.
       train_call: `(packed, fed, count) -> (packed, metrics)`: `count` steps, compiled at the first call of each count.
       eval_step: `(params, stats, batch) -> sums`.
-      probe: `(packed, fed, count) -> Layers`: layer statistics of the first step of a call; None if none are asked for.
+      probe: `(packed, fed, count) -> Layers`: layer statistics of the first step of a call; None without
+        `diagnosis.every`.
     """
 
     plan: PrecisionPlan
@@ -91,22 +92,20 @@ def make_parts(config: Config) -> Parts:
     Raises:
       UsageError: the settings are invalid, or the data is missing.
     """
-    # Settings
     check(config)
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
-    find_rule(config.optimizer)  # before anything takes time
+    find_rule(config.optimizer)  # before any slow work
     layout = Layout(make_mesh(**config.mesh.sizes))
     batch_size = config.data.batch_size
     split = layout.batch(size=batch_size, accumulate=config.training.accumulate)
 
-    # Data
     source = data.open_source(config.data, data_folder(config), config.task)
     batches = data.train_batches(source, config.data, config.seed, own_rows(split, batch_size))
     tested = config.data.eval_batch_size
     tests = data.eval_batches(source, config.data, own_rows(layout.evaluation(tested), tested))
 
-    # Durations, now that the length of an epoch is known
+    # Durations come after the data, which fixes the length of an epoch.
     def steps(duration) -> int:
         return duration.in_steps(batch_size, batches.steps_per_epoch)
 
@@ -121,7 +120,6 @@ def make_parts(config: Config) -> Parts:
     )
     feed = feed_of(batches, split, most_steps=when.per_call, device_bytes=config.data.on_device_mb * 2**20)
 
-    # Model, precision, optimizer, training step
     fields = data.batch_fields(source, config.data)
     check_labels(fields, batches, tests, config.data)
     warmup = steps(config.optimizer.warmup)
@@ -138,7 +136,6 @@ def make_parts(config: Config) -> Parts:
     def block_by_block(state: TrainState) -> TrainState:
         return apart_in(state, stacks_of(task.abstract))
 
-    # The compiled calls, the evaluation and the probe
     train_call = make_train_call(train_step, feed.batch)
     eval_step = make_eval_step(task.structure, task.objective.measure, cast=task.cast, layout=layout)
     probe = None
@@ -174,9 +171,9 @@ def make_parts(config: Config) -> Parts:
 
 
 def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) -> TrainState:
-    """Returns the state before the first step; `pretrained` arrays, by path, replace initial values.
+    """Creates the state before the first step; `pretrained` arrays, by path, replace initial values.
 
-    Modules with `from_images` take their initial values from the training images.
+    Modules with `from_images` compute their initial values from the training images.
     """
     from_data = arrays_from_images(parts.task, parts.source, config.data)
     return initial_state(
@@ -190,9 +187,9 @@ def fresh_state(config: Config, parts: Parts, pretrained: Arrays | None = None) 
 
 
 def resumed_state(config: Config, parts: Parts, adopt: Callable[[TrainState], TrainState]) -> TrainState:
-    """Returns the state that `adopt` makes of the shapes of a state; what it leaves as shapes has initial values.
+    """Creates a state by `adopt` from the shapes of a state; leaves that stay shapes get initial values.
 
-    So the devices do not hold an initial state beside the adopted one. An array that `adopt` uses twice, such as
+    The devices thus do not hold an initial state beside the adopted one. An array that `adopt` uses twice, such as
     parameters at which a moving average starts, is copied.
     """
     state = adopt(state_shapes(parts.task, parts.tx, ema=config.training.ema > 0, layout=parts.layout))
@@ -206,10 +203,10 @@ def resumed_state(config: Config, parts: Parts, adopt: Callable[[TrainState], Tr
 
 
 def model_with(parts: Parts, state: TrainState) -> nnx.Module:
-    """Returns the model of a packed state in evaluation mode, with copies of arrays that the next step donates.
+    """Builds the model of a packed state in evaluation mode, with copies of arrays that the next step donates.
 
     Raises:
-      UsageError: a step has been taken since.
+      UsageError: a step has run since.
     """
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Pictures of a segmentation for writers: test images, their masks, and what the model predicts."""
+"""Pictures of a segmentation for writers: test images, their masks, and the predicted masks."""
 
 from collections.abc import Callable
 
@@ -20,11 +20,11 @@ Pictures = dict[str, np.ndarray]
 
 
 def pictures_of(config: Config, parts: Parts) -> Callable[[TrainState], Pictures] | None:
-    """Returns a function from an unpacked state to `config.report.images` pictures; None if the run has none.
+    """Builds a function from an unpacked state to `config.report.images` pictures; None if the run has none.
 
-    Only a segmentation with the task's own objective has some: of another objective's model it is not known what it
-    predicts. The examples are spread evenly over the test split, and are the same in every call. Of several processes,
-    each has to call the function.
+    Only a segmentation with the task's own objective has pictures, because the predictions of other objectives are
+    unknown. The examples are spread evenly over the test split, and are the same in every call. With several processes,
+    each must call the function.
     """
     count = min(config.report.images, len(parts.source.test))
     if config.task != "segmentation" or config.training.objective or not count:

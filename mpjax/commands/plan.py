@@ -1,4 +1,4 @@
-"""Plans a run: settings in; the step compiled for each GPU and policy; a table, a plot or JSON out."""
+"""Plans a run: compiles its step for each GPU and policy, and shows a table, a plot or JSON."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ from mpjax.training.setup import make_state
 
 
 class Plans(dict[str, Any]):
-    """The result of `plan_run`: a dict of what `--json` prints, which a notebook shows as a table for each kind of GPU.
+    """The result of `plan_run`: the dict that `--json` prints. A notebook shows it as a table for each kind of GPU.
 
     Attributes:
       estimates: the plans, grouped by GPU.
@@ -56,7 +56,7 @@ class Plans(dict[str, Any]):
 
 
 def scaling_title(plans: Sequence[Estimate]) -> str:
-    """Returns the title of a scaling table in two lines, or what to write instead if it would be empty."""
+    """The title of a scaling table in two lines, or a hint if the table would be empty."""
     first, gpu = plans[0], GPUS[plans[0].gpu]
     axis = f"--mesh.{first.communication.grows}"
     if not first.communication.scaling:
@@ -74,7 +74,7 @@ def scaling_table(plans: Sequence[Estimate]):
 
 
 def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
-    """Returns for each number of GPUs the number, and each policy's time of a step and efficiency."""
+    """For each number of GPUs, the number, and each policy's time of a step and efficiency."""
     found: dict[int, list[str]] = {}
     for plan in plans:
         for scale in plan.communication.scaling:
@@ -83,7 +83,7 @@ def scaling_rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
 
 
 EPOCH = 1000
-"""Steps per epoch, to convert durations given in epochs. Schedules change constants of the program, not its cost."""
+"""Steps per epoch, to convert durations in epochs. Schedules change constants of the program, not its cost."""
 
 
 LEFT_OUT = (
@@ -105,16 +105,16 @@ def plan_run(
     present: Callable[[str, int], bool] = is_here,
     measure: Callable[[Step, Fields], Measured] | None = None,
 ) -> Plans:
-    """Plans the run that `config` describes and prints what was found.
+    """Plans the run that `config` describes and prints the plans.
 
     Args:
-      settings: the GPUs and policies, and how to show the plan.
+      settings: the GPUs and policies, and the form of the output.
       config: the settings of the run.
-      present: `(gpu, count)`: returns True if so many GPUs of that name are present.
+      present: `(gpu, count)`: True if `count` GPUs of that name are present.
       measure: times a step on the present GPU.
 
     Returns:
-      What `--json` prints, which a notebook shows as tables; nothing after `--install` without GPUs.
+      The dict that `--json` prints, which a notebook shows as tables; empty after `--install` without GPUs.
 
     Raises:
       UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's compiler for CUDA is
@@ -164,7 +164,7 @@ def plan_run(
 
 
 def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:
-    """Returns the fields of a run's batches; see `planned_fields`."""
+    """The fields of a run's batches; see `planned_fields`."""
     return planned_fields(config.task, config.data, data_folder(config), vocabulary=vocabulary)
 
 

@@ -1,4 +1,4 @@
-"""Predicts with a checkpoint: a run's folder and images, texts or a split in, JSON lines and masks out."""
+"""Predicts with a checkpoint for images, texts or a split: writes JSON lines and masks."""
 
 import collections
 import contextlib
@@ -31,17 +31,16 @@ from mpjax.training.views import predict_with
 
 
 Record = dict[str, Any]
-"""A line of the result: `input`, and what the task gives."""
+"""A line of the result: `input`, and the outputs of the task."""
 
 
 def predict_run(settings: Prediction) -> int:
-    """Predicts, writes a line for each input, and returns how many there are.
+    """Predicts, writes a line for each input, and returns the number of lines.
 
     Raises:
-      UsageError: there is no run, checkpoint, input or split of that name, an input cannot be read (without
+      UsageError: there is no such run, checkpoint, input or split, an input cannot be read (without
         `settings.skip_bad`), or an output of the model is not finite.
     """
-    # Settings and model: as for an evaluation
     check_prediction(settings)
     config = stored_settings(settings)
     if config.task == "own":
@@ -49,7 +48,7 @@ def predict_run(settings: Prediction) -> int:
             f"the run in {settings.run} has a task of its own (--task own): only its objective can read it"
         )
     plan, source, task = open_split(settings, config)
-    if config.training.objective:  # its model has to do what the task says
+    if config.training.objective:  # its model must have the outputs of the task
         fields = data.batch_fields(source, config.data)
         check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
     given = _given(settings, config, source)
@@ -60,7 +59,6 @@ def predict_run(settings: Prediction) -> int:
     _, state, _ = trained_state(task, pathlib.Path(settings.run), settings.checkpoint, layout, ema=settings.ema)
     params = state.ema if settings.ema else state.params
 
-    # One program for all batches
     predict = predict_with(config.data.test_time_augmentation, config.task)
     prepare, policy = task.objective.prepare, plan.module_policy
     outputs_of = outputs_for(config.task, prepare, policy, top=settings.top, predict=predict)
@@ -117,13 +115,13 @@ def _given(settings: Prediction, config: Config, source: data.Source) -> Given:
         )
     if takes_images(source):
         return given_images(settings.inputs, source, config.data)
-    from mpjax.data.text.given import given_texts  # late: images need no tokenizer
+    from mpjax.data.text.given import given_texts  # local, because images need no tokenizer
 
     return given_texts(settings.inputs, source, config.data, column=settings.column)
 
 
 def _by_input(computed: Iterator) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields each input with the outputs of all its rows, which follow one another."""
+    """Yields each input with the outputs of its consecutive rows."""
     current, rows = -1, []
     for owners, batch, outputs in computed:
         for place_in_batch, owner in enumerate(owners):
@@ -159,7 +157,7 @@ def _folder_of_masks(settings: Prediction, given: Given) -> pathlib.Path:
     """Creates the folder of the masks.
 
     Raises:
-      UsageError: no folder is given, or two inputs would have one mask.
+      UsageError: no folder is set, or two inputs would have the same mask file.
     """
     if not settings.output:
         raise UsageError("--output is empty: wanted a folder for the masks, such as --output masks")
@@ -174,12 +172,12 @@ def _folder_of_masks(settings: Prediction, given: Given) -> pathlib.Path:
 
 
 def _mask_name(name: str) -> str:
-    """Returns the file name of the mask of an image file, `cat.jpg`, or of an example, `train[:0.5%][3]`."""
+    """The file name of the mask of an image file, `cat.jpg`, or of an example, `train[:0.5%][3]`."""
     return f"{name if name.endswith(']') else pathlib.PurePath(name).stem}.png"
 
 
 def _values(source: data.Source) -> np.ndarray:
-    """Returns the value of each class in the masks of the set, uint8 or uint16; its number if no PNG can hold that."""
+    """The value of each class in the masks of the set, uint8 or uint16; its number if PNG cannot store the value."""
     field: Any = source.fields["mask"]
     values = np.asarray(field.values or range(field.num_classes))
     if values.min() >= 0 and values.max() < 2**16:
@@ -208,12 +206,12 @@ def _lines(output: str | None) -> Iterator[TextIO]:
         try:
             yield lines
         finally:
-            lines.detach()  # which writes what is left, and leaves the file open
+            lines.detach()  # flushes the rest, and leaves the file open
 
 
 @contextlib.contextmanager
 def _progress(settings: Prediction, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows how many inputs are done on stderr if that is a terminal, unless the lines appear there too."""
+    """Shows the number of finished inputs on stderr if that is a terminal, unless the lines appear there too."""
     if not sys.stderr.isatty() or (sys.stdout.isatty() and not settings.output):
         yield lambda done: None
         return

@@ -1,4 +1,4 @@
-"""What each worker of a run on Ray does: it takes its place among the processes, trains, and reports to Ray."""
+"""The worker of a run on Ray: joins the other processes, trains, and reports to Ray."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ def work(config: Config, exchange: Any, started_in: str) -> dict | None:
     Args:
       config: the settings, with the folder of the run and `resume`.
       exchange: the handle of an `Exchange` (train_ray.py).
-      started_in: the folder in which the command was started, which relative paths start from.
+      started_in: the working directory of the command, from which relative paths start.
 
     Returns:
       The contents of `summary.json`; None if the run has ended with an error, which `exchange` has.
@@ -40,7 +40,7 @@ def work(config: Config, exchange: Any, started_in: str) -> dict | None:
     import ray.train
 
     if ray.get(exchange.ended.remote()):
-        return None  # another worker has met an error, and Ray starts again for those that followed it
+        return None  # another worker had an error, and Ray has restarted the workers that it brought down
     if os.path.isdir(started_in):
         os.chdir(started_in)
     keep_freed_memory()
@@ -54,7 +54,7 @@ def work(config: Config, exchange: Any, started_in: str) -> dict | None:
 
 
 def _placed(config: Config) -> Config:
-    """Returns the settings with the place of this worker among the processes; all workers call it together."""
+    """Adds the place of this worker among the processes to the settings; all workers call it together."""
     import ray.train.collective
     import ray.util
 
@@ -85,7 +85,7 @@ def _stopping(stop: Stop, exchange: Any) -> Iterator[None]:
 class Reports:
     """Reports metrics at evaluations, and checkpoints once they are complete, to Ray.
 
-    Ray waits for the reports of all workers, so each has one of these. The first has the checkpoints.
+    Ray waits for the reports of all workers, so each worker has a `Reports`. The first has the checkpoints.
 
     Args:
       config: the settings of the run.
@@ -115,7 +115,7 @@ class Reports:
         """Does nothing: the first worker prints."""
 
     def close(self) -> None:
-        """Says that all checkpoints are complete that ever will be."""
+        """Marks the end of the checkpoints: the last one is complete."""
         self._closed.set()
 
     def _report(self, checkpoint: pathlib.Path | None) -> None:
@@ -124,14 +124,14 @@ class Reports:
         ray.train.report(
             dict(self._metrics),
             checkpoint=ray.train.Checkpoint.from_directory(checkpoint) if checkpoint else None,
-            # Ray calls this in a thread of its own. There is nothing to upload: the checkpoint is in its place.
+            # Ray calls this in a separate thread. There is nothing to upload: the checkpoint is already in place.
             checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC,
             checkpoint_upload_fn=self._complete,
             delete_local_checkpoint_after_upload=False,
         )
 
     def _complete(self, checkpoint: "ray.train.Checkpoint", name: str) -> "ray.train.Checkpoint":
-        """Returns the checkpoint once it is complete."""
+        """Waits until the checkpoint is complete, or until `close`."""
         position = int(pathlib.Path(checkpoint.path).name)
         while max(complete_checkpoints(self._checkpoints), default=0) < position and not self._closed.wait(0.2):
             pass

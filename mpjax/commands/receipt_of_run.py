@@ -24,7 +24,7 @@ Programs = Mapping[int, CallProgram]
 def check_receipt(
     config: Config, parts: Parts, programs: Programs, folder: pathlib.Path, put: Callable[[pathlib.Path, bytes], object]
 ) -> str:
-    """Writes the receipt of the program that most steps are run by, and returns its message for the user.
+    """Writes the receipt of the program that runs most steps, and returns its message for the user.
 
     Args:
       config: the settings of the run.
@@ -34,14 +34,14 @@ def check_receipt(
       put: writes a file of the run.
 
     Raises:
-      DtypeError: with `precision.strict`, something does not run as asked, although the device could.
+      DtypeError: with `precision.strict`, an operation runs in another dtype than asked for, although the device could.
       UsageError: with `precision.strict`, the program cannot be read.
     """
     strict = config.precision.strict
     jaxpr, _, executable = programs[max(programs)]
     try:
         found = _read(parts, jaxpr, executable)
-    except Exception as error:  # a run does not depend on it that the text of another XLA is understood
+    except Exception as error:  # a run goes on if the text of another XLA cannot be parsed
         if strict:
             raise UsageError(
                 f"--precision.strict: this program cannot be read ({type(error).__name__}: {error}); write "

@@ -1,4 +1,4 @@
-"""The folder of a run: made by the first of its processes, and read again by all when the run is resumed."""
+"""The folder of a run: created by the first of its processes, and read again by all on resumption."""
 
 import contextlib
 import pathlib
@@ -28,7 +28,7 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
     seen = company.gather((folder / CONFIG_FILE).exists())
     if not all(seen):
         if company.first and not config.resume:
-            shutil.rmtree(folder, ignore_errors=True)  # made just now, and in the way of the corrected command
+            shutil.rmtree(folder, ignore_errors=True)  # the new folder would block the corrected command
         blind = numbers([process for process, sees in enumerate(seen) if not sees])
         raise UsageError(
             f"{folder} of process 0 is not there for process {blind}: all processes need one storage for the run; "
@@ -39,11 +39,11 @@ def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
 
 @contextlib.contextmanager
 def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable[[], None]]:
-    """Restores the folder of a run after an error of the user's, unless the function that it yields was called before.
+    """Restores the folder of a run after an error of the user, unless the yielded function was called before.
 
-    Nothing was started, so that the corrected command is not to find a folder. What is new in the folder is removed;
-    what a resumed run had stays until its first step (`Records`). The caller holds the lock of the folder: nobody else
-    writes.
+    No step has run then, and the corrected command must not find a folder. New files in the folder are removed. The
+    files of a resumed run stay until its first step (`Records`). The caller holds the lock of the folder, so no other
+    process writes.
 
     Args:
       folder: the folder of the run.
@@ -59,14 +59,14 @@ def restored_if_refused(folder: pathlib.Path, *, new: bool) -> Iterator[Callable
                 if path.name not in kept:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             if new:
-                with contextlib.suppress(OSError):  # it cannot be removed, as a mount, and empty will do
+                with contextlib.suppress(OSError):  # a mount, for example, cannot be removed; an empty folder is enough
                     folder.rmdir()
         raise
 
 
 @contextlib.contextmanager
 def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
-    """Adds the line that resumes a run to the message of its interruption."""
+    """Adds the command that resumes a run to the message of its interruption."""
     try:
         yield
     except Interrupted as error:
@@ -100,5 +100,5 @@ def resumed(
     position, then = found
     if company.first:
         set_aside(folder / CHECKPOINTS, after=position)
-    company.gather(None)  # nobody writes checkpoints before these are out of the way
+    company.gather(None)  # no process writes checkpoints before the later ones are set aside
     return position, state, then

@@ -1,4 +1,4 @@
-"""The files of a run that say under what its steps run: settings, history, environment and receipt."""
+"""The files that record the conditions of a run's steps: settings, history, environment and receipt."""
 
 import pathlib
 import warnings
@@ -17,10 +17,10 @@ from mpjax.report.history import HISTORY_FILE, History
 
 
 class Records:
-    """Files that say under what the steps of a run run.
+    """Files that record the conditions of a run's steps.
 
-    Those of a resumed run say it of the steps that have run. They are replaced once another step has run, and not
-    before, whatever ends the process.
+    The files of a resumed run describe the earlier steps. They are replaced only after another step has run, however
+    the process ends.
 
     Args:
       writing: whether this process writes the files of the run.
@@ -39,7 +39,7 @@ class Records:
             report.write_atomically(file, content)
 
     def written_after(self, train_call: Callable) -> Callable:
-        """Returns the training call, with which the files are written after the first call."""
+        """Wraps the training call to write the waiting files after the first call."""
 
         def call(state, fed, count: int):
             state, metrics = train_call(state, fed, count)
@@ -68,13 +68,13 @@ def put_records(
 
     Args:
       records: the files of the run.
-      config: the settings of the steps to come.
+      config: the settings of the next steps.
       folder: the folder of the run.
       start: the attempted steps so far.
-      about: the description of the checkpoints to come.
-      before: the description of the checkpoint from which the run goes on; empty: it begins.
+      about: the description of the next checkpoints.
+      before: the description of the checkpoint from which the run continues; empty for a new run.
       metrics: the lines of metrics.jsonl.
-      compiler_options: XLA's options.
+      compiler_options: XLA options.
 
     Warns:
       CheckpointWarning: metrics.jsonl has lost the lines of steps before the checkpoint.
@@ -85,7 +85,7 @@ def put_records(
         warnings.warn(text, CheckpointWarning, stacklevel=2)
     environment = report.environment([str(device.device_kind) for device in jax.devices()], compiler_options)
     history = report.continued(before, start, about, environment, lost)
-    # The history first: labels are made of it, so that they are right wherever the process is killed.
+    # The history first: labels derive from it, so they are right wherever the process is killed.
     records.put(folder / HISTORY_FILE, report.lines_of(history))
     records.put(folder / CONFIG_FILE, run_settings(config, folder).encode())
     records.put(folder / ENVIRONMENT_FILE, report.as_file(environment))

@@ -1,4 +1,4 @@
-"""Trains one run for each of several seeds: settings in; a folder for each, mean and spread of the results out."""
+"""Trains one run for each of several seeds, each in its own folder, and reports mean and spread of the results."""
 
 import contextlib
 import dataclasses
@@ -33,16 +33,16 @@ def train(config: Config) -> dict:
 def sweep(config: Config) -> dict:
     """Trains a run for each of `config.seeds`, in `seed_N` of its folder, one after the other.
 
-    The plot `seeds.png` shows the curves of all. With `resume`, runs that have begun go on, and the others begin; seeds
-    that the folder or its config.toml has are kept. A run that diverges does not stop the others.
+    The plot `seeds.png` shows the curves of all runs. With `resume`, started runs continue, and the others start; seeds
+    of the folder or its config.toml are kept. A run that diverges does not stop the others.
 
     Returns:
-      What `summary.json` holds: `seeds`, of each metric `mean`, `std` (of a sample; None of one run), `lowest` and
-      `highest`, and `warning` if runs have other numbers of steps, or if settings of one changed when it was resumed.
+      The contents of `summary.json`: `seeds`, and of each metric `mean`, `std` (of a sample; None for one run),
+        `lowest` and `highest`. It has a `warning` if runs have different numbers of steps, or if settings of a run
+        changed when it was resumed.
 
     Raises:
-      UsageError: a seed is given twice, there are several processes, or a run that has begun has other
-        settings; or as `run`.
+      UsageError: a seed is given twice, there are several processes, or a started run has other settings; or as `run`.
       Diverged: runs of some seeds diverged; the message names them.
     """
     require_types(config)
@@ -50,7 +50,7 @@ def sweep(config: Config) -> dict:
         raise UsageError(f"--seeds has {twice[0]} twice: wanted different seeds")
     if config.distributed != Distributed():
         raise UsageError("--seeds trains in one process: start one run of several processes for each --seed")
-    folder = check_run_folder(config)  # before anything takes time
+    folder = check_run_folder(config)  # before any slow work
     if config.resume:
         config = _joined(config, folder)
     config = _settled(config)
@@ -72,9 +72,9 @@ def sweep(config: Config) -> dict:
 
 
 def _settled(config: Config) -> Config:
-    """Returns the settings with what memory or timings decide, once, so that all seeds have the same."""
+    """Resolves the settings that depend on memory or timings, once, so that all seeds share them."""
     if is_auto(config):
-        from mpjax.commands.fit import fitted  # late: few runs need the plan's files
+        from mpjax.commands.fit import fitted  # local, because few runs need the modules of the plan
 
         config, message = fitted(config)
         print(message)
@@ -85,10 +85,10 @@ def _settled(config: Config) -> Config:
 
 
 def _joined(config: Config, folder: pathlib.Path) -> Config:
-    """Returns the settings of a resumed sweep with all its seeds: stored ones, those that have begun, and added ones.
+    """Merges the seeds of a resumed sweep: stored ones, started ones, and added ones.
 
     Raises:
-      UsageError: a run has begun with settings that change its results.
+      UsageError: a run has started with settings that change its results.
     """
     stored, begun = from_toml(folder / CONFIG_FILE), seeds_in(folder)
     for seed in begun:
@@ -105,9 +105,9 @@ def _joined(config: Config, folder: pathlib.Path) -> Config:
 
 @contextlib.contextmanager
 def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[], None]]:
-    """Stores the settings of the sweep; a UsageError restores the folder, unless the function given was called.
+    """Stores the settings of the sweep; a UsageError restores the folder, unless the yielded function was called.
 
-    They are stored before the first run begins, because a sweep may be killed at any time.
+    They are stored before the first run starts, because a sweep may be killed at any time.
     """
     file = folder / CONFIG_FILE
     before = file.read_bytes()
@@ -128,7 +128,7 @@ def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[
 def _trained(
     config: Config, folder: pathlib.Path, begin: Callable[[], None]
 ) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
-    """Trains all runs; returns the summaries of those that did not diverge, and why the others did."""
+    """Trains all runs; returns the summaries of those that did not diverge, and the errors of the others."""
     summaries: dict[int, Mapping[str, Any]] = {}
     diverged: dict[int, str] = {}
     for seed in config.seeds:
@@ -141,12 +141,12 @@ def _trained(
             diverged[seed] = str(error).splitlines()[0]
             print(printable(f"seed {seed}: {error}"), flush=True)
         except Interrupted as error:
-            said, *_ = str(error).splitlines()  # the other line resumes the run of this seed alone
+            said, *_ = str(error).splitlines()  # the second line resumes only the run of this seed
             line = resume_command(config, folder)
             raise Interrupted(f"seed {seed}: {said}\n{line}".rstrip(), error.signal_number) from error
         except UsageError:
             file = own / CONFIG_FILE
-            if file.exists() and file.read_text() == run_settings(alone, own):  # it took steps with these settings
+            if file.exists() and file.read_text() == run_settings(alone, own):  # it ran steps with these settings
                 begin()
             raise
         begin()
@@ -154,7 +154,7 @@ def _trained(
 
 
 def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns mean and spread of the metrics that the summaries of all seeds have, and whether their lengths differ.
+    """Computes mean and spread of the metrics that all summaries share; warns if lengths or changed settings differ.
 
     >>> summarised({0: {"test/loss": 1.0}, 1: {"test/loss": 3.0}})["test/loss"]
     {'mean': 2.0, 'std': 1.4142135623730951, 'lowest': 1.0, 'highest': 3.0}
@@ -177,7 +177,7 @@ def summarised(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _changes_of(summary: Mapping[str, Any]) -> str:
-    """Returns what changed while a run was stopped, but for its length."""
+    """Formats the settings that changed while a run was stopped, except for its length."""
     changed = {
         step: "; ".join(setting for setting in text.split("; ") if not setting.startswith("steps "))
         for step, text in summary.get("changed", {}).items()

@@ -1,4 +1,4 @@
-"""Builds what a run trains: the model under its policy, its optimizer, its layout on devices, and its training step."""
+"""Builds the model of a run under its policy, its optimizer, its layout on devices, and its training step."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ from mpjax.training.user_objective_check import check_augmentation, check_object
 
 
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
-    """Keeps compiled programs in the cache folder, and enables x64 for a float64 policy; call it before any array.
+    """Sets the cache folder of compiled programs, and enables x64 for a float64 policy; call it before creating arrays.
 
     Raises:
       UsageError: the GPU has no units for the policy's float8 products.
@@ -62,7 +62,7 @@ def open_task(config: Config) -> tuple[PrecisionPlan, data.Source, Task]:
     """
     plan = plan_precision(config.precision)
     set_up_jax(config, plan)
-    # What is mixed in is only trained on.
+    # Mixed-in data sets are for training only.
     source = data.open_source(dataclasses.replace(config.data, mix={}), data_folder(config), config.task)
     return plan, source, make_task(config, plan, data.batch_fields(source, config.data))
 
@@ -115,7 +115,7 @@ def make_step(
 ) -> tuple[Task, optax.GradientTransformation, Callable[..., jax.stages.Wrapped]]:
     """Builds the task that `config` describes, its optimizer, and a function from layout to compiled training step.
 
-    The function takes the packing of the states that the step is to be called with as a second argument.
+    The second argument of the function is the packing of the states that the step takes.
 
     Args:
       config: the settings of the run.
@@ -128,7 +128,7 @@ def make_step(
       UsageError: as `make_task`, or the model does not fit the task.
     """
     task = make_task(config, plan, fields)
-    # As a batch of the run has it, which says what to mirror.
+    # A batch of a run holds these flags of the mirrored examples.
     oriented = {MIRRORED: jax.ShapeDtypeStruct((2,), bool)} if config.data.alternate_flips else {}
     stored = {**batch_shapes(fields, 2), **oriented}
     if config.data.augment:
@@ -154,7 +154,7 @@ def make_step(
     )
     tx = with_precision(rule, config.precision, loss_scale=plan.loss_scale, weights=plan.weights)
     if task.frozen:
-        # A diagnosis gives it the blocks of a stack one by one.
+        # A diagnosis passes the blocks of a stack one by one.
         single = {name for path in task.frozen for name in names_apart(path, stacks_of(task.abstract))}
         tx = freezing.trained_only(tx, task.frozen | single)
 
@@ -177,9 +177,9 @@ def make_step(
 
 
 def make_packing(config: Config, task: Task, layout: Layout) -> Packing:
-    """Returns the packing of a run's state: of its small arrays on one device, if the optimizer allows it."""
-    # On several devices, the sum of a packed gradient would wait for the last array of the backward pass.
-    # Frozen arrays are told by path.
+    """Packs the small arrays of a run's state on one device, if the optimizer allows it."""
+    # On several devices, the sum of a packed gradient would wait for the last array of the backward pass. Frozen arrays
+    # are identified by path.
     if not treats_numbers_one_by_one(config.optimizer) or task.frozen or layout.mesh.size > 1:
         return UNPACKED
     _, params, stats = take_apart(task.abstract)
@@ -190,8 +190,8 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
     """Divides the arrays of a run over a mesh.
 
     Raises:
-      UsageError: as `tensor_axes` and `require_alike`; a stack of blocks would be divided over `fsdp`; or nothing can
-        be gathered in float8 and `mesh.float8_gather` asks for it.
+      UsageError: as `tensor_axes` and `require_alike`; a stack of blocks would be divided over `fsdp`; or
+        `mesh.float8_gather` is set and no parameter can be gathered in float8.
     """
     _, params, stats = take_apart(task.abstract)
     require_alike(task.abstract, config.mesh.rules, "--mesh.rules")
@@ -214,7 +214,7 @@ def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fi
 
 
 def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
-    """Returns the divided weights that their layers quantise to float8 by one scale.
+    """The divided weights that their layers quantise to float8 by one scale.
 
     Raises:
       UsageError: there are none.
@@ -230,5 +230,5 @@ def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
 
 
 def _prepared(task: Task, fields: data.Fields) -> Any:
-    """Returns the shapes of a prepared batch of one example."""
+    """The shapes of a prepared batch of one example."""
     return jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))

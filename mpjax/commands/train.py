@@ -1,4 +1,4 @@
-"""Runs a whole training on one page: settings in; data, model, precision, step, loop; results out."""
+"""Runs a whole training: settings, data, model, precision, step, loop, results."""
 
 import contextlib
 import dataclasses
@@ -67,12 +67,12 @@ def run(
     writers: Iterable[report.Writer] = (),
     stopping: Stopping = stop_on_signals,
 ) -> dict:
-    """Trains as `config` says and writes the results to its `output_dir`.
+    """Trains by the settings in `config` and writes the results to its `output_dir`.
 
     With several processes, each calls this with the same settings but its own `distributed.process`; the first prints
     and writes.
 
-    Parts of your own take the place of those that the settings name; `mpjax.extend` says what each is called with.
+    Your own parts replace those that the settings name; `mpjax.extend` documents their arguments.
 
     Args:
       config: the settings.
@@ -94,8 +94,7 @@ def run(
       The contents of `summary.json`.
 
     Raises:
-      UsageError: the settings are invalid, the folder exists and `resume` is off, the data is missing, or so is a
-        process.
+      UsageError: the settings are invalid, the folder exists and `resume` is off, or the data or a process is missing.
       CallbackError: a callback or a writer failed; a checkpoint was saved.
       Diverged: too many steps in a row were skipped, the last at the smallest loss scale; or, without loss scaling, a
         loss or gradient norm is not finite; or the last test loss is not. The message names the first bad layer.
@@ -115,14 +114,14 @@ def run(
         "callbacks": callbacks if callbacks != () else None,
     }
     if any(part is not None for part in parts.values()):
-        from mpjax.commands.own_parts import with_parts  # late, as all that few runs have
+        from mpjax.commands.own_parts import with_parts  # local, like all imports that few runs need
 
         config = with_parts(config, **parts)
     if writers != ():
         from mpjax.commands.own_parts import require_writers
 
         writers = require_writers(writers)
-    require_types(config)  # before anything takes time
+    require_types(config)  # before any slow work
     if config.seeds:
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
@@ -133,14 +132,14 @@ def run(
 
 def _train(config: Config, company: Alone | Company, writers: Sequence[report.Writer], stopping: Stopping) -> dict:
     began = time.perf_counter()
-    first = company.first  # of several processes: the one that prints and writes
+    first = company.first  # this process prints and writes
     if company.processes > 1 and config.precision.tune:
         raise UsageError(
             "--precision.tune times one process: run scripts/train.py alone with it (--distributed.processes 1 --steps "
             "1), and give all processes the rules that it finds as --precision.rules"
         )
     if first:
-        check_run_folder(config)  # before anything takes time
+        check_run_folder(config)  # before any slow work
     fit, tuning = "", ""
     try:
         if is_auto(config):
@@ -243,7 +242,7 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
 
         state = parts.packing.pack(state)
         feed = parts.feed.calls(start, when.call_counts(start))
-        fed = next(feed, None)  # none is left of a finished run
+        fed = next(feed, None)  # None for a finished run
         if fed is not None:
             writer.message("compiling the training step")
         compiling = time.perf_counter()
@@ -297,10 +296,9 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
             rest = f"{when.steps - position} of {when.steps} steps"
             writer.message(f"{rest} are left: about {duration(seconds)}, without evaluations")
 
-        # The loop
         if callbacks.call("started", info) & {"stop"}:
             raise UsageError("a callback asked to stop before the first step")
-        if first and stopping is stop_on_signals:  # whoever passes another one started the run by other means
+        if first and stopping is stop_on_signals:  # another context means that the run was started by other means
             opened.enter_context(resumption_told(config, folder))
         opened.enter_context(stopping(company.stop))
         begin()
@@ -327,9 +325,9 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
         if (attempts := int(state.attempts)) < when.steps:
             writer.message(f"stopped at step {attempts} of {when.steps}{callbacks.reason}")
 
-        # Results, before writers close: loggers store these files
+        # Results come before the writers close, because loggers store these files.
         summary = None
-        if first and start >= when.steps:  # they are those of the steps that ran, not of this request
+        if first and start >= when.steps:  # the results belong to the steps that ran, not to this command
             config, history = from_toml(folder / CONFIG_FILE), history[:-1]
         ran = {
             "steps": int(state.step),

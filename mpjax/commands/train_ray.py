@@ -1,4 +1,4 @@
-"""Trains on a Ray cluster: Ray starts a worker for each process of the run, and starts all again if one dies."""
+"""Trains on a Ray cluster: Ray starts a worker for each process of the run, and restarts all if one dies."""
 
 import asyncio
 import contextlib
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # which Ray would send to its makers
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in flags start from where the command is started
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray would send them to its makers
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in flags start from the working directory of the command
     "RAY_DEDUP_LOGS": "0",  # lines of a training look alike
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints each line twice
-    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",  # it prints what libraries log for their programmers
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",  # it prints the internal logs of libraries
 }
-"""Variables of Ray; those that the user has set stay."""
+"""Default values of Ray's environment variables; values of the user take precedence."""
 
 SNAPSHOT = "checkpoint_manager_snapshot.json"
-"""Ray's list of the checkpoints that it was told of, in the run's folder."""
+"""Ray's list of the reported checkpoints, in the run's folder."""
 
 
 def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
     """Trains the run that `config` describes, in workers that Ray starts.
 
     Args:
-      settings: the workers, and how often Ray starts them again from the last checkpoint.
+      settings: the workers, and how often Ray restarts them from the last checkpoint.
       config: the settings of the run. All nodes need its `output_dir`.
 
     Returns:
@@ -62,7 +62,7 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
     from ray.train.v2.jax import JaxConfig, JaxTrainer
 
     folder = run_folder(config).resolve()
-    (folder / SNAPSHOT).unlink(missing_ok=True)  # of an earlier command; the checkpoints that it names may be gone
+    (folder / SNAPSHOT).unlink(missing_ok=True)  # left by an earlier command; the checkpoints that it names may be gone
     actor: Any = ray.remote(num_cpus=0)(Exchange)
     exchange = actor.remote()
     trainer = JaxTrainer(
@@ -72,7 +72,7 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
             "exchange": exchange,
             "started_in": os.getcwd(),
         },
-        jax_config=JaxConfig(),  # which leaves it to the run to start JAX over all processes
+        jax_config=JaxConfig(),  # the run itself starts JAX over all processes
         scaling_config=ray.train.ScalingConfig(
             num_workers=settings.workers, use_gpu="GPU" in resources, resources_per_worker=resources
         ),
@@ -94,13 +94,13 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
 
 
 def _work(given: dict) -> dict | None:
-    from mpjax.commands.ray_worker import work  # only workers import JAX: devices are theirs
+    from mpjax.commands.ray_worker import work  # only workers import JAX, because they own the devices
 
     return work(**given)
 
 
 def _start_ray(settings: OnRay) -> dict[str, int]:
-    """Starts Ray on this machine or connects to its cluster, and returns what each worker takes of it.
+    """Starts Ray on this machine or connects to its cluster; returns the resources of each worker.
 
     Raises:
       UsageError: Ray is not installed, cannot be reached, or this machine is too small.
@@ -138,7 +138,7 @@ def _start_ray(settings: OnRay) -> dict[str, int]:
 
 
 def check_reachable(address: str) -> None:
-    """Raises UsageError if nobody listens at HOST:PORT; Ray would try for minutes."""
+    """Raises UsageError if no process listens at HOST:PORT; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return  # auto, local, ray://...
@@ -149,7 +149,7 @@ def check_reachable(address: str) -> None:
 
 
 class Exchange:
-    """What the command and its workers tell each other, as an actor of Ray."""
+    """Passes requests to stop and errors between the command and its workers, as an actor of Ray."""
 
     def __init__(self):
         self._asked = asyncio.Event()
@@ -162,16 +162,16 @@ class Exchange:
         self._asked.set()
 
     async def stopped(self) -> int:
-        """Waits until the workers are to stop; returns the signal."""
+        """Waits for a request to stop; returns the signal."""
         await self._asked.wait()
         return self._signal_number
 
     async def end(self, error: Exception) -> None:
-        """Says that the run has ended with an error that another attempt would meet again; the first counts."""
+        """Records the error that ended the run and would end another attempt too; the first is kept."""
         self._end = self._end or error
 
     async def ended(self) -> Exception | None:
-        """Returns the error that ended the run, if one did."""
+        """The error that ended the run, or None."""
         return self._end
 
 
@@ -204,7 +204,7 @@ def _fit(trainer: Any) -> tuple[Any, Exception | None]:
 
 
 def _explained(error: Exception, restarts: int) -> Exception:
-    """Returns an error with a message for the user if a worker has died, else the error itself."""
+    """Replaces an error by one with a message for the user if a worker has died."""
     import ray.exceptions
     import ray.train
 
@@ -219,7 +219,7 @@ def _explained(error: Exception, restarts: int) -> Exception:
 
 
 def _clear(folder: pathlib.Path) -> None:
-    """Removes the folder of a run in which nothing was trained, so that the command can be corrected."""
+    """Removes the folder of a run without any training, so that the corrected command can use it."""
     if (folder / "metrics.jsonl").exists():
         return
     for file in (CONFIG_FILE, SNAPSHOT, *(path.name for path in folder.glob(".validate_storage_marker*"))):

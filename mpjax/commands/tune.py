@@ -1,4 +1,4 @@
-"""Tunes the rules of a run: settings in; settings with rules for what is faster in float32 on this device out."""
+"""Tunes the rules of a run: adds rules for the modules that are faster in float32 on this device."""
 
 import dataclasses
 import hashlib
@@ -17,10 +17,10 @@ from mpjax.training.tuning.tune_products import kinds_of, read_tuning, tune, wri
 
 
 def tuned(config: Config) -> tuple[Config, str]:
-    """Returns the config with `tune` cleared and the found rules added, and a message for the user.
+    """Clears `tune` in the settings and adds the rules of the tuning; also returns a message for the user.
 
-    Without `precision.tune` the config is returned as it is. `tune` is cleared because the rules alone repeat the run.
-    A resumed run keeps its rules.
+    Without `precision.tune` the settings are unchanged. `tune` is cleared because the rules alone repeat the run. A
+    resumed run keeps its rules.
 
     Raises:
       UsageError: as `make_parts`.
@@ -57,7 +57,7 @@ def _with_rules(config: Config, rules: Mapping[str, str]) -> Config:
 
 
 def _key(config: Config, parts: Parts, products: list[Product]) -> dict:
-    """Returns everything that the timings depend on."""
+    """The inputs that the timings depend on."""
     programs = "\n".join(f"{product.path}\n{product.half.text}\n{product.full.text}" for product in products)
     return {
         "device": jax.devices()[0].device_kind,
@@ -81,7 +81,7 @@ def _time_step(config: Config, parts: Parts, rules: Mapping[str, str], batch) ->
 
 
 def _ready(config: Config, parts: Parts, batch) -> Callable[[], jax.Array]:
-    """Returns a function that runs one compiled step after another, on a state of its own."""
+    """Builds a function that runs one compiled step after another, on its own state."""
     state = parts.packing.pack(fresh_state(config, parts))
     placed = place(batch, parts.split)
     step = parts.train_step.lower(state, placed).compile()

@@ -34,7 +34,7 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "
 
 
 def parse_known(kind: type[T], argv: Sequence[str], *, prog: str) -> tuple[T, list[str]]:
-    """Parses the flags of `kind`, as `parse` does, and returns the arguments that are none of them too."""
+    """Parses the flags of `kind` like `parse`, and also returns all other arguments."""
     with _mistakes_as_usage_errors(prog):
         return tyro.cli(
             kind,
@@ -63,10 +63,10 @@ def _mistakes_as_usage_errors(prog: str):
 
 
 def message_of(box: str, prog: str) -> str:
-    """Returns the parser's message without the box that it is drawn in.
+    """Extracts the parser's message from its printed box.
 
     Args:
-      box: what the parser printed: a title, and sections between lines.
+      box: the printed text of the parser: a title, and sections between lines.
       prog: the program's name.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The values that settings choose from: model names, tasks, and which value of a metric is best."""
+"""The values that settings choose from: model names, tasks, and the best value of each metric."""
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ MODELS: Mapping[str, str] = {
 
 
 def parse_model_name(text: str) -> str:
-    """Returns `text` if it names a model: one of `MODELS`, or the user's `FILE.py:NAME` or `package.module:NAME`.
+    """Checks and returns the name of a model: one of `MODELS`, or the user's `FILE.py:NAME` or `package.module:NAME`.
 
     Raises:
       UsageError: there is no such model; the message suggests the closest name.
@@ -49,12 +49,12 @@ def _known_or_own(kind: str, text: str, known: Collection[str]) -> str:
 
 
 def parse_optimizer_name(text: str) -> str:
-    """Returns `text` if it may name an update rule: a name, or the user's `FILE.py:NAME` or `package.module:NAME`.
+    """Checks and returns the name of an update rule: an identifier, `FILE.py:NAME` or `package.module:NAME`.
 
-    The names of optax are known only to optax, which is not imported here.
+    Only optax, which is not imported here, knows its names.
 
     Raises:
-      UsageError: it is neither.
+      UsageError: the text has neither form.
     """
     if ":" in text or text.isidentifier():
         return text
@@ -72,13 +72,13 @@ SETTINGS_OF_RULES: Mapping[str, tuple[str, ...]] = {
     "lamb": _ADAM,
     "muon": ("momentum", "nesterov", "rest_learning_rate", "rest_momentum"),
 }
-"""The update rules of mpjax, and the settings of the `optimizer` section that are not for all of them."""
+"""The update rules of mpjax, and their settings in the `optimizer` section that not all rules share."""
 
 SCHEDULES = ("cosine", "linear", "constant", "one_cycle")
 
 
 def parse_schedule_name(text: str) -> str:
-    """Returns `text` if it names a schedule: one of `SCHEDULES`, or the user's.
+    """Checks and returns the name of a schedule: one of `SCHEDULES`, or the user's.
 
     Raises:
       UsageError: there is no such schedule; the message suggests the closest name.
@@ -87,14 +87,14 @@ def parse_schedule_name(text: str) -> str:
 
 
 AUTO = -1
-"""A number that is to be found: `auto` on the command line. 0 is an error like any other wrong number."""
+"""A number to be found: `auto` on the command line. 0 is an error like any other wrong number."""
 
 
 def parse_or_auto(text: str) -> int:
-    """Returns a number of at least 1, or `AUTO` for `auto`.
+    """Parses a number of at least 1, or `AUTO` for `auto`.
 
     Raises:
-      UsageError: it is neither.
+      UsageError: the text is neither.
     """
     if text == "auto":
         return AUTO
@@ -107,23 +107,23 @@ PlotFormat = Literal["png", "pdf", "svg"]
 """A format of the plots of a run."""
 
 DATA_KINDS = ("folder", "hf", "synthetic")
-"""What stands before the colon of a `--data.name` that names no code."""
+"""The words before the colon of a `--data.name` that names no code."""
 
 GENERATED = ("digits", "digits_canvas", "docstrings")
-"""Data sets that mpjax writes itself when they are first used."""
+"""Data sets that mpjax generates at their first use."""
 
 
 TaskName = Literal["classification", "segmentation", "text_classification", "language_modeling", "own"]
 
 Way = Literal["columns", "rows", "whole"]
-"""How a linear layer or convolution is divided: along its outputs, along its inputs, or not at all."""
+"""The division of a linear layer or convolution: along its outputs, along its inputs, or none."""
 
 
 class TaskKind(NamedTuple):
     """The properties of a task.
 
     Attributes:
-      fields: the names of the fields of an example; none: all columns of the data set.
+      fields: the names of the fields of an example; empty: all columns of the data set.
       score: the metric that chooses the best checkpoint.
     """
 
@@ -146,4 +146,4 @@ BEST: Mapping[str, Callable[[Sequence[float]], float]] = {
     "top5": max,
     "iou": max,
 }
-"""For each metric, the function that returns the best of several values."""
+"""For each metric, the function that chooses the best of several values."""

@@ -14,7 +14,7 @@ from mpjax.errors import UsageError
 T = TypeVar("T")
 
 ENDINGS = ("png", "pdf", "svg", "jpg", "jpeg", "webp")
-"""Image formats that plots are written in."""
+"""Image formats of plots."""
 
 
 def check_image(flag: str, path: str) -> None:
@@ -101,7 +101,7 @@ def check_export(settings: Export) -> None:
 
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-"""What JAX can compile a program for."""
+"""The platforms that JAX can compile a program for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

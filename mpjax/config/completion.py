@@ -1,4 +1,4 @@
-"""Writes what lets a shell complete the commands, their flags and the values that flags choose from."""
+"""Writes the shell completion of the commands, their flags and the values that flags choose from."""
 
 import dataclasses
 import typing
@@ -17,11 +17,11 @@ SHELLS = ("bash", "zsh")
 
 
 def script(shell: str, commands: Mapping[str, Sequence[type]]) -> str:
-    """Returns the text that a shell evaluates to complete command lines of `mpjax`.
+    """Generates the script that a shell evaluates to complete command lines of `mpjax`.
 
     Args:
       shell: one of `SHELLS`.
-      commands: the names of the commands, and the dataclasses that the flags of each are from.
+      commands: the names of the commands, and the dataclasses with the flags of each.
 
     Raises:
       UsageError: there is no such shell.
@@ -41,7 +41,7 @@ def script(shell: str, commands: Mapping[str, Sequence[type]]) -> str:
 
 
 def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]:
-    """Yields the flags of a dataclass and of those inside it, each with the values that it chooses from, if any."""
+    """Yields the flags of a dataclass and of its nested dataclasses, each with its choices, if any."""
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
         if dataclasses.is_dataclass(inner) and inner is not Duration:
@@ -49,21 +49,21 @@ def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]
         elif inner is bool:
             yield f"--{prefix}{name}", ()
             yield f"--{prefix}no_{name}", ()
-        elif name not in ("runs", "inputs"):  # words without a flag
+        elif name not in ("runs", "inputs"):  # positional words
             yield f"--{prefix}{name}", tuple(MODELS) if hint == ModelName else _choices(hint)
 
 
 def _choices(hint: Any) -> Sequence[str]:
     if typing.get_origin(hint) is Literal:
         return [str(word) for word in typing.get_args(hint) if word != ""]
-    parsers = getattr(hint, "__metadata__", ())  # of a list of words
+    parsers = getattr(hint, "__metadata__", ())  # the parsers of a list of words
     return next((parser.choices for parser in parsers if getattr(parser, "choices", None)), ())
 
 
 # zsh runs the functions that complete for bash.
 _ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
 
-# Values are those of the last flag, however many words stand behind it. Where nothing is known, files are completed.
+# Values are completed for the last flag, after any number of words. Files are completed where no values are known.
 _BASH = """\
 _@NAME@_complete() {
   local word=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]} flag= flags= values= i

@@ -42,7 +42,7 @@ class Duration:
         return amount if self.unit == "steps" else f"{amount} {self.unit}"
 
     def in_steps(self, batch_size: int, steps_per_epoch: int) -> int:
-        """Returns the duration in steps, rounded to the nearest; a duration above 0 is at least 1 step.
+        """Converts the duration to steps, rounded to the nearest; a duration above 0 is at least 1 step.
 
         >>> Duration(2, "epochs").in_steps(batch_size=64, steps_per_epoch=22)
         44

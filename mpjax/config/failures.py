@@ -1,4 +1,4 @@
-"""Errors of the user's code as one line: what failed, how, and in which line of which file."""
+"""Errors of the user's code in one line: the failed call, the error, and its file and line."""
 
 import contextlib
 import functools
@@ -11,11 +11,11 @@ from mpjax.errors import UsageError, failure
 
 @contextlib.contextmanager
 def named_failure(what: str, code: Any) -> Iterator[None]:
-    """Turns any exception of the user's code into a UsageError that says what failed and where; a UsageError stays.
+    """Turns any exception of the user's code into a UsageError with the failed call and its place; a UsageError stays.
 
     Args:
       what: the beginning of the message, such as `--training.objective FILE.py:NAME`.
-      code: the function, class or object that is called inside.
+      code: the function, class or object that the body calls.
     """
     try:
         yield
@@ -26,7 +26,7 @@ def named_failure(what: str, code: Any) -> Iterator[None]:
 
 
 def file_of(code: Any) -> str:
-    """Returns the file of a function, of a class, or of the class of an object; empty if Python does not know it."""
+    """The file of a function, of a class, or of the class of an object; empty if Python does not know it."""
     while isinstance(code, functools.partial):
         code = code.func
     for one in (code, type(code)):

@@ -1,4 +1,4 @@
-"""Types of settings whose text on the command line has a parser of its own."""
+"""Types of settings with a parser for their text on the command line."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -37,18 +37,18 @@ ScheduleName = Annotated[str, _parsed(str, "SCHEDULE", parse_schedule_name)]
 
 
 def settle_auto(section: Any, *names: str) -> None:
-    """Converts the text `auto`, which Python code gives, to `AUTO`."""
+    """Converts the text `auto`, which Python code may set, to `AUTO`."""
     for name in names:
         if getattr(section, name) == "auto":
             object.__setattr__(section, name, AUTO)
 
 
 def settle_durations(section: Any, *names: str) -> None:
-    """Converts fields that Python code gives as a number of steps or as text to `Duration`."""
+    """Converts fields that Python code sets to a number of steps or to text to `Duration`."""
     for name in names:
         object.__setattr__(section, name, as_duration(getattr(section, name)))
 
 
 def epochs(amount: float) -> Duration:
-    """Returns a `Duration` in epochs."""
+    """Creates a `Duration` in epochs."""
     return Duration(amount, "epochs")

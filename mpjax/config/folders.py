@@ -19,23 +19,23 @@ from mpjax.files import links_in
 
 
 def cache_folder(config: Config) -> pathlib.Path:
-    """Returns the folder for compiled programs and prepared data, and creates it if absent.
+    """Creates the folder for compiled programs and prepared data if absent, and returns it.
 
-    It is `cache_dir` if set, else that of `default_cache_folder`.
+    It is `cache_dir` if set, else `default_cache_folder()`.
     """
     return made(expanded(config.cache_dir) if config.cache_dir else default_cache_folder(), mode=0o700)
 
 
 def default_cache_folder() -> pathlib.Path:
-    """Returns `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`; it need not exist."""
+    """The path `$MPJAX_CACHE`, else `$XDG_CACHE_HOME/mpjax`, else `~/.cache/mpjax`; it need not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return expanded(os.environ.get("MPJAX_CACHE") or pathlib.Path(base, "mpjax"))
 
 
 def data_folder(config: Config) -> pathlib.Path:
-    """Returns the folder of prepared data sets: `data_dir` if set, else `data` in the cache folder.
+    """The folder of prepared data sets: `data_dir` if set, else `data` in the cache folder.
 
-    The `data_dir` of a stored run is read as data alone: sets that mpjax would write there are in the cache folder.
+    The `data_dir` of a stored run is only read. Data sets that mpjax would write there are in the cache folder.
     """
     given, names = config.data.data_dir, {config.data.name, *config.data.mix}
     if given and not (isinstance(given, Stored) and names <= set(GENERATED)):
@@ -44,7 +44,7 @@ def data_folder(config: Config) -> pathlib.Path:
 
 
 def run_folder(config: Config) -> pathlib.Path:
-    """Creates the folder of a new run and writes its config.toml; with `resume` returns the existing folder.
+    """Creates the folder of a new run and writes its config.toml; with `resume`, returns the existing folder.
 
     Raises:
       UsageError: as `check_run_folder`, or the folder cannot be created or written.
@@ -63,7 +63,7 @@ def run_folder(config: Config) -> pathlib.Path:
 
 
 _UNFINISHED = f".{CONFIG_FILE}."
-"""How the names begin that a killed run may leave behind before its folder holds a run."""
+"""The prefix of files that a killed run may leave behind before its folder holds a run."""
 
 
 def _claim(file: pathlib.Path, text: str) -> None:
@@ -91,10 +91,11 @@ def _claim(file: pathlib.Path, text: str) -> None:
 
 
 def check_run_folder(config: Config) -> pathlib.Path:
-    """Returns the path of the run's folder, without creating it.
+    """Finds the path of the run's folder, without creating it.
 
     Raises:
-      UsageError: the run is new and the folder is a file or not empty, or the run is resumed and the folder holds none.
+      UsageError: the run is new and the folder is a file or not empty, or the run is resumed and the folder holds no
+        run.
     """
     if not config.resume:
         return check_new_folder(config)
@@ -113,7 +114,7 @@ def check_run_folder(config: Config) -> pathlib.Path:
 
 
 _OTHERS = ("wandb",)
-"""Folders in that of a run that other programs write, with links of their own."""
+"""Folders inside a run's folder that other programs write, with their own links."""
 
 
 def _require_no_links(folder: pathlib.Path) -> None:
@@ -124,7 +125,7 @@ def _require_no_links(folder: pathlib.Path) -> None:
 
 
 def resume_command(config: Config, folder: pathlib.Path) -> str:
-    """Returns a line for the shell that resumes the run in a folder; "" if it was given parts in Python."""
+    """The shell command that resumes the run in a folder; "" if parts of the run were passed in Python."""
     code = code_of(config).values()
     if any(map(is_given_in_python, code)):
         return ""
@@ -135,12 +136,12 @@ def resume_command(config: Config, folder: pathlib.Path) -> str:
 
 
 def seed_folder(seed: int) -> str:
-    """Returns the name of the folder of a seed's run, in the folder of a run of several seeds."""
+    """The name of the folder of a seed's run, in the folder of a run of several seeds."""
     return f"seed_{seed}"
 
 
 def seeds_in(folder: pathlib.Path) -> tuple[int, ...]:
-    """Returns the seeds whose runs have begun in the folder of a run of several seeds; of any other folder none."""
+    """The seeds whose runs have started in the folder of a run of several seeds; none for any other folder."""
     if is_of_a_run(folder / CONFIG_FILE):
         return ()
     names = [file.parent.name.removeprefix("seed_") for file in folder.glob(f"seed_*/{CONFIG_FILE}")]
@@ -148,10 +149,10 @@ def seeds_in(folder: pathlib.Path) -> tuple[int, ...]:
 
 
 def check_new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
-    """Returns the path of a folder to create, whose name begins with `prefix` if the settings give none.
+    """Chooses the path of a folder to create; a generated name begins with `prefix`.
 
     Raises:
-      UsageError: the folder that the settings give is a file or not empty.
+      UsageError: the folder in the settings is a file or not empty.
     """
     if not config.output_dir:
         return _default_name(config, prefix)
@@ -164,9 +165,9 @@ def check_new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
 
 
 def new_folder(config: Config, *, prefix: str = "") -> pathlib.Path:
-    """Creates the folder that `check_new_folder` returns.
+    """Creates the folder that `check_new_folder` chooses.
 
-    If the settings give no name, and another run has begun in the same second, the name ends in `-2`, `-3` and so on.
+    If the settings have no name, and another run has started in the same second, the name ends in `-2`, `-3` and so on.
 
     Raises:
       UsageError: as `check_new_folder`, or it cannot be created.
@@ -194,9 +195,9 @@ def _taken(folder: pathlib.Path) -> str:
 
 
 def run_settings(config: Config, folder: pathlib.Path) -> str:
-    """Returns the text of the run's config.toml, which repeats the run when it is used elsewhere.
+    """Formats the run's config.toml, which repeats the run when it is used elsewhere.
 
-    What is for one command only is left off: `resume`, `other_data`, `profile`, `cache_dir` and `distributed`.
+    Settings of one command only are left out: `resume`, `other_data`, `profile`, `cache_dir` and `distributed`.
     """
     once = {"resume": False, "other_data": False, "profile": False, "cache_dir": "", "distributed": Distributed()}
     return to_toml(dataclasses.replace(config, output_dir=str(folder), **once))
@@ -230,8 +231,8 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
       trust_code: whether code that the run names may be executed.
 
     Raises:
-      UsageError: the folder holds no run or those of several seeds, or the run names code outside mpjax and
-        `trust_code` is False.
+      UsageError: the folder holds no run or runs of several seeds, or the run names code outside mpjax and `trust_code`
+        is False.
     """
     if seeds := seeds_in(folder):
         each = " or ".join(f"--run {folder / seed_folder(seed)}" for seed in seeds)
@@ -248,7 +249,7 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
 
 
 def with_policy(config: Config, policy: str, rules: dict[str, str] | None = None) -> Config:
-    """Returns the settings with another policy; settings that follow from a policy return to their defaults.
+    """Replaces the policy in the settings; settings that follow from a policy return to their defaults.
 
     These are `mode`, `loss_scale`, `master_weights` and `stochastic_rounding` of the `precision` section.
 

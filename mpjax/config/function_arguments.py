@@ -1,4 +1,4 @@
-"""Reads arguments that settings give to a function by name, and checks them against its signature."""
+"""Reads named arguments of a function from settings, and checks them against its signature."""
 
 import ast
 import difflib
@@ -10,12 +10,12 @@ from mpjax.errors import UsageError
 
 
 def read_arguments(flag: str, texts: Mapping[str, str], function: Callable, name: str) -> dict[str, Any]:
-    """Returns the values of arguments for `function`, by name.
+    """Parses the values of arguments for `function`, by name.
 
     Args:
-      flag: the setting that gives them, for messages.
+      flag: the setting with the arguments, for messages.
       texts: the value of each argument as a Python literal; a bare word is a string.
-      function: the function that they are for.
+      function: the function that takes them.
       name: the name of the function, for messages.
 
     Raises:
@@ -37,7 +37,7 @@ def read_arguments(flag: str, texts: Mapping[str, str], function: Callable, name
 
 
 def parameters_of(function: Callable, name: str) -> dict[str, inspect.Parameter]:
-    """Returns the parameters of a function that can be given by name.
+    """Collects the parameters of a function that can be passed by name.
 
     Raises:
       UsageError: Python does not know its signature.
@@ -54,8 +54,8 @@ def require_call(function: Callable, arguments: Sequence[str], name: str) -> Non
     """Raises UsageError if a function cannot be called with these arguments by position.
 
     Args:
-      function: the function; one whose signature Python does not know is taken as it is.
-      arguments: what each argument is, for the message.
+      function: the function; accepted unchecked if Python does not know its signature.
+      arguments: the name of each argument, for the message.
       name: the name of the function, for the message.
     """
     try:
@@ -70,7 +70,7 @@ def require_call(function: Callable, arguments: Sequence[str], name: str) -> Non
 
 
 def arguments_of(method: Callable) -> tuple[str, ...]:
-    """Returns the names of the arguments of a method of a class, without `self`."""
+    """The names of a method's arguments, without `self`."""
     return tuple(inspect.signature(method).parameters)[1:]
 
 
@@ -82,7 +82,7 @@ def _literal(text: str) -> Any:
 
 
 def _wanted(default: Any) -> tuple[str, tuple[type, ...]] | None:
-    """Returns the type of a value in words, and as types, if the default of its argument tells it."""
+    """The type of a value in words, and as types, if the default of its argument has one."""
     if isinstance(default, bool):
         return "True or False", (bool,)
     if isinstance(default, int | float):

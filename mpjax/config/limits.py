@@ -1,4 +1,4 @@
-"""Checks that settings are in range, and reports all faults at once. The only place that knows the ranges."""
+"""Checks that settings are in range, and reports all faults at once. All ranges are in this file."""
 
 import dataclasses
 import difflib
@@ -70,29 +70,29 @@ BELOW_ONE = (
 
 
 def is_auto(config: Config) -> bool:
-    """Returns True if memory is to decide a setting, so that `commands/fit.py` has to come before the run."""
+    """True if a setting depends on memory, so that `commands/fit.py` must run first."""
     return AUTO in (config.data.batch_size, config.training.accumulate)
 
 
 def check(config: Config) -> None:
-    """Raises UsageError that lists every setting of a wrong type or out of range, with its value and what is valid."""
+    """Raises UsageError that lists every setting of a wrong type or out of range, with its value and the valid ones."""
     require_types(config)
     _require_none([*_ranges(config), *_data(config.data), *_others(config), *_processes(config.distributed)])
 
 
 def require_types(config: Config) -> None:
-    """Raises UsageError that lists every setting whose value is of a wrong type, as Python code may give it."""
+    """Raises UsageError that lists every setting of a wrong type, which Python code may set."""
     _require_none([*wrong_types(config)])
 
 
 def check_distributed(distributed: Distributed) -> None:
-    """Raises UsageError as `check` does, for the `distributed` section alone."""
+    """Raises UsageError like `check`, for the `distributed` section alone."""
     _require_none([*wrong_types(distributed, "distributed.")])
     _require_none([*_processes(distributed)])
 
 
 def check_data(data: Data) -> None:
-    """Raises UsageError as `check` does, for the `data` section alone."""
+    """Raises UsageError like `check`, for the `data` section alone."""
     _require_none([*wrong_types(data, "data.")])
     _require_none([*_ranges(data, "data."), *_data(data)])
 
@@ -103,7 +103,7 @@ def _require_none(faults: list[str]) -> None:
 
 
 def _ranges(settings: Config | Data, prefix: str = "") -> Iterator[str]:
-    """Yields the faults of the tables above, for names that start with `prefix`, the name of the section."""
+    """Yields the faults by the tables above, for names that start with `prefix`, the name of the section."""
 
     def values(names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         for name in names:
@@ -159,7 +159,7 @@ def _data(data: Data) -> Iterator[str]:
         yield "--data.no_antialias without --data.image_size, which is 0: no image is resized; wanted both or none"
 
 
-_SMALLEST_SHARE = 0.001  # of one example in each block of a mixture (`data/order.py`)
+_SMALLEST_SHARE = 0.001  # the share of one example per block of a mixture (`data/order.py`)
 
 
 def _mix(data: Data) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _others(config: Config) -> Iterator[str]:
 
 
 def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
-    """Yields settings that are for other update rules of mpjax; those of a rule of optax are checked against itself."""
+    """Yields settings of other update rules of mpjax; a rule of optax is checked against its own signature."""
     if optimizer.name not in SETTINGS_OF_RULES:
         return
     for field in dict.fromkeys(name for names in SETTINGS_OF_RULES.values() for name in names):
@@ -246,7 +246,7 @@ def _own_parts(config: Config) -> Iterator[str]:
 
 
 def _best(config: Config) -> Iterator[str]:
-    """Yields what is wrong with a metric of mpjax's own; the names of a user's are known once the data is."""
+    """Yields faults of a metric of mpjax; the names of a user's metrics are known only with the data."""
     best = config.loop.best
     if (name := best.removeprefix("test/")) != best:
         yield f"--loop.best {best}: metrics are named without test/; write --loop.best {name}"
@@ -263,7 +263,7 @@ _WITH_CLASSES = ("classification", "text_classification", "segmentation")
 
 
 def _classes(config: Config) -> Iterator[str]:
-    """Yields faults of the settings for classes, which a loss that has none would ignore."""
+    """Yields faults of the settings for classes, which a loss without classes would ignore."""
     objective, weights, ignored = config.training.objective, config.training.class_weights, config.data.ignore_index
     if weights:
         shown = f"--training.class_weights {' '.join(map(str, weights))}"
@@ -308,7 +308,7 @@ _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 
 
 def wrong_types(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yields a line for each setting that has a value of another type, with what it has and what is wanted.
+    """Yields a line for each setting with a value of another type: the value, and the wanted type.
 
     Args:
       settings: a dataclass of settings, whose fields may be sections.
@@ -323,7 +323,7 @@ def wrong_types(settings: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _wanted(hint: Any, value: Any) -> str:
-    """Returns what a field takes, if that is not what it has."""
+    """The wanted type of a field in words; empty if the value has it."""
     if get_origin(hint) is Annotated:
         parser = hint.__metadata__[0]
         kind = "a tuple, " if parser.is_instance(()) else "a dict, " if parser.is_instance({}) else ""

@@ -23,7 +23,7 @@ DESCRIPTION = """Train a model in mixed precision.
 Later files override earlier ones; flags override files."""
 
 CONFIG_FILE = "config.toml"
-"""The file in a run's folder that holds its resolved settings."""
+"""The file in a run's folder with its resolved settings."""
 
 
 def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
@@ -34,7 +34,7 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
 
     Args:
       argv: the arguments, without the program's name: `--config FILE` (repeatable) and flags of `Config`.
-      prog: the program's name, for messages; empty: as `typed("train")`.
+      prog: the program's name, for messages; empty: `typed("train")`.
 
     Returns:
       The settings. With `--resume`, files and flags override the settings in the run's own config.toml.
@@ -70,10 +70,10 @@ T = TypeVar("T")
 
 
 def load_beside(kind: type[T], argv: Sequence[str], *, prog: str) -> tuple[T, Config]:
-    """Parses a command line that has the flags of `kind` and those of a run, as `load_config` does.
+    """Parses a command line with the flags of `kind` and those of a run, which `load_config` parses.
 
     Raises:
-      UsageError: as `load_config`; a mistyped flag of `kind` is named with the nearest.
+      UsageError: as `load_config`; for a mistyped flag of `kind`, the message names the nearest flag.
     """
     settings, rest = parse_known(kind, argv, prog=prog)
     own = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def load_beside(kind: type[T], argv: Sequence[str], *, prog: str) -> tuple[T, Co
 
 
 def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the values of `--config`, and the other arguments.
+    """Splits a command line into the values of `--config` and the other arguments.
 
     Raises:
       UsageError: `--config` has no file.
@@ -130,14 +130,14 @@ def read_flags(file: pathlib.Path) -> list[str]:
         raise UsageError(f"no config file {file}{_other_files(file)}") from None
     except UsageError as error:
         raise UsageError(f"in {file}: {error}") from None
-    except (ValueError, RecursionError) as error:  # ValueError: also a too long number, NUL in the path
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number that is too long, or NUL in the path
         raise UsageError(f"{file} is not TOML: {str(error) or 'nested too deep'}") from None
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _other_files(missing: pathlib.Path) -> str:
-    """Returns advice on files that are there: one of a similar name beside the missing one, and the shipped ones."""
+    """Advises on existing files: one with a similar name beside the missing one, and the shipped ones."""
     near = difflib.get_close_matches(missing.stem, [file.stem for file in missing.parent.glob("*.toml")], n=1)
     asks = f"; did you mean {missing.parent / near[0]}.toml?" if near else ""
     if missing.parent not in (pathlib.Path(), pathlib.Path("configs")):
@@ -173,7 +173,7 @@ def _unknown(table: dict[str, Any], section: Any, prefix: str) -> Iterator[str]:
 
 
 def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[str]:
-    """Yields the flags of a table; `section` is its part of the default config, None if there is none."""
+    """Yields the flags of a table; `section` is its part of the default config, None for an unknown section."""
     for key, value in table.items():
         name = f"--{prefix}{key}"
         default = getattr(section, key, None)
@@ -201,7 +201,7 @@ def _flatten(table: dict[str, Any], section: object, prefix: str) -> Iterator[st
 
 
 def _is_flag(word: str) -> bool:
-    """Returns True for `--name` and `-h`, which the parser reads as flags; a negative number is none."""
+    """True for `--name` and `-h`, which the parser reads as flags; False for a negative number."""
     if word.startswith("--") or not word.startswith("-"):
         return word.startswith("--")
     try:
@@ -212,14 +212,13 @@ def _is_flag(word: str) -> bool:
 
 
 def _words(value: object) -> list[str]:
-    """Returns the words of a value that become separate arguments on a command line."""
     if isinstance(value, dict):
         return [str(word) for pair in value.items() for word in pair if not isinstance(word, dict | list)]
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
 def _other_kind(value: object, default: object) -> str | None:
-    """Returns the type that is wanted if `value` has the wrong type and a flag would hide that, else None."""
+    """The wanted type if `value` has another type and its flag would hide that, else None."""
     is_table = isinstance(default, dict) or (dataclasses.is_dataclass(default) and not isinstance(default, Duration))
     if default is None:
         return None  # an unknown setting: the parser reports it
@@ -240,7 +239,7 @@ _OF_OTHER_PROGRAMS = {
     **dict.fromkeys(("model", "arch"), "--model.name VALUE"),
     "dataset": "--data.name VALUE",
 }
-"""Flags as other programs call them, and what to write here."""
+"""Names of flags in other programs, and the flags of mpjax for them."""
 
 
 def _parse(flags: list[str], prog: str) -> Config:
@@ -259,8 +258,8 @@ def _parse(flags: list[str], prog: str) -> Config:
 def from_toml(file: str | pathlib.Path) -> Config:
     """Reads the settings of one TOML file; a setting that is not in the file has its default.
 
-    The code that the file of a run names is not loaded with them, unless `config_of_run` is told to trust it, and the
-    run's cache is not used.
+    If the file belongs to a run, the code that it names is not loaded, and the run's cache is not used. `config_of_run`
+    can trust the code.
 
     Raises:
       UsageError: the file is missing, unreadable or wrong; the message names it.
@@ -270,5 +269,5 @@ def from_toml(file: str | pathlib.Path) -> Config:
 
 
 def settings_in(file: pathlib.Path) -> Config:
-    """Reads the settings of a TOML file without a mark on code that they name, like `from_toml` otherwise."""
+    """Reads the settings of a TOML file like `from_toml`, but does not mark the code that they name."""
     return _parse(_checked_flags(file, typed("train")), typed("train"))

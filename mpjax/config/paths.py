@@ -1,4 +1,4 @@
-"""Paths of files: as users write them, of shipped settings, and the data paths that a stored run names."""
+"""Paths of files: in the user's spelling, of shipped settings, and of the data that a stored run names."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from mpjax.errors import UsageError, printable
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path with `~` and `~USER` replaced by home folders.
+    """Replaces `~` and `~USER` in a path by home folders.
 
     Raises:
       UsageError: there is no such user, or the text cannot be a file name.
@@ -34,13 +34,13 @@ FOLDER = next((place for place in (_PACKAGE / "configs", _PACKAGE.parent / "conf
 
 
 def names() -> list[str]:
-    """Returns what `--config` finds anywhere: `digits`, `precision/float16` and so on."""
+    """The names of the shipped settings for `--config`: `digits`, `precision/float16` and so on."""
     files = FOLDER.rglob("*.toml") if FOLDER != _PACKAGE else ()
     return sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in files)
 
 
 def settings_file(text: str) -> pathlib.Path:
-    """Returns the file that a text names: that of this path, else the shipped one of this name.
+    """Finds the file of a text: the file at this path, else the shipped file of this name.
 
     `digits`, `digits.toml` and `configs/digits.toml` are the same shipped file; `configs/pets.py` is beside it.
     """
@@ -53,12 +53,12 @@ def settings_file(text: str) -> pathlib.Path:
 
 
 def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -> None:
-    """Prints a line about the data that a stored run names, if there are any.
+    """Prints a line about the data that a stored run names, if any.
 
     Args:
       stored: the settings of the run.
       where: the folder of the run.
-      said: the settings that the user gave, whose data are not the run's.
+      said: the settings of the user; data that they name are not listed.
     """
     given = dict(_data_of(said)) if said else {}
     named = [f"--{name} {value}" for name, value in _data_of(stored) if given.get(name) != value]

@@ -107,5 +107,5 @@ def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:
       SystemExit: code 0 after `--help`; the help is printed.
     """
     settings, config = load_beside(Plan, argv, prog=prog)
-    check_plan(settings)  # after both: an unknown flag may be meant for one that is missing
+    check_plan(settings)  # after both parsers: an unknown flag may be a misspelling of a missing one
     return settings, config

@@ -1,4 +1,4 @@
-"""What the user types to start a command: `mpjax train`, or `python scripts/train.py`."""
+"""The command line of a command: `mpjax train`, or `python scripts/train.py`."""
 
 import pathlib
 import shlex
@@ -6,17 +6,16 @@ import sys
 
 
 NAME = "mpjax"
-"""The program that `pip install` brings."""
+"""The program that `pip install` installs."""
 
 
 def typed(command: str) -> str:
-    """Returns a command's name for help and messages: `mpjax train` if this process was started as `mpjax`, else
-    `train.py`."""
+    """The name of a command in help and messages: `mpjax train` if this process started as `mpjax`, else `train.py`."""
     return f"{NAME} {command}" if _is_installed_program() else f"{command}.py"
 
 
 def command_line(command: str, *arguments: str) -> str:
-    """Returns a line for the shell that starts a command in the way in which this process was started.
+    """Formats a shell line that starts a command in the same way as this process.
 
     >>> command_line("diagnose", "--run", "runs/my run")
     "python scripts/diagnose.py --run 'runs/my run'"

@@ -9,7 +9,7 @@ from mpjax.errors import UsageError
 
 
 LEAST = 20
-"""The smallest number of updates in which a slope can be told from noise."""
+"""The smallest number of updates in which a slope differs from noise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from mpjax.config.schema import Config
 
 
 def to_toml(config: Config) -> str:
-    """Returns the settings as TOML; `from_toml` of a file with this text returns an equal `Config`."""
+    """Formats the settings as TOML; `from_toml` of a file with this text returns an equal `Config`."""
     return tomli_w.dumps(_tables(config))
 
 
@@ -33,21 +33,21 @@ def _value(value):
 
 
 OF_ONE_COMMAND = ("output_dir", "resume", "seeds", "trust_code", "other_data", "profile", "cache_dir", "distributed.")
-"""Settings that are for one command, or that say where a run is."""
+"""Settings of one command, and the place of a run."""
 
 _ELSEWHERE = (*OF_ONE_COMMAND, "steps", "data.data_dir", "loop.", "report.")
 """Settings that may change between a run and its resumption: paths, length and frequencies."""
 
 
 def changes(before: str, now: str, *, apart_from: tuple[str, ...] = _ELSEWHERE) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, old value and new value, as text, of each setting in which two texts of `to_toml` differ.
+    """Yields name, old value and new value, as text, of each setting in which two texts of `to_toml` differ.
 
     A setting missing from one text has its default there.
 
     Args:
-      before: the settings that were.
-      now: the settings that are.
-      apart_from: how the names of settings begin that are left out.
+      before: the old settings.
+      now: the new settings.
+      apart_from: prefixes of the names of settings to leave out.
     """
     defaults = dict(flat(tomllib.loads(to_toml(Config()))))
     old, new = (defaults | dict(flat(tomllib.loads(text))) for text in (before, now))
@@ -61,7 +61,7 @@ _OF_A_PROCESS = ("distributed.", "cache_dir", "data.data_dir", "trust_code")
 
 
 def shared_settings(config: Config) -> dict[str, str]:
-    """Returns the settings, as text by name, in which all processes of a run have to agree."""
+    """The settings, as text by name, that must be equal in all processes of a run."""
     return {name: _said(value) for name, value in flat(_tables(config)) if not name.startswith(_OF_A_PROCESS)}
 
 

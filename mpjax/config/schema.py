@@ -120,16 +120,16 @@ class Data:
 
     @property
     def padding(self) -> int:
-        """Returns the pixels of `crop_padding`; by default 1."""
+        """The pixels of `crop_padding`; by default 1."""
         return 1 if self.crop_padding == -1 else self.crop_padding
 
     def for_task(self, task: str) -> "Data":
-        """Returns the settings with the default of `crop_padding` for a task."""
+        """Settles the default of `crop_padding` for a task."""
         return dataclasses.replace(self, crop_padding=0 if task == "own" and self.crop_padding == -1 else self.padding)
 
     @property
     def stated_classes(self) -> int:
-        """Returns the number of classes of a mask that the settings state, or 0."""
+        """The number of classes of a mask in the settings, or 0."""
         return self.num_classes or len(self.mask_values)
 
 
@@ -326,7 +326,7 @@ class Mesh:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Returns the sizes by axis."""
+        """The sizes by axis."""
         return {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
 
 

@@ -13,18 +13,18 @@ class Score(NamedTuple):
 
     Attributes:
       metric: its name, without `test/`.
-      best: the function that returns the best of several values, min or max.
+      best: the function that chooses the best of several values, min or max.
     """
 
     metric: str
     best: Callable[[Sequence[float]], float]
 
     def higher_is_better(self, value: float | None) -> float | None:
-        """Returns a value of the metric, negated if lower is better."""
+        """Negates a value of the metric if lower is better."""
         return -value if value is not None and self.best is min else value
 
     def improves(self, value: float, before: float, delta: float = 0.0) -> bool:
-        """Returns True if a value is better than one before by more than `delta`; NaN never is."""
+        """True if a value is better than an earlier one by more than `delta`; never for NaN."""
         return value < before - delta if self.best is min else value > before + delta
 
 
@@ -32,13 +32,13 @@ ACCURACY = Score("accuracy", max)
 
 
 def score_of(config: Config) -> Score:
-    """Returns the metric that chooses the best checkpoint: by default that of the task; of an own objective, the loss.
+    """Chooses the metric of the best checkpoint: by default the task's; for the user's own objective, the loss.
 
     >>> score_of(Config(task="language_modeling"))
     Score(metric='perplexity', best=<built-in function min>)
 
     Raises:
-      UsageError: it is not known which value of the metric is best.
+      UsageError: the best value of the metric is unknown.
     """
     metric = config.loop.best or ("loss" if config.training.objective else TASKS[config.task].score)
     if config.loop.best_is != "auto":

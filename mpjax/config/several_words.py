@@ -1,7 +1,7 @@
 """Types of settings that take several words on the command line: lists, and mappings from a name to a value.
 
-To tyro they are plain objects that these functions parse. For `tuple[str, ...]` it would import typeguard to check the
-default, which takes a quarter of the time of `--help`, and its messages name neither the wrong word nor what is wanted.
+To tyro they are plain objects that these functions parse. For `tuple[str, ...]`, tyro would import typeguard to check
+the default, which takes a quarter of the time of `--help`. Its messages name neither the wrong word nor the valid ones.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def _one_of(words: Sequence[str]) -> Callable[[str], str]:
 
 
 def list_of(words: Sequence[str]) -> Any:
-    """Returns the parser of a list of some of these words."""
+    """Builds the parser of a list of some of these words."""
     spec = _list(str, str, "{" + ",".join(words) + "}")
     return dataclasses.replace(spec, choices=tuple(words))
 
@@ -50,7 +50,7 @@ def _list(kind: type, parse: Callable[[str], Any], metavar: str) -> Any:
 
 
 def is_a(kind: type, value: Any) -> bool:
-    """Returns True if a setting of this kind can have the value: a float also whole numbers, a number never True."""
+    """True if a setting of this kind can have the value. A float accepts integers; no number accepts True or False."""
     accepted = (int, float) if kind is float else kind
     return isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
 

@@ -35,13 +35,13 @@ _IN_PYTHON = "python:"
 
 
 class Stored(str):
-    """The value of a setting that may name code, or a folder to write to, as a stored run has it: it does not do so."""
+    """The value of a stored run's setting that may name code or a folder to write to; it is not executed or written."""
 
 
 class Given(str):
-    """The value of a setting that names code, for a function or class that was given in Python.
+    """The value of a setting that names code, for a function or class that was passed in Python.
 
-    It is the text `python:NAME`, which a run stores: who reads the stored settings learns that the code is not there.
+    A run stores it as the text `python:NAME`. A reader of the stored settings thus sees that the code is not there.
 
     Attributes:
       value: the function, class or object.
@@ -51,7 +51,7 @@ class Given(str):
 
 
 def given(value: Any) -> Given:
-    """Returns a setting's value for an object that was given in Python.
+    """Wraps an object that was passed in Python as the value of a setting.
 
     >>> given(len), given(len).value
     ('python:len', <built-in function len>)
@@ -64,12 +64,12 @@ def given(value: Any) -> Given:
 
 
 def as_stored(config: Config, said: Config | None = None, *, trusted: bool = False) -> Config:
-    """Returns settings of a stored run as they may be used: without its cache, and with `Stored` values marked.
+    """Makes settings of a stored run safe to use: removes its cache, and marks code and folders as `Stored`.
 
     Args:
       config: the settings.
-      said: the settings that the user gave, whose code and folders are not the run's.
-      trusted: whether `--trust_code` was given, so that no code is marked as `Stored`.
+      said: the settings of the user; code and folders that they name are not marked.
+      trusted: whether `--trust_code` was set, so that no code is marked as `Stored`.
     """
     config = dataclasses.replace(config, cache_dir=said.cache_dir if said else "")  # compiled programs are code
     if config.data.data_dir and not (said and said.data.data_dir == config.data.data_dir):
@@ -92,7 +92,7 @@ def as_stored(config: Config, said: Config | None = None, *, trusted: bool = Fal
 
 
 def code_of(config: Config) -> dict[str, str]:
-    """Returns the settings that name code outside mpjax, as a dict from setting to value."""
+    """Collects the settings that name code outside mpjax, by setting."""
     found = {}
     for name in CODE:
         section, _, field = name.partition(".")
@@ -109,7 +109,7 @@ def _has_colon(spec: str) -> bool:
 
 
 def files_of(config: Config) -> dict[str, pathlib.Path]:
-    """Returns the files that settings name as `FILE.py:NAME`, by setting; those of modules are not looked for."""
+    """Collects the files that settings name as `FILE.py:NAME`, by setting; files of modules are not included."""
     found = {}
     for setting, specs in code_of(config).items():
         for number, spec in enumerate(specs.split()):
@@ -120,7 +120,7 @@ def files_of(config: Config) -> dict[str, pathlib.Path]:
 
 
 def names_code(spec: str) -> bool:
-    """Returns True for data of `FILE.py:NAME` and `package.module:NAME`, and False for `hf:PATH` and the like."""
+    """True for data of `FILE.py:NAME` and `package.module:NAME`, False for `hf:PATH` and the like."""
     where, colon, _ = spec.partition(":")
     return bool(colon) and where not in DATA_KINDS
 
@@ -131,8 +131,8 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
     Args:
       stored: the settings of the run.
       where: the folder of the run, for the message.
-      trusted: whether `--trust_code` was given.
-      said: the settings that the user gave, without those of stored runs.
+      trusted: whether `--trust_code` was set.
+      said: the settings of the user, without those of stored runs.
     """
     said_code = code_of(said) if said else {}
     named = {name: value for name, value in code_of(stored).items() if said_code.get(name) != value}
@@ -150,7 +150,7 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
 
 
 def is_given_in_python(specs: str) -> bool:
-    """Returns True if one of the values of a setting stands for an object that was given in Python."""
+    """True if a value of a setting refers to an object that was passed in Python."""
     return _IN_PYTHON in specs
 
 
@@ -160,12 +160,12 @@ def _is_own(value: str) -> bool:
 
 
 def is_of_a_run(file: pathlib.Path) -> bool:
-    """Returns True if a settings file lies in a run's folder."""
+    """True if a settings file lies in a run's folder."""
     return any((file.parent / name).exists() for name in ("checkpoints", "environment.json", "metrics.jsonl"))
 
 
 def load_function(spec: str, *, flag: str) -> Callable:
-    """Loads the function or class that `FILE.py:NAME` or `package.module:NAME` names, or returns one `given` in Python.
+    """Loads the function or class of `FILE.py:NAME` or `package.module:NAME`, or returns the value of a `Given`.
 
     Args:
       spec: the file or module, and the name in it; or a `Given`.
@@ -199,14 +199,14 @@ def load_function(spec: str, *, flag: str) -> Callable:
 
 
 def _is_defined_in(module: ModuleType, value: Any) -> bool:
-    """Returns True for a function or class of a module's own package, and not of one that it imports."""
+    """True for a function or class of a module's own package, False for an imported one."""
     if not (inspect.isfunction(value) or inspect.isclass(value)):
         return False
     return value.__module__.partition(".")[0] == module.__name__.partition(".")[0]
 
 
 def described(value: Any) -> str:
-    """Returns what a value is that should be a function or class, and what to write instead."""
+    """Describes a value that should be a function or class, and names the right form."""
     if callable(getattr(value, "init", None)) and callable(getattr(value, "update", None)):
         return (
             "it is an optax transformation; wanted a function of the learning rate of each step, which mpjax gives it, "
@@ -235,7 +235,7 @@ def _module(where: str, flag: str, spec: str) -> ModuleType:
             "if __name__ == '__main__':"
         ) from error
     except SyntaxError as error:
-        # The file and line of the error itself: it may be in a file that this one imports.
+        # The file and line of the error itself, which may be in an imported file.
         place = f"{error.filename or where}, line {error.lineno}"
         line = f": {error.text.strip()}" if error.text else ""
         raise UsageError(f"{flag} {spec}: {place}: {type(error).__name__}: {error.msg}{line}") from error

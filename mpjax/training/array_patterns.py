@@ -1,4 +1,4 @@
-"""Which parameters and statistics a pattern covers: those in the modules that it covers, and those that it names."""
+"""The parameters and statistics that a pattern covers: arrays by path, or all arrays of matching modules."""
 
 import dataclasses
 import difflib
@@ -15,7 +15,7 @@ from mpjax.training.state import take_apart
 
 @dataclasses.dataclass(frozen=True)
 class ArrayPaths:
-    """The arrays of a model, and the modules that they are in. Blocks of a stack are counted one by one.
+    """The paths of a model's arrays and modules. Each block of a stack has its own paths.
 
     Attributes:
       params: paths of parameters.
@@ -29,21 +29,22 @@ class ArrayPaths:
 
     @classmethod
     def of(cls, model: Any) -> "ArrayPaths":
-        """Returns those of a model, which may be abstract."""
+        """Collects the paths of a model, which may be abstract."""
         single = one_by_one(model)
         _, params, stats = take_apart(single)
         return cls(tuple(params), tuple(stats), {one[-1][0]: one for one in lineages_of(modules_of(single))})
 
     def decided(self, patterns: Iterable[str], paths: Iterable[str], flag: str) -> dict[str, str]:
-        """Returns the first pattern that covers each path; paths that none covers are left out.
+        """Maps each path to the first pattern that covers it; paths without a pattern are left out.
 
         Args:
           patterns: a glob on the path of an array or of a module around it, or `type:` and the class of a module.
-          paths: the paths that the patterns are for.
+          paths: the paths to match.
           flag: the setting with the patterns, for messages.
 
         Raises:
-          UsageError: a pattern matches nothing, or only what patterns before it decide; with the nearest paths.
+          UsageError: a pattern matches nothing, or only paths that earlier patterns decide. The message names the
+            nearest paths.
         """
         patterns, paths = tuple(patterns), tuple(paths)
         by_path = {path: [pattern for pattern in patterns if self.covers(pattern, path)] for path in paths}
@@ -60,11 +61,11 @@ class ArrayPaths:
         return found
 
     def covers(self, pattern: str, path: str) -> bool:
-        """Returns True if a pattern covers the array at `path`."""
+        """True if a pattern covers the array at `path`."""
         return covers(pattern, self._owner(path) if pattern.startswith("type:") else scope_lineage(path))
 
     def _owner(self, path: str) -> Lineage:
-        """Returns the lineage of the module that holds the array at `path`."""
+        """The lineage of the innermost module that holds the array at `path`."""
         parts = path.split("/")
         prefixes = ("/".join(parts[:depth]) for depth in range(len(parts) - 1, -1, -1))
         return next(self.lineages[prefix] for prefix in prefixes if prefix in self.lineages)

@@ -1,4 +1,4 @@
-"""Losses in which classes count differently, and labels that count nowhere."""
+"""Losses with a weight for each class, and with labels that are ignored."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def weighted_cross_entropy(
     *,
     label_smoothing: float = 0.0,
 ) -> tuple[Float[Array, "*S"], Float[Array, "*S"]]:
-    """Computes the cross entropy of each example, in which each class has a weight.
+    """Computes the cross entropy of each example with a weight for each class.
 
     The sum of the losses divided by the sum of the weights is `torch.nn.CrossEntropyLoss(weight, label_smoothing)` with
-    class numbers as targets. For a mixed target, which torch divides by the number of examples, an example has the
-    mean weight of the classes that are mixed in it.
+    class numbers as targets. For mixed targets torch divides by the number of examples. Here an example has the mean
+    weight of its mixed classes.
 
     Args:
       logits: floating [..., num_classes].
       targets: floating [..., num_classes]: 1 for the class, shares of mixed classes, or 0 for an ignored label.
       weights: floating [num_classes], at least 0.
-      label_smoothing: share of the target spread evenly over all classes; there each class has its weight, too.
+      label_smoothing: share of the target spread evenly over all classes; each class keeps its weight there.
 
     Returns:
       The losses and the weights of the examples, before smoothing; both float32 (or wider) [...].
@@ -52,9 +52,9 @@ def weighted_cross_entropy(
 
 
 def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> Comparison:
-    """Returns the comparison of a training loss with a weight for each class.
+    """Creates the comparison of a training loss with a weight for each class.
 
-    Metrics and the loss of evaluation give all classes the same weight.
+    Metrics and the evaluation loss weight all classes equally.
 
     Args:
       weights: the weight of each class; empty: 1 for all.
@@ -68,7 +68,7 @@ def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool)
         each = jnp.asarray(weights or (1.0,) * classes, jnp.float32)
         losses, counted = weighted_cross_entropy(logits, target, each, label_smoothing=label_smoothing)
         known = (labels >= 0) & (labels < classes) | (ignores & (labels == IGNORED_LABEL))
-        losses = jnp.where(known, losses, jnp.nan)  # as without weights
+        losses = jnp.where(known, losses, jnp.nan)  # as in the loss without weights
         accuracy = Mean(jnp.sum(correct(logits, labels)), jnp.sum(_counts(labels)))
         return Mean(jnp.sum(losses), jnp.sum(counted)), {"accuracy": accuracy}
 
@@ -79,7 +79,7 @@ def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool)
         return {name: jnp.where(counts > 0, value, 0) for name, value in values.items()} | {_COUNTED: counts}
 
     def _counts(labels: jax.Array) -> jax.Array:
-        """Returns 1 for each example that counts, 0 for an ignored one, float32 [B]."""
+        """float32 [B]: 0 for ignored examples, else 1."""
         return (labels != IGNORED_LABEL).astype(jnp.float32) if ignores else jnp.ones(labels.shape, jnp.float32)
 
     return Comparison(in_training, in_evaluation, _conclude)
@@ -92,7 +92,7 @@ def _conclude(sums: Sums) -> dict[str, float]:
     """Divides each sum by the number of examples that are not ignored.
 
     Raises:
-      UsageError: all are ignored.
+      UsageError: all examples are ignored.
     """
     if not sums[_COUNTED]:
         raise UsageError("label: every example of the set is ignored by --data.ignore_index; wanted some that are not")
@@ -104,8 +104,8 @@ def pixels_by_class(
 ) -> Float[Array, " B"]:
     """Computes the cross entropy of each image: the weighted sum over its pixels divided by the sum of their weights.
 
-    It is `torch.nn.CrossEntropyLoss(weight, ignore_index)` of one image. So a weight is relative to the other classes
-    of the same image, and all images count alike.
+    It is `torch.nn.CrossEntropyLoss(weight, ignore_index)` of one image. A weight is relative to the other classes of
+    the same image, and all images have equal weight.
 
     Args:
       weights: the weight of each class.
@@ -114,7 +114,8 @@ def pixels_by_class(
       ignore: the label of positions to leave out.
 
     Returns:
-      float32 (or wider) [B]; 0 for an image whose pixels are ignored or have weight 0. NaN where a label is outside.
+      float32 (or wider) [B]; 0 for an image whose pixels are all ignored or have weight 0; NaN if a label is out of
+        range.
     """
     labels = labels.astype(jnp.int32)
     targets = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)

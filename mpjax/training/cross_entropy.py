@@ -1,6 +1,6 @@
 """The softmax cross entropy with labels, exact and in float32, for vocabularies whose logits fill a GPU's memory.
 
-In shapes, ... are the positions that have a label each, such as B, H, W or T, and K are the classes.
+In shapes, ... are the labelled positions, such as B, H, W or T, and K are the classes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def with_labels(smoothing: float, logits: Float[Array, "*S K"], labels: Int[Array, "*S"]) -> Float[Array, "*S"]:
     """Computes the cross entropy with labels, in float32 or wider.
 
-    Labels are compared with an iota: to gather a logit, and to scatter its gradient, XLA would write all logits of a
-    vocabulary to memory in float32.
+    Labels are compared with an iota. A gather of a logit and the scatter of its gradient would make XLA write all
+    logits to memory in float32.
     """
     return _Softmax.of(logits, labels).loss(smoothing)
 
@@ -63,14 +63,14 @@ class _Softmax(NamedTuple):
         )
 
     def loss(self, smoothing: float) -> jax.Array:
-        """Returns the cross entropy [...]; NaN where the label is no class."""
+        """The cross entropy [...]; NaN where the label is no class."""
         loss = self.log_total - (1 - smoothing) * jnp.sum(jnp.where(self.own, self.shifted, 0), axis=-1)
         if smoothing:
             loss -= smoothing * jnp.mean(self.shifted, axis=-1)
         return jnp.where(self.valid, loss, jnp.nan)
 
     def slope(self, smoothing: float) -> jax.Array:
-        """Returns the derivative of the loss by the logits, [..., K]: the probabilities minus the target."""
+        """The derivative of the loss by the logits, [..., K]: the probabilities minus the target."""
         even = smoothing / self.shifted.shape[-1]
         target = jnp.where(self.own, 1 - smoothing + even, even)
         slope = jnp.exp(self.shifted - self.log_total[..., None]) - target
@@ -78,10 +78,9 @@ class _Softmax(NamedTuple):
 
 
 def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
-    """Returns the first class with the largest logit; K, which is no class, where that is infinite or a logit is NaN.
+    """The first class with the largest logit; K, which is no class, if that logit is infinite or any logit is NaN.
 
-    It is written in terms of the loss, so that both take the same two passes over the logits of a vocabulary in one
-    program. An argmax would be a third.
+    It shares the two passes of the loss over the logits of a vocabulary. An argmax would add a third pass.
     """
     logits = widened(logits)
     shifted, classes, none = _shifted(logits), _classes(logits), logits.shape[-1]
@@ -90,23 +89,23 @@ def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
 
 
 def _shifted(logits: jax.Array) -> jax.Array:
-    """Returns the logits minus the largest, if that is finite."""
+    """Subtracts the largest logit, if that is finite."""
     largest = jnp.max(logits, axis=-1, keepdims=True)
     return logits - jnp.where(jnp.isfinite(largest), largest, 0)
 
 
 def _classes(logits: jax.Array) -> jax.Array:
-    """Returns the numbers of the classes, int32 [1, ..., 1, K]."""
+    """The class numbers, int32 [1, ..., 1, K]."""
     return jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * (logits.ndim - 1) + (-1,))
 
 
 def widened(logits: jax.Array) -> jax.Array:
-    """Returns logits in float32 or wider."""
+    """Casts logits to float32, or keeps a wider dtype."""
     return logits.astype(widest(logits.dtype, FLOAT32))
 
 
 def in_chunks(function: Callable, size: int, *arrays: Num[Array, "*S _"]) -> tuple[Float[Array, "*S"], ...]:
-    """Computes a function of tokens on `size` of them at a time; the backward pass computes each chunk again.
+    """Applies a function to `size` tokens at a time; the backward pass computes each chunk again.
 
     With the product of features and a vocabulary in `function`, logits never exist for all tokens at once. Gradients of
     the vocabulary add up chunk by chunk, in the dtype of the parameter.
@@ -114,7 +113,7 @@ def in_chunks(function: Callable, size: int, *arrays: Num[Array, "*S _"]) -> tup
     Args:
       function: `(*chunks) -> results`, each [size], of chunks [size, ...] of the arrays.
       size: the number of tokens in a chunk.
-      *arrays: [B, T, ...], with the same tokens.
+      *arrays: [B, T, ...], aligned by token.
 
     Returns:
       The results for all tokens, each [B, T].

@@ -15,7 +15,7 @@ from mpjax.training.state import Arrays, Structure, uncast
 
 
 AHEAD = 4
-"""Batches on the device at a time, including the one being evaluated."""
+"""Largest number of batches on the device, including the one in evaluation."""
 
 
 def make_eval_step(
@@ -25,7 +25,7 @@ def make_eval_step(
     cast: Callable[[Callable], Callable] = uncast,
     layout: Layout | None = None,
 ) -> Callable[[Arrays, Arrays, Mapping[str, jax.Array]], dict[str, jax.Array]]:
-    """Returns the jit-compiled evaluation step, which computes under the model's policy and changes no state.
+    """Builds the jit-compiled evaluation step, which computes under the model's policy and changes no state.
 
     Args:
       structure: the model taken apart, with its policy applied.
@@ -49,7 +49,7 @@ def make_eval_step(
 
 
 def weighted_sums(values: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the sums of values [B, ...], weighted by the batch's `weight`, and `count`, the sum of the weights."""
+    """Sums values [B, ...] with the batch's `weight`; `count` is the sum of the weights."""
     size = next(iter(values.values())).shape[0]
     weight = batch.get("weight", jnp.ones(size, jnp.float32))
 
@@ -64,8 +64,9 @@ def weighted_sums(values: Mapping[str, jax.Array], batch: Mapping[str, jax.Array
 def in_evaluation(
     structure: Structure, run: Callable, *, cast: Callable[[Callable], Callable], layout: Layout | None
 ) -> tuple[Shares, Callable[[Arrays, Arrays, Any], Any]]:
-    """Returns the shares of a batch, and `(params, stats, batch) -> run(model, batch)` of one, in evaluation mode."""
-    # In their own dtypes: a moving average is wider than its parameter, and evaluation may use more than training does.
+    """Builds the shares of a batch, and `(params, stats, batch) -> run(model, batch)` of a share in evaluation."""
+    # In the model's own dtypes: a moving average is wider than its parameter, and evaluation may use more parameters
+    # than training.
     shares = shares_of(layout and dataclasses.replace(layout, travels={}, given={}))
 
     @cast
@@ -88,12 +89,12 @@ def evaluate(
       params: parameters by path.
       stats: statistics by path.
       batches: batches on the host or on the device.
-      conclude: a function from the sums over all examples, added in float64 on the host, to metrics; by default means.
+      conclude: maps the sums over all examples, added in float64 on the host, to metrics; by default means.
     """
     sums: list = []
     for batch in batches:
         sums.append(eval_step(params, stats, batch))
-        # Otherwise the host runs ahead, and the whole set piles up in device memory.
+        # Without the wait the host runs ahead, and the whole set accumulates in device memory.
         if len(sums) >= AHEAD:
             jax.block_until_ready(sums[-AHEAD])
     sums = jax.device_get(sums)

@@ -1,6 +1,6 @@
 """Feeds compiled calls with training data: a batch, a stack of batches, or row numbers of a set on the device.
 
-A `Feed` yields the input of every call, named `fed`, and extracts each step's batch from it while the call is traced.
+A `Feed` yields the input of every call, named `fed`. Inside the traced call it extracts the batch of each step.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
     Attributes:
       table: the whole set by field, [N, ...].
       numbers: int32 [steps, B], the row numbers of each step's examples.
-      given: fields that depend on the epoch too, [steps, B]; the table does not have them.
+      given: fields that also depend on the epoch, [steps, B]; they are not in the table.
     """
 
     table: dict[str, jax.Array]
@@ -34,20 +34,20 @@ class Feed(Protocol):
     """A source of the inputs of compiled calls."""
 
     def calls(self, position: int, counts: Iterable[int]) -> Iterator[Any]:
-        """Yields the input of each call; the calls have `counts` steps, the first of which is number `position` + 1."""
+        """Yields the input of each call. `counts` are the steps per call; the first step is number `position` + 1."""
         ...
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """Returns the shapes of the input of a call of `count` steps, given the input of another call."""
+        """The shapes of the input of a call of `count` steps, from the input of another call."""
         ...
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """Returns the batch of step `index` of a call, counted from 0."""
+        """The batch of step `index` of a call, counted from 0."""
         ...
 
 
 def feed_of(batches: Batches, sharding: NamedSharding, *, most_steps: int, device_bytes: int) -> Feed:
-    """Returns the feed for calls of up to `most_steps` steps.
+    """Chooses the feed for calls of up to `most_steps` steps.
 
     Args:
       batches: the training data.
@@ -76,11 +76,11 @@ class Single:
             yield place(batch, self.sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """Returns `fed`, since all calls have one step."""
+        """`fed` itself, since all calls have one step."""
         return fed
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """Returns `fed`, which is the batch."""
+        """`fed` itself, which is the batch."""
         return fed
 
 
@@ -100,17 +100,17 @@ class Stacked:
             yield place(_stacked(several), sharding)
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """Returns the shapes of a stack of `count` batches."""
+        """The shapes of a stack of `count` batches."""
         return jax.tree.map(lambda x: _of_steps(x, count), fed)
 
     def batch(self, fed: Any, index: Any) -> Any:
-        """Returns one batch of the stack."""
+        """Slices one batch from the stack."""
         return jax.tree.map(lambda x: x[index], fed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resident:
-    """A feed that replicates the whole set on every device: the input is the row numbers of the examples."""
+    """A feed that replicates the whole set on every device: the input is the set and the row numbers of examples."""
 
     batches: BatchesInMemory
     sharding: NamedSharding
@@ -131,29 +131,29 @@ class Resident:
             yield Rows(self.table, *jax.device_put((numbers, _stacked(given)), sharding))
 
     def abstract(self, fed: Any, count: int) -> Any:
-        """Returns the same set with the shape of the row numbers for `count` steps."""
+        """The same set with the shape of the row numbers for `count` steps."""
         numbers, given = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
         return Rows(fed.table, numbers, given)
 
     def batch(self, fed: Any, index: Any) -> Any:
         """Gathers the examples of a step."""
         chosen = fed.numbers[index]
-        # The row numbers are always in bounds; without the mode, a check of each would be compiled in.
+        # The row numbers are always in bounds. The mode omits the check of each.
         gathered = {name: x.at[chosen].get(mode="promise_in_bounds") for name, x in fed.table.items()}
         given = {name: x[index] for name, x in fed.given.items()}
         return jax.lax.with_sharding_constraint(gathered | given, self.sharding)
 
 
 def _stacked(several: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the fields of several batches, stacked to [steps, B, ...]."""
+    """Stacks the fields of several batches to [steps, B, ...]."""
     return {name: np.stack([batch[name] for batch in several]) for name in several[0]}
 
 
 def _behind_steps(sharding: NamedSharding) -> NamedSharding:
-    """Returns the sharding of arrays [steps, B, ...] whose steps are sharded as `sharding` says."""
+    """The sharding of arrays [steps, B, ...] whose batches are sharded by `sharding`."""
     return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
 
 
 def _of_steps(array: jax.Array, count: int) -> jax.ShapeDtypeStruct:
-    """Returns the shape of `array`, [steps, ...], with another number of steps."""
+    """The shape of `array`, [steps, ...], with another number of steps."""
     return jax.ShapeDtypeStruct((count, *array.shape[1:]), array.dtype, sharding=array.sharding)

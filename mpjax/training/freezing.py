@@ -1,4 +1,4 @@
-"""Parameters and statistics that a run does not train: no gradient, no moments, no change of a bit."""
+"""Parameters and statistics that a run does not train: no gradient, no moments, no changed bit."""
 
 import dataclasses
 from collections.abc import Collection, Iterable
@@ -19,14 +19,14 @@ _FLAG = "--training.freeze"
 
 
 def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
-    """Returns the paths of the parameters and statistics that patterns cover, as the model has them.
+    """Collects the paths of the parameters and statistics that patterns cover, as in `model`.
 
     Args:
       model: the model, which may be abstract.
       patterns: as for `ArrayPaths.decided`.
 
     Raises:
-      UsageError: a pattern matches nothing, or some blocks of a stack only; or nothing is left to train.
+      UsageError: a pattern matches nothing, or only some blocks of a stack; or all parameters are frozen.
     """
     patterns = tuple(patterns)
     if not patterns:
@@ -49,7 +49,7 @@ def frozen_paths(model: nnx.Module, patterns: Iterable[str]) -> frozenset[str]:
 
 
 def freeze_statistics(model: nnx.Module, frozen: Collection[str]) -> None:
-    """Makes batch norms whose statistics are all frozen use them in training too, as in evaluation, in place."""
+    """Makes batch norms with frozen mean and variance normalize by them in training too, in place."""
     for path, module in modules_of(model).items():
         if isinstance(module, nnx.BatchNorm) and {f"{path}/mean", f"{path}/var"} <= set(frozen):
             wrap(module, OnStoredStatistics())
@@ -67,9 +67,9 @@ class OnStoredStatistics:
 
 
 def trained_only(tx: optax.GradientTransformation, frozen: Collection[str]) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimizer for the other arrays alone; it passes over what it is given for frozen ones.
+    """Applies an optimizer to the trained arrays only, and ignores gradients and parameters of frozen ones.
 
-    Its updates are those of the gradients' paths: minus zero, which changes no bit, for frozen ones.
+    Frozen arrays have updates of minus zero, which change no bit.
     """
     tx = optax.with_extra_args_support(tx)
 

@@ -1,4 +1,4 @@
-"""Computes the initial values that modules take from the training images, such as a kernel that whitens patches."""
+"""Computes initial values that depend on the training images, such as a kernel that whitens patches."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from mpjax.training.state import Arrays, take_apart
 
 MOST_IMAGES = 5000
 MOST_VALUES = 2**24
-"""How many pixels are read at most, times channels: all of 5,000 images of 32x32x3, or 111 of 224x224x3."""
+"""Most values (pixels times channels) to read: all of 5,000 images of 32x32x3, or 111 of 224x224x3."""
 
 
 @runtime_checkable
@@ -25,17 +25,18 @@ class FromImages(Protocol):
     """A module with initial values that depend on the training images."""
 
     def from_images(self, images: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Returns variables of the module, by attribute, from normalised images, float32 [N, H, W, C]."""
+        """Computes variables of the module, by attribute, from normalised images, float32 [N, H, W, C]."""
         ...
 
 
 def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:
-    """Returns what the model's modules compute from the training images, by path; nothing is read if none does.
+    """Computes the initial values that modules take from the training images, by path; reads nothing if no module does.
 
-    The images are spread evenly over the training split, prepared without augmentation, and the same in each process.
+    The images are spread evenly over the training split and prepared without augmentation. They are the same in each
+    process.
 
     Raises:
-      UsageError: the model takes no images, or a module names a variable that it does not have.
+      UsageError: the data has no images, or a module names a variable that it does not have or returns another shape.
     """
     modules = {path: one for path, one in modules_of(task.abstract).items() if isinstance(one, FromImages)}
     if not modules:
@@ -59,7 +60,7 @@ def arrays_from_images(task: Task, source: Source, config: Data) -> Arrays:
 
 
 def _images(task: Task, source: Source, config: Data) -> np.ndarray:
-    """Returns images as the model is given them in evaluation, float32 [N, H, W, C]."""
+    """Images as the model receives them in evaluation, float32 [N, H, W, C]."""
     read = reader(source, config, training=True)
     first = read(source.train[0])
     count = max(1, min(MOST_IMAGES, len(source.train), MOST_VALUES // first["image"].size))

@@ -21,9 +21,9 @@ from mpjax.training.state import Arrays
 
 
 def widened(layout: Layout, params: Arrays) -> Arrays:
-    """Returns parameters, those that are divided no narrower than `reduce_dtype`.
+    """Casts divided parameters to `reduce_dtype`, unless they are wider.
 
-    A gradient has the dtype of its parameter, so that a sum in float32 needs a parameter in float32.
+    A gradient has the dtype of its parameter, so a sum in float32 needs a parameter in float32.
     """
     return {
         name: param.astype(widest(param.dtype, layout.reduce_dtype)) if _widens(layout, name) else param
@@ -32,14 +32,14 @@ def widened(layout: Layout, params: Arrays) -> Arrays:
 
 
 def gathered(layout: Layout, parts: Arrays) -> Arrays:
-    """Returns whole parameters, but for those that a block gathers when it is called."""
+    """Gathers all parameters except those that a block gathers when it is called."""
     return {name: part if _in_block(layout, name) else _gather(layout, name, part) for name, part in parts.items()}
 
 
 def gather_in_blocks(model: nnx.Module, layout: Layout) -> None:
     """Makes the blocks of a model gather their parameters, in place; the backward pass gathers them again.
 
-    Whole parameters of one block at a time are then in memory, instead of those of the model.
+    Only one block at a time then has its whole parameters in memory.
     """
     blocks = blocks_of(model) if layout.blocks else {}
     for path in layout.blocks:
@@ -53,7 +53,7 @@ def gather_in_blocks(model: nnx.Module, layout: Layout) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Gathers:
-    """A wrapper that gathers the parameters of a module for the time of a call."""
+    """A wrapper that gathers the parameters of a module for the duration of a call."""
 
     layout: Layout
     path: str
@@ -75,16 +75,16 @@ class Gathers:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Divided:
-    """This device's part of a parameter, in its place while its block is not called. To use it is an error.
+    """This device's part of a parameter, in its place while its block is not called. Any use of it is an error.
 
-    As a bare array it could pass for the whole: half of an embedding gives logits of half of the vocabulary.
+    A bare array could pass for the whole: half of an embedding gives logits of half of the vocabulary.
     """
 
     array: jax.Array
     name: str = dataclasses.field(metadata={"static": True})
 
     def __getattr__(self, attribute: str):
-        # JAX looks for `__jax_array__`; Python's own protocols are to find nothing.
+        # JAX looks for `__jax_array__`; Python's own protocols must find nothing.
         if attribute.startswith("__") and attribute != "__jax_array__":
             raise AttributeError(attribute)
         self._refuse()
@@ -101,13 +101,13 @@ class Divided:
 
 
 def _variables(path: str, module: nnx.Module) -> list[tuple[str, nnx.Param]]:
-    """Returns the parameters of the module at `path`, by path of the model."""
+    """The parameters of the module at `path`, with their paths in the model."""
     graph = nnx.iter_graph(module)
     return [(f"{path}/{'/'.join(map(str, p))}", one) for p, one in graph if isinstance(one, nnx.Param)]
 
 
 def _widens(layout: Layout, name: str) -> bool:
-    # Without `given`, a block would not know in which dtype the model stores the parameter.
+    # Without an entry in `given`, a block would not know in which dtype the model stores the parameter.
     return layout.fsdp_axis(name) is not None and name in layout.given
 
 
@@ -123,7 +123,7 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
     over_tensor = over((TENSOR,), layout.spec(name))
 
     def apart(function):
-        # The compiler would gather over `tensor` too, and divide the result again.
+        # Otherwise the compiler would gather over `tensor` too, and divide the result again.
         if TENSOR not in over_tensor:
             return function
         return jax.shard_map(
@@ -152,9 +152,9 @@ def _gather(layout: Layout, name: str, part: jax.Array) -> jax.Array:
 
 
 def _gather_in_float8(part: jax.Array, axis: int, axes: tuple[str, ...]) -> jax.Array:
-    """Gathers a parameter in float8, quantised as a layer would quantise the whole; returns it as bfloat16.
+    """Gathers a parameter in float8, with the scale of the whole parameter, and casts it to bfloat16.
 
-    To quantise the result again gives the same numbers: all scales are powers of two.
+    A layer that quantises the result again gets the same numbers, since all scales are powers of two.
 
     Args:
       part: this device's part.

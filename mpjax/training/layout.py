@@ -1,4 +1,4 @@
-"""How the arrays of a run are divided over a mesh of devices: batches, parameters, and the state that follows them."""
+"""The division of batches, parameters and optimizer state over a mesh of devices."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ BATCH_AXES = (DATA, FSDP)
 """The axes over which the examples of a batch are divided."""
 
 SMALL = 2**14
-"""Parameters with fewer elements are not divided over `fsdp`: a gather costs more than their memory is worth."""
+"""Parameters with fewer elements are not divided over `fsdp`: a gather costs more than the memory that it saves."""
 
 BatchNorm = Literal["device", "global"]
 
@@ -29,12 +29,12 @@ class Layout:
 
     Attributes:
       mesh: all devices.
-      divided: the spec of each parameter that is divided, by path; the others are replicated.
-      travels: the dtype in which a parameter that is divided over `fsdp` is gathered, by path.
-      given: the dtype in which the model is given it: that dtype if it would only cast it to it, else its own.
-      blocks: paths of the modules that gather their parameters themselves, in the backward pass again.
+      divided: the spec of each divided parameter, by path; the others are replicated.
+      travels: the dtype in which a parameter is gathered over `fsdp`, by path.
+      given: the dtype in which the model receives it: `travels` if the model only casts it to that dtype, else its own.
+      blocks: paths of the modules that gather their parameters themselves, and again in the backward pass.
       reduce_dtype: the dtype in which gradients are added across devices.
-      batch_norm: the examples that batch norms take their statistics from: each device's own, or all.
+      batch_norm: the examples behind the statistics of batch norms: each device's own, or all.
     """
 
     mesh: Mesh
@@ -48,24 +48,24 @@ class Layout:
 
     @property
     def shares(self) -> int:
-        """Returns the number of parts that a batch is divided into."""
+        """The number of parts that a batch is divided into."""
         return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
 
     def spec(self, name: str) -> PartitionSpec:
-        """Returns the spec of a parameter."""
+        """The spec of a parameter."""
         return self.divided.get(name, PartitionSpec())
 
     def fsdp_axis(self, name: str) -> int | None:
-        """Returns the axis along which a parameter is divided over `fsdp`, or None."""
+        """The axis along which a parameter is divided over `fsdp`, or None."""
         return next((axis for axis, over in enumerate(self.spec(name)) if over == FSDP), None)
 
     @property
     def replicated(self) -> NamedSharding:
-        """Returns the fully replicated sharding."""
+        """The fully replicated sharding."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def batch(self, *, size: int, accumulate: int = 1) -> NamedSharding:
-        """Returns the sharding of arrays [B, ...] with the examples divided among the devices.
+        """The sharding of arrays [B, ...] with the examples divided among the devices.
 
         Raises:
           UsageError: the batch does not divide evenly among devices and micro-batches.
@@ -79,17 +79,17 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
 
     def evaluation(self, size: int) -> NamedSharding:
-        """Returns the sharding of evaluation batches: divided if they divide evenly, else replicated."""
+        """The sharding of evaluation batches: divided if they divide evenly, else replicated."""
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES) if self.divides(size) else PartitionSpec())
 
     def divides(self, size: int) -> bool:
-        """Returns True if a batch of this size divides evenly among the devices."""
+        """True if a batch of this size divides evenly among the devices."""
         return size % self.shares == 0
 
     def state(self, state: Any) -> Any:
-        """Returns the sharding of each leaf of a training state: moments, masters and EMA as their parameter.
+        """The sharding of each leaf of a training state: moments, masters and EMA follow their parameter.
 
-        A float8 moment is divided so, too; its scales are, where the mesh divides their number.
+        The values of a float8 moment follow it too; its scales do where the mesh divides their number.
 
         Args:
           state: a `TrainState` of arrays or of shapes.
@@ -106,13 +106,12 @@ class Layout:
         return jax.tree_util.tree_map_with_path(sharding, state)
 
     def _divides(self, spec: PartitionSpec, shape: tuple[int, ...]) -> bool:
-        """Returns True if the mesh divides an array of this shape as a spec says."""
         parts = [self.mesh.shape[over] if over else 1 for over in spec]
         return len(parts) == len(shape) and all(size % part == 0 for size, part in zip(shape, parts, strict=True))
 
 
 def over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
-    """Returns the part of a spec that is over these axes of the mesh."""
+    """Restricts a spec to some axes of the mesh."""
 
     def is_over(names: Any) -> bool:
         return names is not None and set(axes).issuperset([names] if isinstance(names, str) else names)
@@ -123,7 +122,7 @@ def over(axes: Sequence[str], spec: PartitionSpec) -> PartitionSpec:
 def divide(
     params: Mapping[str, Any], mesh: Mesh, tensor_axes: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, PartitionSpec]:
-    """Returns the spec of each parameter to divide over the axes `fsdp` and `tensor` of a mesh.
+    """Chooses the spec of each parameter to divide over the axes `fsdp` and `tensor` of a mesh.
 
     Over `fsdp`, a parameter is divided along its longest axis that the mesh divides evenly.
 

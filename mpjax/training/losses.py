@@ -1,6 +1,6 @@
 """Losses and scores per example, computed in float32 or wider for logits of any dtype.
 
-In shapes, B is the batch and ... the positions of an example that have a label each, such as H, W or T.
+In shapes, B is the batch and ... are the labelled positions of an example, such as H, W or T.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cross_entropy(
 
 
 def soft_cross_entropy(logits: Float[Array, "B K"], targets: Float[Array, "B K"]) -> Float[Array, " B"]:
-    """Computes the softmax cross entropy of each example with a target distribution, such as that of mixed images.
+    """Computes the softmax cross entropy of each example with a target distribution, such as for mixed images.
 
     Args:
       logits: floating [B, num_classes].
@@ -80,7 +80,7 @@ def masked_cross_entropy(
     Args:
       logits: floating [B, ..., num_classes].
       labels: integer [B, ...]; any value where the mask is 0.
-      mask: bool, integer or floating [B, ...]; nonzero at the positions that count.
+      mask: bool, integer or floating [B, ...]; nonzero at counted positions.
 
     Returns:
       The sums and the counts, both float32 (or wider) [B].
@@ -103,7 +103,7 @@ def dice_loss(
     """Computes one minus the soft Dice coefficient of each example, averaged over classes.
 
     Milletari et al., 2016 (arXiv:1606.04797), equation in section 3: 2 sum(p g) / (sum(p^2) + sum(g^2)). Here `smooth`
-    is added to numerator and denominator, so that a class that is neither present nor predicted costs nothing.
+    is added to numerator and denominator, so a class that is neither present nor predicted adds no loss.
 
     Args:
       logits: floating [B, ..., num_classes], before the softmax.
@@ -125,12 +125,12 @@ def dice_loss(
 
 
 def correct(logits: Float[Array, "B K"], labels: Int[Array, " B"]) -> Float[Array, " B"]:
-    """Returns float32 [B]: 1 where the label has the largest of the logits [B, num_classes], else 0."""
+    """float32 [B]: 1 where the label has the largest of the logits [B, num_classes], else 0."""
     return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
 
 
 def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]) -> Float[Array, " B"]:
-    """Returns 1 where the label's logit is among the k largest, else 0; among equal logits the first ranks higher.
+    """1 where the label's logit is among the k largest, else 0; among equal logits the first ranks higher.
 
     >>> correct_in_top(2, jnp.array([[1.0, 3.0, 2.0], [1.0, 1.0, 1.0]]), jnp.array([2, 2]))
     Array([1., 0.], dtype=float32)
@@ -143,7 +143,7 @@ def correct_in_top(k: int, logits: Float[Array, "B K"], labels: Int[Array, " B"]
     Returns:
       float32 [B]; 0 where the label's logit is NaN.
     """
-    # Counting the rank, unlike sorting, needs no communication when the batch is sharded.
+    # A count of the rank, unlike a sort, needs no communication when the batch is sharded.
     own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
     place = jnp.arange(logits.shape[-1], dtype=labels.dtype)[None, :]
     behind = (logits < own) | ((logits == own) & (place >= labels[:, None]))
@@ -159,7 +159,7 @@ def intersection_and_union(
     IoU averages over the classes that occur.
 
     Args:
-      logits: floating [B, ..., num_classes]; the prediction is the largest.
+      logits: floating [B, ..., num_classes]; the largest is the prediction.
       labels: integer [B, ...], in [0, num_classes) or `ignore`.
       ignore: the label of positions to leave out; None counts all positions.
 
@@ -174,10 +174,10 @@ def intersection_and_union(
 
 
 def _counts(labels: jax.Array, ignore: int | None) -> jax.Array:
-    """Returns a bool array of the shape of `labels`: True at the positions that count."""
+    """bool, in the shape of `labels`: True at counted positions."""
     return jnp.full(labels.shape, True) if ignore is None else labels.astype(jnp.int32) != ignore
 
 
 def _count(flags: jax.Array, keep: int = 0) -> jax.Array:
-    """Counts the flags that are set, int32, over all axes but the first and the last `keep`."""
+    """Counts the set flags, int32, over all axes except the first and the last `keep`."""
     return jnp.sum(flags, axis=tuple(range(1, flags.ndim - keep)), dtype=jnp.int32)

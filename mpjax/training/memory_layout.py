@@ -1,7 +1,7 @@
-"""Lays gradients of convolutions out in memory as their parameters, before their cast to float32.
+"""Lays gradients of convolutions out in memory like their parameters, before their cast to float32.
 
-On GPUs they come with the output channels first. An update that transposes cannot write in place: XLA would copy
-parameters and moments after it. What is transposed is written and read again, in half precision at half the bytes.
+On GPUs these gradients have the output channels first. An update that transposes cannot write in place, so XLA would
+copy parameters and moments after it. The transpose here reads and writes half precision, at half the bytes.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from mpjax.precision.dtypes import HALF
 
 
 def row_major(gradient: jax.Array) -> jax.Array:
-    """Lays an array of four axes, such as a convolution's gradient, out row by row.
+    """Lays an array of four axes, such as a convolution's gradient, out in row-major order.
 
-    A stack's kernels of attention have four axes too; a loop gives theirs row by row.
+    Attention kernels of a stack have four axes too; their loop already yields row-major gradients.
     """
     if gradient.ndim != 4:
         return gradient
@@ -26,11 +26,11 @@ def row_major(gradient: jax.Array) -> jax.Array:
 
 
 def row_major_before_casts(run: Callable, select: Callable[[Any], Any]) -> Callable:
-    """Returns a function with some of its results laid out by `row_major`, before the cast that ends their computation.
+    """Applies `row_major` to some results of a function, before the cast that ends their computation.
 
     Args:
       run: the function, whose arguments and results are pytrees of arrays.
-      select: chooses these results: `result -> a pytree of them`.
+      select: selects these results: `result -> a pytree of them`.
     """
 
     def laid_out(*args: Any) -> Any:

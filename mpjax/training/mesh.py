@@ -1,4 +1,4 @@
-"""The device mesh of a run, and how batches get to its devices."""
+"""The device mesh of a run, and the transfer of batches to its devices."""
 
 import itertools
 import math
@@ -14,11 +14,11 @@ from mpjax.training.layout import DATA, FSDP, TENSOR
 
 
 def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """Returns a mesh with the axes `data`, `fsdp` and `tensor`, neighbouring devices along the last.
+    """Creates a mesh with the axes `data`, `fsdp` and `tensor`; neighbouring devices lie along the last.
 
     Args:
       devices: the devices; all by default.
-      data: replicas of the (divided) parameters; -1: as many as there are devices for.
+      data: replicas of the (divided) parameters; -1: as many as the devices allow.
       fsdp: the number of parts that parameters and optimizer state are divided into; may be -1 instead of `data`.
       tensor: the number of parts that attention heads and MLPs are divided into; may be -1 instead of `data`.
 
@@ -27,15 +27,19 @@ def make_mesh(devices: Sequence | None = None, /, *, data: int = -1, fsdp: int =
     """
     devices = jax.devices() if devices is None else devices
     sizes = settle({DATA: data, FSDP: fsdp, TENSOR: tensor}, len(devices))
-    # Auto: the compiler propagates shardings, so that models and losses need no annotations.
+    # Auto: the compiler propagates shardings, so models and losses need no annotations.
     return Mesh(np.asarray(devices).reshape(*sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
-    """Returns the sizes of the mesh with -1 replaced; raises UsageError if their product is not `devices`."""
+    """Replaces -1 among the sizes of the mesh.
+
+    Raises:
+      UsageError: the product of the sizes is not `devices`.
+    """
     known = math.prod(size for size in sizes.values() if size > 0)
     settled = {name: devices // known if size == -1 else size for name, size in sizes.items()}
-    # Not the product alone: two sizes of -2 have a positive one.
+    # Not the product alone: two sizes of -2 have a positive product.
     possible = min(settled.values()) > 0 and list(sizes.values()).count(-1) < 2
     if not possible or math.prod(settled.values()) != devices:
         shown, near = (
@@ -50,7 +54,7 @@ def settle(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
 
 
 def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
-    """Returns the sizes with product `devices` that are nearest to `sizes` as ratios; sizes below 1 may become any."""
+    """The sizes with product `devices` that are nearest to `sizes` as ratios; sizes below 1 match any size."""
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     products = [each for each in itertools.product(divisors, repeat=len(sizes)) if math.prod(each) == devices]
 
@@ -63,35 +67,35 @@ def _nearest(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
 
 OVERLAP = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
-    # In bytes of the result. By default XLA scatters the gradients of many blocks at once, and keeps all of them until
-    # then: GPT-2 XL on 8 GPUs needs 3.8 GB with this instead of 4.9.
+    # In bytes of the result. By default XLA scatters the gradients of many blocks at once and keeps all of them until
+    # then: GPT-2 XL on 8 GPUs needs 3.8 GB with this option instead of 4.9.
     "xla_gpu_reduce_scatter_combine_threshold_bytes": 2**20,
 }
-"""XLA's options that let GPUs compute while they communicate."""
+"""XLA options that overlap computation and communication on GPUs."""
 
 
 AS_WRITTEN = {"xla_allow_excess_precision": False}
-"""XLA's option that keeps casts to half precision where they stand.
+"""XLA option that keeps casts to half precision in place.
 
-By default XLA leaves out a cast down that is followed by one up. A gradient that is added up in float32 is then written
-to memory in float32 as well: of GELU, 0.8 GB for each block of GPT-2 small.
+By default XLA removes a cast down that is followed by a cast up. A gradient that is added up in float32 is then also
+written to memory in float32: for GELU, 0.8 GB per block of GPT-2 small.
 """
 
 
 def compiler_options(mesh: Mesh, *, overlap: bool = True) -> dict[str, bool | int]:
-    """Returns XLA's options for the programs of a run: `AS_WRITTEN` on GPUs, and `OVERLAP` on several if wanted."""
+    """The XLA options for the programs of a run: `AS_WRITTEN` on GPUs, and `OVERLAP` on several if wanted."""
     if mesh.devices.flat[0].platform not in ("gpu", "cuda"):
         return {}
     return AS_WRITTEN | (OVERLAP if mesh.size > 1 and overlap else {})
 
 
 def own_rows(sharding: NamedSharding, size: int) -> Share:
-    """Returns the rows of a batch of `size` examples that this process reads: those that its devices hold.
+    """The rows of a batch of `size` examples that this process reads: the rows that its devices hold.
 
     Processes that divide a model over `tensor` between them read the same rows.
 
     Raises:
-      UsageError: its devices hold rows that do not follow each other.
+      UsageError: its devices do not hold one contiguous block of rows.
     """
     indices = sharding.addressable_devices_indices_map((size,)).values()
     held = {index[0].indices(size)[:2] for index in indices if index}

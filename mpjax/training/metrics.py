@@ -19,8 +19,8 @@ class _Collected(NamedTuple):
     """A metric of `clu` or `metrax`, whose arrays are sums over examples.
 
     Attributes:
-      treedef: its class, with leaves in place of arrays.
-      shapes: the shapes and dtypes of these.
+      treedef: the structure of the metric.
+      shapes: the shapes and dtypes of its arrays.
     """
 
     treedef: Any
@@ -35,17 +35,18 @@ def with_metrics(
     *,
     of_outputs: Callable[[Any], Any] = lambda outputs: outputs,
 ) -> Objective:
-    """Returns an objective that also computes a user's metrics, in evaluation only.
+    """Adds a user's metrics to an objective, in evaluation only.
 
     Args:
       objective: the objective of the run.
-      metrics: functions (`mpjax.extend.Metric`) by name; the name is that of a function's only value.
-      outputs: the shapes of what `objective.outputs_of` returns for `batch`.
+      metrics: functions (`mpjax.extend.Metric`) by name; a function with one value has its name.
+      outputs: the shapes of the result of `objective.outputs_of` for `batch`.
       batch: the shapes of a prepared batch.
-      of_outputs: selects from the outputs what metrics are given.
+      of_outputs: selects from the outputs the argument of the metrics.
 
     Raises:
-      UsageError: a metric fails or returns something else on these shapes, or two have one name; the message names it.
+      UsageError: a metric fails or returns something else on these shapes, or two have the same name. The message names
+        it.
     """
     size = next(iter(batch.values())).shape[0]
     own: dict[str, _Collected | None] = {}
@@ -74,7 +75,7 @@ def with_metrics(
 
 
 _LEAF = "/sum"
-"""Between the name of a collected metric and the number of one of its arrays."""
+"""The separator of the name of a collected metric and the number of one of its arrays."""
 
 
 def _is_collected(value: Any) -> bool:
@@ -88,7 +89,7 @@ def _named(flag: str, found: Any) -> Mapping[str, Any]:
 def _kinds(
     flag: str, function: Callable, outputs: Any, batch: Any, size: int
 ) -> Iterator[tuple[str, _Collected | None]]:
-    """Yields the name of each value of a metric, and what it is if it is not a value per example."""
+    """Yields the name of each value of a metric; with its structure if it is a collected metric, else None."""
 
     def checked(outputs, batch):
         returned = function(outputs, batch)
@@ -112,7 +113,6 @@ def _kinds(
 
 
 def _require_values(flag: str, returned: Any, size: int) -> None:
-    """Raises UsageError unless a metric returned one value per example, or several by their names."""
     where = f"--training.metrics {flag}"
     if isinstance(returned, Mapping):
         wrong = "an empty dict" if not returned else next((f"the name {n!r}" for n in returned if n != str(n)), "")
@@ -129,10 +129,10 @@ def _require_values(flag: str, returned: Any, size: int) -> None:
 
 
 def _require_sums(name: str, kind: _Collected) -> None:
-    """Raises UsageError unless merging two metrics adds their arrays, and a number can be computed from the sums."""
+    """Raises UsageError unless a merge of two metrics adds their arrays, and `compute` of the sums returns a number."""
     one, two = (kind.treedef.unflatten([np.full(x.shape, n, x.dtype) for x in kind.shapes]) for n in (1, 2))
     where = f"--training.metrics {name}: merge() of {type(one).__name__} failed"
-    with named_failure(where, one), jax.numpy_dtype_promotion("standard"):  # as their libraries expect
+    with named_failure(where, one), jax.numpy_dtype_promotion("standard"):  # the default of clu and metrax
         merged = jax.tree.leaves(one.merge(two))
     added = len(merged) == len(kind.shapes) and all(
         x.shape == np.shape(m) and np.all(np.asarray(m) == 3) for x, m in zip(kind.shapes, merged, strict=True)
@@ -147,7 +147,7 @@ def _require_sums(name: str, kind: _Collected) -> None:
 
 
 def _values(flag: str, function: Callable, outputs: Any, batch: Batch) -> Iterator[tuple[str, jax.Array]]:
-    """Yields the quantities of a metric that are to be summed over a set, [B, ...] each."""
+    """Yields the quantities of a metric to sum over a set, [B, ...] each."""
     size = next(iter(batch.values())).shape[0]
     for name, value in _named(flag, function(outputs, batch)).items():
         if not _is_collected(value):
@@ -163,20 +163,19 @@ def _values(flag: str, function: Callable, outputs: Any, batch: Batch) -> Iterat
 
 
 def _computed(name: str, kind: _Collected, sums: Sums) -> float:
-    """Returns the value of a metric with these sums."""
     leaves = [jnp.asarray(sums[f"{name}{_LEAF}{n}"], x.dtype) for n, x in enumerate(kind.shapes)]
     try:
         return _number_of(name, kind.treedef.unflatten(leaves))
-    except ZeroDivisionError:  # of Python's numbers, if no example counts: NaN, as JAX divides
+    except ZeroDivisionError:  # Python numbers, if there is no counted example; JAX's division gives NaN
         return float("nan")
 
 
 def _number_of(name: str, metric: Any) -> float:
-    """Returns what `compute` of a metric returns.
+    """Calls `compute` of a metric.
 
     Raises:
-      UsageError: it fails, or returns something else than one number.
-      ZeroDivisionError: it divides Python's numbers by zero.
+      UsageError: it fails, or returns something other than one number.
+      ZeroDivisionError: it divides Python numbers by zero.
     """
     where = f"--training.metrics {name}: compute() of {type(metric).__name__}"
     with jax.numpy_dtype_promotion("standard"):

@@ -1,4 +1,4 @@
-"""Muon on the filters of convolutions, and SGD with momentum on everything else.
+"""Muon for the filters of convolutions, and SGD with momentum for all other parameters.
 
 Jordan, "Muon: An optimizer for hidden layers in neural networks", 2024 (kellerjordan.github.io/posts/muon).
 """
@@ -19,7 +19,7 @@ from mpjax.precision.dtypes import FLOAT32, widest
 FILTERS, REST = "filters", "rest"
 
 _AS_MATRIX = contrib.MuonDimensionNumbers(reduction_axis=(0, 1, 2), output_axis=3)
-"""A filter [height, width, inputs, outputs] is a matrix of as many columns as outputs."""
+"""A filter [height, width, inputs, outputs] is a matrix with one column per output."""
 
 
 def muon_and_sgd(
@@ -35,26 +35,26 @@ def muon_and_sgd(
 ) -> optax.GradientTransformation:
     """Orthogonalizes the momentum of each convolution's filter; updates other parameters by SGD.
 
-    The update of a filter has singular values of about 1, times sqrt(outputs / inputs) if it has more outputs, and
-    times its learning rate, whatever the size of the gradient.
+    The update of a filter has singular values of about 1, whatever the size of the gradient. They are multiplied by the
+    learning rate, and by sqrt(outputs / inputs) if the filter has more outputs than inputs.
 
     Args:
       filters_rate: learning rate of filters, which are the parameters of four axes.
-      rest_rate: learning rate of everything else.
+      rest_rate: learning rate of all other parameters.
       momentum: momentum coefficient of filters.
-      rest_momentum: momentum coefficient of everything else.
+      rest_momentum: momentum coefficient of all other parameters.
       nesterov: whether to use Nesterov momentum in both.
-      weight_decay: weight decay: of filters decoupled from the gradient, of everything else added to it.
-      mask: which parameters decay, given all of them.
-      normalise: whether each step scales filters to a norm of sqrt(outputs) before it adds the update; filters do not
-        decay then.
+      weight_decay: weight decay; decoupled from the gradient for filters, added to it for all other parameters.
+      mask: maps all parameters to the flags of those that decay.
+      normalise: whether each step scales filters to a norm of sqrt(outputs) before it adds the update; filters then do
+        not decay.
 
     Raises:
       UsageError: in `init`, no parameter is a filter.
     """
     filters = optax.chain(
         contrib.scale_by_muon(beta=momentum, nesterov=nesterov, weight_dimension_numbers=_matrices),
-        # Wider than it is high, a matrix of singular values 1 shrinks its inputs.
+        # A matrix that is wider than high, with singular values 1, shrinks its inputs.
         optax.stateless(lambda updates, _: jax.tree.map(_scaled_by_shape, updates)),
         optax.identity() if normalise else optax.add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(filters_rate),
@@ -80,7 +80,7 @@ def _matrices(updates: Any) -> Any:
 
 
 def _to_unit_columns(updates: Any, params: Any) -> Any:
-    """Adds to each update what scales its filter to a norm of sqrt(outputs), so that columns have norms of about 1."""
+    """Adds the change that scales each filter to a norm of sqrt(outputs), so its columns have norms of about 1."""
 
     def one(update: jax.Array, param: jax.Array) -> jax.Array:
         # Float32: squares of half-precision values overflow.

@@ -1,6 +1,6 @@
-"""Update rules that mpjax does not know: optimizers of optax by name, and the user's own functions.
+"""Update rules that mpjax does not build itself: optimizers of optax by name, and functions of the user.
 
-Nothing is known of a rule but its signature and what tracing it shows. What it cannot be given is an error.
+A rule is known only by its signature and its trace. An argument that mpjax does not have is an error.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from mpjax.precision.skip_step import optax_promotion
 
 
 OWN = tuple(SETTINGS_OF_RULES)
-"""The update rules that mpjax builds itself, whose settings are fields of the `optimizer` section."""
+"""The update rules that mpjax builds itself; their settings are fields of the `optimizer` section."""
 
 _OF_OWN = tuple(dict.fromkeys(name for names in SETTINGS_OF_RULES.values() for name in names))
 _DEFAULTS = schema.Optimizer()
@@ -36,22 +36,23 @@ _FLAG = "--optimizer.arguments"
 _FUNCTIONS = (types.FunctionType, functools.partial)
 
 TINY = {"kernel": jax.ShapeDtypeStruct((3, 2), FLOAT32), "bias": jax.ShapeDtypeStruct((2,), FLOAT32)}
-"""Parameters to try a rule on."""
+"""Small parameters that a rule is traced on."""
 
 _MOVED: Mapping[str, str] = {
     "ScheduleFreeState": "the parameters to evaluate are not those that it trains, which mpjax evaluates and saves",
     "SAMState": "it takes several gradients for one step, and parameters in between are not those to evaluate",
 }
-"""States of optimizers that train other parameters than are to be evaluated, and why they are an error."""
+"""States of optimizers that train other parameters than are evaluated, and the reason for the error."""
 
 
 @functools.cache
 def optax_rules() -> dict[str, Callable]:
-    """Returns the optimizers of optax and optax.contrib by name: the public functions with a learning rate."""
+    """Collects the optimizers of optax and optax.contrib by name: the public functions with a learning rate."""
     found = {}
     for module in (contrib, optax):
         for name, function in vars(module).items():
-            # Some are functools.partial. `scale_by_...` are parts of optimizers, some of which go up the gradient.
+            # Some are functools.partial. Each `scale_by_...` is a part of an optimizer, and some of them ascend the
+            # gradient.
             is_public = isinstance(function, _FUNCTIONS) and not name.startswith(("_", "scale_by_"))
             if is_public and "learning_rate" in inspect.signature(function).parameters:
                 found[name] = function
@@ -60,14 +61,14 @@ def optax_rules() -> dict[str, Callable]:
 
 @dataclasses.dataclass(frozen=True)
 class NamedRule:
-    """An optimizer of optax or of the user, with the arguments that the settings give it.
+    """An optimizer of optax or of the user, with its arguments from the settings.
 
     Attributes:
       name: its name in messages.
       function: `(learning_rate, ...) -> optax.GradientTransformation`.
-      is_users: whether it is the user's own.
-      arguments: values by name, without those that are known later.
-      notes: what the user should know, such as that no weight decay is applied.
+      is_users: whether the function is the user's own.
+      arguments: values by name, without those that `build` adds.
+      notes: advice for the user, such as that no weight decay is applied.
     """
 
     name: str
@@ -86,19 +87,19 @@ class NamedRule:
         steps: int = 1,
         warmup: int = 0,
     ) -> optax.GradientTransformation:
-        """Builds the rule and traces one update, to see that it fits.
+        """Builds the rule and traces one update to check it.
 
         Args:
           config: the `optimizer` section.
           learning_rate: the learning rate of each step.
-          mask: which parameters decay, given all of them.
+          mask: maps all parameters to the flags of those that decay.
           params: the shapes of the parameters; by default of two small ones.
           steps: the length of training, for a function of the user that takes it.
           warmup: the length of the warm-up, likewise.
 
         Raises:
-          UsageError: it wants a number as learning rate, more in an update than mpjax has, it does not fit, or its
-            first steps are not finite because the schedule begins at 0.
+          UsageError: an argument is missing, the rule takes a number as learning rate, or its state or updates do not
+            fit. Or its first steps are not finite, because the schedule begins at 0.
         """
         names = parameters_of(self.function, self.name)
         known: dict[str, Any] = {"mask": mask, "weight_decay_mask": mask} if "weight_decay" in names else {}
@@ -141,14 +142,14 @@ class NamedRule:
     def _require_finite(
         self, make: Callable, schedule: optax.Schedule, config: schema.Optimizer, shapes: Mapping[str, Any]
     ) -> None:
-        """Raises UsageError if steps are not finite where the learning rate begins at 0, and are where it does not.
+        """Raises UsageError if a learning rate that begins at 0 makes the first steps infinite or NaN.
 
-        Rules that estimate a step size, such as prodigy, divide by what a rate of 0 leaves at 0.
+        Rules that estimate a step size, such as prodigy, divide by a value that a rate of 0 leaves at 0.
         """
         if schedule(0) != 0 or begins_finite(make(learning_rate=schedule), TINY, shapes):
             return
         if not begins_finite(make(learning_rate=optax.constant_schedule(config.learning_rate or 1.0)), TINY, shapes):
-            return  # not because of the schedule
+            return  # the schedule is not the cause
         instead = "a schedule and a learning rate that begin above 0"
         if config.warmup.amount and config.learning_rate:
             instead = "--optimizer.warmup 0, or another optimizer"
@@ -195,7 +196,7 @@ def find_rule(config: schema.Optimizer) -> NamedRule | None:
     """Finds the optimizer that `config.name` names, with its arguments; None if mpjax builds it itself.
 
     Raises:
-      UsageError: there is none of that name, it has no learning rate, or a setting does not apply to it.
+      UsageError: no optimizer has this name, it has no learning rate, or a setting does not apply to it.
     """
     if config.name in OWN:
         if config.arguments:
@@ -227,7 +228,7 @@ def find_rule(config: schema.Optimizer) -> NamedRule | None:
 
 
 def _decay(config: schema.Optimizer, names: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[dict, list[str]]:
-    """Returns the argument for weight decay, if the function takes it, and what the user should know."""
+    """Chooses the argument for weight decay, if the function takes it, and the notes for the user."""
     is_default = config.weight_decay == _DEFAULTS.weight_decay
     if "weight_decay" in arguments and not is_default:
         raise UsageError(f"--optimizer.weight_decay {config.weight_decay} and {_FLAG} weight_decay: wanted one of them")
@@ -263,7 +264,7 @@ def _in_optax(name: str) -> Callable:
 
 
 def _with_plain_keys(rule: optax.GradientTransformation, params: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Returns a rule whose state has the words of random keys in place of keys, which no checkpoint can hold."""
+    """Wraps a rule to keep random keys as their uint32 words, since checkpoints cannot hold keys."""
 
     def is_key(leaf: Any) -> bool:
         return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
@@ -289,7 +290,6 @@ def _in_float32(params: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _kinds_in(state: Any) -> Iterator[str]:
-    """Yields the names of the classes of all named tuples in a state."""
     if hasattr(state, "_fields"):
         yield type(state).__name__
     inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, tuple | list) else ()
@@ -302,16 +302,17 @@ def _described(tree: Any) -> tuple:
     return structure, [(leaf.shape, jnp.result_type(leaf)) for leaf in leaves]
 
 
-_STEPS = 3  # what a first step leaves behind may take another one to show
+_STEPS = 3  # a fault of the first step may show only in a later one
 
 
 def begins_finite(rule: optax.GradientTransformation, *tried: Mapping[str, Any]) -> bool:
-    """Returns whether parameters are finite after the first steps of a rule.
+    """True if parameters are finite after the first steps of a rule.
 
     Args:
       rule: the update rule, with its schedule.
-      tried: shapes of parameters by name; axes are cut to 2. The first on which the rule can be computed decides: a
-        rule of the user's may know the parameters of a run by their names. If there are none, the answer is True.
+      tried: shapes of parameters by name; axes are cut to 2. The first for which the rule can be computed decides,
+        since a rule of the user may expect the names of a run's parameters. If the rule fails for all, the result is
+        True.
     """
     tx = optax.with_extra_args_support(rule)
 
@@ -328,7 +329,7 @@ def begins_finite(rule: optax.GradientTransformation, *tried: Mapping[str, Any])
                 state = tx.init(params)
                 for _ in range(_STEPS):
                     params, state = step(params, state)
-        except Exception:  # any error of the rule: it is not for these parameters
+        except Exception:  # any error of the rule: it does not fit these parameters
             continue
         return all(bool(jnp.all(jnp.isfinite(p))) for p in params.values())
     return True

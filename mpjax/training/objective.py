@@ -1,4 +1,4 @@
-"""The objective of a run as one value: its loss and its metrics as functions of (model, batch), and their means."""
+"""The objective of a run: its loss and its metrics as functions of (model, batch), and their means."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 class Mean:
     """A mean over examples, tokens or pixels, of one device's examples or of one micro-batch.
 
-    Totals and weights of the parts of a batch add up. Their quotient is the mean of the whole batch, also where the
-    parts have different weights; a mean of the parts' means is not.
+    Totals and weights of the parts of a batch add up. Their quotient is the mean of the whole batch, even if the parts
+    have different weights. A mean of the parts' means is not.
 
     >>> first, second = Mean(jnp.float32(6), jnp.float32(3)), Mean(jnp.float32(10), jnp.float32(1))
     >>> float(first.value), float(jax.tree.map(jnp.add, first, second).value)
@@ -27,7 +27,7 @@ class Mean:
 
     Attributes:
       total: the weighted sum, a floating scalar, or [K] for a mean of K quotients.
-      weight: the sum of the weights, at least 0, of the shape of `total`. In a loss it is a constant: no gradient
+      weight: the sum of the weights, at least 0, with the shape of `total`. In a loss it is a constant: no gradient
         flows through it.
     """
 
@@ -36,11 +36,12 @@ class Mean:
 
     @property
     def value(self) -> jax.Array:
-        """Returns the mean, a scalar; 0 without any weight.
+        """The mean, a scalar; 0 if all weights are 0.
 
-        Several quotients, such as the intersection over union of each class, are averaged where they have a weight.
+        Several quotients, such as the intersection over union of each class, are averaged where their weight is
+        nonzero.
         """
-        counts = self.weight != 0  # also where it is NaN, which has to show
+        counts = self.weight != 0  # True for NaN too, so that it shows in the result
         quotients = jnp.where(counts, self.total / jnp.where(counts, self.weight, 1), 0)
         if not quotients.shape:
             return quotients
@@ -48,16 +49,17 @@ class Mean:
 
 
 def mean_of(values: jax.Array) -> Mean:
-    """Returns the mean of floating [B, ...] with equal weights, in float32 or wider."""
+    """Averages floating [B, ...] with equal weights, in float32 or wider."""
     values = values.astype(widest(values.dtype, FLOAT32))
     return Mean(jnp.sum(values), jnp.asarray(values.size, values.dtype))
 
 
 def as_mean(value: Any, name: str) -> Mean:
-    """Returns a mean to be added to others, in float32 or wider; a scalar has weight 1.
+    """Converts a loss or metric to a `Mean` in float32 or wider; a scalar has weight 1.
 
     Raises:
-      UsageError: the value is neither a `Mean` nor a scalar; the message calls it `name`.
+      UsageError: the value is neither a `Mean` nor a scalar, or total and weight have different shapes; the message
+        calls it `name`.
     """
     if isinstance(value, Mean):
         total, weight = jnp.asarray(value.total), jnp.asarray(value.weight)
@@ -73,7 +75,7 @@ def as_mean(value: Any, name: str) -> Mean:
 
 
 def value_of(value: Any) -> jax.Array:
-    """Returns the value of a `Mean`, and anything else as it is."""
+    """The value of a `Mean`; any other value unchanged."""
     return value.value if isinstance(value, Mean) else value
 
 
@@ -93,13 +95,13 @@ class Objective(NamedTuple):
     """The loss and the metrics of a task.
 
     Attributes:
-      prepare: `(batch, key) -> batch`, which augments unless the key is None. It sees the whole batch, because it may
+      prepare: `(batch, key) -> batch`, which augments unless the key is None. It takes the whole batch, because it may
         mix examples.
-      loss_of: `(model, batch, key) -> (loss, metrics)` of a prepared batch, or of a device's part of one: a `Mean`, and
-        one per metric, in float32 or wider.
+      loss_of: `(model, batch, key) -> (loss, metrics)` of a prepared batch or of a device's part of it. The loss and
+        each metric are a `Mean` in float32 or wider.
       outputs_of: `(model, batch) -> outputs` of a prepared batch in evaluation, such as logits.
       values_of: `(outputs, batch) -> values`: one float32 [B, ...] array per quantity, to be summed over all examples.
-      conclude: a function from these sums over a whole set (float64, with `count`, the number of examples) to metrics.
+      conclude: maps these sums over a whole set (float64, with `count`, the number of examples) to metrics.
     """
 
     prepare: Prepare
@@ -109,21 +111,21 @@ class Objective(NamedTuple):
     conclude: Callable[[Sums], dict[str, float]] = means
 
     def names(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the names of the metrics over a set, given the shapes of `values_of`."""
+        """The names of the metrics over a set, from the shapes of `values_of`."""
         ones = {name: np.ones(x.shape[1:]) for name, x in values.items()}
         return tuple(self.conclude({**ones, "count": np.ones(())}))
 
     def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        """Computes the loss and the metrics of a batch as it is stored."""
+        """Computes the loss and the metrics of a stored batch."""
         return self.loss_of(model, self.prepare(batch, key), key)
 
     def measure(self, model: nnx.Module, batch: Batch) -> Metrics:
-        """Computes the quantities to sum up, of a batch as it is stored."""
+        """Computes the quantities to sum over a set, for a stored batch."""
         batch = self.prepare(batch, None)
         return self.values_of(self.outputs_of(model, batch), batch)
 
 
 def as_stored(batch: Batch, key: jax.Array | None) -> Batch:
-    """Returns a batch that is not augmented."""
+    """Prepares a batch without augmentation: returns it unchanged."""
     del key
     return batch

@@ -25,13 +25,13 @@ from mpjax.training.views import Predict, once
 
 
 class Comparison(NamedTuple):
-    """What is computed from logits [B, num_classes] and the labels of a batch.
+    """Losses and scores of logits [B, num_classes] against the labels of a batch.
 
     Attributes:
-      in_training: `(logits, batch) -> (loss, metrics)`; the batch may have a `target`, float32 [B, num_classes], of
-        mixed images beside its `label`.
+      in_training: `(logits, batch) -> (loss, metrics)`; the batch may have a `target` of mixed images, float32 [B,
+        num_classes], beside its `label`.
       in_evaluation: `(logits, batch) -> values`, float32 [B] each, without label smoothing.
-      conclude: a function from the sums of these over a whole set to metrics.
+      conclude: maps the sums of these values over a whole set to metrics.
     """
 
     in_training: Callable[[jax.Array, Batch], tuple[Mean, Means]]
@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
 
 
 def equally(label_smoothing: float) -> Comparison:
-    """Returns the comparison in which all examples and classes count alike."""
+    """Creates the comparison that weights all examples and classes equally."""
 
     def in_training(logits: jax.Array, batch: Batch) -> tuple[Mean, Means]:
         if "target" in batch:
@@ -59,17 +59,17 @@ def _values(logits: jax.Array, batch: Batch) -> Metrics:
 
 
 def scores(logits: jax.Array, labels: jax.Array) -> Metrics:
-    """Returns `accuracy`, and `top5` if there are more than ten classes, both float32 [B]."""
+    """Computes `accuracy`, and `top5` if there are more than ten classes, both float32 [B]."""
     found = {"accuracy": correct(logits, labels)}
     return found | ({"top5": correct_in_top(5, logits, labels)} if logits.shape[-1] > 10 else {})
 
 
-if TYPE_CHECKING:  # a loop of one's own needs neither settings nor data sets
+if TYPE_CHECKING:  # the objectives need neither settings nor data sets at run time
     from mpjax.config.choices import TaskName
 
 
 PixelLoss = Callable[..., jax.Array]
-"""`(logits, mask, *, ignore) -> losses`, float32 [B], as `losses.cross_entropy_over`."""
+"""`(logits, mask, *, ignore) -> losses`, float32 [B], like `losses.cross_entropy_over`."""
 
 
 def classification(
@@ -80,23 +80,23 @@ def classification(
     predict: Predict = once,
     comparison: Comparison | None = None,
 ) -> Objective:
-    """Returns the objective of image classification.
+    """Creates the objective of image classification.
 
     Batches are `{"image": [B, H, W, C], "label": integer [B]}`; the model returns logits [B, num_classes].
 
     Args:
       prepare: `(batch, key) -> batch`, with float32 images, augmented if the key is not None; mixed images come with a
         `target`, float32 [B, num_classes].
-      policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
+      policy: the policy whose compute dtype the images are cast to; no other code casts them.
       label_smoothing: the label smoothing of the training loss.
       predict: `(model, images) -> logits` in evaluation, where the logits of several views may be averaged.
-      comparison: the losses and scores, such as `class_weights.by_class`, with its own smoothing; None: all classes
-        count alike.
+      comparison: the losses and scores, such as `class_weights.by_class`, with its own smoothing; None: equal weights
+        for all classes.
     """
     comparison = comparison or equally(label_smoothing)
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        del key  # the batch is augmented already
+        del key  # `prepare` used it to augment the batch
         logits = model(policy.cast_to_compute(batch["image"]))
         return comparison.in_training(logits, batch)
 
@@ -109,7 +109,7 @@ def classification(
 def text_classification(
     *, prepare: Prepare = as_stored, label_smoothing: float = 0.0, comparison: Comparison | None = None
 ) -> Objective:
-    """Returns the objective of text classification.
+    """Creates the objective of text classification.
 
     Batches hold `tokens`, integer [B, T], `length`, integer [B], and `label`, integer [B]. The model takes tokens and
     lengths, and returns logits [B, num_classes].
@@ -125,22 +125,22 @@ def text_classification(
         return model(batch["tokens"], batch["length"])
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        del key  # nothing is augmented
+        del key  # the loss draws no random numbers
         return comparison.in_training(logits_of(model, batch), batch)
 
     return Objective(prepare, loss, logits_of, comparison.in_evaluation, comparison.conclude)
 
 
 def language_modeling(*, prepare: Prepare = as_stored, label_smoothing: float = 0.0, chunk: int = 0) -> Objective:
-    """Returns the objective of language modeling.
+    """Creates the objective of language modeling.
 
     Batches hold `tokens`, integer [B, T + 1]. The model takes the first T and returns logits [B, T, vocabulary].
 
     Args:
       prepare: `(batch, key) -> batch`, which augments if the key is not None.
       label_smoothing: the label smoothing of the training loss.
-      chunk: the number of tokens whose logits exist at a time, for models with the methods `features` and `logits`, as
-        `mpjax.models.GPT2` has; 0: all.
+      chunk: the number of tokens whose logits exist at a time, for models with the methods `features` and `logits`,
+        such as `mpjax.models.GPT2`; 0: all.
     """
 
     def of_logits(smoothing: float, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -164,7 +164,7 @@ def language_modeling(*, prepare: Prepare = as_stored, label_smoothing: float = 
     losses_and_hits = chunked if chunk else whole
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        del key  # nothing is augmented
+        del key  # the loss draws no random numbers
         losses, hits = losses_and_hits(model, batch, label_smoothing)
         return mean_of(losses), {"accuracy": mean_of(hits)}
 
@@ -176,7 +176,7 @@ def language_modeling(*, prepare: Prepare = as_stored, label_smoothing: float = 
 
     if not chunk:
         return Objective(prepare, loss, logits_of, of_all_logits, _conclude_text)
-    outputs_of = functools.partial(chunked, smoothing=0.0)  # the logits never exist
+    outputs_of = functools.partial(chunked, smoothing=0.0)  # losses instead of logits, which never exist as a whole
     return Objective(prepare, loss, outputs_of, lambda found, batch: values(*found), _conclude_text)
 
 
@@ -188,18 +188,18 @@ def _conclude_text(sums: Sums) -> dict[str, float]:
 
 
 def segmentation(prepare: Prepare, policy: Policy, *, pixel_loss: PixelLoss = cross_entropy_over) -> Objective:
-    """Returns the objective of segmentation.
+    """Creates the objective of segmentation.
 
     Batches are `{"image": [B, H, W, C], "mask": integer [B, H, W]}`; the model returns logits [B, H, W, num_classes].
     The loss is the sum of cross entropy and Dice loss, as in nnU-Net (Isensee et al., 2018, arXiv:1809.10486).
 
     Args:
-      prepare: `(batch, key) -> batch`, with float32 images; images and masks augmented alike if the key is not None.
-      policy: the policy whose compute dtype the images are cast to; they are cast nowhere else.
-      pixel_loss: `(logits, mask, *, ignore) -> losses` [B], the cross entropy of each image in training; in evaluation
-        all classes count alike.
+      prepare: `(batch, key) -> batch`, with float32 images; a key that is not None augments images and masks together.
+      policy: the policy whose compute dtype the images are cast to; no other code casts them.
+      pixel_loss: `(logits, mask, *, ignore) -> losses` [B], the cross entropy of each image in training; evaluation
+        weights all classes equally.
     """
-    from mpjax.data.fields import IGNORED  # late: other objectives need no data set's packages
+    from mpjax.data.fields import IGNORED  # local, because other objectives need no packages of data sets
 
     def logits_of(model, batch: Batch) -> jax.Array:
         return model(policy.cast_to_compute(batch["image"]))
@@ -215,7 +215,7 @@ def segmentation(prepare: Prepare, policy: Policy, *, pixel_loss: PixelLoss = cr
         return {"right": right, "counted": counted, "intersection": intersection, "union": union}
 
     def loss(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        del key  # the batch is augmented already
+        del key  # `prepare` used it to augment the batch
         logits, mask = logits_of(model, batch), batch["mask"]
         total = {name: jnp.sum(count, axis=0) for name, count in counts(logits, mask).items()}
         metrics = {
@@ -262,7 +262,7 @@ def objective_of(
     comparison: Comparison | None = None,
     pixel_loss: PixelLoss = cross_entropy_over,
 ) -> Objective:
-    """Returns the objective of a task.
+    """Creates the objective of a task.
 
     Args:
       task: the task.
@@ -271,7 +271,7 @@ def objective_of(
       label_smoothing: label smoothing, for training only.
       chunk: as in `language_modeling`.
       predict: as in `classification`.
-      comparison: as in `classification`; for text classification, too.
+      comparison: as in `classification`; also for text classification.
       pixel_loss: as in `segmentation`.
     """
     if task == "segmentation":

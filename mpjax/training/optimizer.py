@@ -29,9 +29,9 @@ ELEMENTWISE = frozenset(
     | {"amsgrad", "cocob", "lion", "madgrad", "nadam", "nadamw", "optimistic_adam", "optimistic_adam_v2"}
     | {"optimistic_gradient_descent", "radam", "rmsprop", "rprop", "sign_sgd", "signum", "simplified_ademamix", "yogi"}
 )
-"""The optimizers that treat numbers one by one, but for weight decay, which passes over vectors.
+"""The optimizers that are elementwise, except for weight decay, which skips vectors.
 
-Their state may be packed, and blocks may be stacked. Optimizers that are not listed are taken to look at whole arrays.
+Their state may be packed, and blocks may be stacked. All other optimizers are assumed to depend on whole arrays.
 """
 
 
@@ -45,22 +45,22 @@ def update_rule(
     steps: int = 1,
     warmup: int = 0,
 ) -> optax.GradientTransformation:
-    """Returns clipping of the unscaled gradient chained with the update rule, for parameters by path.
+    """Chains clipping of the unscaled gradient and the update rule, for parameters by path.
 
     Weight decay applies to kernels only, not to norms and biases. `config.moments` sets the dtype of the moments.
 
     Args:
       config: the `optimizer` section.
       learning_rate: the learning rate of each step.
-      stacks: the stacks of blocks in the model: what a rule says of an array, it says of each row of theirs.
+      stacks: the stacks of blocks in the model; a rule for an array applies to each of their rows.
       factors: factors on the learning rate by path; see `scale_by_path`.
-      params: the shapes of the parameters, which an optimizer of optax or of the user is tried on.
+      params: the shapes of the parameters, on which an optimizer of optax or of the user is traced.
       steps: the length of training, for an optimizer of the user that takes it.
       warmup: the length of the warm-up, likewise.
 
     Raises:
-      UsageError: the optimizer does not fit; see `find_rule` and `NamedRule.build`. Or its moments are to be narrower
-        than float32, and parameters are float64.
+      UsageError: the optimizer does not fit (see `find_rule` and `NamedRule.build`), or moments narrower than float32
+        are set for float64 parameters.
     """
     if config.moments != "float32" and FLOAT64 in [param.dtype for param in (params or {}).values()]:
         raise UsageError(
@@ -84,13 +84,13 @@ def update_rule(
 
 
 def advice_on(config: schema.Optimizer) -> tuple[str, ...]:
-    """Returns what the user should know of an optimizer, such as that it applies no weight decay."""
+    """The notes on an optimizer for the user, such as that it applies no weight decay."""
     named = find_rule(config)
     return () if named is None else named.notes
 
 
 def treats_numbers_one_by_one(config: schema.Optimizer) -> bool:
-    """Returns True if an update of several vectors is that of all of them as one array."""
+    """True if the update rule is elementwise, so its state may be packed."""
     return config.name in ELEMENTWISE and not config.rates and config.layer_decay == 1 and config.moments != "float8"
 
 
@@ -137,7 +137,7 @@ def _adamw(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stac
 
 
 def _lamb(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stacks) -> optax.GradientTransformation:
-    # optax.lamb, but for the ratio of norms: each block has its own.
+    # As optax.lamb, except that each block has its own ratio of norms.
     return optax.chain(
         optax.scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=_kernels(stacks)),
@@ -166,7 +166,7 @@ def _muon(config: schema.Optimizer, learning_rate: optax.Schedule, stacks: Stack
 
 
 def _kernels(stacks: Stacks) -> Callable[[Any], Any]:
-    """Returns the mask of the parameters that decay: kernels have several axes, scales and biases one."""
+    """The mask of the parameters that decay: kernels have several axes, scales and biases have one."""
 
     def is_kernel(path: tuple, param: Any) -> bool:
         lead = 0 if stack_of(path_name(path), stacks) is None else 1
@@ -176,7 +176,7 @@ def _kernels(stacks: Stacks) -> Callable[[Any], Any]:
 
 
 def _row_by_row(rule: optax.GradientTransformation, stacks: Stacks) -> optax.GradientTransformation:
-    """Returns a rule without state that treats each row of a stacked array as an array."""
+    """Applies a stateless rule to each row of a stacked array."""
 
     def update(updates, state, params=None):
         def one(update, param):

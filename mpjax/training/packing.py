@@ -1,7 +1,7 @@
-"""Stores the small arrays of a training state (biases, scales, statistics) in a few arrays.
+"""Packs the small arrays of a training state (biases, scales, statistics) into a few arrays.
 
-A network has hundreds of them. Each by itself takes a kernel to check, to update and to restore, which lasts as long
-as the launch, and an argument that the host passes to every call.
+A network has hundreds of them. Each alone takes a kernel to check, to update and to restore, which lasts as long as its
+launch. Each is also an argument that the host passes to every call.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ from mpjax.training.state import Arrays, Structure
 
 
 Group = dict[str, tuple[int, ...]]
-"""The shapes of the arrays in a packed array, by path, in their order: vectors, packed as [N], or matrices, [1, N]."""
+"""The shapes of the arrays in a packed array, by path and in order: vectors, packed as [N], or matrices, [1, N]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One kind of arrays by path, such as parameters, and the groups that are packed.
+    """One kind of arrays by path, such as parameters, and its packed groups.
 
     Attributes:
       names: the paths of all arrays.
-      groups: the packed arrays by name. A name in parentheses cannot be a path, which attribute names make up.
+      groups: the packed arrays by name. The name is in parentheses, which no path of attribute names contains.
     """
 
     names: frozenset[str]
@@ -39,18 +39,18 @@ class Kind:
 
     @property
     def stored(self) -> frozenset[str]:
-        """Returns the names after packing."""
+        """The names after packing."""
         packed = {name for group in self.groups.values() for name in group}
         return (self.names - packed) | set(self.groups)
 
     def pack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arrays with each group in one array [N]; a group whose values are all None becomes None."""
+        """Concatenates each group to one array [N]; a group whose values are all None becomes None."""
         rest = dict(arrays)
         packed = {name: _joined([rest.pop(path) for path in group]) for name, group in self.groups.items()}
         return packed | rest
 
     def unpack(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what `pack` was given."""
+        """Inverts `pack`."""
         rest = dict(arrays)
         apart: dict[str, Any] = {}
         for name, group in self.groups.items():
@@ -71,27 +71,27 @@ def _parted(array: Any, group: Group) -> dict[str, Any]:
 @functools.partial(jax.jit, inline=True)
 def _concatenated(values: list[jax.Array]) -> jax.Array:
     flat = jnp.concatenate([value.reshape(-1) for value in values])
-    # Optimizers tell by the number of axes which parameters decay.
+    # Optimizers choose the parameters that decay by the number of axes.
     return flat if values[0].ndim < 2 else flat[None]
 
 
 @functools.partial(jax.jit, inline=True, static_argnums=1)
 def _split(array: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
-    # The derivative of a split is a concatenation; that of slices would be a sum of padded arrays.
+    # The derivative of a split is a concatenation; the derivative of slices is a sum of padded arrays.
     parts = jax.lax.split(array.reshape(-1), [math.prod(shape) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How the arrays of a training state are packed. Without groups, nothing is, and states pass unchanged.
+    """The packed groups of a training state. Without groups, states pass unchanged.
 
-    An optimizer that treats numbers one by one computes the same on packed arrays. One that looks at whole arrays, at
-    their norms or paths, does not: its state must not be packed. Stochastic rounding draws its numbers array by array,
-    so of packed arrays it draws others, with the same distribution.
+    An elementwise optimizer computes the same on packed arrays. The state of an optimizer that depends on whole arrays,
+    on their norms or paths, must not be packed. Stochastic rounding draws its numbers array by array, so packed arrays
+    get other draws of the same distribution.
 
     Attributes:
-      params: parameters, and what the optimizer and the moving average keep for each.
+      params: parameters, and their entries in the optimizer state and the moving average.
       stats: batch statistics.
     """
 
@@ -100,24 +100,24 @@ class Packing:
 
     @classmethod
     def of(cls, params: Mapping[str, Any], stats: Mapping[str, Any], stacks: Iterable[str] = ()) -> "Packing":
-        """Returns the packing of all vectors, and of small matrices that are no kernels.
+        """Packs all vectors, and small matrices that are not kernels.
 
         Args:
           params: parameters by path, or their shapes.
           stats: statistics by path, or their shapes.
-          stacks: the paths of stacks of blocks, whose matrices stay.
+          stacks: the paths of stacks of blocks, whose matrices stay unpacked.
         """
         return cls(_kind(params, tuple(stacks)), _kind(stats, tuple(stacks)))
 
     def pack(self, state: Any) -> Any:
-        """Returns a training state, or any tree with mappings from the same paths, with packed arrays.
+        """Packs the arrays of a training state, or of any tree with mappings from the same paths.
 
-        Arrays that are not packed are those of the state given, and not copied.
+        Arrays that are not packed are not copied.
         """
         return _on_mappings(state, {kind.names: kind.pack for kind in self._kinds})
 
     def unpack(self, state: Any) -> Any:
-        """Returns what `pack` was given; arrays that were not packed are not copied."""
+        """Inverts `pack`; arrays that were not packed are not copied."""
         return _on_mappings(state, {kind.stored: kind.unpack for kind in self._kinds})
 
     @property
@@ -126,14 +126,16 @@ class Packing:
 
 
 UNPACKED = Packing(Kind(frozenset(), {}), Kind(frozenset(), {}))
-"""The packing that packs nothing."""
+"""The packing without groups."""
 
 
 SMALL = 2**12
-"""Elements of the largest matrix that is packed: a bias of attention, [heads, features], has as many as the width."""
+"""Elements of the largest packed matrix: a bias of attention, [heads, features], has as many as the width."""
 
 MOST = 2**16
-"""Elements of a packed array. XLA reads a part of a larger one by a kernel of its own: it may not stay in the cache."""
+"""Elements of a packed array. XLA reads a part of a larger array by a separate kernel, since it may not stay in the
+cache.
+"""
 
 
 def _kind(arrays: Mapping[str, Any], stacks: Iterable[str] = ()) -> Kind:
@@ -152,10 +154,11 @@ def _kind(arrays: Mapping[str, Any], stacks: Iterable[str] = ()) -> Kind:
 
 def _is_packed(name: str, shape: tuple[int, ...], stacks: Iterable[str]) -> bool:
     if is_history(name):
-        return False  # differentiated by itself
+        return False  # differentiated separately
     if len(shape) < 2:
         return math.prod(shape) <= MOST
-    # A kernel would be copied out for its product. Of a stack, optimizers take a matrix for the vectors of its blocks.
+    # The product of a packed kernel would need a copy of it. Optimizers take a stacked matrix for the vectors of its
+    # blocks.
     return math.prod(shape) <= SMALL and name.split("/")[-1] != "kernel" and stack_of(name, stacks) is None
 
 
@@ -172,7 +175,7 @@ def _groups(shapes: Group) -> list[Group]:
 
 
 def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:
-    """Returns the tree with `changes[names](mapping)` in place of each mapping with exactly these names."""
+    """Applies `changes[names]` to each mapping with exactly these names."""
 
     def is_one(node: Any) -> bool:
         return isinstance(node, dict) and frozenset(node) in changes
@@ -185,15 +188,15 @@ def _on_mappings(tree: Any, changes: Mapping[frozenset[str], Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A structure whose model is assembled from packed arrays; as `Structure` to a training step."""
+    """A structure that assembles the model from packed arrays, with the methods of `Structure`."""
 
     structure: Structure
     packing: Packing
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
-        """Returns the model with these arrays; see `Structure.assemble`."""
+        """Builds the model from packed arrays; see `Structure.assemble`."""
         return self.structure.assemble(self.packing.unpack(params), self.packing.unpack(stats), key)
 
     def stats_of(self, model: nnx.Module) -> Arrays:
-        """Returns the current statistics of the model, packed."""
+        """The current statistics of the model, packed."""
         return self.packing.pack(self.structure.stats_of(model))

@@ -24,8 +24,8 @@ class PrecisionPlan(NamedTuple):
       policy: the dtypes and rules.
       mode: "module" (dtypes set on the model's modules) or "autocast" (casts placed per operation).
       loss_scale: "none", "dynamic", or a static scale.
-      weights: how half-precision parameters take updates smaller than their rounding: by float32 "copies", by
-        "stochastic" rounding, by a compensation ("kahan"), or not at all ("none").
+      weights: the treatment of updates that are smaller than the rounding of half-precision parameters: float32
+        "copies", "stochastic" rounding, a compensation ("kahan"), or "none".
     """
 
     policy: Policy
@@ -35,27 +35,27 @@ class PrecisionPlan(NamedTuple):
 
     @property
     def master_weights(self) -> bool:
-        """Returns True if the optimizer keeps float32 copies of half-precision parameters."""
+        """True if the optimizer keeps float32 copies of half-precision parameters."""
         return self.weights == "copies"
 
     @property
     def least_update(self) -> str:
-        """Returns the dtype that parameters are updated in, at least; empty if it is their own."""
+        """The narrowest dtype in which parameters are updated; empty if it is their own."""
         return "" if self.weights == "none" else "float32"
 
     @property
     def module_policy(self) -> Policy:
-        """Returns the policy that modules are set to: under autocast, which casts per operation, they only store."""
+        """The policy of the modules. Under autocast, which casts per operation, it sets only storage dtypes."""
         return storage_policy(self.policy) if self.mode == "autocast" else self.policy
 
     @property
     def float64(self) -> bool:
-        """Returns True if the run needs 64-bit arrays."""
+        """True if the run needs 64-bit arrays."""
         return FLOAT64 in (self.policy.param_dtype, self.policy.compute_dtype, self.policy.output_dtype)
 
 
 def plan_precision(config: schema.Precision) -> PrecisionPlan:
-    """Returns the plan for the `precision` section of the settings.
+    """Plans the precision of a run from the `precision` section of the settings.
 
     Raises:
       UsageError: a policy, dtype or loss scale is unknown, or settings contradict each other.
@@ -92,12 +92,12 @@ def plan_precision(config: schema.Precision) -> PrecisionPlan:
 
 
 def advice(plan: PrecisionPlan, device, *, tuned: bool = False) -> list[str]:
-    """Returns advice on settings that are valid on `device` (a `jax.Device`) but seldom intended.
+    """Collects advice on settings that are valid on `device` (a `jax.Device`) but seldom intended.
 
     Args:
       plan: the precision of the run.
-      device: where it runs.
-      tuned: whether `--precision.tune` was already asked for, and so need not be offered.
+      device: the device that runs it.
+      tuned: whether `--precision.tune` is set; then the advice does not mention it.
     """
     policy = plan.policy
     notes = []
@@ -124,14 +124,14 @@ def advice(plan: PrecisionPlan, device, *, tuned: bool = False) -> list[str]:
 
 
 def floor_of(plan: PrecisionPlan, config: schema.Precision) -> float | None:
-    """Returns the smallest loss scale of the run, or None without loss scaling."""
+    """The smallest loss scale of the run, or None without loss scaling."""
     if plan.loss_scale == "none":
         return None
     return config.min_scale if plan.loss_scale == "dynamic" else float(plan.loss_scale)
 
 
 def _dynamic_settings(config: schema.Precision) -> list[str]:
-    """Returns the settings of a dynamic loss scale that differ from their defaults."""
+    """The settings of a dynamic loss scale that differ from their defaults."""
     names = ("initial_scale", "growth_interval", "min_scale", "max_scale", "hysteresis", "tolerance")
     usual = schema.Precision()
     return [

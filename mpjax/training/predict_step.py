@@ -1,4 +1,4 @@
-"""The prediction step: what the model says about each example of a batch."""
+"""The prediction step: the outputs of the model for each example of a batch."""
 
 from collections.abc import Callable, Mapping
 
@@ -22,7 +22,7 @@ def make_predict_step(
     cast: Callable[[Callable], Callable] = uncast,
     layout: Layout | None = None,
 ) -> Callable[[Arrays, Arrays, Mapping[str, jax.Array]], dict[str, jax.Array]]:
-    """Returns the jit-compiled prediction step, which computes under the model's policy and changes no state.
+    """Builds the jit-compiled prediction step, which computes under the model's policy and changes no state.
 
     Args:
       structure: the model taken apart, with its policy applied.
@@ -38,7 +38,7 @@ def make_predict_step(
 
 
 def logits_for(task: TaskName, prepare: Callable, policy: Policy, predict: Predict = once) -> Callable:
-    """Returns the function `(model, batch) -> logits` of a task, in the dtype that the policy gives them.
+    """Builds the function `(model, batch) -> logits` of a task, in the output dtype of the policy.
 
     Logits are [B, classes] for classification, [B, H, W, classes] for segmentation and [B, T, vocabulary] for language
     modelling. Arguments as for `outputs_for`.
@@ -51,18 +51,18 @@ def logits_for(task: TaskName, prepare: Callable, policy: Policy, predict: Predi
 
 
 def outputs_for(task: TaskName, prepare: Callable, policy: Policy, *, top: int, predict: Predict = once) -> Callable:
-    """Returns the function `(model, batch) -> outputs` of a task.
+    """Builds the function `(model, batch) -> outputs` of a task.
 
-    Classification gives `classes` and `probabilities`, [B, top], the most probable first. Segmentation gives `mask`,
-    the class of each pixel, uint8 [B, H, W]. Language modelling gives `loss` [B], the sum over the first `count` tokens
-    of an example (all, without `count`), and `tokens` [B], their number. `finite` [B] is False where the model's
-    output is not.
+    Classification outputs `classes` and `probabilities`, [B, top], the most probable first. Segmentation outputs
+    `mask`, the class of each pixel, uint8 [B, H, W]. Language modelling outputs `loss` and `tokens`, both [B]. `loss`
+    is the sum over the first `count` tokens of an example (all, without `count`), and `tokens` is their number.
+    `finite` [B] is False for examples with a NaN or infinite output of the model.
 
     Args:
       task: the task.
       prepare: as in `mpjax.training.objectives.classification`.
       policy: casts the images to its compute dtype.
-      top: the classes to give, at most all.
+      top: the number of classes to output, at most all.
       predict: `(model, images) -> logits`, where the logits of several views may be averaged.
     """
 

@@ -1,6 +1,6 @@
-"""The learning-rate range test: rates that grow from update to update, and what the losses say of them.
+"""The learning-rate range test: a rate that grows from update to update, and a suggestion from the losses.
 
-Smith, 2017 (arXiv:1506.01186) proposed the test. The suggested rate is the one at which the loss falls fastest, as in
+Smith, 2017 (arXiv:1506.01186) proposed the test. The suggested rate is the rate at which the loss falls fastest, as in
 Howard and Gugger, 2020 (arXiv:2002.04688).
 """
 
@@ -25,13 +25,13 @@ class Point(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """What the losses say.
+    """The suggested learning rate, and the smoothed losses behind it.
 
     Attributes:
       rate: the learning rate at which the smoothed loss falls fastest; None if it does not fall.
       lowest: the learning rate of the smallest smoothed loss.
-      reason: how the rate was found, or why there is none.
-      smoothed: the smoothed loss of each point, where the rate is looked for.
+      reason: why the rate is suggested, or why none is.
+      smoothed: the smoothed loss of each point.
     """
 
     rate: float | None
@@ -41,13 +41,13 @@ class Suggestion(NamedTuple):
 
 
 def growing_rates(lowest: float, highest: float, updates: int) -> optax.Schedule:
-    """Returns the schedule from `lowest` at update 0 to `highest` at update `updates - 1`, by equal factors."""
+    """A schedule from `lowest` at update 0 to `highest` at update `updates - 1`, by equal factors."""
     factor = np.log(highest / lowest) / (updates - 1)
     return lambda count: jnp.minimum(lowest * jnp.exp(factor * count), highest)
 
 
 class Watch:
-    """Follows the losses of a test while it runs, to stop when they explode.
+    """Tracks the losses of a running test, to stop it when they explode.
 
     Attributes:
       limit: the multiple of the smallest smoothed loss at which to stop.
@@ -59,7 +59,7 @@ class Watch:
         self._best = float("inf")
 
     def explodes(self, loss: float) -> bool:
-        """Takes the loss of the next update; returns True if it is not finite or the smoothed loss is too high."""
+        """Adds the loss of the next update; True if it is not finite or the smoothed loss exceeds the limit."""
         self._sum, self._weight = _KEPT * self._sum + loss, _KEPT * self._weight + 1
         smoothed = self._sum / self._weight
         self._best = min(self._best, smoothed)
@@ -67,7 +67,7 @@ class Watch:
 
 
 _KEPT = 0.9
-"""The weight of the earlier losses in the average that decides when to stop."""
+"""The weight of the earlier losses in the moving average that decides when to stop."""
 
 _WIDTH = 0.03
 """Standard deviation of the Gaussian that smooths losses, as a share of the number of points."""
@@ -77,10 +77,10 @@ def suggest(points: Sequence[Point]) -> Suggestion:
     """Suggests a learning rate.
 
     The losses are smoothed over the logarithm of the rate by a Gaussian of 3 % of the points. Training becomes unstable
-    where the smoothed loss is above the first one by as much as it was below, and by more than noise. Between the
-    largest smoothed loss before the smallest stable one and that one, the steepest slope is looked for.
+    where the smoothed loss is above the first one by as much as it was below, and by more than noise. The steepest
+    slope is taken between two points: the smallest stable smoothed loss, and the largest one before it.
 
-    Noise is how far smoothed losses fall by chance: 7 of their standard deviations, which 1 in 100 series of pure noise
+    Noise is the fall of smoothed losses by chance: 7 of their standard deviations, which 1 in 100 series of pure noise
     exceeds (simulated, for 20 to 400 points). The standard deviation is estimated from the median difference of
     neighbours.
 
@@ -91,8 +91,8 @@ def suggest(points: Sequence[Point]) -> Suggestion:
     if len(points) < 3:
         return Suggestion(None, float("nan"), f"only {len(points)} updates have a finite loss", tuple(losses.tolist()))
     smoothed = _smoothed(losses)
-    deviation = 1.4826 * float(np.median(np.abs(np.diff(losses)))) / np.sqrt(2)  # 1.4826: of a normal distribution
-    noise = 7 * deviation / np.sqrt(2 * np.sqrt(np.pi) * _width(len(losses)))  # what a Gaussian average leaves of it
+    deviation = 1.4826 * float(np.median(np.abs(np.diff(losses)))) / np.sqrt(2)  # 1.4826: for a normal distribution
+    noise = 7 * deviation / np.sqrt(2 * np.sqrt(np.pi) * _width(len(losses)))  # after the Gaussian average
     fallen = smoothed[0] - np.minimum.accumulate(smoothed)
     unstable = np.flatnonzero(smoothed - smoothed[0] > np.maximum(fallen, noise))
     stable = smoothed[: unstable[0] if len(unstable) else len(points)]
@@ -109,12 +109,12 @@ def suggest(points: Sequence[Point]) -> Suggestion:
 
 
 def _smoothed(losses: np.ndarray) -> np.ndarray:
-    """Returns the Gaussian averages of losses [n]; at the ends, of the points that are there."""
+    """The Gaussian averages of losses [n]; at the ends, over the existing points."""
     at = np.arange(len(losses))
     weights = np.exp(-0.5 * np.square((at[:, None] - at) / _width(len(losses))))
     return weights @ losses / weights.sum(axis=1)
 
 
 def _width(count: int) -> float:
-    """Returns the standard deviation of the Gaussian for so many losses."""
+    """The standard deviation of the Gaussian, in points."""
     return max(1.0, _WIDTH * count)

@@ -24,15 +24,15 @@ from mpjax.training.state import take_apart
 
 
 def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the factor on the learning rate of each parameter, by the paths of single blocks; those of 1 left out.
+    """Computes the learning-rate factor of each parameter, by the paths of single blocks; factors of 1 are left out.
 
     Args:
       config: the `optimizer` section.
       task: the task to train.
-      batch: the shapes of a prepared batch, which the model is traced on to see what comes before its blocks.
+      batch: the shapes of a prepared batch, to trace the model and find the parameters used before its blocks.
 
     Raises:
-      UsageError: a pattern decides no parameter, or frozen ones alone; or the model has no blocks, or several lists of
+      UsageError: a pattern decides no parameter, or only frozen ones; or the model has no blocks, or several lists of
         them.
     """
     paths = ArrayPaths.of(task.abstract)
@@ -53,7 +53,7 @@ def factors_of(config: schema.Optimizer, task: Task, batch: Mapping[str, Any]) -
 
 
 def scale_by_path(factors: Mapping[str, float], stacks: Stacks) -> optax.GradientTransformation:
-    """Returns a rule without state that multiplies updates by factors, by the paths of single blocks."""
+    """A stateless rule that multiplies updates by factors, by the paths of single blocks."""
 
     def scaled(path: tuple, update: jax.Array) -> jax.Array:
         rows = [factors.get(name, 1.0) for name in names_apart(path_name(path), stacks)]
@@ -65,10 +65,10 @@ def scale_by_path(factors: Mapping[str, float], stacks: Stacks) -> optax.Gradien
 
 
 def depths_of(task: Task, batch: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the depth of each parameter below the top, by the paths of single blocks.
+    """The depth of each parameter below the top, by the paths of single blocks.
 
-    What comes after the last block has depth 0, the last block 1, the block below it 2; what the model uses before the
-    first block is one deeper than that block.
+    Parameters after the last block have depth 0, the last block 1, the block below it 2. Parameters used before the
+    first block are one deeper than that block.
 
     Raises:
       UsageError: the model has no blocks, or they are in several lists, or it does not call the first.
@@ -96,17 +96,16 @@ class _Reached(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Stops:
-    """A wrapper that ends the tracing of a model where it calls a module."""
+    """A wrapper that ends the trace of a model at the call of a module."""
 
     depth: ClassVar[int] = -1
 
     def __call__(self, call, module, *args, **kwargs):
-        """Raises `_Reached` with the arguments of the call."""
         raise _Reached(args, kwargs)
 
 
 def _used_before(task: Task, block: str, batch: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the paths of the parameters that a model uses before it calls a block."""
+    """The paths of the parameters that a model uses before it calls a block."""
     structure, params, stats = take_apart(one_by_one(task.abstract))
 
     def arguments_of_block(params, stats, key, batch):
@@ -119,7 +118,7 @@ def _used_before(task: Task, block: str, batch: Mapping[str, Any]) -> frozenset[
             return [leaf for leaf in jax.tree.leaves(reached.args) if isinstance(leaf, jax.Array)]
         raise UsageError(f"--optimizer.layer_decay: the model does not call {block}; write --optimizer.rates")
 
-    # The trace ends at the block, so what it uses comes before it.
+    # The trace ends at the block, so it contains only uses before it.
     jaxpr = jax.make_jaxpr(arguments_of_block)(params, stats, jax.eval_shape(jax.random.key, 0), batch).jaxpr
     used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     return frozenset(name for name, var in zip(sorted(params), jaxpr.invars, strict=False) if id(var) in used)

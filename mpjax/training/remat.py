@@ -21,22 +21,22 @@ Remat = Literal["none", "dots", "full"]
 
 
 def products(primitive, *_, **params) -> bool:
-    """Returns True if "dots" keeps the result of a primitive: matrix products, in float8 too, and convolutions.
+    """True if "dots" keeps the result of a primitive: matrix products, in float8 too, and convolutions.
 
-    Products with batch dimensions, such as attention scores, are recomputed: they are large and cheap to compute.
-    A policy for `jax.checkpoint` (JAX's documentation, "Control autodiff's saved values with jax.checkpoint").
+    Products with batch dimensions, such as attention scores, are recomputed: they are large and cheap to compute. A
+    policy for `jax.checkpoint` (JAX's documentation, "Control autodiff's saved values with jax.checkpoint").
     """
     if primitive.name == "dot_general":
         _, (batch, _) = params["dimension_numbers"]
         return not batch
-    if primitive.name == "custom_vjp_call":  # a function with derivatives of its own, such as a product in float8
+    if primitive.name == "custom_vjp_call":  # a function with its own derivative, such as a product in float8
         inside = (eqn for body in bodies(params["call_jaxpr"]) for eqn in body.eqns)
         return any(products(eqn.primitive, **eqn.params) for eqn in inside)
     return primitive.name == "conv_general_dilated"
 
 
 def all_but_gathered(primitive, *_, **params) -> bool:
-    """Returns True if "none" keeps the result of a primitive: all but parameters gathered from several devices."""
+    """True if "none" keeps the result of a primitive: all but parameters gathered from several devices."""
     inner = bodies(params["call_jaxpr"]) if primitive.name == "custom_vjp_call" else ()
     names = {eqn.primitive.name for body in inner for eqn in body.eqns}
     return "all_gather" not in {primitive.name, *names}
@@ -46,7 +46,7 @@ _POLICIES = {"none": all_but_gathered, "dots": products, "full": None}
 
 
 def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
-    """Returns the blocks of a model by path: its outermost callable submodules that are items of a list or a stack."""
+    """Finds the blocks of a model by path: its outermost callable submodules that are items of a list or a stack."""
     found: dict[tuple, nnx.Module] = {}
     stacked = {f"{stack}/{ALL}" for stack in stacks_in(model)}
     for path, module in sorted(nnx.iter_modules(model), key=lambda item: len(item[0])):
@@ -58,9 +58,9 @@ def blocks_of(model: nnx.Module) -> dict[str, nnx.Module]:
 
 
 def apply_remat(model: nnx.Module, remat: Remat) -> None:
-    """Makes each block of `model` keep less for its backward pass, in place. Loss and gradients do not change.
+    """Makes each block of `model` keep fewer activations for its backward pass, in place.
 
-    Rematerialisation wraps the casts of a policy, whichever is applied first.
+    Loss and gradients do not change. Rematerialisation wraps the casts of a policy, in either order of application.
 
     Args:
       model: any NNX module, also an abstract one from `nnx.eval_shape`.

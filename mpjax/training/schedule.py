@@ -16,7 +16,7 @@ from mpjax.precision.skip_step import optax_promotion
 
 
 def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int) -> optax.Schedule:
-    """Returns the learning rate as a function of applied steps: linear warm-up to the peak, then `config.schedule`.
+    """Builds the learning rate as a function of applied steps: linear warm-up to the peak, then `config.schedule`.
 
     Args:
       config: the `optimizer` section.
@@ -24,7 +24,7 @@ def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int)
       warmup: steps until the peak; capped at a fifth of training, so that a short trial of a long recipe still learns.
 
     Raises:
-      UsageError: the user's own schedule cannot be called, or gives something else than a rate of 0 or more.
+      UsageError: the user's own schedule cannot be called, or its value is not a rate of 0 or more.
     """
     peak = config.learning_rate
     warmup = capped_warmup(steps, warmup)
@@ -45,7 +45,7 @@ def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int)
 
 
 def capped_warmup(steps: int, warmup: int) -> int:
-    """Returns the length of the warm-up in a training of so many steps."""
+    """Caps the warm-up at a fifth of training."""
     return min(warmup, steps // 5)
 
 
@@ -82,7 +82,7 @@ def _own(spec: str, peak: float, steps: int, warmup: int) -> optax.Schedule:
 
 
 def _require_rates(name: str, schedule: Callable, steps: list[int]) -> None:
-    """Evaluates a schedule at these steps, as the training step does: compiled, for a step that is an int32 array."""
+    """Evaluates a schedule at some steps like the training step: compiled, for an int32 step."""
     try:
         with optax_promotion():
             shape = jnp.shape(jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32)))

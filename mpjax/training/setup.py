@@ -68,7 +68,7 @@ _SIGNATURES: Mapping[TaskName, str] = {
 
 
 def _call(task: TaskName, fields: Mapping[str, Any], dtype: Any) -> tuple[Shapes, tuple[int, ...]]:
-    """Returns the abstract inputs of the model and the expected shape of its logits."""
+    """The abstract inputs of the model and the expected shape of its logits."""
 
     def of(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((_BATCH, *shape), dtype)
@@ -92,9 +92,10 @@ class Task:
     Attributes:
       structure: the model taken apart.
       objective: the loss and the metrics.
-      cast: adds the policy's casts to a pure function that calls the model; the identity if the model casts itself.
+      cast: adds the policy's casts to a pure function that calls the model; the identity if the model casts its own
+        arrays.
       precision: the report of each submodule's dtypes.
-      make_model: a function from a key to the model with initial values.
+      make_model: `key -> model` with initial values.
       abstract: the model with shapes and dtypes in place of arrays.
       frozen: paths of the parameters and statistics that are not trained.
     """
@@ -118,8 +119,8 @@ class Task:
           batch: a prepared batch, or its shapes.
 
         Returns:
-          The dtype in which each parameter, by path, can be sent to another device without changing a result, and the
-          dtype in which the model can be given it.
+          Two mappings by path: the dtype in which a parameter can be sent to another device without changing a result,
+            and the dtype in which the model can receive it.
         """
 
         @self.cast
@@ -157,13 +158,13 @@ def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedRepo
 def make_state(
     task: Task, tx: optax.GradientTransformation, key: jax.Array, pretrained: Arrays, *, ema: bool
 ) -> TrainState:
-    """Returns the state before the first step.
+    """Creates the state before the first step.
 
     Args:
       task: the task to train.
       tx: the optimizer.
       key: the random key of the initial values.
-      pretrained: parameters and statistics by path that replace initial values, those of blocks one by one.
+      pretrained: parameters and statistics that replace initial values, by the paths of single blocks.
       ema: True to keep a moving average of the parameters.
     """
     model = task.make_model(key)
@@ -185,16 +186,16 @@ def initial_state(
     layout: Layout,
     pretrained: Arrays | None = None,
 ) -> TrainState:
-    """Creates the state of `make_state` directly on its devices, divided as the layout says."""
+    """Creates the state of `make_state` directly on its devices, divided by the layout."""
     make = functools.partial(make_state, task, tx, ema=ema)
     given = jax.random.key(seed), pretrained or {}
     shardings = layout.state(jax.eval_shape(make, *given))
     state = jax.jit(make, out_shardings=shardings, compiler_options=_RUNS_ONCE)(*given)
-    return without_shared_buffers(state)  # a given array that is used twice is passed on twice
+    return without_shared_buffers(state)  # a given array that is used twice appears twice in the state
 
 
 def state_shapes(task: Task, tx: optax.GradientTransformation, *, ema: bool, layout: Layout) -> TrainState:
-    """Returns the state of `initial_state` with shapes, dtypes and shardings in place of arrays."""
+    """The state of `initial_state` with shapes, dtypes and shardings in place of arrays."""
     make = functools.partial(make_state, task, tx, ema=ema)
     shapes = jax.eval_shape(make, jax.eval_shape(jax.random.key, 0), {})
 

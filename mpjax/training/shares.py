@@ -1,7 +1,7 @@
-"""Differentiates a loss on one device, or on each device's share of a batch, and adds up what the shares give.
+"""Differentiates a loss on one device, or on each device's share of a batch, and sums over the shares.
 
-Collectives are written out, not left to the compiler, which would add gradients in the dtype of each operation: float16
-under `mixed_float16`. Values that are not added up yet have a leading axis of shares; each device holds its own.
+Collectives are explicit. The compiler would add gradients in the dtype of each operation: float16 under
+`mixed_float16`. Values before the sum have a leading axis of shares; each device holds its own.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from mpjax.training.state import Arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one micro-batch, or one device's share of it, adds to a step.
+    """The contribution of one micro-batch, or of one device's share of it, to a step.
 
     Attributes:
       grads: gradients by path, still scaled.
@@ -42,32 +42,32 @@ class Part:
 
 
 class OneShare:
-    """The whole batch at once. Where nothing is to be done, a method returns what it is given."""
+    """The whole batch as one share. Methods without work to do return their argument."""
 
     def spread(self, stats: Arrays) -> Arrays:
-        """Returns statistics for each share."""
+        """Adds the axis of shares to statistics; unchanged for one share."""
         return stats
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Returns the sum of a value over the shares, inside a function of one share."""
+        """Sums a value over the shares, inside a function of one share."""
         return array
 
     def loss(self, loss: Any) -> jax.Array:
-        """Returns what a loss, a scalar or a `Mean`, adds to the loss of the whole batch; this is differentiated."""
+        """The share's term of the loss of the whole batch, from a scalar or a `Mean`; this term is differentiated."""
         return value_of(loss)
 
     def adapt(self, model: nnx.Module) -> None:
-        """Makes a model, while it is traced, gather its parameters and average its statistics as the layout says."""
+        """Adapts a model during its trace; one share needs no gathers and no averages of statistics."""
 
     def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Returns `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`.
+        """Builds `(scaling, params, ...) -> ((loss, aux), grads)` of one share, for `loss_of(params, ...)`.
 
-        Nothing is differentiated with respect to `frozen` parameters.
+        `frozen` parameters have no gradients.
         """
         return _of_trained(loss_of, frozen)
 
     def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Returns `run(scaling, params, stats, key, batch) -> (stats, part)` as a function of the whole batch.
+        """Maps `run(scaling, params, stats, key, batch) -> (stats, part)` over the shares of the whole batch.
 
         The part has no gradients of `frozen` parameters.
         """
@@ -75,60 +75,60 @@ class OneShare:
         return run
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
-        """Returns the context to trace the norms of gradients in."""
+        """The context for the trace of gradient norms."""
         return contextlib.nullcontext()
 
     def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
-        """Returns the statistics on which all devices agree, and the sums over the shares."""
+        """Combines statistics and sums parts over the shares; for one share, lays gradients out by `row_major`."""
         return stats, dataclasses.replace(part, grads={name: row_major(g) for name, g in part.grads.items()})
 
     def at_once(self, run: Callable, params: Arrays) -> Callable:
-        """Returns `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, put together."""
-        # Programs without a convolution are not worth the second look.
+        """Builds `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, after `together`."""
+        # A program without a convolution has no gradient to lay out.
         if not any(param.ndim == 4 for param in params.values()):
             return run
         return row_major_before_casts(run, lambda found: found[1].grads)
 
     def sums(self, run: Callable) -> Callable:
-        """Returns `run(params, stats, batch) -> sums` as a function of the whole batch, of any size."""
+        """Maps `run(params, stats, batch) -> sums` over the shares of a whole batch, of any size."""
         return run
 
     def rows(self, run: Callable) -> Callable:
-        """Returns `run(params, stats, batch) -> values`, arrays [B, ...], as a function of the whole batch."""
+        """Maps `run(params, stats, batch) -> values`, arrays [B, ...], over the shares of a whole batch."""
         return run
 
     def settle(self, state: Any) -> Any:
-        """Returns a training state with the sharding of its layout."""
+        """Constrains a training state to the sharding of its layout."""
         return state
 
 
 class OneDevice(OneShare):
-    """The whole batch on a device that is known to be the only one."""
+    """The whole batch on the only device of a layout."""
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
-        """Returns the context in which one kernel finishes the sums of squares of all arrays."""
+        """The context in which one kernel finishes the sums of squares of all arrays."""
         return added_together()
 
 
 @dataclasses.dataclass(frozen=True)
 class ManyShares:
-    """A share of the batch on each device, or on each group of devices that divide a model over `tensor`."""
+    """One share of the batch per device, or per group of devices that divide a model over `tensor`."""
 
     layout: Layout
 
     def spread(self, stats: Arrays) -> Arrays:
-        """Returns the statistics with a leading axis of shares, each on its device."""
+        """Repeats statistics along a leading axis of shares, each on its device."""
         own = NamedSharding(self.layout.mesh, PartitionSpec(BATCH_AXES))
         repeated = {name: jnp.broadcast_to(x, (self.layout.shares, *x.shape)) for name, x in stats.items()}
         return jax.lax.with_sharding_constraint(repeated, own)
 
     def add(self, array: jax.Array) -> jax.Array:
-        """Returns the sum over the shares."""
+        """Sums over the shares."""
         return jax.lax.psum(array, BATCH_AXES)
 
     def loss(self, loss: Any) -> jax.Array:
-        """Returns the share's total divided by the weight of all shares; a scalar divided by their number."""
-        # Not divided by the share's own weight: float16 gradients then have the magnitude that they have on one device.
+        """The share's total divided by the weight of all shares; a scalar divided by their number."""
+        # The share's own weight is no divisor: float16 gradients then have the same magnitude as on one device.
         if not isinstance(loss, Mean):
             return loss / self.layout.shares
         weight = self.add(loss.weight)
@@ -143,7 +143,7 @@ class ManyShares:
                     cast(Any, module).axis_name = BATCH_AXES
 
     def value_and_grad(self, loss_of: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Returns the value and gradient of a share; the gradients of gathered parameters are scattered again."""
+        """Builds the value and gradient of a share; the gradients of gathered parameters are scattered again."""
 
         def value_and_grad(scaling, params, *args):
             def of_parts(parts, *args):
@@ -154,7 +154,7 @@ class ManyShares:
         return value_and_grad
 
     def on_each(self, run: Callable, frozen: Collection[str] = ()) -> Callable:
-        """Returns `run` on the share of each device; random numbers differ from share to share."""
+        """Runs `run` on the share of each device; random numbers differ from share to share."""
 
         def on_share(scaling, params, stats, key, batch):
             key = jax.random.fold_in(key, jax.lax.axis_index(BATCH_AXES))
@@ -172,14 +172,14 @@ class ManyShares:
         return on_each
 
     def norms(self) -> contextlib.AbstractContextManager[None]:
-        """Returns the context to trace the norms of gradients in."""
+        """The context for the trace of gradient norms."""
         return contextlib.nullcontext()
 
     def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
-        """Returns the mean statistics, and gradients added in the layout's `reduce_dtype`.
+        """Averages statistics, and adds gradients in the layout's `reduce_dtype`.
 
-        Statistics that are not floating, such as counters, and histories of float8 scales are the largest of all
-        devices'.
+        Statistics that are not floating, such as counters, and histories of float8 scales take the maximum over all
+        devices.
         """
         layout = self.layout
 
@@ -201,12 +201,12 @@ class ManyShares:
         return self._mapped(add_up, given, found, axes=layout.mesh.axis_names)(stats, part)
 
     def at_once(self, run: Callable, params: Arrays) -> Callable:
-        """Returns `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, put together."""
+        """Builds `run(stats, key, batch) -> (stats, part)` of the only micro-batch of a step, after `together`."""
         del params
         return lambda *given: self.together(*run(*given))
 
     def sums(self, run: Callable) -> Callable:
-        """Returns `run` on the share of each device, added up; a batch that does not divide runs whole on each."""
+        """Runs `run` on the share of each device and sums; a batch that does not divide runs whole on each."""
 
         def add_up(found: Any, divides: bool) -> Any:
             return jax.lax.psum(found, BATCH_AXES) if divides else found
@@ -214,7 +214,7 @@ class ManyShares:
         return self._on_rows(run, add_up, lambda rows: PartitionSpec())
 
     def rows(self, run: Callable) -> Callable:
-        """Returns `run` on the share of each device; a batch that does not divide runs whole on each."""
+        """Runs `run` on the share of each device; a batch that does not divide runs whole on each."""
         return self._on_rows(run, lambda found, divides: found, lambda rows: rows)
 
     def _on_rows(self, run: Callable, finish: Callable, out_specs: Callable) -> Callable:
@@ -234,7 +234,7 @@ class ManyShares:
         return {name: self.layout.spec(name) for name in names}
 
     def _part_specs(self, names, *, lead: bool) -> Any:
-        """Returns the specs of a `Part`; with `lead`, those of values not yet added up."""
+        """The specs of a `Part`; with `lead`, before the sum over the shares."""
 
         def of_gradient(name: str) -> PartitionSpec:
             own = self.layout.spec(name)
@@ -247,39 +247,39 @@ class ManyShares:
         return Part(grads, means)
 
     def _unsummed(self, name: str) -> tuple[str, ...]:
-        """Returns the axes over which the gradient of a share is still to be added up."""
+        """The axes over which the gradient of a share is still to be summed."""
         return BATCH_AXES if self.layout.fsdp_axis(name) is None else (DATA,)
 
     def _mapped(self, function: Callable, in_specs: Any, out_specs: Any, axes: Sequence[str] = ()) -> Callable:
-        """Returns a function that runs on each device; what `tensor` divides is left to the compiler by default."""
+        """Runs a function on each device. By default the compiler divides the arrays over `tensor`."""
         mesh = self.layout.mesh
-        # With nothing to divide over `tensor`, the program of a device has nothing left for the compiler to divide.
+        # Without a division over `tensor`, the program of a device leaves nothing for the compiler to divide.
         axes = axes or (BATCH_AXES if mesh.shape[TENSOR] > 1 else mesh.axis_names)
         only = functools.partial(over, axes)
         in_specs, out_specs = (jax.tree.map(only, specs, is_leaf=_is_spec) for specs in (in_specs, out_specs))
-        # JAX does not check which values are replicated: a user's loop may begin with values that no device changed.
+        # No check of replicated values: a user's loop may begin with values that no device changed.
         return jax.shard_map(
             function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
         )
 
     def settle(self, state: Any) -> Any:
-        """Returns the state with parameters, moments, masters and EMA divided as the layout says."""
+        """Divides parameters, moments, masters and EMA of a state by the layout."""
         return jax.lax.with_sharding_constraint(state, self.layout.state(state))
 
 
 Shares = OneShare | ManyShares
-"""The shares that a batch is divided into: both have the same methods."""
+"""The shares of a batch: both classes have the same methods."""
 
 
 def shares_of(layout: Layout | None) -> Shares:
-    """Returns the shares of a layout; with one device, or without a layout, there is one."""
+    """Chooses the shares of a layout; one share for one device or without a layout."""
     if layout is None:
         return OneShare()
     return OneDevice() if layout.mesh.size == 1 else ManyShares(layout)
 
 
 def _of_trained(loss_of: Callable, frozen: Collection[str]) -> Callable:
-    """Returns the scaled value and gradient of `loss_of(params, ...)`, with respect to all but `frozen` parameters."""
+    """Builds the scaled value and gradient of `loss_of(params, ...)`, with respect to all but `frozen` parameters."""
     if not frozen:
         return scaled_value_and_grad(loss_of, has_aux=True)
 

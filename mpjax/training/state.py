@@ -1,4 +1,4 @@
-"""The training state as a pytree, and the model taken apart into flat dicts of arrays by path."""
+"""The training state as a pytree, and a model taken apart into flat dicts of arrays by path."""
 
 import dataclasses
 import itertools
@@ -30,20 +30,20 @@ class Part:
     wrapped: Any
 
     def wrap(self, arrays: Arrays):
-        """Returns the NNX state that holds `arrays`."""
+        """Builds the NNX state that holds `arrays`."""
         return jax.tree.unflatten(self.wrapped, [arrays[name] for name in self.names])
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """A model without its arrays. The model is assembled only while tracing.
+    """A model without its arrays. The model is assembled only during a trace.
 
     Attributes:
       graph: the NNX graph definition.
       params: the trainable parameters (`nnx.Param`).
       stats: all other state carried from step to step (batch statistics).
       rngs: the random streams, replaced at each step.
-      streams: the leaves of the random streams, keys and counters.
+      streams: the leaves of the random streams: keys and counters.
     """
 
     graph: Any
@@ -53,27 +53,27 @@ class Structure:
     streams: tuple["Stream", ...]
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
-        """Returns the model with these arrays; `key` seeds its random streams (dropout)."""
+        """Builds the model with these arrays; `key` seeds its random streams (dropout)."""
         # The offset keeps these keys distinct from those that a loss splits off: split(key)[i] is fold_in(key, i).
         key = jax.random.fold_in(jax.random.key(0) if key is None else key, _STREAMS)
         rngs = jax.tree.unflatten(self.rngs.wrapped, [stream.start(key) for stream in self.streams])
         return nnx.merge(self.graph, self.params.wrap(params), self.stats.wrap(stats), rngs)
 
     def stats_of(self, model: nnx.Module) -> Arrays:
-        """Returns the current statistics of the model, for example after a call in training mode."""
+        """The current statistics of the model, for example after a call in training mode."""
         arrays = named(nnx.state(model))
         return {name: arrays[name] for name in self.stats.names}
 
 
 class Assembly(Protocol):
-    """What makes a model of the arrays of a training state: a `Structure`, or one around it."""
+    """Builds a model from the arrays of a training state: a `Structure`, or a wrapper of one."""
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
-        """Returns the model with these arrays."""
+        """Builds the model with these arrays."""
         ...
 
     def stats_of(self, model: nnx.Module) -> Arrays:
-        """Returns the current statistics of the model."""
+        """The current statistics of the model."""
         ...
 
 
@@ -83,14 +83,14 @@ class Stream:
 
     Attributes:
       is_key: True for a key, False for a counter.
-      index: the number that its keys are made of; of a stack of blocks, the numbers that the single blocks would have.
+      index: the number folded into its keys; for a stack of blocks, the numbers of the single blocks.
     """
 
     is_key: bool
     index: int | tuple[int, ...]
 
     def start(self, key: jax.Array) -> jax.Array:
-        """Returns the value at the beginning of a step with this key."""
+        """The value of the leaf at the beginning of a step with this key."""
         if isinstance(self.index, int):
             return jax.random.fold_in(key, self.index) if self.is_key else jnp.zeros((), jnp.uint32)
         if not self.is_key:
@@ -99,12 +99,12 @@ class Stream:
 
 
 def uncast(fn: Callable) -> Callable:
-    """Returns `fn` unchanged, for a model that casts itself."""
+    """The identity, for a model that casts its own arrays."""
     return fn
 
 
 def take_apart(model: nnx.Module) -> tuple[Structure, Arrays, Arrays]:
-    """Returns structure, parameters and statistics of `model`, which may be abstract (`nnx.eval_shape`)."""
+    """Splits `model`, which may be abstract (`nnx.eval_shape`), into structure, parameters and statistics."""
     graph, params, rngs, stats = nnx.split(model, nnx.Param, nnx.RngState, ...)
     structure = Structure(graph, _part(params), _part(stats), _part(rngs), _streams(rngs, stacks_of(model)))
     return structure, named(params), named(stats)
@@ -115,7 +115,7 @@ def _streams(rngs, stacks: Stacks) -> tuple[Stream, ...]:
     singles = {name: names_apart(name, stacks) for name in leaves}
     order: list[str] = []
     for _, names in itertools.groupby(leaves, lambda name: stack_of(name, stacks)):
-        # Block after block, as single blocks have them: the random numbers of both forms are the same.
+        # Block after block, as in single blocks: both forms draw the same random numbers.
         order += itertools.chain(*zip(*(singles[name] for name in names), strict=True))
     index = {name: number for number, name in enumerate(order)}
 
@@ -132,8 +132,8 @@ def _part(state) -> Part:
 
 
 def named(state) -> Arrays:
-    """Returns the arrays of an NNX state by path."""
-    # The order is that of the state's leaves; Part.wrap relies on it.
+    """The arrays of an NNX state by path."""
+    # In the order of the state's leaves, on which Part.wrap relies.
     return {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(state)}
 
 
@@ -143,7 +143,7 @@ _STEPS = 2**31
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that a training step changes.
+    """All values that a training step changes.
 
     The state holds no random key and no data position: both are functions of a seed and of `attempts`.
 
@@ -163,18 +163,18 @@ class TrainState:
 
     @property
     def attempts(self) -> jax.Array:
-        """Returns the number of attempted steps, applied or skipped, int32: the position in the data."""
+        """The number of attempted steps, applied or skipped, int32: the position in the data."""
         return self.step + loss_scale_state(self.opt_state).skipped
 
 
 def step_key(seed: int, state: TrainState) -> jax.Array:
-    """Returns the random key of the next step."""
+    """The random key of the next step."""
     # The offset keeps these keys distinct from the initial values, which nnx.Rngs draws from fold_in(key(seed), count).
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _STEPS), state.attempts)
 
 
 def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation, *, ema: bool = False) -> TrainState:
-    """Returns the state before the first step. The function is pure: it works under `jit` and `jax.eval_shape`.
+    """Creates the state before the first step. The function is pure: it works under `jit` and `jax.eval_shape`.
 
     Raises:
       DtypeError: batch statistics are not float32 (float64 for float64 parameters).
@@ -192,7 +192,7 @@ def create_state(params: Arrays, stats: Arrays, tx: optax.GradientTransformation
 
 
 def without_shared_buffers(state: TrainState) -> TrainState:
-    """Returns the state with copies of the arrays that share a buffer with another, which stays as it is.
+    """Copies the arrays that share a buffer with an earlier array of the state.
 
     A training step donates its state, and a buffer can be donated only once. Shapes and traced arrays have no buffers.
     """
@@ -209,7 +209,7 @@ def without_shared_buffers(state: TrainState) -> TrainState:
 
 
 def _buffers(leaf: Any) -> set[tuple[int, int]]:
-    """Returns the device and the address of each part of an array in this process; an empty array has none."""
+    """The device and the address of each part of an array in this process; none for an empty array."""
     if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array) or leaf.size == 0:
         return set()
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

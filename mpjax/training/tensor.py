@@ -1,7 +1,7 @@
 """Decides which layers of a model are divided over the `tensor` axis of a mesh, and along which axis.
 
-Attention heads, and the hidden units of an MLP, are divided by columns in the first layer and by rows in the second, so
-that devices add their results once for each pair (Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3).
+The first layer of attention or of an MLP is divided by columns (heads, hidden units), the second by rows. Devices then
+add their results once for each pair (Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3).
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,13 +32,13 @@ LAYERS = (nnx.Linear, nnx.LinearGeneral, nnx.Conv)
 
 
 def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict[str, int]:
-    """Returns the axis along which to divide each parameter that the rules name, by path.
+    """Chooses the axis along which to divide each parameter that the rules name, by path.
 
     Args:
       model: the model, which may be abstract.
       parts: the size of the mesh's axis `tensor`.
-      rules: module pattern (see `mpjax.precision.rules.Rules`) to "columns", "rows" or "whole"; those for Transformers
-        come after them.
+      rules: module pattern (see `mpjax.precision.rules.Rules`) to "columns", "rows" or "whole"; the rules for
+        Transformers follow.
 
     Raises:
       UsageError: a rule matches nothing or names no layer that can be divided, an axis does not divide, or no layer is
@@ -47,7 +47,7 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
     modules = modules_of(model)
     lineages, stacks = lineages_of(modules), stacks_of(model)
     own = Rules(rules)
-    decide(own, lineages)  # refuses a rule that matches nothing
+    decide(own, lineages)  # raises if a rule matches nothing
     every = Rules({**own, **{pattern: way for pattern, way in TRANSFORMERS.items() if pattern not in own}})
     found: dict[str, int] = {}
     idle = {pattern for pattern, way in own.items() if way != "whole"}
@@ -70,7 +70,7 @@ def tensor_axes(model: nnx.Module, parts: int, rules: Mapping[str, str]) -> dict
 
 
 def _axes(path: str, layer: Any, way: Way, parts: int, lead: int) -> Iterator[tuple[str, int]]:
-    """Yields the path and the axis of the kernel, and of the bias if it is divided too; `lead` axes are of blocks."""
+    """Yields path and axis of the kernel, and of the bias if divided; `lead` counts the axes of stacked blocks."""
     kernel = layer.kernel.shape
     outputs = len(layer.out_features) if isinstance(layer.out_features, tuple | list) else 1
     axis = len(kernel) - outputs

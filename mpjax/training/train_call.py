@@ -1,4 +1,4 @@
-"""Compiles calls of the training step: one step, or several that the device runs without asking the host."""
+"""Compiles calls of the training step: one step, or several steps that run without the host in between."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -9,34 +9,34 @@ import jax.numpy as jnp
 
 
 def make_train_call(train_step: Callable, batch_of: Callable[[Any, Any], Any]) -> jax.stages.Wrapped:
-    """Returns the jit-compiled call `(state, fed, count) -> (state, metrics)` of `count` steps; it donates the state.
+    """Builds the jit-compiled call `(state, fed, count) -> (state, metrics)` of `count` steps; it donates the state.
 
     Args:
       train_step: `(state, batch) -> (state, metrics)`.
       batch_of: `(fed, index) -> batch`, the batch of step `index` of the call, counted from 0.
 
     Returns:
-      A function whose metrics have a leading axis [count], or are those of the step if the count is 1. The count is
-      static: each count compiles its own program.
+      A function whose metrics have a leading axis [count], or none if the count is 1. The count is static: each count
+        compiles its own program.
     """
 
     @jax.jit(donate_argnums=0, static_argnums=2)
     def train_call(state, fed, count: int):
         if count == 1:
             return train_step(state, batch_of(fed, 0))
-        # The count is static, so the device runs all steps without asking the host.
+        # The count is static, so the device runs all steps without the host.
         return jax.lax.scan(lambda state, index: train_step(state, batch_of(fed, index)), state, jnp.arange(count))
 
     return train_call
 
 
 class CallProgram(NamedTuple):
-    """The program of a call, in all its stages.
+    """The program of a call at all stages of compilation.
 
     Attributes:
-      jaxpr: what was traced.
-      lowered: what was given to XLA.
-      compiled: what XLA made of it.
+      jaxpr: the traced program.
+      lowered: the input of XLA.
+      compiled: the output of XLA.
     """
 
     jaxpr: Any
@@ -58,7 +58,7 @@ def compile_calls(
       call: a jitted function `(state, fed, count)`.
       state: the state, or its shapes, dtypes and shardings.
       feeds: the input `fed` by count, or its shapes, dtypes and shardings.
-      options: XLA's options.
+      options: XLA options.
       see: called with each count and its program.
     """
     programs = {}

@@ -26,7 +26,7 @@ from mpjax.training.state import Arrays, Assembly, TrainState, step_key, uncast
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Metrics(Mapping[str, jax.Array]):
-    """A mapping from name to scalar; `jax.device_get(metrics)` fetches all of it at once.
+    """A mapping from name to scalar; `jax.device_get(metrics)` fetches all of them at once.
 
     Attributes:
       array: float32 (or wider) [number of metrics].
@@ -55,7 +55,7 @@ def pack(metrics: Mapping[str, jax.Array]) -> Metrics:
 
 
 def _as_it_is(batch, key: jax.Array):
-    del key  # nothing is augmented
+    del key  # by default nothing is augmented
     return batch
 
 
@@ -73,34 +73,34 @@ def make_train_step(
     layout: Layout | None = None,
     frozen: Collection[str] = (),
 ) -> jax.stages.Wrapped:
-    """Returns the jit-compiled training step, which donates its input state.
+    """Builds the jit-compiled training step, which donates its input state.
 
     Args:
       structure: the model taken apart (`mpjax.training.take_apart`), with its policy applied.
       tx: the optimizer, wrapped in loss scaling.
       loss_fn: `(model, batch, key) -> (loss, metrics)`, each a scalar or a `Mean`; the model is in training mode. With
-        a layout it sees one device's examples, and a key of that device. A scalar is taken for a mean over examples; a
-        mean over tokens or pixels, of which devices may have different numbers, has to be a `Mean`.
+        a layout it takes one device's examples, and a key of that device. A scalar is a mean over examples. A mean over
+        tokens or pixels, whose number may differ between devices, must be a `Mean`.
       cast: adds casts to the pure function that calls the model, as `functools.partial(mpjax.autocast,
-        policy="mixed_float16")` does; by default the model casts itself.
+        policy="mixed_float16")` does; by default the model casts its own arrays.
       learning_rate: the optimizer's schedule, only to report the learning rate of the step.
       accumulate: the number of micro-batches of a batch, run one after the other. Gradients and metrics are averaged by
-        the weights of the losses and of the metrics; statistics pass from one micro-batch to the next.
+        the weights of the losses and of the metrics. Each micro-batch takes the statistics of the one before.
       ema: decay of the moving average of parameters; 0 if the state keeps none.
       seed: the seed of the random numbers, which are a function of it and of the number of attempted steps.
       prepare: `(batch, key) -> batch`, applied to each whole micro-batch before it is divided among devices:
         augmentation, which may mix examples.
-      layout: the mesh, and how parameters are divided over it; None: one device, or replicas that the compiler makes.
-      frozen: paths of parameters and statistics that keep every bit. Nothing is differentiated with respect to them,
-        and `tx` gets gradients and parameters without them.
+      layout: the mesh, and the division of parameters over it; None: one device, or replicas that the compiler makes.
+      frozen: paths of parameters and statistics that keep every bit. Frozen parameters have no gradients, and `tx` gets
+        gradients and parameters without them.
 
     Returns:
       A function whose metrics are scalars: `loss` (unscaled), those of `loss_fn`, `grad_norm` (unscaled),
-      `learning_rate`, `loss_scale` (of this step), `skipped` (in total), `consecutive_skips`, and `finite` (1 or 0).
+        `learning_rate`, `loss_scale` (of this step), `skipped` (in total), `consecutive_skips`, and `finite` (1 or 0).
 
     Raises:
       UsageError: `accumulate` is below 1, or `ema` is outside [0, 1). The step raises it if the batch does not divide
-        into micro-batches, or if only one of the state and `ema` asks for a moving average.
+        into micro-batches, or if only one of the state and `ema` has a moving average.
     """
     if accumulate < 1:
         raise UsageError(f"accumulate: wanted at least 1 micro-batch, got {accumulate}")
@@ -108,7 +108,7 @@ def make_train_step(
         raise UsageError(f"ema: wanted a decay from 0 up to, not including, 1, got {ema}")
 
     shares = shares_of(layout)
-    update = optax.with_extra_args_support(tx).update  # some take the loss, as `value`
+    update = optax.with_extra_args_support(tx).update  # some optimizers take the loss, as `value`
 
     @cast
     def loss_of(params, stats, key, batch):
@@ -147,9 +147,9 @@ def make_train_step(
             return shares.at_once(one, state.params)(stats, key, batch)
         keys, batches = jax.random.split(key, accumulate), _micro_batches(batch, accumulate)
         stats, part = _added(one, stats, keys, batches)
-        weight = jnp.sum(part.means["loss"].weight)  # of all shares
+        weight = jnp.sum(part.means["loss"].weight)  # over all shares
         weight = jnp.where(weight != 0, weight, 1)
-        # Before they are added: in a half-precision sum, gradients times the weight of a batch would overflow.
+        # Before the sum: in half precision, gradients times the weight of a batch would overflow.
         grads = {name: g / weight.astype(g.dtype) for name, g in part.grads.items()}
         return shares.together(stats, Part(grads, part.means))
 
@@ -199,11 +199,11 @@ def make_train_step(
 
 
 _BESIDE = "(zero beside) "
-"""Before the name of a history: zeros that are added to it, so that its derivative is had with the gradients."""
+"""Prefix of the zeros that are added to a history: one backward pass computes its derivative and the gradients."""
 
 
 def _parameters(arrays: Arrays) -> Arrays:
-    """Returns the arrays of parameters alone."""
+    """The arrays without the zeros beside histories."""
     return {name: array for name, array in arrays.items() if not name.startswith(_BESIDE)}
 
 
@@ -220,7 +220,7 @@ def _weighted(grads: Arrays, weight: jax.Array) -> Arrays:
 def _added(one: Callable, stats, keys: jax.Array, batches) -> tuple[Any, Part]:
     """Runs `one` on each micro-batch in turn; returns the final statistics and the sum of the parts."""
     _, shapes = jax.eval_shape(one, stats, keys[0], jax.tree.map(lambda x: x[0], batches))
-    zeros = jax.tree.map(lambda s: jnp.full(s.shape, -0.0, s.dtype), shapes)  # -0.0 + x is x, also where x is -0.0
+    zeros = jax.tree.map(lambda s: jnp.full(s.shape, -0.0, s.dtype), shapes)  # -0.0 + x is x, even if x is -0.0
 
     def body(carry, micro):
         stats, total = carry
@@ -232,7 +232,7 @@ def _added(one: Callable, stats, keys: jax.Array, batches) -> tuple[Any, Part]:
 
 
 def _micro_batches(batch, count: int):
-    """Reshapes [B, ...] to [count, B / count, ...], taking every count-th example so that no example changes device."""
+    """Reshapes [B, ...] to [count, B / count, ...]. Each takes every count-th example, so no example changes device."""
 
     def cut(x):
         if x.shape[0] % count:

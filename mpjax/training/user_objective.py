@@ -1,4 +1,4 @@
-"""An objective from a user's function, which gives a loss and metrics for each example."""
+"""An objective from a user's function, which computes a loss and metrics for each example."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +14,10 @@ from mpjax.training.objective import Batch, Mean, Means, Metrics, Objective, Sum
 
 
 OUTPUTS = "outputs"
-"""The entry of an objective's result that is for metrics, and is none itself."""
+"""The entry of an objective's result that is passed to metrics and is no metric itself."""
 
 WEIGHT = "/weight"
-"""What is added to the name of a metric for the sum of its weights."""
+"""The suffix of a metric's name for the sum of its weights."""
 
 _A_MEAN = "an mpjax.Mean of totals and weights per example"
 _TAKEN = (
@@ -33,16 +33,16 @@ _TAKEN = (
 
 
 def own_objective(function: Callable, prepare: Callable[[Batch, jax.Array | None], Batch], *, name: str) -> Objective:
-    """Returns the objective of a user's function (`mpjax.extend.Objective`).
+    """Creates the objective of a user's function (`mpjax.extend.Objective`).
 
     Args:
-      function: `(model, batch, key)` or `(model, batch)` to values per example.
+      function: maps `(model, batch, key)` or `(model, batch)` to values per example.
       prepare: `(batch, key) -> batch`, which augments unless the key is None.
       name: the name of the function, for messages.
 
     Raises:
-      UsageError: the function cannot be called so. While it is traced: its result is no mapping, has no `loss`, or a
-        value that is not one per example; its loss is of integers; or it fails.
+      UsageError: the function has another signature. During its trace: it fails, its result is no mapping or has no
+        `loss`, a value does not have one entry per example, or its loss is of integers.
     """
     given = _parameters(function, name)
 
@@ -74,7 +74,7 @@ def own_objective(function: Callable, prepare: Callable[[Batch, jax.Array | None
 
 
 def _parameters(function: Callable, name: str) -> int:
-    """Returns 3 if a function takes (model, batch, key), 2 if it takes (model, batch)."""
+    """The number of arguments: 3 for (model, batch, key), 2 for (model, batch)."""
     if not callable(function):
         raise UsageError(f"{name} is a {type(function).__name__}: wanted a function of (model, batch, key)")
     signature = inspect.signature(function)
@@ -88,7 +88,6 @@ def _parameters(function: Callable, name: str) -> int:
 
 
 def _require_floating(loss: Any, name: str) -> None:
-    """Raises UsageError if a loss is of integers or bool, through which no gradient flows."""
     total = loss.total if isinstance(loss, Mean) else loss
     if is_array(total) and not is_floating(jnp.asarray(total)):
         raise UsageError(
@@ -102,17 +101,17 @@ def _size(batch: Batch) -> int:
 
 
 def require_names(names: Any, where: str) -> None:
-    """Raises UsageError if a metric has the name of something else."""
+    """Raises UsageError if a metric has a name that a run uses for another value."""
     for name in names:
         if name in _TAKEN or name.endswith(WEIGHT):
             raise UsageError(f"{where}: {name} is the name of something else in a run; give the metric another name")
 
 
 def per_example(value: Any, size: int, name: str) -> Mean:
-    """Returns a value per example as totals and weights, both [B], in float32 or wider.
+    """Converts a value per example to totals and weights, both [B], in float32 or wider.
 
     Raises:
-      UsageError: the value is no array, or has another shape; the message says what to write for a mean over the batch.
+      UsageError: the value is no array, or has another shape; the message shows how to write a mean over the batch.
     """
     parts = (value.total, value.weight) if isinstance(value, Mean) else (value, jnp.ones(size, FLOAT32))
     for part in parts:
@@ -130,22 +129,22 @@ def per_example(value: Any, size: int, name: str) -> Mean:
 
 
 def is_array(value: Any) -> bool:
-    """Returns True for an array and for a number, which is an array of no dimensions."""
+    """True for an array and for a number, which is an array of no dimensions."""
     return (hasattr(value, "shape") and hasattr(value, "dtype")) or isinstance(value, bool | int | float)
 
 
 def kind_of(value: Any) -> str:
-    """Returns what a function returned instead of arrays, for messages."""
+    """Describes a value that is not an array, for messages."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _mean(value: Mean) -> Mean:
-    """Returns the mean of a batch as its total and its weight."""
+    """Sums totals and weights over the batch."""
     return Mean(jnp.sum(value.total), jnp.sum(value.weight))
 
 
 def quantities(found: Mapping[str, Any], size: int, where: str) -> Iterator[tuple[str, jax.Array]]:
-    """Yields what is to be summed over a set, [B] each: totals, and the weights of those that are no plain means."""
+    """Yields the values to sum over a set, [B] each: totals, and the weights of each `Mean`."""
     for name, value in found.items():
         mean = per_example(value, size, f"{where}: {name}")
         yield name, mean.total
@@ -154,7 +153,7 @@ def quantities(found: Mapping[str, Any], size: int, where: str) -> Iterator[tupl
 
 
 def quotients(sums: Sums) -> dict[str, float]:
-    """Divides each sum by that of its weights, or by `count`, the number of examples; NaN without any weight."""
+    """Divides each sum by the sum of its weights, or by `count`, the number of examples; NaN if the divisor is 0."""
 
     def quotient(name: str) -> float:
         weight = sums.get(name + WEIGHT, sums["count"])

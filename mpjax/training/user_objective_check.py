@@ -1,4 +1,4 @@
-"""Checks an objective and an augmentation of the user's before a run has a folder, by tracing them on shapes."""
+"""Checks a user's objective and augmentation by a trace on shapes, before a run has a folder."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,21 +14,21 @@ from mpjax.training.state import take_apart
 
 
 TARGET = "target"
-"""The field of a training batch that has the labels of mixed images."""
+"""The field of a training batch with the labels of mixed images."""
 
 
 def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: str = "") -> None:
-    """Checks that an objective of the user's can be computed and learnt from.
+    """Checks that a user's objective can be computed and that its loss has a gradient.
 
     Args:
       task: the task, with the objective.
-      batch: the shapes of a batch as it is stored.
+      batch: the shapes of a stored batch.
       name: the name of the objective in messages.
       mixing: the settings that mix images with their labels, for messages.
 
     Raises:
-      UsageError: as the objective; the loss does not depend on what is trained; or images are mixed, and the loss does
-        not depend on the mixed labels.
+      UsageError: the objective raises it; the loss does not depend on a trained parameter; or images are mixed, and the
+        loss does not depend on the mixed labels.
     """
     objective = task.objective
 
@@ -62,10 +62,10 @@ def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: 
 
 
 def check_augmentation(task: Task, batch: Mapping[str, Any], *, name: str) -> None:
-    """Checks that an augmentation of the user's can be computed, and the loss of what it returns.
+    """Checks that a user's augmentation can be computed, and the loss of its result.
 
     Raises:
-      UsageError: as `preparation_of`; or the model cannot be given images of the shape that it returns.
+      UsageError: as `preparation_of`; or the loss cannot be computed for images of the returned shape.
     """
     plain, augmented = prepared_shapes(task, batch)
     changed = {field: x for field, x in augmented.items() if field in plain and x.shape != plain[field].shape}
@@ -88,7 +88,7 @@ def check_augmentation(task: Task, batch: Mapping[str, Any], *, name: str) -> No
 
 
 def prepared_shapes(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the shapes of a batch that is prepared for evaluation, and for training."""
+    """The shapes of a batch prepared for evaluation, and of one prepared for training."""
     prepare = task.objective.prepare
     plain = jax.eval_shape(lambda batch: prepare(batch, None), batch)
     return dict(plain), dict(jax.eval_shape(prepare, batch, _key()))
@@ -99,7 +99,7 @@ def _key() -> Any:
 
 
 def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
-    """Returns True if a gradient that depends on no argument is zero, and not another constant."""
+    """True if a gradient that depends on no argument is zero, and not another constant."""
 
     def zeros(shape: Any) -> jax.Array:
         if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
@@ -111,10 +111,10 @@ def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
 
 
 def used_arguments(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
-    """Returns, for each leaf of the arguments, whether a result of the function may depend on its value.
+    """Marks each leaf of the arguments: True if a result of the function may depend on its value.
 
-    An operation depends on all of its operands, so that a leaf that cannot change a result may be taken for one that
-    can, but not the other way round.
+    An operation depends on all of its operands. A leaf that cannot change a result may be marked True, but a leaf that
+    can is never marked False.
 
     Args:
       function: a function that JAX can trace.

@@ -1,4 +1,4 @@
-"""Classifies an image by the mean of the logits of several views of it: test-time augmentation.
+"""Classifies an image by the mean logits of several views of it: test-time augmentation.
 
 Shapes: B batch, H height, W width, C channels, K classes.
 """
@@ -27,15 +27,16 @@ Weighted = Sequence[tuple[float, jax.Array]]
 
 
 def predict_with(views: str, task: str) -> Predict:
-    """Returns the function that computes the logits of images in evaluation.
+    """Chooses the function that computes the logits of images in evaluation.
 
     Args:
       views: none: the images themselves. mirror: also mirrored. mirror_translate: each of the two also shifted by one
-        pixel down to the right, and by one up to the left, which together count as much as those that are not shifted.
+        pixel down to the right, and by one up to the left. The shifted views together have the weight of the unshifted
+        ones.
       task: the task of the run.
 
     Raises:
-      UsageError: the task is another than classification.
+      UsageError: the task is not classification, and `views` is not none.
     """
     if views == "none":
         return once
@@ -49,17 +50,17 @@ def predict_with(views: str, task: str) -> Predict:
 
 
 def once(model: Callable[[jax.Array], jax.Array], images: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
-    """Returns the logits of the images themselves."""
+    """Computes the logits of the images themselves."""
     return model(images)
 
 
 def mirror(images: Float[Array, "B H W C"]) -> Weighted:
-    """Returns images as they are, and mirrored left to right."""
+    """The images, and their mirror images from left to right."""
     return [(0.5, images), (0.5, images[:, :, ::-1])]
 
 
 def mirror_translate(images: Float[Array, "B H W C"]) -> Weighted:
-    """Returns the six views of Jordan (2024, arXiv:2404.00498); pixels that are shifted in are reflected."""
+    """The six views of Jordan (2024, arXiv:2404.00498); the border is padded by reflection."""
     _, height, width, _ = images.shape
     padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
     shifted = padded[:, :height, :width], padded[:, 2:, 2:]
@@ -68,7 +69,7 @@ def mirror_translate(images: Float[Array, "B H W C"]) -> Weighted:
 
 
 def mean_logits(model: Callable[[jax.Array], jax.Array], views: Weighted) -> Float[Array, "B K"]:
-    """Returns the weighted mean of the logits of all views, which the model is given as one batch."""
+    """Averages the logits of all views by weight; the model runs once, on all views as one batch."""
     logits = model(jnp.concatenate([view for _, view in views]))
     dtype = widest(logits.dtype, FLOAT32)
     each = jnp.split(logits.astype(dtype), len(views))

@@ -30,7 +30,7 @@ class Program(NamedTuple):
     """The forward and backward pass of one module.
 
     Attributes:
-      run: a function of two lists of arrays, differentiated and not, that returns output and gradients; not compiled.
+      run: maps two lists of arrays, differentiated and not, to output and gradients; not compiled.
       inputs: shapes and dtypes of the two lists.
       text: the jaxpr as text; programs with the same text need to be timed only once.
     """
@@ -57,7 +57,7 @@ class Product(NamedTuple):
 
 
 def products_of(task: Task, policy: Policy, batch: Mapping[str, Any]) -> list[Product]:
-    """Returns the outermost submodules that have products of their own and that no rule of the user decides.
+    """Finds the outermost submodules that have products of their own and that no rule of the user decides.
 
     Args:
       task: the model and its loss.
@@ -76,12 +76,12 @@ def products_of(task: Task, policy: Policy, batch: Mapping[str, Any]) -> list[Pr
 
 
 def is_in(path: str, module: str) -> bool:
-    """Returns True if `path` is the path of `module` or of a module inside it."""
+    """True if `path` is the path of `module` or of a module inside it."""
     return f"{path}/".startswith(f"{module}/")
 
 
 def _is_open(path: str, report: PolicyReport) -> bool:
-    """Returns True if no rule of the user decides the module or a module inside it."""
+    """True if no rule of the user decides the module or a module inside it."""
     return all(row.rule in ("policy", NORM, HEAD) for row in report if is_in(row.path, path))
 
 
@@ -100,7 +100,7 @@ class _Recording:
 
 
 def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[str]]:
-    """Returns the abstract arguments of each module's first call, and the paths of the modules that own products."""
+    """Records the abstract arguments of each module's first call, and the paths of the modules that own products."""
     calls: dict[str, tuple] = {}
 
     def loss(params, stats, key, batch):
@@ -119,7 +119,7 @@ def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[
 
 
 def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.dtype) -> Program:
-    """Builds a module's program, computing in `compute_dtype` with input and output in the policy's compute dtype."""
+    """Builds a program of a module that computes in `compute_dtype`; input and output have the dtype of the policy."""
     module = nnx.merge(*nnx.split(module))
     outside = policy.compute_dtype
     apply_policy(module, Policy(widest(policy.param_dtype, compute_dtype), compute_dtype, outside))
@@ -138,7 +138,7 @@ def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.
             params, rest, (args, kwargs) = jax.tree.unflatten(treedef, filled)
             return nnx.merge(graph, params, rest)(*args, **kwargs)
 
-        # The output serves as its own cotangent: it has the right shape and is not zero.
+        # The output is its own cotangent: it has the right shape and is not zero.
         output, pull = jax.vjp(forward, by)
         return output, pull(output)
 
@@ -156,14 +156,14 @@ def _count(tree) -> int:
 
 
 def _as(leaf, dtype: np.dtype):
-    """Returns an abstract floating-point leaf in `dtype`, and any other leaf unchanged."""
+    """Casts an abstract floating leaf; any other leaf is unchanged."""
     if not _is_abstract(leaf) or not is_floating(leaf):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
 
 def arrays_like(shapes: list, seed: int = 0) -> list[jax.Array]:
-    """Creates arrays to run a program on. They are not zero, because some processors are faster on zeros."""
+    """Creates inputs for a program. They are not zero, because some processors are faster on zeros."""
 
     def one(number: int, shape) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(seed), number)

@@ -21,7 +21,7 @@ SHORTEST = 0.004
 """Shortest duration of a timing in seconds; shorter programs run several times per timing."""
 
 MARGIN = 0.1
-"""Half precision counts as slower if float32 is faster by this share in at least three quarters of the rounds."""
+"""Half precision is slower if float32 is faster by this share in at least three quarters of the rounds."""
 
 GAIN = 0.01
 """Rules are kept if they make a step faster by this share in at least three quarters of the rounds."""
@@ -40,11 +40,11 @@ class Timing(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """Returns the speedup of the second program over the first, the median over the rounds."""
+        """The speedup of the second program over the first, the median over the rounds."""
         return statistics.median(self._ratios)
 
     def faster_by(self, margin: float) -> bool:
-        """Returns True if the second is faster by more than `margin` in at least three quarters of the rounds."""
+        """True if the second is faster by more than `margin` in at least three quarters of the rounds."""
         return statistics.quantiles(self._ratios, n=4, method="inclusive")[0] > 1 + margin
 
     @property
@@ -89,12 +89,12 @@ class Timed(NamedTuple):
 
     @property
     def slower_in_half(self) -> bool:
-        """Returns True if float32 is faster by more than `MARGIN` in at least three quarters of the rounds."""
+        """True if float32 is faster by more than `MARGIN` in at least three quarters of the rounds."""
         return self.timing.faster_by(MARGIN)
 
 
 def rules_of(timed: Iterable[Timed], report: PolicyReport) -> dict[str, str]:
-    """Returns rules, pattern to "float32", that cover the modules slower in half precision and no others.
+    """Chooses rules, pattern to "float32", that cover exactly the modules that are slower in half precision.
 
     Args:
       timed: the timed modules.
@@ -110,7 +110,7 @@ def rules_of(timed: Iterable[Timed], report: PolicyReport) -> dict[str, str]:
 
 
 def _candidates(path: str) -> Sequence[str]:
-    """Returns patterns for a path, the widest first: its last name anywhere, as `*/depthwise`, then the path itself."""
+    """Patterns for a path, the widest first: its last name anywhere, as `*/depthwise`, then the path itself."""
     name = path.rpartition("/")[2]
     alone = glob.escape(path)
     return [alone] if name == path or name.isdecimal() else [f"*/{glob.escape(name)}", alone]

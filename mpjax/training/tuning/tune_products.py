@@ -32,7 +32,7 @@ class Tuning(NamedTuple):
 
     @property
     def rules(self) -> dict[str, str]:
-        """Returns the proposed rules if they make the step faster, else no rules."""
+        """The proposed rules if they make the step faster, else no rules."""
         return self.proposed if self.step is not None and self.step.faster_by(GAIN) else {}
 
     def __str__(self) -> str:
@@ -57,10 +57,10 @@ def tune(
     """Measures each kind of product once, then the step without and with the proposed rules.
 
     Args:
-      task: the model under its policy; provides the present dtypes of its modules.
+      task: the model under its policy, with the present dtypes of its modules.
       products: the products of the model.
-      time_step: a function from rules to the timing of a step without and with them.
-      side_by_side: a function that times two programs.
+      time_step: maps rules to the timing of a step without and with them.
+      side_by_side: times two programs.
     """
     kinds = kinds_of(products)
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -75,7 +75,7 @@ def tune(
 
 
 def kinds_of(products: list[Product]) -> list[list[Product]]:
-    """Groups products by equal programs; leaves out those whose program is the same in both dtypes."""
+    """Groups products by equal programs; leaves out products with the same program in both dtypes."""
     kinds: dict[tuple[str, str], list[Product]] = {}
     for product in products:
         if product.half.text != product.full.text:
@@ -93,14 +93,14 @@ def _compiled(pool: concurrent.futures.Executor, program: Program) -> _Compiled:
 
 
 def _ready(compiled: _Compiled) -> Callable[[], Any]:
-    """Returns the program bound to new arrays, which are freed with it after the timing."""
+    """Binds the program to new arrays, which are freed with it after the timing."""
     arrays = [arrays_like(shapes) for shapes in compiled.program.inputs]
     executable = compiled.executable.result()
     return lambda: executable(*arrays)
 
 
 def read_tuning(folder: pathlib.Path, key: Mapping[str, Any]) -> Tuning | None:
-    """Reads the result stored for `key`; returns None if there is none or the file is damaged."""
+    """Reads the stored result for `key`; None if there is none or the file is damaged."""
     try:
         found = json.loads(tuning_file(folder, key).read_text())
         if found["key"] != _plain(key):
@@ -126,14 +126,14 @@ def write_tuning(folder: pathlib.Path, key: Mapping[str, Any], tuning: Tuning) -
 
 
 def tuning_file(folder: pathlib.Path, key: Mapping[str, Any]) -> pathlib.Path:
-    """Returns the path of the result, named after device, model and a digest of the whole key."""
+    """The path of the result, named after device, model and a digest of the whole key."""
     digest = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()[:12]
     words = "-".join(str(key[name]) for name in ("device", "model") if name in key)
     return folder / ("".join(c if c.isalnum() else "_" for c in words) + f"-{digest}.json")
 
 
 def _plain(key: Mapping[str, Any]):
-    """Returns the key after a round trip through JSON."""
+    """The key after a round trip through JSON."""
     return json.loads(json.dumps(key))
 
 
