@@ -35,6 +35,7 @@ def measure(config: Config, repeats: int) -> dict:
     state = parts.packing.pack(fresh_state(config, parts))
     batch = jax.device_put(next(iter(parts.batches.from_position(0))), parts.split)
     start = time.perf_counter()
+    assert parts.probe is not None  # --diagnosis.every asks for it
     probe = parts.probe.lower(state, batch, 1).compile()
     compiled = time.perf_counter()
     step = parts.train_step.lower(state, batch).compile()
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
-    found = {name: measure(load_config(flags), arguments.repeats) for name, flags in TASKS.items()}
+    found = {name: measure(load_config([*flags, "--diagnosis.every", "1"]), arguments.repeats) for name, flags in TASKS.items()}
     text = json.dumps({"machine": describe(), "tasks": found}, indent=2)
     print(text)
     if arguments.output:

@@ -117,17 +117,18 @@ def run(
         from mpjax.commands.own_parts import with_parts  # local, like all imports that few runs need
 
         config = with_parts(config, **parts)
+    own_writers: tuple[report.Writer, ...] = ()
     if writers != ():
         from mpjax.commands.own_parts import require_writers
 
-        writers = require_writers(writers)
+        own_writers = require_writers(writers)
     require_types(config)  # before any slow work
     if config.seeds:
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
         )
     with joined(config) as company:
-        return _train(dataclasses.replace(config, distributed=Distributed()), company, writers, stopping)
+        return _train(dataclasses.replace(config, distributed=Distributed()), company, own_writers, stopping)
 
 
 def _train(config: Config, company: Alone | Company, writers: Sequence[report.Writer], stopping: Stopping) -> dict:

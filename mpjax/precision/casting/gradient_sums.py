@@ -2,6 +2,7 @@
 
 import collections
 import math
+from typing import Any
 
 import jax
 from jax.extend import core
@@ -122,7 +123,7 @@ def gathers_from_many(eqn) -> bool:
     return eqn.params["axis_size"] >= MANY
 
 
-def all_gather(eqn, array: jax.Array) -> jax.Array:
+def all_gather(eqn, array: Any) -> jax.Array:
     """Gathers from all devices in half precision. The derivative adds their cotangents in float32."""
 
     @jax.custom_jvp
