@@ -25,8 +25,8 @@ from mpjax.config import Config, load_config
 
 
 TASKS = {
-    "resnet18 of width 16 on digits": [],
-    "resnet18 at 32x32": ["--model.width", "64", "--data.name", "synthetic:32x32x3:10"],
+    "resnet18 of width 16 on digits": ["--diagnosis.every", "1"],
+    "resnet18 at 32x32": ["--model.width", "64", "--data.name", "synthetic:32x32x3:10", "--diagnosis.every", "1"],
 }
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
-    found = {name: measure(load_config([*flags, "--diagnosis.every", "1"]), arguments.repeats) for name, flags in TASKS.items()}
+    found = {name: measure(load_config(flags), arguments.repeats) for name, flags in TASKS.items()}
     text = json.dumps({"machine": describe(), "tasks": found}, indent=2)
     print(text)
     if arguments.output:
