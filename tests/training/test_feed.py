@@ -105,7 +105,7 @@ def test_a_resident_set_is_sent_once(sharding):
     assert first.numbers.dtype == np.int32
 
 
-FLIPPING = dataclasses.replace(BATCHES, orientations=Alternating(3))
+FLIPPING = dataclasses.replace(BATCHES, orientation=Alternating(3))
 
 
 @pytest.mark.parametrize("kind", [Single, Stacked, Resident.of])
@@ -138,7 +138,7 @@ class Nothing(nnx.Module):
 def test_each_image_is_trained_on_in_both_orientations_by_two_devices_in_two_micro_batches(kind):
     # An image is [0, 2 ** number] or, mirrored, [2 ** number, 0]: a sum of pixels is the set of its images.
     images = np.stack([np.zeros(8), 2.0 ** np.arange(8)], axis=-1).astype(np.float32).reshape(8, 1, 2, 1)
-    batches = BatchesInMemory({"image": images}, Shuffled(8, 4, seed=0), orientations=Alternating(0))
+    batches = BatchesInMemory({"image": images}, Shuffled(8, 4, seed=0), orientation=Alternating(0))
     config = Data(flip=True, alternate_flips=True, crop_padding=0)
     layout = Layout(make_mesh())
     assert layout.mesh.size == 2
