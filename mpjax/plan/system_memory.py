@@ -1,5 +1,6 @@
 """The memory of this machine that is free."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
@@ -40,12 +41,12 @@ def _left_of_groups() -> Iterator[int]:
     """Yields the bytes that each control group around this process may still take, if it has a limit."""
     for folder in _group_folders():
         for limit, used, prefix in _FILES:
-            if not (folder / limit).exists() or (most := (folder / limit).read_text().strip()) == "max":
-                continue
-            lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            stat = {name: int(value) for name, value in lines}
-            files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
-            yield max(0, int(most) - int((folder / used).read_text()) + files)
+            with contextlib.suppress(OSError, ValueError):  # there is none, or it is of another kernel
+                most = int((folder / limit).read_text())  # "max" is no number
+                lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                stat = {name: int(value) for name, value in lines}
+                files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+                yield max(0, most - int((folder / used).read_text()) + files)
 
 
 def _group_folders() -> set[pathlib.Path]:
