@@ -33,7 +33,7 @@ from mpjax.config import load_config
 from mpjax.models.projections import called
 from mpjax.plan.compiled import start
 from mpjax.plan.hlo import parse
-from mpjax.plan.step import Step
+from mpjax.plan.step import PlannedStep
 from mpjax.plan.traffic import traffic_of
 from mpjax.training.packing import UNPACKED, Packing
 
@@ -164,12 +164,12 @@ def without(patches: Patches) -> Iterator[None]:
         yield
 
 
-def step_of(name: str) -> Step:
+def step_of(name: str) -> PlannedStep:
     config = load_config(STEPS[name].split())
     return planned_step(config, fields_of(config, vocabulary=VOCABULARY.get(name, 0)))
 
 
-def measure(name: str, change: Callable[[Step], Step] = _same) -> dict[str, Any]:
+def measure(name: str, change: Callable[[PlannedStep], PlannedStep] = _same) -> dict[str, Any]:
     """Compiles a step and counts its bytes, temporary memory and kernels."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         program = start(pool, change(step_of(name)), GPU).result()
@@ -182,7 +182,7 @@ def measure(name: str, change: Callable[[Step], Step] = _same) -> dict[str, Any]
     }
 
 
-def rounded(step: Step) -> Step:
+def rounded(step: PlannedStep) -> PlannedStep:
     """Returns the step compiled as XLA would by default, which leaves out a cast down before a cast up."""
     return dataclasses.replace(step, xla="xla_allow_excess_precision=true")
 

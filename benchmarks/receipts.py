@@ -33,7 +33,7 @@ from mpjax.plan.devices import GPUS
 from mpjax.plan.dtype_order import AS_ASKED
 from mpjax.plan.receipt_of_program import receipt_of, target_of
 from mpjax.plan.receipt_report import Receipt
-from mpjax.plan.step import Step
+from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import target_of_gpu
 from mpjax.training.mesh import make_mesh
 
@@ -68,12 +68,12 @@ def presets_of(model: str) -> tuple[str, ...]:
     return PRESETS + FLOAT8 if model in TRANSFORMERS else PRESETS
 
 
-def step_of(model: str, preset: str) -> Step:
+def step_of(model: str, preset: str) -> PlannedStep:
     config = load_config(f"{MODELS[model]} --precision.policy {preset}".split())
     return planned_step(config, fields_of(config))
 
 
-def receipt(step: Step, device: str) -> Receipt:
+def receipt(step: PlannedStep, device: str) -> Receipt:
     """Compiles a step for a device and reads its receipt."""
     gpu = PLANNED.get(device)
     if gpu is None:

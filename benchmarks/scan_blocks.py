@@ -26,7 +26,7 @@ from machine import describe
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.plan.compiled import start
-from mpjax.plan.step import Step
+from mpjax.plan.step import PlannedStep
 from mpjax.training.mesh import make_mesh
 
 
@@ -38,13 +38,13 @@ _POOL = concurrent.futures.ThreadPoolExecutor(1)
 FORMS = {"one by one": "--model.no_scan_blocks", "one loop": "--model.scan_blocks"}
 
 
-def step_of(form: str, *, width: int, depth: int, policy: str, clip_norm: float) -> Step:
+def step_of(form: str, *, width: int, depth: int, policy: str, clip_norm: float) -> PlannedStep:
     sizes = f"--model.width {width} --model.depth {depth} --precision.policy {policy} --optimizer.clip_norm {clip_norm}"
     config = load_config(f"{SETTINGS} {sizes} {FORMS[form]}".split())
     return planned_step(config, fields_of(config, vocabulary=257))
 
 
-def seconds_of(step: Step, device: str) -> dict[str, float]:
+def seconds_of(step: PlannedStep, device: str) -> dict[str, float]:
     """Returns the seconds to trace and lower, to compile, both, and both of all processors together ("processors")."""
     jax.clear_caches()
     began, busy = time.perf_counter(), time.process_time()

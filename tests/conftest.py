@@ -139,7 +139,7 @@ def plan_of():
     from mpjax.plan.measure import Measured
     from mpjax.plan.memory import Fit, Memory
     from mpjax.plan.roofline import Roofline
-    from mpjax.plan.timeline import Timing
+    from mpjax.plan.timeline import StepTime
     from mpjax.plan.traffic import Traffic
 
     def make(policy: str = "float32", gpu="h100", *, measured: bool = False):
@@ -160,11 +160,11 @@ def plan_of():
             roofline=Roofline(compute=0.002, traffic=0.008 / (1 + half)),
             communication=Communication(
                 bytes={"all-reduce": {"f32": {"data": 1_000_000_000}}},
-                timing=Timing(communication=0.004, exposed=0.002, step=0.01),
+                timing=StepTime(communication=0.004, exposed=0.002, step=0.01),
                 grows="data",
                 scaling=[
-                    Scale(1, Timing(communication=0, exposed=0, step=0.008), 1.0),
-                    Scale(8, Timing(communication=0.004, exposed=0.002, step=0.01), 0.8),
+                    Scale(1, StepTime(communication=0, exposed=0, step=0.008), 1.0),
+                    Scale(8, StepTime(communication=0.004, exposed=0.002, step=0.01), 0.8),
                 ],
             ),
             fit=Fit(150 * (1 + half), compiled=False),

@@ -9,7 +9,7 @@ from mpjax import notebook
 from mpjax.diagnosis.fastest import Fastest
 from mpjax.models.pretrained.report import PretrainedReport
 from mpjax.precision.dtype_audit_report import Audit
-from mpjax.precision.policy_report import PolicyReport, Row
+from mpjax.precision.policy_report import PolicyReport, PolicyRow
 
 
 def test_every_text_is_escaped():
@@ -58,7 +58,7 @@ def test_outside_of_a_notebook_there_is_no_shell_and_files_are_files(monkeypatch
 def test_ipython_shows_a_report_as_print_does_where_it_shows_no_html():
     written = []
     printer = types.SimpleNamespace(text=written.append)
-    policies = PolicyReport([Row("a", "Linear", None, None, "policy")])
+    policies = PolicyReport([PolicyRow("a", "Linear", None, None, "policy")])
     audit = Audit(None, *[()] * 7)
     reports = (policies, audit, PretrainedReport("w", "mpjax", ()), Fastest(None, (), 0.05))
     for report in reports:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mpjax import strict_json
 from mpjax.config import Duration, from_toml
-from mpjax.config.comparison import Comparison, check_comparison
+from mpjax.config.comparison import Compare, check_comparison
 from mpjax.config.folders import seed_folder, seeds_in
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.paths import expanded
@@ -26,7 +26,7 @@ IRRELEVANT = ("seed", "output_dir", "resume", "cache_dir", "data.data_dir", "loo
 """Settings in which runs of one group may differ: the seed, and the settings of storage."""
 
 
-class Run(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run's folder, its model and data in words, its seed, its relevant settings by name, and its metrics.
 
     If a setting changed when the run was resumed, its text has all values and their steps.
@@ -39,7 +39,7 @@ class Run(NamedTuple):
     records: list[dict[str, Any]]
 
 
-def compare_runs(settings: Comparison) -> dict[str, Any]:
+def compare_runs(settings: Compare) -> dict[str, Any]:
     """Compares the runs, prints the result and draws the curves.
 
     Returns:
@@ -99,14 +99,14 @@ def _runs_in(folder: str) -> list[str]:
     return [str(pathlib.Path(folder) / seed_folder(seed)) for seed in seeds_in(expanded(folder))] or [folder]
 
 
-def _read(folder: str) -> Run:
+def _read(folder: str) -> ComparedRun:
     path = expanded(folder)
     for file in (CONFIG_FILE, METRICS_FILE):
         if not (path / file).is_file():
             raise UsageError(f"no run in {path} (no {file}); wanted the folder that {typed('train')} printed")
     config = from_toml(path / CONFIG_FILE)
     settings = _with_changes(dict(_flat(config)), changed_settings(read_history(path / HISTORY_FILE)))
-    return Run(folder, subject_of(config), config.seed, settings, read_metrics(path / METRICS_FILE))
+    return ComparedRun(folder, subject_of(config), config.seed, settings, read_metrics(path / METRICS_FILE))
 
 
 def _with_changes(settings: dict[str, Any], changed: Mapping[str, str]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _distinct(folders: Sequence[str]) -> Sequence[str]:
     return folders
 
 
-def _require_one_task(runs: Sequence[Run]) -> None:
+def _require_one_task(runs: Sequence[ComparedRun]) -> None:
     first = runs[0]
     for run in runs[1:]:
         for name in ("data.name", "data.test_split"):
@@ -150,9 +150,9 @@ def _require_one_task(runs: Sequence[Run]) -> None:
                 )
 
 
-def _grouped(runs: Sequence[Run], seeds: Sequence[int]) -> list[curves.Group]:
+def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[curves.Group]:
     """Groups runs by all settings but the seed; each group is named by the settings that differ between groups."""
-    members: dict[tuple, list[Run]] = {}
+    members: dict[tuple, list[ComparedRun]] = {}
     for run in runs:
         members.setdefault(tuple(run.settings.items()), []).append(run)
     if len(members) < 2:
@@ -175,7 +175,7 @@ def _grouped(runs: Sequence[Run], seeds: Sequence[int]) -> list[curves.Group]:
     return groups
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[ComparedRun]) -> str:
     """The common subject of the runs: model and data, or only the data if they have several models."""
     subjects = {run.subject for run in runs}
     return subjects.pop() if len(subjects) == 1 else short_name(runs[0].settings["data.name"])
@@ -185,7 +185,7 @@ def _count(group: curves.Group) -> str:
     return "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
 
 
-def _described(group: curves.Group, runs: Sequence[Run]) -> dict[str, Any]:
+def _described(group: curves.Group, runs: Sequence[ComparedRun]) -> dict[str, Any]:
     members = [run for run in runs if run.folder in group.runs]
     return {"name": group.name, "seeds": [run.seed for run in members], "runs": [run.folder for run in members]}
 
@@ -215,7 +215,7 @@ def _contrast(found: curves.Contrast) -> dict[str, Any]:
     }
 
 
-def _print(settings: Comparison, names: Sequence[str], groups: Sequence[curves.Group], found, says) -> None:
+def _print(settings: Compare, names: Sequence[str], groups: Sequence[curves.Group], found, says) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False)

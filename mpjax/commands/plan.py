@@ -25,7 +25,7 @@ from mpjax.plan.float8_report import comparisons
 from mpjax.plan.measure import Measured, is_here, measure_step
 from mpjax.plan.plot import plot_plans
 from mpjax.plan.shapes import batch_shapes, planned_fields
-from mpjax.plan.step import Step, wide
+from mpjax.plan.step import PlannedStep, wide
 from mpjax.plan.table import columns, costliest_table, duration, plan_table, rows, title
 from mpjax.report.wording import subject_of
 from mpjax.training.precision_plan import plan_precision
@@ -103,7 +103,7 @@ def plan_run(
     config: Config,
     *,
     present: Callable[[str, int], bool] = is_here,
-    measure: Callable[[Step, Fields], Measured] | None = None,
+    measure: Callable[[PlannedStep, Fields], Measured] | None = None,
 ) -> Plans:
     """Plans the run that `config` describes and prints the plans.
 
@@ -168,7 +168,7 @@ def fields_of(config: Config, *, vocabulary: int = 0) -> Fields:
     return planned_fields(config.task, config.data, data_folder(config), vocabulary=vocabulary)
 
 
-def planned_step(config: Config, fields: Fields) -> Step:
+def planned_step(config: Config, fields: Fields) -> PlannedStep:
     """Builds the step of a run on batches of these fields, without creating an array.
 
     Raises:
@@ -191,7 +191,7 @@ def planned_step(config: Config, fields: Fields) -> Step:
         oriented = orientation_of(config.data, fields, config.seed).of(np.arange(size), 0)
     batch = batch_shapes(fields, size) | jax.eval_shape(lambda: oriented)
     layout_on = functools.partial(make_layout, config, plan, task, fields)
-    return Step(
+    return PlannedStep(
         config.precision.policy,
         plan,
         task,

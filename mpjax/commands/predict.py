@@ -19,7 +19,7 @@ from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.config import Config
 from mpjax.config.paths import expanded
 from mpjax.config.prediction import Prediction, check_prediction
-from mpjax.data.given import Given, given_batches, given_images, given_split, takes_images
+from mpjax.data.given import Inputs, given_batches, given_images, given_split, takes_images
 from mpjax.errors import DataWarning, UsageError, printable
 from mpjax.files import replacing
 from mpjax.training.eval_step import AHEAD
@@ -105,7 +105,7 @@ def predict_run(settings: Prediction) -> int:
     return count
 
 
-def _given(settings: Prediction, config: Config, source: data.Source) -> Given:
+def _given(settings: Prediction, config: Config, source: data.Source) -> Inputs:
     if settings.split:
         return given_split(source, config.data)
     if config.data.preprocess:
@@ -153,7 +153,7 @@ def _loss(rows: Sequence[Mapping[str, Any]]) -> Record:
         return {"loss": loss, "perplexity": float(np.exp(np.float64(loss))), "tokens": tokens}
 
 
-def _folder_of_masks(settings: Prediction, given: Given) -> pathlib.Path:
+def _folder_of_masks(settings: Prediction, given: Inputs) -> pathlib.Path:
     """Creates the folder of the masks.
 
     Raises:

@@ -13,7 +13,7 @@ from mpjax.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Compare:
     """Find where the training curves of runs diverge. Runs that differ only in the seed form a group, and their spread
     is its band. Every group is compared with the group of the first run."""
 
@@ -35,7 +35,7 @@ class Comparison:
     """Print one JSON object instead of tables."""
 
 
-def check_comparison(settings: Comparison) -> None:
+def check_comparison(settings: Compare) -> None:
     """Raises UsageError if the settings of a comparison are out of range or incomplete."""
     if not settings.runs:
         raise UsageError("no run to compare: wanted the folders of two or more")
@@ -48,13 +48,13 @@ def check_comparison(settings: Comparison) -> None:
     check_image("--plot", settings.plot)
 
 
-def load_comparison(argv: Sequence[str], *, prog: str) -> Comparison:
+def load_comparison(argv: Sequence[str], *, prog: str) -> Compare:
     """Parses a command line of compare.py.
 
     Raises:
       UsageError: as `check_comparison`.
       SystemExit: code 0 after `--help`; the help is printed.
     """
-    settings = load_settings(Comparison, argv, prog=prog)
+    settings = load_settings(Compare, argv, prog=prog)
     check_comparison(settings)
     return settings

@@ -23,7 +23,7 @@ from mpjax.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Inputs:
     """Inputs, read one at a time.
 
     Args:
@@ -53,7 +53,7 @@ class GivenBatch(NamedTuple):
 
 
 def given_batches(
-    given: Given, batch_size: int, *, workers: int, skip: Callable[[str], None] | None
+    given: Inputs, batch_size: int, *, workers: int, skip: Callable[[str], None] | None
 ) -> Iterator[GivenBatch]:
     """Yields all inputs in order, in batches of one size.
 
@@ -108,7 +108,7 @@ def _joined(rows: Sequence[tuple[int, Arrays]], batch_size: int) -> GivenBatch:
     return GivenBatch(np.asarray([owner for owner, _ in rows]), padded_batch(arrays, batch_size))
 
 
-def given_split(source: Source, config: Data) -> Given:
+def given_split(source: Source, config: Data) -> Inputs:
     """The examples of the test split, read as for evaluation. Examples to segment are reduced to their image."""
     names = [f"{config.test_split}[{index}]" for index in range(len(source.test))]
     if isinstance(source.fields.get("mask"), Mask):
@@ -122,10 +122,10 @@ def given_split(source: Source, config: Data) -> Given:
     def rows(example: Any) -> Arrays:
         return read.batch([example])
 
-    return Given(names, lambda positions: source.test.__getitems__(list(positions)), rows)
+    return Inputs(names, lambda positions: source.test.__getitems__(list(positions)), rows)
 
 
-def given_images(inputs: Sequence[str], source: Source, config: Data) -> Given:
+def given_images(inputs: Sequence[str], source: Source, config: Data) -> Inputs:
     """Image files, read as the set's images are for evaluation.
 
     Args:
@@ -156,7 +156,7 @@ def given_images(inputs: Sequence[str], source: Source, config: Data) -> Given:
     if isinstance(source.fields.get("mask"), Mask):
         return _to_segment(paths, load, source, config, stored_in)
     read = _of_images(source, config)
-    return Given(paths, load, lambda path: read.batch([{"image": stored_in(path)}]))
+    return Inputs(paths, load, lambda path: read.batch([{"image": stored_in(path)}]))
 
 
 def _of_images(source: Source, config: Data) -> Reader:
@@ -169,7 +169,7 @@ def _to_segment(
     source: Source,
     config: Data,
     stored_in: Callable[[Any], Any] = lambda image: image,
-) -> Given:
+) -> Inputs:
     """Inputs whose every pixel gets a class. A resized image is covered by squares, one row each.
 
     Args:
@@ -191,7 +191,7 @@ def _to_segment(
     def mask(given: Any, masks: Sequence[np.ndarray]) -> np.ndarray:
         return joined(masks, *read.size("image", stored_in(given))) if read.frame else masks[0]
 
-    return Given(names, load, rows, mask)
+    return Inputs(names, load, rows, mask)
 
 
 def files_of(given: str) -> list[str]:

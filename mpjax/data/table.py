@@ -174,7 +174,7 @@ def _can_be(field: str, column: Column, table: Table) -> bool:
     return _fits(field, column, table)
 
 
-class Part(NamedTuple):
+class SplitPart(NamedTuple):
     """The examples of a split from `start` up to, but not including, `stop`."""
 
     split: str
@@ -182,7 +182,7 @@ class Part(NamedTuple):
     stop: int
 
 
-def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[Part]:
+def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[SplitPart]:
     """Resolves a split expression into parts, in order.
 
     Args:
@@ -215,7 +215,9 @@ def parts_of(expression: str, sizes: Mapping[str, int], set_name: str) -> list[P
             f"split '{expression}' of '{set_name}': {str(error).splitlines()[0].rstrip('.')}; it has {held}; {advice}",
             repair=repair,
         ) from error
-    parts = [Part(part.splitname, *slice(part.from_, part.to).indices(sizes[part.splitname])[:2]) for part in found]
+    parts = [
+        SplitPart(part.splitname, *slice(part.from_, part.to).indices(sizes[part.splitname])[:2]) for part in found
+    ]
     require_examples(expression, sum(max(part.stop - part.start, 0) for part in parts))
     return parts
 

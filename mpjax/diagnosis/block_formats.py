@@ -15,7 +15,7 @@ from mpjax.precision.float8.scaling import BLOCK
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class BlockFormat:
     """A format of blocks along the last axis.
 
     Attributes:
@@ -36,18 +36,18 @@ class Blocks:
         return self.name
 
 
-MXFP8 = Blocks("mxfp8", BLOCK, E4M3, np.dtype(ml_dtypes.float8_e8m0fnu))
+MXFP8 = BlockFormat("mxfp8", BLOCK, E4M3, np.dtype(ml_dtypes.float8_e8m0fnu))
 """Blocks of 32 in e4m3, each with a power of two as its scale (Open Compute Project, "Microscaling Formats (MX)
 Specification", version 1.0, 2023). The power is rounded up, as in cuDNN, so that no value saturates.
 """
 
-NVFP4 = Blocks("nvfp4", 16, np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.float8_e4m3fn), whole=True)
+NVFP4 = BlockFormat("nvfp4", 16, np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.float8_e4m3fn), whole=True)
 """Blocks of 16 in e2m1, each with a scale in e4m3, and one float32 scale for the array (NVIDIA, "Pretraining Large
 Language Models with NVFP4", 2025, arXiv:2509.25149).
 """
 
 
-def round_in_blocks(values: np.ndarray, format: Blocks) -> np.ndarray:
+def round_in_blocks(values: np.ndarray, format: BlockFormat) -> np.ndarray:
     """Rounds float32 values to the nearest numbers of a block format, ties to even; the result stays float32.
 
     A block that contains inf or NaN becomes NaN. Values beyond the largest number saturate, which a rounded scale may
@@ -68,7 +68,7 @@ def round_in_blocks(values: np.ndarray, format: Blocks) -> np.ndarray:
     return rounded.reshape(padded.shape)[..., : values.shape[-1]]
 
 
-def sqnr_in_blocks(values: np.ndarray, format: Blocks) -> float:
+def sqnr_in_blocks(values: np.ndarray, format: BlockFormat) -> float:
     """The signal-to-quantisation-noise ratio of values in a block format, in decibels, at most 200.
 
     It is ten times the decimal logarithm of the sum of squares over the sum of squares of the rounding errors. NaN if a
@@ -85,7 +85,7 @@ def sqnr_in_blocks(values: np.ndarray, format: Blocks) -> float:
     return min(200.0, 10 * math.log10(float(np.sum(np.square(exact))) / noise)) if noise else 200.0
 
 
-def _rounded(blocks: np.ndarray, format: Blocks) -> np.ndarray:
+def _rounded(blocks: np.ndarray, format: BlockFormat) -> np.ndarray:
     top = np.float64(float(ml_dtypes.finfo(format.payload).max))
     exact = blocks.astype(np.float64)  # float64 represents quotients by powers of two exactly
     largest = np.max(np.abs(exact), axis=-1, keepdims=True)
@@ -98,7 +98,7 @@ def _rounded(blocks: np.ndarray, format: Blocks) -> np.ndarray:
     return np.where(np.isfinite(largest), result, np.nan).astype(np.float32)
 
 
-def _for_all(largest: np.ndarray, top: np.float64, format: Blocks) -> np.float64:
+def _for_all(largest: np.ndarray, top: np.float64, format: BlockFormat) -> np.float64:
     """The inverse scale of a whole array, with which its largest block has the largest scale."""
     whole = np.max(largest, where=np.isfinite(largest), initial=0.0)
     if not whole:

@@ -20,7 +20,7 @@ from mpjax.precision.casting.jaxprs import closed, opened, scan_counts
 from mpjax.precision.dtypes import FLOAT32, is_floating
 
 
-class Runner(Protocol):
+class BodyRunner(Protocol):
     """The part of `Emulator` that control flow uses to run its bodies."""
 
     @property
@@ -46,7 +46,7 @@ class Runner(Protocol):
         ...
 
 
-def cond(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+def cond(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """Runs `lax.cond` or `lax.switch`: both runs take the branch that the half-precision run selects.
 
     Inside a compiled loop the branches take no readings.
@@ -72,12 +72,12 @@ def cond(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     return held(emulator, given, eqn)
 
 
-def while_loop(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+def while_loop(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """Runs `lax.while_loop`: both runs take as many iterations as the half-precision run."""
     params = eqn.params
     cond_consts, body_consts, carry = _split(pairs, params["cond_nconsts"], params["body_nconsts"])
 
-    def once(emulator: Runner, carry: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+    def once(emulator: BodyRunner, carry: list[Pair]) -> tuple[list[Pair], list[Pair]]:
         return emulator.run_body(params["body_jaxpr"], [*body_consts, *carry], place), []
 
     loop = _Loop(emulator, once, carry, place.path)
@@ -91,7 +91,7 @@ def while_loop(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[P
     return held(emulator, loop.ended(state), eqn)
 
 
-def scan(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+def scan(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """Runs `lax.scan`."""
     params = eqn.params
     num_consts, num_carry = scan_counts(params)
@@ -99,7 +99,7 @@ def scan(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     columns = [(pair.wide, pair.low) for pair in xs]
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), columns)
 
-    def once(emulator: Runner, carry: list[Pair], row) -> tuple[list[Pair], list[Pair]]:
+    def once(emulator: BodyRunner, carry: list[Pair], row) -> tuple[list[Pair], list[Pair]]:
         x = [pair._replace(wide=wide, low=low) for pair, (wide, low) in zip(xs, row, strict=True)]
         outputs = emulator.run_body(params["jaxpr"], [*consts, *carry, *x], place)
         return outputs[:num_carry], outputs[num_carry:]
@@ -141,7 +141,7 @@ class _Loop:
       rows: the shapes of the other inputs of an iteration.
     """
 
-    def __init__(self, emulator: Runner, once: Callable, carry: list[Pair], path: str, *rows):
+    def __init__(self, emulator: BodyRunner, once: Callable, carry: list[Pair], path: str, *rows):
         self.emulator, self.once, self.path, self.free_ys = emulator, once, path, []
         if emulator.isolated:
             carry = [p._replace(low=p.wide) if p.path != path and is_floating(p.wide) else p for p in carry]
@@ -180,7 +180,7 @@ class _Loop:
         self.sites = recorder.sites
         return outputs, recorder.measured
 
-    def _run(self, emulator: Runner, state, rows):
+    def _run(self, emulator: BodyRunner, state, rows):
         carry, ys = self.once(emulator, self.pairs(state), *rows)
         self._free_after, self.free_ys = [pair.free for pair in carry], [pair.free for pair in ys]
         return arrays_of(carry), arrays_of(ys)
@@ -200,7 +200,7 @@ def _array(value) -> jax.Array:
     return value.astype(FLOAT32) if value.dtype in NARROW else value
 
 
-def held(emulator: Runner, pairs: list[Pair], eqn) -> list[Pair]:
+def held(emulator: BodyRunner, pairs: list[Pair], eqn) -> list[Pair]:
     """Stores the outputs of an equation until their use."""
     return [emulator.held(pair, var.aval) for pair, var in zip(pairs, eqn.outvars, strict=True)]
 

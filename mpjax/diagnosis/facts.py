@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from mpjax.diagnosis.search import decides_after, flags_of
-from mpjax.diagnosis.trace import Row
+from mpjax.diagnosis.trace import TraceRow
 
 
 class ScaleStep(NamedTuple):
@@ -32,7 +32,7 @@ class Facts:
     verified: bool
     float32_flops: float
     advice: tuple[str, ...]
-    table: tuple[Row, ...]
+    table: tuple[TraceRow, ...]
     policy: str
     loss_scale: float
     loss: tuple[float, float]
@@ -61,7 +61,7 @@ class Facts:
         )
 
     @property
-    def worst(self) -> list[Row]:
+    def worst(self) -> list[TraceRow]:
         """The rows, most harmful first."""
         return sorted(self.table, key=lambda row: row.harm, reverse=True)
 

@@ -14,7 +14,7 @@ from mpjax.precision.float8.scaling import SATURATE
 _INFINITE = np.uint32(0x7F800000)
 
 
-class Runner(Protocol):
+class SaturationRunner(Protocol):
     """The part of `Emulator` that saturation uses."""
 
     @property
@@ -36,7 +36,7 @@ class Runner(Protocol):
         ...
 
 
-def saturated(runner: Runner, eqn: Any, pair: Pair, place: Place) -> Pair:
+def saturated(runner: SaturationRunner, eqn: Any, pair: Pair, place: Place) -> Pair:
     """Limits values, except the reference's, to the range of a float8 dtype. Readings show the excess as overflow."""
     dtype = np.dtype(eqn.params["name"].removeprefix(SATURATE))
     limit, rounds = np.float32(range_of(dtype).largest), runner.rounds_in(place, eqn, [pair])

@@ -28,7 +28,7 @@ from mpjax.precision.presets import get_policy
 PRESET = "mixed_float8"
 
 
-class Layer(NamedTuple):
+class QuantisedLayer(NamedTuple):
     """A layer whose products are in float8 under the preset.
 
     Attributes:
@@ -63,7 +63,7 @@ class Float8Layers:
       reason: the reason why no layer is in float8; empty if a layer is.
     """
 
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[QuantisedLayer, ...] = ()
     rules: dict[str, str] = dataclasses.field(default_factory=dict)
     within: bool = False
     float8_flops: float = 0.0
@@ -139,7 +139,7 @@ def float8_layers(make: Callable[[Policy], Program], reference: Reference) -> Fl
         out = None if out is None else minimal(out, repairs)
     blocks = noise_in_blocks(program)
     layers = tuple(
-        Layer(
+        QuantisedLayer(
             path, out is not None and path not in out, *noise[path], *map(blocks.get(path, {}).get, ("mxfp8", "nvfp4"))
         )
         for path in ranked

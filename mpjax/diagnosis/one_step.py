@@ -17,8 +17,8 @@ from mpjax.diagnosis.readings import Site
 from mpjax.diagnosis.render.text import percent
 from mpjax.diagnosis.repair import Fault, is_repaired_at, is_repaired_outside, smallest_rules, with_lower_scale
 from mpjax.diagnosis.search import covers
-from mpjax.diagnosis.trace import Row, Trace, run, table_of
-from mpjax.diagnosis.update import Optimizer, lost_update, updates_of
+from mpjax.diagnosis.trace import Trace, TraceRow, run, table_of
+from mpjax.diagnosis.update import UpdateRule, lost_update, updates_of
 from mpjax.diagnosis.verdict import find
 from mpjax.errors import UsageError
 from mpjax.precision.casting.equations import LIBRARIES, NO_SOURCE
@@ -75,7 +75,7 @@ def diagnose(
         stored = nnx.clone(model)
         apply_policy(stored, policy)
         params = nnx.state(stored, nnx.Param)
-        optimizer = Optimizer(tx, params, tx.init(params) if opt_state is None else opt_state)
+        optimizer = UpdateRule(tx, params, tx.init(params) if opt_state is None else opt_state)
     with progress_at() as progress:
         return diagnose_program(make, policy, loss_scale, tolerance, search, progress, optimizer)
 
@@ -129,7 +129,7 @@ def diagnose_program(
     tolerance: float,
     search: bool,
     progress: Progress = SILENT,
-    optimizer: Optimizer | None = None,
+    optimizer: UpdateRule | None = None,
 ) -> Diagnosis:
     """Diagnoses the program that `make` returns for a policy; unlike in `diagnose`, the policy may be float32."""
     check_numbers(tolerance=tolerance, loss_scale=scale)
@@ -193,7 +193,7 @@ def _module(path: str) -> str:
     return "/".join(part for part in without_class(path).split("/") if "->" not in part)
 
 
-def _in_the_table(finding: Finding, table: Iterable[Row]) -> Iterator[str]:
+def _in_the_table(finding: Finding, table: Iterable[TraceRow]) -> Iterator[str]:
     """Yields a sentence with the module's share of the fault. The evidence has the share of one operation."""
     site, faults = finding.site, {"overflow": "overflow", "loss_scale": "overflow", "underflow": "underflow"}
     if site is None or finding.verdict not in faults:

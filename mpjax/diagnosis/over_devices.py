@@ -7,14 +7,14 @@ import jax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from mpjax.diagnosis.control_flow import Runner, arrays_of, held, with_every_rounding
+from mpjax.diagnosis.control_flow import BodyRunner, arrays_of, held, with_every_rounding
 from mpjax.diagnosis.measurements import Marks, joined
 from mpjax.diagnosis.pairs import Pair, Place
 from mpjax.diagnosis.readings import Site
 from mpjax.precision.casting.jaxprs import manual_axes
 
 
-def shard_map(emulator: Runner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
+def shard_map(emulator: BodyRunner, eqn, pairs: list[Pair], place: Place) -> list[Pair]:
     """Runs `jax.shard_map` on the devices of its mesh."""
     params = eqn.params
     axes = sorted(manual_axes(params))

@@ -37,7 +37,7 @@ def run(program: Program, scale: float, *, isolated: bool = False, rounds: Calla
     return Trace(recorder.sites, recorder.readings(), wide, low)
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """A row of the table: a module in one direction, or the update of a parameter.
 
     Attributes:
@@ -86,7 +86,7 @@ class Row(NamedTuple):
         return self.overflow, self.underflow + min(own, 1.0)
 
 
-def table_of(trace: Trace, alone: Trace | None) -> tuple[Row, ...]:
+def table_of(trace: Trace, alone: Trace | None) -> tuple[TraceRow, ...]:
     """Summarises a run in rows. Own errors come from `alone`, a run in which each module got float32 inputs."""
     grouped: dict[tuple[str, str], list[tuple[Site, Reading]]] = {}
     for site, reading in zip(trace.sites, trace.readings, strict=True):
@@ -104,7 +104,7 @@ def table_of(trace: Trace, alone: Trace | None) -> tuple[Row, ...]:
         rounded = together(half) if half else None
         float8 = [decibels(r) for site, r in found if site.dtype in FLOAT8 and r.exact]
         rows.append(
-            Row(
+            TraceRow(
                 *key,
                 dtype=narrowest,
                 largest=every.largest,

@@ -14,7 +14,7 @@ from mpjax.diagnosis.layers import LayerRecorder, Layers
 from mpjax.diagnosis.one_step import diagnose_program
 from mpjax.diagnosis.program import Program, program_of
 from mpjax.diagnosis.progress import SILENT, Progress
-from mpjax.diagnosis.update import Optimizer
+from mpjax.diagnosis.update import UpdateRule
 from mpjax.precision.policy import Policy
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
@@ -53,7 +53,7 @@ def diagnose_step(
     """
     make = _maker(make_task, state, batch, seed)
     scale = float(loss_scale_state(state.opt_state).scale) if loss_scale is None else loss_scale
-    optimizer = None if tx is None else Optimizer(tx, state.params, state.opt_state)
+    optimizer = None if tx is None else UpdateRule(tx, state.params, state.opt_state)
     return diagnose_program(make, policy, scale, tolerance, search, progress, optimizer)
 
 

@@ -18,7 +18,7 @@ from mpjax.diagnosis.finding import Finding
 from mpjax.diagnosis.formats import range_of
 from mpjax.diagnosis.program import Program
 from mpjax.diagnosis.readings import EXPONENTS, Site, ratio
-from mpjax.diagnosis.trace import Row, Trace
+from mpjax.diagnosis.trace import Trace, TraceRow
 from mpjax.errors import UsageError
 from mpjax.precision.casting.equations import NO_SOURCE
 from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
@@ -28,7 +28,7 @@ from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
 
 
-class Optimizer(NamedTuple):
+class UpdateRule(NamedTuple):
     """An optimizer in the middle of a run.
 
     Attributes:
@@ -57,7 +57,7 @@ class Update(NamedTuple):
     """
 
     path: str
-    row: Row
+    row: TraceRow
     size: float
     lost: float
     finite: bool
@@ -66,7 +66,7 @@ class Update(NamedTuple):
     wide_finite: bool
 
 
-def updates_of(program: Program, trace: Trace, scale: float, optimizer: Optimizer) -> list[Update]:
+def updates_of(program: Program, trace: Trace, scale: float, optimizer: UpdateRule) -> list[Update]:
     """Computes the update of each floating parameter, in half precision and in float32.
 
     Args:
@@ -110,7 +110,7 @@ def _site(update: Update) -> Site:
     return Site(update.path, "update", "apply_updates", update.row.dtype, (), NO_SOURCE)
 
 
-def _moved(optimizer: Optimizer, outputs: Sequence, scale: float) -> tuple[Any, Any, Any]:
+def _moved(optimizer: UpdateRule, outputs: Sequence, scale: float) -> tuple[Any, Any, Any]:
     """Applies a scaled loss and scaled gradients; returns the parameters, their update, and the updated parameters."""
     loss, *gradients = outputs
     value = jnp.asarray(np.asarray(loss, np.float64) / scale, FLOAT32)
@@ -143,7 +143,7 @@ def _one(name: str, param, low, after, full, wide, full_after) -> Update:
     broken = _share(~finite & np.isfinite(exact))
     seen = size[size > 0]
     exponents = np.clip(np.frexp(seen)[1] - 1, EXPONENTS.start, EXPONENTS.stop - 1)
-    row = Row(
+    row = TraceRow(
         path=name,
         direction="update",
         dtype=np.dtype(param.dtype),

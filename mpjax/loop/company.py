@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from mpjax.errors import printable
-from mpjax.loop.messages import Line, Message
+from mpjax.loop.messages import Connection, Message
 from mpjax.loop.process import StopRequest
 
 
@@ -51,7 +51,7 @@ class Company:
       signal_number: the signal for which they stop, or None.
     """
 
-    def __init__(self, process: int, processes: int, lines: Mapping[int, Line]):
+    def __init__(self, process: int, processes: int, lines: Mapping[int, Connection]):
         self.process, self.processes = process, processes
         self._lines = lines
         self._changed = threading.Condition()  # with a lock that one thread may take twice
@@ -140,7 +140,7 @@ class Company:
 
     # Listening
 
-    def _listen(self, process: int, line: Line) -> None:
+    def _listen(self, process: int, line: Connection) -> None:
         for message in line.messages():
             self._silent[process] = 0.0
             if message["kind"] == "alive":

@@ -15,7 +15,7 @@ LONGEST = 2**26
 Message = dict[str, Any]
 
 
-class Line:
+class Connection:
     """A connection to another process. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket):

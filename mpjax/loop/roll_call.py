@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from mpjax.errors import UsageError
 from mpjax.loop.cluster import Seat
-from mpjax.loop.messages import Line
+from mpjax.loop.messages import Connection
 
 
 _HELLO = "mpjax"
@@ -19,7 +19,7 @@ _EACH = 5.0
 """Seconds for whoever connects to say which process it is."""
 
 
-def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[int, Line]:
+def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[int, Connection]:
     """Waits for the other processes and returns the connections to them: process 0 to all, the others to process 0.
 
     Args:
@@ -35,15 +35,15 @@ def call_roll(seat: Seat, about: Mapping[str, str], *, timeout: float) -> dict[i
     return {0: _answer(seat, about, timeout)}
 
 
-def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> dict[int, Line]:
+def _wait_for_others(seat: Seat, about: Mapping[str, str], timeout: float) -> dict[int, Connection]:
     ends = time.monotonic() + timeout
-    lines: dict[int, Line] = {}
+    lines: dict[int, Connection] = {}
     said: dict[int, Mapping[str, str]] = {0: about}
     with _listen(seat) as listener:
         while len(said) < seat.processes and (left := ends - time.monotonic()) > 0:
             listener.settimeout(left)
             try:
-                line = Line(listener.accept()[0])
+                line = Connection(listener.accept()[0])
             except TimeoutError:
                 break
             message = line.receive(min(_EACH, max(0.1, ends - time.monotonic()))) or {}
@@ -150,13 +150,13 @@ def numbers(which: list[int]) -> str:
     return ", ".join(f"{g[0]}-{g[-1]}" if len(g) > 2 else ", ".join(map(str, g)) for g in groups)
 
 
-def _answer(seat: Seat, about: Mapping[str, str], timeout: float) -> Line:
+def _answer(seat: Seat, about: Mapping[str, str], timeout: float) -> Connection:
     host, _, port = seat.coordinator.rpartition(":")
     ends = time.monotonic() + timeout
     reason = "nobody listens there"
     while (left := ends - time.monotonic()) > 0:
         try:
-            line = Line(socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left)))
+            line = Connection(socket.create_connection((host.strip("[]"), int(port)), timeout=min(10.0, left)))
         except OSError as error:  # not started yet, or its name is not known yet
             reason = error.strerror or str(error)
             time.sleep(min(0.2, left))

@@ -74,7 +74,7 @@ class Explain(NamedTuple):
     evaluation: Callable[[int, Any], str]
 
 
-class Writer(Protocol):
+class MetricWriter(Protocol):
     """A destination of metrics."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -107,7 +107,7 @@ def train_loop(
     when: When,
     batch_size: int,
     limits: Limits,
-    writer: Writer,
+    writer: MetricWriter,
     evaluate: Callable[[Any], Metrics],
     save: Callable[[int, Any, float | None], None],
     explain: Callable[[], Explain],

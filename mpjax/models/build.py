@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # at run time, the networks need neither settings nor data
     from mpjax.data.fields import Fields
 
 
-class Entry(NamedTuple):
+class NamedModel(NamedTuple):
     """A model in the table of names.
 
     Attributes:
@@ -146,23 +146,23 @@ def _next_tokens(fields: Mapping[str, Any], config: schema.Model) -> dict[str, A
 _TRANSFORMER = ("width", "depth", "heads", "dropout", "scan_blocks")
 
 ENTRIES = {
-    "mlp": Entry("classification", MLP, _flat_images, ("width", "depth")),
-    "resnet18": Entry("classification", resnet.resnet18, _for_resnet, ("width",)),
-    "resnet34": Entry("classification", resnet.resnet34, _for_resnet, ("width",)),
-    "resnet50": Entry("classification", resnet.resnet50, _for_resnet, ("width",)),
-    "resnet101": Entry("classification", resnet.resnet101, _for_resnet, ("width",)),
-    "resnet152": Entry("classification", resnet.resnet152, _for_resnet, ("width",)),
-    "resnext50": Entry("classification", resnet.resnext50, _for_resnet, ("width",)),
-    "wrn16_4": Entry("classification", wide_resnet.wrn16_4, _images, ("width", "dropout")),
-    "wrn28_10": Entry("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
-    "airbench": Entry("classification", airbench.Airbench, _images, ("width",)),
-    "xception": Entry("classification", xception.xception, _for_xception, ("width", "depth")),
-    "convnext_t": Entry("classification", convnext.convnext_t, _images, ("width", "patch")),
-    "vit_ti16": Entry("classification", vit.vit_ti16, _sized_images, ("patch", *_TRANSFORMER)),
-    "vit_s16": Entry("classification", vit.vit_s16, _sized_images, ("patch", *_TRANSFORMER)),
-    "vit_b16": Entry("classification", vit.vit_b16, _sized_images, ("patch", *_TRANSFORMER)),
-    "unet": Entry("segmentation", unet.unet, _pixels, ("width", "depth")),
-    "bert": Entry("text_classification", bert.bert_base, _texts, _TRANSFORMER),
-    "gpt2": Entry("language_modeling", gpt2.gpt2, _next_tokens, _TRANSFORMER),
+    "mlp": NamedModel("classification", MLP, _flat_images, ("width", "depth")),
+    "resnet18": NamedModel("classification", resnet.resnet18, _for_resnet, ("width",)),
+    "resnet34": NamedModel("classification", resnet.resnet34, _for_resnet, ("width",)),
+    "resnet50": NamedModel("classification", resnet.resnet50, _for_resnet, ("width",)),
+    "resnet101": NamedModel("classification", resnet.resnet101, _for_resnet, ("width",)),
+    "resnet152": NamedModel("classification", resnet.resnet152, _for_resnet, ("width",)),
+    "resnext50": NamedModel("classification", resnet.resnext50, _for_resnet, ("width",)),
+    "wrn16_4": NamedModel("classification", wide_resnet.wrn16_4, _images, ("width", "dropout")),
+    "wrn28_10": NamedModel("classification", wide_resnet.wrn28_10, _images, ("width", "dropout")),
+    "airbench": NamedModel("classification", airbench.Airbench, _images, ("width",)),
+    "xception": NamedModel("classification", xception.xception, _for_xception, ("width", "depth")),
+    "convnext_t": NamedModel("classification", convnext.convnext_t, _images, ("width", "patch")),
+    "vit_ti16": NamedModel("classification", vit.vit_ti16, _sized_images, ("patch", *_TRANSFORMER)),
+    "vit_s16": NamedModel("classification", vit.vit_s16, _sized_images, ("patch", *_TRANSFORMER)),
+    "vit_b16": NamedModel("classification", vit.vit_b16, _sized_images, ("patch", *_TRANSFORMER)),
+    "unet": NamedModel("segmentation", unet.unet, _pixels, ("width", "depth")),
+    "bert": NamedModel("text_classification", bert.bert_base, _texts, _TRANSFORMER),
+    "gpt2": NamedModel("language_modeling", gpt2.gpt2, _next_tokens, _TRANSFORMER),
 }
 """The models of `mpjax.config.choices.MODELS`."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mpjax.plan.devices import HOST, Gpu
 from mpjax.plan.events import Event, Start
 from mpjax.plan.groups import Groups, along, axes_of, groups_of
-from mpjax.plan.timeline import Timing, simulate
+from mpjax.plan.timeline import StepTime, simulate
 from mpjax.training.layout import DATA
 from mpjax.training.mesh import settle
 
@@ -91,7 +91,7 @@ class Scale:
     """
 
     devices: int
-    timing: Timing
+    timing: StepTime
     efficiency: float
 
 
@@ -108,7 +108,7 @@ class Communication:
     """
 
     bytes: Mapping[str, Mapping[str, Mapping[str, int]]]
-    timing: Timing | None
+    timing: StepTime | None
     grows: str
     scaling: Sequence[Scale]
 
@@ -134,7 +134,7 @@ def communication_of(
     starts = {event.name: event for event in events if isinstance(event, Start)}
     axes = {name: axes_of(start.instruction, sizes) for name, start in starts.items()}
 
-    def timing(count: int) -> Timing | None:
+    def timing(count: int) -> StepTime | None:
         grown = {**sizes, grows: count * sizes[grows] // devices}
         reach = functools.cache(lambda names: reach_of(along(names, grown)))
         durations: dict[str, float] = {}

@@ -13,7 +13,7 @@ from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.devices import GPUS
 from mpjax.plan.memory import Memory, memory_of
-from mpjax.plan.step import Step
+from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import mesh_of, toolkit_folder, traced_for
 from mpjax.precision.casting.flops import flops_of
 from mpjax.precision.float8.recipes import require_units
@@ -38,7 +38,7 @@ class Compiled:
 
 
 def start(
-    pool: concurrent.futures.Executor, step: Step, name: GpuName, *, devices: int = 1, attention: str = "auto"
+    pool: concurrent.futures.Executor, step: PlannedStep, name: GpuName, *, devices: int = 1, attention: str = "auto"
 ) -> "concurrent.futures.Future[Compiled]":
     """Traces and lowers a step now, and compiles it in a thread pool.
 

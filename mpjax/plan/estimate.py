@@ -12,14 +12,14 @@ from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start, with_sources
 from mpjax.plan.devices import GPUS
 from mpjax.plan.events import events_of
-from mpjax.plan.float8 import Layer, layers_of
+from mpjax.plan.float8 import LayerSavings, layers_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
 from mpjax.plan.receipt_of_program import receipt_of
 from mpjax.plan.receipt_report import Receipt
 from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
-from mpjax.plan.step import Step
+from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import mesh_of, target_of_gpu
 from mpjax.plan.timeline import overlap_of
 from mpjax.plan.traffic import Cost, Traffic, costliest, traffic_of
@@ -69,7 +69,7 @@ class Estimate:
     xla: str = ""
     costliest: Sequence[Cost] = ()
     receipt: Receipt | None = None
-    float8: Sequence[Layer] = ()
+    float8: Sequence[LayerSavings] = ()
     fit: Fit | None = None
     measured: Measured | None = None
 
@@ -97,7 +97,7 @@ class Estimate:
 
 def estimates(
     gpus: Sequence[GpuName],
-    steps: Sequence[Step],
+    steps: Sequence[PlannedStep],
     *,
     devices: int = 1,
     attention: str = "auto",
@@ -208,7 +208,7 @@ def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:
         )
 
 
-def _receipt(program: Compiled, text: str, step: Step, gpu: GpuName) -> Receipt:
+def _receipt(program: Compiled, text: str, step: PlannedStep, gpu: GpuName) -> Receipt:
     return receipt_of(
         program.executable,
         program.jaxpr,
@@ -220,7 +220,7 @@ def _receipt(program: Compiled, text: str, step: Step, gpu: GpuName) -> Receipt:
     )
 
 
-def _attention(step: Step, traffic: Traffic) -> str:
+def _attention(step: PlannedStep, traffic: Traffic) -> str:
     """The attention of the compiled step: "cudnn", "xla", or "" for a model without attention."""
     if any("fmha" in target for target in traffic.calls):
         return "cudnn"

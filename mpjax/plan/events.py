@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from mpjax.plan.hlo import Instruction, Program
+from mpjax.plan.hlo import HloProgram, Instruction
 from mpjax.plan.kernels import COLLECTIVES, moved, payload
-from mpjax.plan.order import Launch, Loop, order_of
+from mpjax.plan.order import Launch, WhileLoop, order_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Wait:
 Event = Work | Start | Wait
 
 
-def events_of(program: Program) -> list[Event]:
+def events_of(program: HloProgram) -> list[Event]:
     """Lists the events of one execution. Events of a loop repeat for each trip, and consecutive `Work` is merged.
 
     A collective that is one instruction, without `-start` and `-done`, has its `Wait` directly after its `Start`.
@@ -65,9 +65,9 @@ def events_of(program: Program) -> list[Event]:
     return list(_merged(_events(program, order_of(program))))
 
 
-def _events(program: Program, order: tuple[Launch | Loop, ...]) -> Iterator[Event]:
+def _events(program: HloProgram, order: tuple[Launch | WhileLoop, ...]) -> Iterator[Event]:
     for launch in order:
-        if isinstance(launch, Loop):
+        if isinstance(launch, WhileLoop):
             body = list(_merged(_events(program, launch.body)))
             yield from _repeated(body, launch.trips)
             continue

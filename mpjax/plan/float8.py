@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from mpjax.plan.devices import Gpu
-from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, shapes_of
 from mpjax.plan.kernels import moved
 from mpjax.plan.order import counted, order_of
 from mpjax.plan.roofline import COPIES, LAUNCH, PRODUCTS
@@ -23,7 +23,7 @@ from mpjax.precision.dtypes import is_floating
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class LayerSavings:
     """The savings and costs of float8 in the layers of one path, in one step.
 
     Attributes:
@@ -40,7 +40,7 @@ class Layer:
     kernels: int
 
 
-def layers_of(jaxpr: Any, program: Program, gpu: Gpu) -> list[Layer]:
+def layers_of(jaxpr: Any, program: HloProgram, gpu: Gpu) -> list[LayerSavings]:
     """Lists the layers that multiply in float8, by path.
 
     Args:
@@ -65,14 +65,14 @@ def layers_of(jaxpr: Any, program: Program, gpu: Gpu) -> list[Layer]:
             bytes_moved = moved(program, launch.computation, launch.instruction)
             spent[module] += times * (bytes_moved / (gpu.bandwidth * COPIES) + LAUNCH)
             kernels[module] += times
-    return [Layer(module, saved[module], spent[module], kernels[module]) for module in sorted(saved)]
+    return [LayerSavings(module, saved[module], spent[module], kernels[module]) for module in sorted(saved)]
 
 
 def _pattern(path: str) -> str:
     return re.sub(r"(?<![^/])\d+(?![^/])", "*", path)
 
 
-def _converts(program: Program, each: Instruction) -> bool:
+def _converts(program: HloProgram, each: Instruction) -> bool:
     """True for a kernel that casts to float8 or finds a largest value."""
     if each.opcode not in ("fusion", "convert", "reduce"):
         return False
@@ -82,7 +82,7 @@ def _converts(program: Program, each: Instruction) -> bool:
     return any(_finds_largest(program, fused) for fused in called)
 
 
-def _finds_largest(program: Program, fused: Computation) -> bool:
+def _finds_largest(program: HloProgram, fused: Computation) -> bool:
     """True if every reduction of a fusion finds a maximum, and there is at least one reduction."""
     reduces = [each for each in fused if each.opcode == "reduce"]
     inside = [program.computations[name] for each in reduces for name in each.called("to_apply")]

@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from mpjax.plan.memory import Memory, largest_batch, memory_of
-from mpjax.plan.step import Step
+from mpjax.plan.step import PlannedStep
 from mpjax.plan.system_memory import free_memory
 
 
@@ -38,7 +38,7 @@ def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
     return int(share * free_memory()) // (len(devices) * processes)
 
 
-def memory_here(step: Step, mesh: Mesh) -> Memory:
+def memory_here(step: PlannedStep, mesh: Mesh) -> Memory:
     """Compiles a step for a mesh of present devices, and returns the memory that it takes on each."""
     with step.wide():
         train_step, given = step.on(mesh)

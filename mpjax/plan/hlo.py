@@ -129,7 +129,7 @@ class Computation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class HloProgram:
     """A compiled program.
 
     Attributes:
@@ -141,7 +141,7 @@ class Program:
     entry: str
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> HloProgram:
     """Parses an HLO text.
 
     Raises:
@@ -160,7 +160,7 @@ def parse(text: str) -> Program:
             entry = name if header[1] else entry
     if not entry:
         raise ValueError(f"no ENTRY computation in an HLO text that begins {text[:80]!r}")
-    return Program(computations, entry)
+    return HloProgram(computations, entry)
 
 
 def _instruction(line: str) -> Instruction | None:

@@ -6,7 +6,7 @@ even if the previous kernel left them in a cache.
 
 from collections.abc import Iterator, Sequence
 
-from mpjax.plan.hlo import Computation, Instruction, Program, bytes_of, shapes_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, bytes_of, shapes_of
 from mpjax.plan.source import name_of
 
 
@@ -36,7 +36,7 @@ _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 """Operations that update their first operand in place, and the index of the operand that holds the update."""
 
 
-def moved(program: Program, computation: Computation, each: Instruction) -> int:
+def moved(program: HloProgram, computation: Computation, each: Instruction) -> int:
     """Counts the bytes that a kernel reads and writes."""
     sizes = computation.operand_bytes(each)
     if each.opcode == "fusion":
@@ -95,7 +95,7 @@ def _scratch(each: Instruction) -> int:
     return bytes_of(f"{dtype}[{','.join(map(str, sizes))}]") if len(shapes) > 1 and dtype in ("u8", "s8") else 0
 
 
-def only_copies(program: Program, each: Instruction) -> bool:
+def only_copies(program: HloProgram, each: Instruction) -> bool:
     """True if a kernel only copies or transposes."""
     if each.opcode != "fusion":
         return each.opcode in ("copy", "copy-start", "transpose")
@@ -125,7 +125,7 @@ def _holds_operands(each: Instruction) -> bool:
 _ENDS = ("parameter", "constant", "while", "conditional")
 
 
-def update_bytes(program: Program, outputs: Sequence[int]) -> int:
+def update_bytes(program: HloProgram, outputs: Sequence[int]) -> int:
     """Counts the bytes that kernels read and write to compute outputs of a program, such as new parameters.
 
     Kernels of the differentiated function and sums over devices are not counted. In a loop over steps, one step counts.
@@ -144,7 +144,7 @@ def update_bytes(program: Program, outputs: Sequence[int]) -> int:
 
 
 def _source(
-    program: Program, computation: Computation, each: Instruction, index: int
+    program: HloProgram, computation: Computation, each: Instruction, index: int
 ) -> tuple[Computation, Instruction]:
     """Finds the instruction that computes element `index` of a value, and its computation, such as a loop's body."""
     while True:

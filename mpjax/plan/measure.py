@@ -12,7 +12,7 @@ import numpy as np
 from mpjax.data import Fields, Image, Length, Tokens
 from mpjax.plan.devices import gpu_of
 from mpjax.plan.shapes import batch_shapes
-from mpjax.plan.step import Step
+from mpjax.plan.step import PlannedStep
 from mpjax.training.mesh import make_mesh, place
 from mpjax.training.setup import initial_state
 
@@ -45,7 +45,7 @@ def is_here(name: str, devices: int = 1) -> bool:
     return found[0].platform == "gpu" and gpu_of(found[0].device_kind) == name and len(found) == devices
 
 
-def measure_step(step: Step, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
+def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
     """Measures the step on all devices, on one random batch that stays on them.
 
     Args:

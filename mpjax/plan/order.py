@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from mpjax.plan.hlo import Computation, Instruction, Program
+from mpjax.plan.hlo import Computation, HloProgram, Instruction
 from mpjax.plan.kernels import FREE, moved
 
 
@@ -21,7 +21,7 @@ class Launch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
+class WhileLoop:
     """A while loop.
 
     Attributes:
@@ -30,10 +30,10 @@ class Loop:
     """
 
     trips: int
-    body: "tuple[Launch | Loop, ...]"
+    body: "tuple[Launch | WhileLoop, ...]"
 
 
-def order_of(program: Program) -> tuple[Launch | Loop, ...]:
+def order_of(program: HloProgram) -> tuple[Launch | WhileLoop, ...]:
     """Lists the launches of the entry computation and of the computations that it calls.
 
     The order of a scheduled program's text is the order of execution. The branch that a conditional takes is unknown,
@@ -42,23 +42,23 @@ def order_of(program: Program) -> tuple[Launch | Loop, ...]:
     return tuple(_launches(program, program.computations[program.entry]))
 
 
-def counted(order: tuple[Launch | Loop, ...], times: int = 1) -> Iterator[tuple[Launch, int]]:
+def counted(order: tuple[Launch | WhileLoop, ...], times: int = 1) -> Iterator[tuple[Launch, int]]:
     """Yields each launch once, with the number of its executions."""
     for each in order:
-        if isinstance(each, Loop):
+        if isinstance(each, WhileLoop):
             yield from counted(each.body, times * each.trips)
         else:
             yield each, times
 
 
-def _launches(program: Program, computation: Computation) -> Iterator[Launch | Loop]:
+def _launches(program: HloProgram, computation: Computation) -> Iterator[Launch | WhileLoop]:
     for each in computation:
         kind = each.opcode
         if kind in FREE or kind.endswith("-update"):
             continue
         if kind == "while":
             (body,) = each.called("body")
-            yield Loop(each.trips, tuple(_launches(program, program.computations[body])))
+            yield WhileLoop(each.trips, tuple(_launches(program, program.computations[body])))
         elif kind in ("call", "async-start"):
             for called in each.called("to_apply", "calls"):
                 yield from _launches(program, program.computations[called])
@@ -68,13 +68,13 @@ def _launches(program: Program, computation: Computation) -> Iterator[Launch | L
             yield Launch(each, computation)
 
 
-def _largest(program: Program, conditional: Instruction) -> tuple[Launch | Loop, ...]:
+def _largest(program: HloProgram, conditional: Instruction) -> tuple[Launch | WhileLoop, ...]:
     names = conditional.called("branch_computations", "to_apply")
     branches = [tuple(_launches(program, program.computations[name])) for name in names]
     return max(branches, key=lambda branch: _moved(program, branch), default=())
 
 
-def _moved(program: Program, order: tuple[Launch | Loop, ...]) -> int:
+def _moved(program: HloProgram, order: tuple[Launch | WhileLoop, ...]) -> int:
     return sum(
         times * moved(program, each.computation, each.instruction)
         for each, times in counted(order)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from mpjax.plan.asked import Asked
-from mpjax.plan.runs import Run
+from mpjax.plan.runs import CompiledProduct
 from mpjax.plan.source import Module
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
@@ -27,7 +27,7 @@ UNCLEAR = "the program's text does not say what computes it"
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class PairedProduct:
     """A product of the traced program and the product of the compiled program that computes it.
 
     Attributes:
@@ -37,13 +37,17 @@ class Pair:
     """
 
     asked: Asked | None
-    run: Run | None
+    run: CompiledProduct | None
     note: str = ""
 
 
 def paired(
-    asked: Sequence[Asked], runs: Sequence[Run], loops: Callable[[], Sequence[Run]], *, partitions: int = 1
-) -> list[Pair]:
+    asked: Sequence[Asked],
+    runs: Sequence[CompiledProduct],
+    loops: Callable[[], Sequence[CompiledProduct]],
+    *,
+    partitions: int = 1,
+) -> list[PairedProduct]:
     """Pairs the products of a traced program with the products of its compiled program.
 
     Args:
@@ -80,10 +84,16 @@ def paired(
 class _Matching:
     """The products that are not paired yet, and the pairs so far."""
 
-    def __init__(self, asked: list[Asked], runs: list[Run]):
+    def __init__(self, asked: list[Asked], runs: list[CompiledProduct]):
         self.asked, self.runs, self.pairs = asked, runs, []
 
-    def by(self, of_asked: Callable[[Asked], Hashable], of_run: Callable[[Run], Hashable], *, alike: bool = False):
+    def by(
+        self,
+        of_asked: Callable[[Asked], Hashable],
+        of_run: Callable[[CompiledProduct], Hashable],
+        *,
+        alike: bool = False,
+    ):
         """Pairs products with equal keys. With `alike`, pairs only if all candidates run in the same dtypes."""
         candidates = _grouped(self.runs, of_run)
         by = {key: " or ".join(sorted({run.by for run in found})) for key, found in candidates.items()}
@@ -95,7 +105,7 @@ class _Matching:
                 # A program's products are not in the order of its trace.
                 near = [(not _same_dtypes(each, run), run.result != each.result) for run in candidates[key]]
                 taken.append(run := candidates[key].pop(near.index(min(near))))
-                self.pairs.append(Pair(each, dataclasses.replace(run, by=by[key]) if alike else run))
+                self.pairs.append(PairedProduct(each, dataclasses.replace(run, by=by[key]) if alike else run))
             else:
                 left.append(each)
         self.asked, self.runs = left, _without(self.runs, taken)
@@ -110,7 +120,7 @@ class _Matching:
                 if rest == 0 and 1 < count <= len(near):
                     note = f"{MERGED} {run.module.path or 'another'}"
                     ours = near[:count]
-                    self.pairs += [Pair(each, run, "" if each is seed else note) for each in ours]
+                    self.pairs += [PairedProduct(each, run, "" if each is seed else note) for each in ours]
                     self.asked, self.runs = _without(self.asked, ours), _without(self.runs, [run])
                     break
 
@@ -122,7 +132,7 @@ class _Matching:
             theirs = runs.get(key, [])
             alone = len(ours) == len(theirs) and len({run.dtypes for run in theirs}) == 1
             if alone and (key[0].path or len(ours) == 1):
-                self.pairs += [Pair(each, run) for each, run in zip(ours, theirs, strict=True)]
+                self.pairs += [PairedProduct(each, run) for each, run in zip(ours, theirs, strict=True)]
                 self.asked, self.runs = _without(self.asked, ours), _without(self.runs, theirs)
 
     def merged(self) -> None:
@@ -137,7 +147,7 @@ class _Matching:
                     parts.append(each)
             if missing == 0:
                 note = f"{MERGED} {host.asked.module.path or 'another'}"
-                self.pairs += [Pair(each, host.run, note) for each in parts]
+                self.pairs += [PairedProduct(each, host.run, note) for each in parts]
                 self.asked = _without(self.asked, parts)
 
     def shared(self) -> None:
@@ -153,7 +163,7 @@ class _Matching:
             again = (each.module.path, each.kind, _extent(each), each.operands)
             run = same.get(each.same) or (forward.get(again) if each.recomputed else None)
             if run:
-                self.pairs.append(Pair(each, run, SHARED))
+                self.pairs.append(PairedProduct(each, run, SHARED))
             else:
                 left.append(each)
         self.asked = left
@@ -168,17 +178,17 @@ class _Matching:
             theirs = [run for run in self.runs if run.kind == kind and not run.named]
             if ours and len(ours) == len(theirs) and len({run.dtypes for run in theirs}) == 1:
                 by = " or ".join(sorted({run.by for run in theirs}))
-                self.pairs += [Pair(each, dataclasses.replace(theirs[0], by=by)) for each in ours]
+                self.pairs += [PairedProduct(each, dataclasses.replace(theirs[0], by=by)) for each in ours]
                 self.asked, self.runs = _without(self.asked, ours), _without(self.runs, theirs)
 
-    def in_loops(self, loops: Sequence[Run]) -> None:
+    def in_loops(self, loops: Sequence[CompiledProduct]) -> None:
         """Pairs products with the multiplications of their module in loop fusions."""
         found = _grouped(loops, lambda run: (run.module, run.kind))
         left = []
         for each in self.asked:
             theirs = found.get((each.module, each.kind), [])
             if len({run.dtypes for run in theirs}) == 1:
-                self.pairs.append(Pair(each, theirs[0]))
+                self.pairs.append(PairedProduct(each, theirs[0]))
             else:
                 left.append(each)
         self.asked = left
@@ -194,21 +204,21 @@ class _Matching:
             else:
                 candidates = [run for run in self.runs if (run.kind == "attention") == (each.kind == "attention")]
                 note = UNCLEAR if candidates else NOWHERE
-            self.pairs.append(Pair(each, None, note))
+            self.pairs.append(PairedProduct(each, None, note))
         ran = {(pair.asked.module, pair.run.dtypes) for pair in self.pairs if pair.asked and pair.run}
         sizes = {(pair.run.kind, _extent(pair.run), pair.run.dtypes) for pair in self.pairs if pair.run}
         for run in self.runs:
             # XLA computes some products twice instead of keeping them, and unrolls short loops.
             again = (run.module, run.dtypes) in ran if run.named else (run.kind, _extent(run), run.dtypes) in sizes
             if not again or (not run.named and any(each.kind == run.kind for each in self.asked)):
-                self.pairs.append(Pair(modules.get(run.module) if run.named else None, run))
+                self.pairs.append(PairedProduct(modules.get(run.module) if run.named else None, run))
 
 
-def _extent(each: Asked | Run) -> int:
+def _extent(each: Asked | CompiledProduct) -> int:
     return each.size if each.size else each.elements
 
 
-def _same_dtypes(asked: Asked, run: Run) -> bool:
+def _same_dtypes(asked: Asked, run: CompiledProduct) -> bool:
     return tuple("float32" if dtype == TENSORFLOAT32 else dtype for dtype in run.operands) == asked.operands
 
 

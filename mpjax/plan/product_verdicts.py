@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from mpjax.plan.asked import Asked
 from mpjax.plan.dtype_order import AS_ASKED, HALF, MISSING, NARROWER, UNKNOWN, WIDER, compared, narrowest
-from mpjax.plan.pairing import NOWHERE, Pair
-from mpjax.plan.runs import BLOCK_SCALED, Run, Target, in_order
-from mpjax.plan.verdicts import NOT_TRACED, RECIPE, Row, counted, written
+from mpjax.plan.pairing import NOWHERE, PairedProduct
+from mpjax.plan.runs import BLOCK_SCALED, CompiledProduct, Target, in_order
+from mpjax.plan.verdicts import NOT_TRACED, RECIPE, ReceiptRow, counted, written
 from mpjax.precision.casting.flops import TENSORFLOAT32
 from mpjax.precision.dtypes import widest
 from mpjax.precision.float8.recipes import Recipe
@@ -21,8 +21,8 @@ Wanted = Callable[[str], AskedDtypes | None]
 
 
 def rows_of_products(
-    pairs: Sequence[Pair], wanted: Wanted, target: Target, *, traced: bool, rounds: Collection[str] = ()
-) -> list[Row]:
+    pairs: Sequence[PairedProduct], wanted: Wanted, target: Target, *, traced: bool, rounds: Collection[str] = ()
+) -> list[ReceiptRow]:
     """Builds the rows of products, convolutions and attentions; equal rows are merged and counted.
 
     A policy applies to differentiated functions. An optimizer's own products, and products in `mpjax.full_precision`,
@@ -39,7 +39,7 @@ def rows_of_products(
     return counted([_row_of_pair(pair, wanted, target, gradients, traced, rounds) for pair in pairs])
 
 
-def paths_of(pairs: Sequence[Pair]) -> list[str]:
+def paths_of(pairs: Sequence[PairedProduct]) -> list[str]:
     """The module paths of the products that a policy applies to."""
     gradients = any(pair.asked.differentiated for pair in pairs if pair.asked)
     apart = [pair.asked is not None and (pair.asked.kept or _is_apart(pair, gradients)) for pair in pairs]
@@ -47,7 +47,9 @@ def paths_of(pairs: Sequence[Pair]) -> list[str]:
     return [about.module.path for about in abouts if about]
 
 
-def rows_of_recipe(recipe: Recipe | None, products: Sequence[Row], target: Target, *, traced: bool) -> list[Row]:
+def rows_of_recipe(
+    recipe: Recipe | None, products: Sequence[ReceiptRow], target: Target, *, traced: bool
+) -> list[ReceiptRow]:
     """Builds a row if a recipe is asked for and no row of a product mentions float8.
 
     Args:
@@ -63,20 +65,20 @@ def rows_of_recipe(recipe: Recipe | None, products: Sequence[Row], target: Targe
         verdict, reason = UNKNOWN, f"a CPU emulates {recipe}, and a compiled program does not say what was asked for"
     else:
         verdict, reason = MISSING, f"the policy asks for products by {recipe}, and the function has none in float8"
-    return [Row("*", "forward", RECIPE, dtype, "", "", "", "", 1, verdict, reason)]
+    return [ReceiptRow("*", "forward", RECIPE, dtype, "", "", "", "", 1, verdict, reason)]
 
 
 def _is_float8(dtypes: Sequence[str]) -> bool:
     return any(dtype.startswith("float8") for dtype in dtypes)
 
 
-def _is_apart(pair: Pair, gradients: bool) -> bool:
+def _is_apart(pair: PairedProduct, gradients: bool) -> bool:
     return gradients and pair.asked is not None and not pair.asked.differentiated
 
 
 def _row_of_pair(
-    pair: Pair, wanted: Wanted, target: Target, gradients: bool, traced: bool, rounds: Collection[str]
-) -> Row:
+    pair: PairedProduct, wanted: Wanted, target: Target, gradients: bool, traced: bool, rounds: Collection[str]
+) -> ReceiptRow:
     asked, run = pair.asked, pair.run
     about = asked or run
     assert about is not None
@@ -106,7 +108,7 @@ def _row_of_pair(
     notes = [pair.note if run else "", made_equal, "in a loop, counted once" if asked and asked.in_loop else ""]
     if policy and policy.unknown and policy.recipe is not None and not _is_float8(ours):
         notes.append(f"a product by {policy.recipe} would be as asked too: its module is not known")
-    return Row(
+    return ReceiptRow(
         path=module.path,
         direction="backward" if module.backward else "other" if apart else "forward",
         kind=about.kind,
@@ -162,7 +164,7 @@ _FINER = ("delayed", "tensor", "row", "block")
 
 
 def _other_recipe(
-    asked: Asked | None, run: Run, ours: Sequence[str], policy: AskedDtypes, target: Target
+    asked: Asked | None, run: CompiledProduct, ours: Sequence[str], policy: AskedDtypes, target: Target
 ) -> tuple[str, str] | None:
     """The verdict and reason for a product in the right dtypes with the scales of another recipe; None otherwise."""
     wanted = policy.recipe
@@ -180,7 +182,7 @@ def _other_recipe(
     return NARROWER, f"its operands have no scale for each block, and the policy asks for {wanted}"
 
 
-def _verdict(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
+def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:
     """Judges a run: the verdict, the reason, and whether it is a limit of the device."""
     verdict = compared(ours, run.operands)
     if verdict != AS_ASKED and not _only_made_equal(ours, run):
@@ -192,12 +194,12 @@ def _verdict(asked: Asked | None, run: Run, ours: Sequence[str], target: Target)
     return AS_ASKED, "", False
 
 
-def _only_made_equal(ours: Sequence[str], run: Run) -> bool:
+def _only_made_equal(ours: Sequence[str], run: CompiledProduct) -> bool:
     """True if operands of two dtypes run in the dtype that holds both: no device multiplies them directly."""
     return len(set(ours)) > 1 and not _is_float8(ours) and set(run.operands) == {str(widest(*ours))}
 
 
-def _why(asked: Asked | None, run: Run, ours: Sequence[str], target: Target) -> tuple[str, bool]:
+def _why(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, bool]:
     """Explains why operands are not in the dtype asked for, and whether it is a limit of the device."""
     runs = written(run.operands)
     if asked and asked.quantised and not asked.blocks:

@@ -10,7 +10,7 @@ from typing import Any
 from mpjax import notebook, strict_json
 from mpjax.errors import DtypeError
 from mpjax.plan.dtype_order import AS_ASKED, MISSING, NARROWER, UNKNOWN, WIDER, compared, narrowest
-from mpjax.plan.verdicts import NOT_TRACED, PRODUCTS, RECIPE, Row, counted
+from mpjax.plan.verdicts import NOT_TRACED, PRODUCTS, RECIPE, ReceiptRow, counted
 
 
 _INDEX = re.compile(r"(?<![^/])\d+(?![^/])")
@@ -34,11 +34,11 @@ class Receipt:
 
     device: str
     policy: str | None
-    rows: tuple[Row, ...]
+    rows: tuple[ReceiptRow, ...]
     update_bytes: int = 0
     notes: tuple[str, ...] = ()
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ReceiptRow]:
         return iter(self.rows)
 
     def __bool__(self) -> bool:
@@ -91,7 +91,7 @@ class Receipt:
         return text
 
     def _products(self) -> list[str]:
-        asked: dict[str, list[Row]] = collections.defaultdict(list)
+        asked: dict[str, list[ReceiptRow]] = collections.defaultdict(list)
         more = sum(row.count for row in self.rows if row.reason == NOT_TRACED)
         for row in self.rows:
             if row.kind in PRODUCTS and row.reason != NOT_TRACED:
@@ -148,7 +148,7 @@ class Receipt:
         return "\n".join([*lines, *(["", *below] if below else [])])
 
 
-def _phrase(asked: str, rows: list[Row], device: str) -> str:
+def _phrase(asked: str, rows: list[ReceiptRow], device: str) -> str:
     """Summarizes the products for which one dtype was asked."""
     total = sum(row.count for row in rows)
     good = sum(row.count for row in rows if row.verdict == AS_ASKED)
@@ -168,20 +168,20 @@ def _became(operands: str, verdict: str, count: int, total: int, device: str) ->
     return f"{device} computes {count} of {total} products in {operands} ({verdict})"
 
 
-def _is_early(row: Row) -> bool:
+def _is_early(row: ReceiptRow) -> bool:
     """True if a product is narrower although it runs in no fewer bits than asked: the function itself rounds."""
     if row.verdict != NARROWER or not row.operands or not row.asked:
         return False
     return compared(*([narrowest(text.split(" x "))] for text in (row.asked, row.operands))) != NARROWER
 
 
-def _merged(rows: tuple[Row, ...]) -> list[Row]:
+def _merged(rows: tuple[ReceiptRow, ...]) -> list[ReceiptRow]:
     """Merges rows that differ only in an index of their path, with `*` for the index.
 
     All updates that are as asked become one row.
     """
 
-    def star(row: Row) -> Row:
+    def star(row: ReceiptRow) -> ReceiptRow:
         path = "*" if row.kind == "update" and row.verdict == AS_ASKED else _INDEX.sub("*", row.path)
         return dataclasses.replace(row, path=path, note=_INDEX.sub("*", row.note))
 
@@ -197,7 +197,7 @@ def _merged(rows: tuple[Row, ...]) -> list[Row]:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ReceiptRow) -> tuple[str, ...]:
     return (
         row.path or "(outside modules)",
         row.direction,
@@ -212,7 +212,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _fault(row: Row) -> str:
+def _fault(row: ReceiptRow) -> str:
     where = row.path or "(outside modules)"
     runs = f"runs in {row.operands}, " if row.operands else ""
     asked = f"asked in {row.asked}, " if row.asked else ""

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, shapes_of
 from mpjax.plan.source import Module, module_named, name_of
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
@@ -43,7 +43,7 @@ _PRODUCT = re.compile(r'op_name="[^"]*(?:dot_general|conv_general_dilated)"')
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class CompiledProduct:
     """A product, convolution or attention of a compiled program, and the dtypes that it runs in.
 
     Attributes:
@@ -89,7 +89,7 @@ class Target:
     tensorfloat32: bool = False
 
 
-def runs_of(program: Program, target: Target) -> list[Run]:
+def runs_of(program: HloProgram, target: Target) -> list[CompiledProduct]:
     """Lists the floating products, convolutions and attentions in all computations of a program."""
     callers = _callers(program)
     found = []
@@ -108,7 +108,7 @@ def runs_of(program: Program, target: Target) -> list[Run]:
     return found
 
 
-def loops_of(program: Program) -> list[Run]:
+def loops_of(program: HloProgram) -> list[CompiledProduct]:
     """Lists the multiplications in loop fusions that XLA wrote in place of small products and convolutions."""
     found = []
     for computation in program.computations.values():
@@ -122,7 +122,9 @@ def loops_of(program: Program) -> list[Run]:
                     name = name_of(each)
                     kind = "convolution" if name.endswith("conv_general_dilated") else "product"
                     result = sums or dtype
-                    found.append(Run(kind, module_named(name), True, (dtype, dtype), sums, result, "XLA loop", 0, 0))
+                    found.append(
+                        CompiledProduct(kind, module_named(name), True, (dtype, dtype), sums, result, "XLA loop", 0, 0)
+                    )
     return found
 
 
@@ -139,7 +141,7 @@ def dtype_of(type: str) -> str:
     return re.sub(r"^f(\d+)(e\w+)$", r"float\1_\2", name) if re.match(r"f\d+e", name) else ""
 
 
-def _callers(program: Program) -> dict[str, Instruction]:
+def _callers(program: HloProgram) -> dict[str, Instruction]:
     """The fusion that calls each computation."""
     return {
         called: each
@@ -177,7 +179,7 @@ def _run(
     by: str,
     callers: dict[str, Instruction],
     target: Target,
-) -> Run | None:
+) -> CompiledProduct | None:
     given = [computation.instructions[name] for name in each.operands if name in computation.instructions]
     first, second = given[0].type, given[1].type
     operands, result = [dtype_of(first), dtype_of(second)], dtype_of(each.type)
@@ -190,7 +192,7 @@ def _run(
         kind = "convolution"
     dims = shapes_of(each.type)[0][1]
     size = _multiplications(each, shapes_of(first)[0][1], shapes_of(second)[0][1], dims) if kind == "product" else 0
-    return Run(
+    return CompiledProduct(
         kind,
         module_named(name),
         bool(name),

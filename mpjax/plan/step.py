@@ -20,7 +20,7 @@ from mpjax.training.setup import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """A training step and its abstract inputs.
 
     Attributes:
@@ -68,7 +68,7 @@ class Step:
         """XLA's options for the step on a mesh."""
         return compiler_options(mesh, overlap=self.overlap) | xla_options(self.xla)
 
-    def of(self, batch_size: int) -> "Step":
+    def of(self, batch_size: int) -> "PlannedStep":
         """The same step for batches of another size."""
         batch = {name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype) for name, x in self.batch.items()}
         return dataclasses.replace(self, batch=batch)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from mpjax.plan.dtype_order import NARROWER, compared, dtype_of_bits
-from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, shapes_of
 from mpjax.plan.runs import dtype_of
 from mpjax.plan.source import Module, module_of, name_of, stacks_of
 
@@ -47,7 +47,7 @@ class Sum:
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def sums_of(program: Program) -> list[Sum]:
+def sums_of(program: HloProgram) -> list[Sum]:
     """Lists the sums over devices of floating arrays, each instruction once."""
     found = []
     for computation in program.computations.values():
@@ -65,7 +65,7 @@ def sums_of(program: Program) -> list[Sum]:
     return found
 
 
-def updates_of(program: Program, outputs: Sequence[int]) -> list[frozenset[str] | None]:
+def updates_of(program: HloProgram, outputs: Sequence[int]) -> list[frozenset[str] | None]:
     """The dtypes of the last arithmetic before each output of a program, by the numbers of `outputs`.
 
     Casts, selections between the new and the old value, and changes of layout or of single bits are passed over. A
@@ -94,7 +94,7 @@ Dtypes = frozenset[tuple[str, bool]] | None
 class _Search:
     """A search for the last arithmetic before a value, with a cache of results."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: HloProgram):
         self.program = program
         self.found: dict[tuple[str, str, int], Dtypes] = {}
 
@@ -169,7 +169,7 @@ def _together(found: Sequence[Dtypes]) -> Dtypes:
     return frozenset().union(*known) if len(known) == len(found) else None
 
 
-def _adds(program: Program, each: Instruction) -> bool:
+def _adds(program: HloProgram, each: Instruction) -> bool:
     return any(program.computations[name].root.opcode == "add" for name in each.called("to_apply"))
 
 

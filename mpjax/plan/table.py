@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mpjax.plan.devices import GPUS
 from mpjax.plan.estimate import Estimate
-from mpjax.plan.timeline import Timing
+from mpjax.plan.timeline import StepTime
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
 
@@ -130,7 +130,7 @@ def _measured_peak(plan: Estimate) -> str:
     return f"{size(plan.measured.peak)} (planned {plan.memory.total / plan.measured.peak - 1:+.0%})"
 
 
-def _with_communication(text: Callable[[Estimate, Timing], str]) -> "Text":
+def _with_communication(text: Callable[[Estimate, StepTime], str]) -> "Text":
     """Formats a plan with its timing; empty if nothing is exchanged, or the network is unknown."""
 
     def shown(plan: Estimate) -> str:

@@ -7,7 +7,7 @@ from mpjax.plan.events import Event, Start, Work
 
 
 @dataclasses.dataclass(frozen=True)
-class Timing:
+class StepTime:
     """The time of one step, in seconds.
 
     Attributes:
@@ -21,7 +21,7 @@ class Timing:
     step: float
 
 
-def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], float]) -> Timing:
+def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], float]) -> StepTime:
     """Executes events in order.
 
     A collective begins after the kernels and the collective before it. Its own reads and writes take memory bandwidth
@@ -49,7 +49,7 @@ def simulate(events: Iterable[Event], pace: float, exchange: Callable[[Start], f
             end = ends.pop(event.name, now)
             exposed += max(0.0, end - now)
             now = max(now, end)
-    return Timing(communication, exposed, now)
+    return StepTime(communication, exposed, now)
 
 
 @dataclasses.dataclass(frozen=True)

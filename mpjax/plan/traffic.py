@@ -5,7 +5,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from mpjax.plan.hlo import Instruction, Program
+from mpjax.plan.hlo import HloProgram, Instruction
 from mpjax.plan.kernels import COLLECTIVES, moved, only_copies, payload
 from mpjax.plan.order import counted, order_of
 from mpjax.plan.source import Sources, module_of
@@ -36,7 +36,7 @@ class Traffic:
     calls: Mapping[str, int]
 
 
-def traffic_of(program: Program) -> Traffic:
+def traffic_of(program: HloProgram) -> Traffic:
     """Counts the traffic of the entry computation. Loops count by their trip count, or once if it is unknown."""
     total = kernels = small = copies = 0
     exchanged: collections.Counter = collections.Counter()
@@ -84,7 +84,7 @@ class Cost:
     line: str
 
 
-def costliest(text: str, program: Program, most: int = 10) -> list[Cost]:
+def costliest(text: str, program: HloProgram, most: int = 10) -> list[Cost]:
     """Lists the kinds of kernels that move the most bytes, the costliest first.
 
     Kernels that differ only in the index of their block are one kind. A fusion has several operations. It belongs to

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from mpjax.plan.dtype_order import AS_ASKED, MISSING, NARROWER, UNKNOWN, compared, narrowest
-from mpjax.plan.hlo import Computation, Instruction, Program, shapes_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, shapes_of
 from mpjax.plan.pairing import UNCLEAR
 from mpjax.plan.runs import dtype_of
 from mpjax.plan.source import module_of
@@ -28,7 +28,7 @@ RECIPE = "recipe"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ReceiptRow:
     """The dtypes of several products of one module, pass and kind, or of sums over devices, or of updates.
 
     Attributes:
@@ -65,9 +65,9 @@ class Row:
     device_limit: bool = False
 
 
-def counted(rows: Sequence[Row]) -> list[Row]:
+def counted(rows: Sequence[ReceiptRow]) -> list[ReceiptRow]:
     """Merges equal rows and adds their counts."""
-    counts: dict[Row, int] = {}
+    counts: dict[ReceiptRow, int] = {}
     for row in rows:
         key = dataclasses.replace(row, count=0)
         counts[key] = counts.get(key, 0) + row.count
@@ -85,7 +85,7 @@ def written(dtypes: Sequence[str]) -> str:
 
 def rows_of_sums(
     asked: Sequence[str], sums: Sequence[Sum], *, least: str | None, parameters: Sequence[tuple[int, ...]]
-) -> list[Row]:
+) -> list[ReceiptRow]:
     """Builds the rows of sums over devices.
 
     XLA joins sums and keeps no name of them, so the sums of the function are compared dtype by dtype.
@@ -102,10 +102,10 @@ def rows_of_sums(
     runs = {dtype for _, dtype in explicit}
     others = runs - wanted
 
-    def row(goal: str, run: str, verdict: str, reason: str) -> Row:
+    def row(goal: str, run: str, verdict: str, reason: str) -> ReceiptRow:
         doing = {(id(each), each.by) for each, dtype in explicit if dtype == run}
         by = " and ".join(sorted({by for _, by in doing}))
-        return Row("", "backward", "reduction", goal, run, run, run, by, max(len(doing), 1), verdict, reason)
+        return ReceiptRow("", "backward", "reduction", goal, run, run, run, by, max(len(doing), 1), verdict, reason)
 
     rows = []
     for dtype in sorted(wanted):
@@ -128,7 +128,7 @@ def rows_of_sums(
 
 def _added(
     each: Sum, dtype: str, dims: tuple[int, ...], least: str | None, parameters: Sequence[tuple[int, ...]]
-) -> Row:
+) -> ReceiptRow:
     """The row of an array in a sum that the compiler added, because an operand is divided over devices."""
     backward = each.module.backward or not each.named
     every = sum(map(math.prod, parameters))  # XLA may have joined all gradients in one array
@@ -138,7 +138,7 @@ def _added(
     reason = "" if verdict == AS_ASKED else f"the compiler adds gradients over devices in {dtype}"
     if verdict == AS_ASKED and not each.named and least and compared([least], [dtype]) == NARROWER:
         verdict, reason = UNKNOWN, f"the compiler joined sums in {dtype}, which may be those of gradients"
-    return Row(
+    return ReceiptRow(
         path=each.module.path,
         direction="backward" if each.module.backward or gradient else "forward",
         kind="reduction",
@@ -158,7 +158,7 @@ def _ordered(dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(size for size in dims if size > 1))
 
 
-def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[str]) -> list[Row]:
+def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[str]) -> list[ReceiptRow]:
     """Builds the rows of arrays that the function itself rounds before it adds them over devices in a wider dtype.
 
     Args:
@@ -170,13 +170,13 @@ def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[
     for wide, narrow in zip(asked, cast, strict=True):
         if narrow and narrow not in rounds and compared([wide], [narrow]) == NARROWER:
             reason = f"the function itself rounds to {narrow} what it then adds over devices in {wide}"
-            rows.append(Row("", "backward", "reduction", wide, narrow, wide, wide, "cast", 1, NARROWER, reason))
+            rows.append(ReceiptRow("", "backward", "reduction", wide, narrow, wide, wide, "cast", 1, NARROWER, reason))
     return counted(rows)
 
 
 def rows_of_updates(
     found: Mapping[str, tuple[str, frozenset[str] | None]], rounded: Mapping[str, str] = MappingProxyType({})
-) -> list[Row]:
+) -> list[ReceiptRow]:
     """Builds the rows of parameters: the dtype asked for and the dtypes of the last arithmetic, by path.
 
     An update in a wider dtype is as asked: it loses nothing. Parameters that do not change have no row.
@@ -189,15 +189,19 @@ def rows_of_updates(
     for path, (asked, dtypes) in found.items():
         if itself := rounded.get(path):
             reason = f"the function itself rounds the new parameter to {itself}"
-            rows.append(Row(path, "update", "update", asked, itself, itself, itself, "XLA loop", 1, NARROWER, reason))
+            rows.append(
+                ReceiptRow(path, "update", "update", asked, itself, itself, itself, "XLA loop", 1, NARROWER, reason)
+            )
         elif dtypes is None:
-            rows.append(Row(path, "update", "update", asked, "", "", "", "", 1, UNKNOWN, "nothing that could be read"))
+            rows.append(
+                ReceiptRow(path, "update", "update", asked, "", "", "", "", 1, UNKNOWN, "nothing that could be read")
+            )
         elif dtypes:
             run = narrowest(sorted(dtypes))
             narrower = compared([asked], [run]) == NARROWER
             reason = f"the update is computed in {run}, or rounded to it" if narrower else ""
             verdict = NARROWER if narrower else AS_ASKED
-            rows.append(Row(path, "update", "update", asked, run, run, run, "XLA loop", 1, verdict, reason))
+            rows.append(ReceiptRow(path, "update", "update", asked, run, run, run, "XLA loop", 1, verdict, reason))
     return rows
 
 
@@ -206,14 +210,14 @@ _SUMS = {"reduce": "a sum", "reduce-window": "a sum over windows", "scatter": "a
 _WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
 
 
-def rows_of_accumulations(program: Program) -> list[Row]:
+def rows_of_accumulations(program: HloProgram) -> list[ReceiptRow]:
     """Builds a row for each sum of many terms whose accumulator is in half precision; sums in float32 have no row."""
     return counted(
         [_row(each) for computation in program.computations.values() for each in _sums(program, computation)]
     )
 
 
-def _sums(program: Program, computation: Computation) -> Iterator[Instruction]:
+def _sums(program: HloProgram, computation: Computation) -> Iterator[Instruction]:
     if not computation.mentions(*(f" {name}(" for name in _SUMS)):
         return
     for each in computation:
@@ -241,9 +245,9 @@ def _shapes(computation: Computation, name: str) -> list[tuple[str, tuple[int, .
     return shapes_of(computation.instructions[name].type)[:1] if name in computation.instructions else []
 
 
-def _row(each: Instruction) -> Row:
+def _row(each: Instruction) -> ReceiptRow:
     module, dtype = module_of(each), dtype_of(each.type)
-    return Row(
+    return ReceiptRow(
         path=module.path,
         direction="backward" if module.backward else "forward",
         kind="accumulation",

@@ -18,7 +18,7 @@ from mpjax.precision.heads import layer_tags, leave_in_float32
 from mpjax.precision.layers import Casts, SumsInFloat32, adds_up, keep_carried
 from mpjax.precision.module_tree import class_names, lineages_of, second_names, variables_by_module
 from mpjax.precision.policy import Policy
-from mpjax.precision.policy_report import PolicyReport, Row
+from mpjax.precision.policy_report import PolicyReport, PolicyRow
 from mpjax.precision.presets import get_policy
 from mpjax.precision.rules import DEFAULTS, HEAD, LINEAR, NORM, SMALL_PRODUCT, Rules, by_path, decide, is_norm, winner
 
@@ -186,7 +186,7 @@ def _dtypes(value: "Policy | np.dtype | Recipe") -> Iterator[np.dtype]:
         yield from _dtypes(ruled)
 
 
-def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> Row:
+def _apply(path: str, module, variables: list, policy: Policy, rule: str | None, value) -> PolicyRow:
     """Sets the dtypes of one module's own parameters and computation; children stay unchanged."""
     if isinstance(value, Policy):
         param_dtype, compute_dtype, output_dtype = value.param_dtype, value.compute_dtype, value.output_dtype
@@ -218,7 +218,7 @@ def _apply(path: str, module, variables: list, policy: Policy, rule: str | None,
     if compute_dtype in HALF and adds_up(module):
         wrap(module, SumsInFloat32())
     keep_carried(module, compute_dtype)
-    return Row(
+    return PolicyRow(
         path=path,
         type=type(module).__name__,
         param_dtype=param_dtype if has_params else None,

@@ -8,7 +8,7 @@ import numpy as np
 from mpjax import notebook
 
 
-class Row(NamedTuple):
+class PolicyRow(NamedTuple):
     """The dtypes of one submodule.
 
     Attributes:
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     rule: str
 
 
-class PolicyReport(tuple[Row, ...]):
+class PolicyReport(tuple[PolicyRow, ...]):
     """The rows of `apply_policy`; prints as a table with the notes below it.
 
     Attributes:
@@ -37,7 +37,7 @@ class PolicyReport(tuple[Row, ...]):
 
     notes: tuple[str, ...]
 
-    def __new__(cls, rows: Iterable[Row], notes: Iterable[str] = ()):
+    def __new__(cls, rows: Iterable[PolicyRow], notes: Iterable[str] = ()):
         """Creates a report of `rows`, with `notes` below them."""
         report = super().__new__(cls, rows)
         report.notes = tuple(notes)
@@ -47,13 +47,13 @@ class PolicyReport(tuple[Row, ...]):
         return [[str(value or "-") for value in row] for row in self]
 
     def _repr_html_(self) -> str:
-        return notebook.block(notebook.table(Row._fields, self._cells()), notebook.paragraphs(self.notes))
+        return notebook.block(notebook.table(PolicyRow._fields, self._cells()), notebook.paragraphs(self.notes))
 
     _repr_pretty_ = notebook.as_text
 
     def __str__(self) -> str:
-        cells = [Row._fields, *self._cells()]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(Row._fields))]
+        cells = [PolicyRow._fields, *self._cells()]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(PolicyRow._fields))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]

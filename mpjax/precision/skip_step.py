@@ -21,7 +21,7 @@ from mpjax.precision.optimizer_state import init_in_float32, parameters_seen
 T = TypeVar("T")
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """The result of an attempted step.
 
     Attributes:
@@ -49,7 +49,7 @@ class Attempt(NamedTuple):
     """
 
     init: Callable
-    where_finite: Callable[..., Step]
+    where_finite: Callable[..., StepResult]
     unconditionally: Callable
 
 
@@ -87,14 +87,14 @@ def one_optimizer(inner: optax.GradientTransformation) -> Attempt:
         with optax_promotion():
             return inner.update(gradients, state, parameters_seen(inner, params), **extra)
 
-    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
+    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> StepResult:
         # A window is one step, or the micro-batches of an inner optax.MultiSteps. One bad micro-batch discards it.
         finite = _finite_on_all(gradients, axis_name) & (was_finite | opens_window(state))
         proposed, new_state = unconditionally(countable(gradients, finite, state), state, params, extra)
         kept = discard_window(state, new_state)
         updates = jax.tree.map(lambda u: _zero_unless(finite, u), proposed)
         new_state = with_sum_from_zero(state, new_state)
-        return Step(updates, finite, select(finite, new_state, kept), closes_window(state, new_state), finite)
+        return StepResult(updates, finite, select(finite, new_state, kept), closes_window(state, new_state), finite)
 
     return Attempt(functools.partial(init_in_float32, inner), where_finite, unconditionally)
 
@@ -124,7 +124,7 @@ def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
         states = {name: state[name]._replace(inner_state=result[1]) for name, result in results.items()}
         return _like(gradients, {name: result[0] for name, result in results.items()}), states
 
-    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
+    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> StepResult:
         parts, given = named(gradients, "gradients"), {} if params is None else named(params, "parameters")
         steps = {
             name: one.where_finite(
@@ -132,7 +132,7 @@ def several_optimizers(attempts: Mapping[str, Attempt]) -> Attempt:
             )
             for name, one in attempts.items()
         }
-        return Step(
+        return StepResult(
             _like(gradients, {name: step.updates for name, step in steps.items()}),
             _all(step.finite for step in steps.values()),
             {name: GroupState(step.finite, step.state) for name, step in steps.items()},
@@ -149,7 +149,7 @@ def with_counts(attempt: Attempt) -> Attempt:
     def init(params) -> CountedState:
         return CountedState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), attempt.init(params))
 
-    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> Step:
+    def where_finite(gradients, was_finite, state, params, extra, axis_name) -> StepResult:
         step = attempt.where_finite(gradients, was_finite, state.inner_state, params, extra, axis_name)
         steps = state.steps + step.closes_window.astype(jnp.int32)
         skipped = state.skipped + (step.closes_window & ~step.window_finite).astype(jnp.int32)

@@ -35,7 +35,7 @@ CURVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """The curves of a metric by label: the first part of their name in metrics.jsonl, and their style."""
 
 
-class Metric(NamedTuple):
+class PlottedMetric(NamedTuple):
     """A metric with a panel: its name, the panel's title, and True if it is a share, shown in percent."""
 
     name: str
@@ -44,10 +44,10 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("loss", "Loss"),
-    Metric("accuracy", "Accuracy", is_share=True),
-    Metric("iou", "Intersection over union", is_share=True),
-    Metric("perplexity", "Perplexity"),
+    PlottedMetric("loss", "Loss"),
+    PlottedMetric("accuracy", "Accuracy", is_share=True),
+    PlottedMetric("iou", "Intersection over union", is_share=True),
+    PlottedMetric("perplexity", "Perplexity"),
 )
 
 
@@ -67,7 +67,7 @@ def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "",
     """
     turns = turns_of(history)
 
-    def draw_metric(panel, metric: Metric) -> None:
+    def draw_metric(panel, metric: PlottedMetric) -> None:
         _draw_curves(panel, records, metric)
         _mark_turns(panel, turns)
 
@@ -91,7 +91,7 @@ def _mark_turns(panel, turns: Mapping[int, str]) -> None:
 
 def draw_panels(
     records: Records,
-    draw_metric: Callable[[Any, Metric], None],
+    draw_metric: Callable[[Any, PlottedMetric], None],
     draw_scale: Callable[[Any], None],
     path: str | os.PathLike[str],
     title: str = "",
@@ -143,7 +143,7 @@ def _draw_loss_scale(panel, records: Records) -> None:
         mark_steps(panel, skipped, "|", PURPLE, f"skipped ({total})")
 
 
-def _draw_curves(panel, records: Records, metric: Metric) -> None:
+def _draw_curves(panel, records: Records, metric: PlottedMetric) -> None:
     """Draws the curves of a metric, and labels the last value of evaluation curves."""
     tested = []
     for label, (part, style) in CURVES.items():
@@ -159,7 +159,7 @@ def _draw_curves(panel, records: Records, metric: Metric) -> None:
         dress_share(panel)
 
 
-def label_last(panel, curves: Iterable[tuple[str, Sequence[int], Sequence[float]]], metric: Metric) -> None:
+def label_last(panel, curves: Iterable[tuple[str, Sequence[int], Sequence[float]]], metric: PlottedMetric) -> None:
     """Writes the last finite value of each of up to two curves beside its point, the higher value above the other.
 
     Args:
@@ -229,7 +229,7 @@ def skipped_steps(records: Records) -> list[int]:
     return [step for (step, total), earlier in zip(totals, before, strict=False) if total > earlier]
 
 
-def _metrics_in(records: Records) -> list[Metric]:
+def _metrics_in(records: Records) -> list[PlottedMetric]:
     names = {name.rpartition("/")[2] for record in records for name in record if "/" in name}
     return [metric for metric in METRICS if metric.name in names]
 

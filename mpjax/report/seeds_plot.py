@@ -9,7 +9,7 @@ from mpjax.report.figure import GREY, PURPLE, draw_band, dress_scale, dress_shar
 from mpjax.report.plot import (
     CURVES,
     MEANS,
-    Metric,
+    PlottedMetric,
     Records,
     draw_panels,
     label_last,
@@ -51,7 +51,7 @@ def plot_seeds(runs: Runs, path: str | os.PathLike[str], title: str = "") -> Non
     )
 
 
-def _draw_metric(panel, runs: Runs, metric: Metric) -> None:
+def _draw_metric(panel, runs: Runs, metric: PlottedMetric) -> None:
     tested = []
     for label, (part, style) in CURVES.items():
         name = f"{part}/{metric.name}"

@@ -13,7 +13,7 @@ from mpjax.errors import UsageError
 from mpjax.training.cross_entropy import widened
 from mpjax.training.losses import correct, cross_entropy
 from mpjax.training.objective import Batch, Mean, Means, Metrics, Sums, means
-from mpjax.training.objectives import Comparison, scores
+from mpjax.training.objectives import LabelLoss, scores
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -51,7 +51,7 @@ def weighted_cross_entropy(
     return losses, jnp.sum(targets * weights, axis=-1)
 
 
-def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> Comparison:
+def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> LabelLoss:
     """Creates the comparison of a training loss with a weight for each class.
 
     Metrics and the evaluation loss weight all classes equally.
@@ -82,7 +82,7 @@ def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool)
         """float32 [B]: 0 for ignored examples, else 1."""
         return (labels != IGNORED_LABEL).astype(jnp.float32) if ignores else jnp.ones(labels.shape, jnp.float32)
 
-    return Comparison(in_training, in_evaluation, _conclude)
+    return LabelLoss(in_training, in_evaluation, _conclude)
 
 
 _COUNTED = "counted"

@@ -16,7 +16,7 @@ from mpjax.data.stream import Batches, BatchesInMemory
 from mpjax.training.mesh import place
 
 
-class Rows(NamedTuple):
+class SelectedRows(NamedTuple):
     """Selected examples of a set that is on the device.
 
     Attributes:
@@ -128,12 +128,12 @@ class Resident:
         for count in counts:
             chosen, given = zip(*itertools.islice(stream, count), strict=True)
             numbers = np.stack(chosen).astype(np.int32)
-            yield Rows(self.table, *jax.device_put((numbers, _stacked(given)), sharding))
+            yield SelectedRows(self.table, *jax.device_put((numbers, _stacked(given)), sharding))
 
     def abstract(self, fed: Any, count: int) -> Any:
         """The same set with the shape of the row numbers for `count` steps."""
         numbers, given = jax.tree.map(lambda x: _of_steps(x, count), (fed.numbers, fed.given))
-        return Rows(fed.table, numbers, given)
+        return SelectedRows(fed.table, numbers, given)
 
     def batch(self, fed: Any, index: Any) -> Any:
         """Gathers the examples of a step."""

@@ -24,7 +24,7 @@ from mpjax.training.objective import Batch, Mean, Means, Metrics, Objective, Pre
 from mpjax.training.views import Predict, once
 
 
-class Comparison(NamedTuple):
+class LabelLoss(NamedTuple):
     """Losses and scores of logits [B, num_classes] against the labels of a batch.
 
     Attributes:
@@ -39,7 +39,7 @@ class Comparison(NamedTuple):
     conclude: Callable[[Sums], dict[str, float]] = means
 
 
-def equally(label_smoothing: float) -> Comparison:
+def equally(label_smoothing: float) -> LabelLoss:
     """Creates the comparison that weights all examples and classes equally."""
 
     def in_training(logits: jax.Array, batch: Batch) -> tuple[Mean, Means]:
@@ -51,7 +51,7 @@ def equally(label_smoothing: float) -> Comparison:
             losses = cross_entropy(logits, batch["label"], label_smoothing=label_smoothing)
         return mean_of(losses), {"accuracy": mean_of(correct(logits, batch["label"]))}
 
-    return Comparison(in_training, _values)
+    return LabelLoss(in_training, _values)
 
 
 def _values(logits: jax.Array, batch: Batch) -> Metrics:
@@ -78,7 +78,7 @@ def classification(
     *,
     label_smoothing: float = 0.0,
     predict: Predict = once,
-    comparison: Comparison | None = None,
+    comparison: LabelLoss | None = None,
 ) -> Objective:
     """Creates the objective of image classification.
 
@@ -107,7 +107,7 @@ def classification(
 
 
 def text_classification(
-    *, prepare: Prepare = as_stored, label_smoothing: float = 0.0, comparison: Comparison | None = None
+    *, prepare: Prepare = as_stored, label_smoothing: float = 0.0, comparison: LabelLoss | None = None
 ) -> Objective:
     """Creates the objective of text classification.
 
@@ -259,7 +259,7 @@ def objective_of(
     label_smoothing: float = 0.0,
     chunk: int = 0,
     predict: Predict = once,
-    comparison: Comparison | None = None,
+    comparison: LabelLoss | None = None,
     pixel_loss: PixelLoss = cross_entropy_over,
 ) -> Objective:
     """Creates the objective of a task.

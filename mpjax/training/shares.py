@@ -29,7 +29,7 @@ from mpjax.training.state import Arrays
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Contribution:
     """The contribution of one micro-batch, or of one device's share of it, to a step.
 
     Attributes:
@@ -78,7 +78,7 @@ class OneShare:
         """The context for the trace of gradient norms."""
         return contextlib.nullcontext()
 
-    def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
+    def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
         """Combines statistics and sums parts over the shares; for one share, lays gradients out by `row_major`."""
         return stats, dataclasses.replace(part, grads={name: row_major(g) for name, g in part.grads.items()})
 
@@ -175,7 +175,7 @@ class ManyShares:
         """The context for the trace of gradient norms."""
         return contextlib.nullcontext()
 
-    def together(self, stats: Arrays, part: Part) -> tuple[Arrays, Part]:
+    def together(self, stats: Arrays, part: Contribution) -> tuple[Arrays, Contribution]:
         """Averages statistics, and adds gradients in the layout's `reduce_dtype`.
 
         Statistics that are not floating, such as counters, and histories of float8 scales take the maximum over all
@@ -194,7 +194,7 @@ class ManyShares:
                 own = {name: g for name, g in part.grads.items() if self._unsummed(name) == axes}
                 grads |= sum_in_buckets(own, layout.reduce_dtype, axes)
             stats = {name: agree(name, x) for name, x in stats.items()}
-            return stats, Part(grads, jax.lax.psum(part.means, BATCH_AXES))
+            return stats, Contribution(grads, jax.lax.psum(part.means, BATCH_AXES))
 
         given = PartitionSpec(BATCH_AXES), self._part_specs(part.grads, lead=True)
         found = PartitionSpec(), self._part_specs(part.grads, lead=False)
@@ -234,7 +234,7 @@ class ManyShares:
         return {name: self.layout.spec(name) for name in names}
 
     def _part_specs(self, names, *, lead: bool) -> Any:
-        """The specs of a `Part`; with `lead`, before the sum over the shares."""
+        """The specs of a `Contribution`; with `lead`, before the sum over the shares."""
 
         def of_gradient(name: str) -> PartitionSpec:
             own = self.layout.spec(name)
@@ -244,7 +244,7 @@ class ManyShares:
 
         grads: Any = {name: of_gradient(name) for name in names}
         means: Any = PartitionSpec(BATCH_AXES) if lead else PartitionSpec()
-        return Part(grads, means)
+        return Contribution(grads, means)
 
     def _unsummed(self, name: str) -> tuple[str, ...]:
         """The axes over which the gradient of a share is still to be summed."""

@@ -23,7 +23,7 @@ _STREAMS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StatePart:
     """The names and the NNX pytree structure of one kind of model state."""
 
     names: tuple[str, ...]
@@ -47,9 +47,9 @@ class Structure:
     """
 
     graph: Any
-    params: Part
-    stats: Part
-    rngs: Part
+    params: StatePart
+    stats: StatePart
+    rngs: StatePart
     streams: tuple["Stream", ...]
 
     def assemble(self, params: Arrays, stats: Arrays, key: jax.Array | None = None) -> nnx.Module:
@@ -127,8 +127,8 @@ def _streams(rngs, stacks: Stacks) -> tuple[Stream, ...]:
     return tuple(stream(name, leaf) for name, leaf in leaves.items())
 
 
-def _part(state) -> Part:
-    return Part(tuple(named(state)), jax.tree.structure(state))
+def _part(state) -> StatePart:
+    return StatePart(tuple(named(state)), jax.tree.structure(state))
 
 
 def named(state) -> Arrays:

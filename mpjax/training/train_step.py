@@ -19,7 +19,7 @@ from mpjax.precision.skip_step import optax_promotion
 from mpjax.precision.updates import moved_by
 from mpjax.training.layout import Layout
 from mpjax.training.objective import Mean, as_mean
-from mpjax.training.shares import Part, shares_of
+from mpjax.training.shares import Contribution, shares_of
 from mpjax.training.state import Arrays, Assembly, TrainState, step_key, uncast
 
 
@@ -134,7 +134,7 @@ def make_train_step(
         grads = _parameters(grads)
         if accumulate > 1:
             grads = _weighted(grads, shares.add(means["loss"].weight))
-        return stats, Part(grads, means)
+        return stats, Contribution(grads, means)
 
     def gradients(state: TrainState, key: jax.Array, batch):
         scaling = loss_scale_state(state.opt_state)._replace(inner_state=())
@@ -151,7 +151,7 @@ def make_train_step(
         weight = jnp.where(weight != 0, weight, 1)
         # Before the sum: in half precision, gradients times the weight of a batch would overflow.
         grads = {name: g / weight.astype(g.dtype) for name, g in part.grads.items()}
-        return shares.together(stats, Part(grads, part.means))
+        return shares.together(stats, Contribution(grads, part.means))
 
     @jax.jit(donate_argnums=0)
     def train_step(state: TrainState, batch):
@@ -217,7 +217,7 @@ def _weighted(grads: Arrays, weight: jax.Array) -> Arrays:
     return jax.tree.map(weighted, grads)
 
 
-def _added(one: Callable, stats, keys: jax.Array, batches) -> tuple[Any, Part]:
+def _added(one: Callable, stats, keys: jax.Array, batches) -> tuple[Any, Contribution]:
     """Runs `one` on each micro-batch in turn; returns the final statistics and the sum of the parts."""
     _, shapes = jax.eval_shape(one, stats, keys[0], jax.tree.map(lambda x: x[0], batches))
     zeros = jax.tree.map(lambda s: jnp.full(s.shape, -0.0, s.dtype), shapes)  # -0.0 + x is x, even if x is -0.0

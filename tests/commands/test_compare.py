@@ -13,7 +13,7 @@ import mpjax
 from mpjax import cli
 from mpjax.commands.compare import IRRELEVANT, compare_runs
 from mpjax.config import Config, load_config, save_config
-from mpjax.config.comparison import Comparison
+from mpjax.config.comparison import Compare
 from mpjax.errors import UsageError
 
 
@@ -43,7 +43,7 @@ def runs(tmp_path):
 
 def settings(*runs, **fields):
     given = {"metrics": ("train/loss",), "smoothing": 1, "plot": ""}
-    return Comparison(runs=runs, **{**given, **fields})
+    return Compare(runs=runs, **{**given, **fields})
 
 
 def test_runs_that_differ_in_the_seed_only_are_one_group(runs):
@@ -181,7 +181,7 @@ def test_help_lists_every_field_and_neither_help_nor_a_comparison_imports_jax(ru
         return done.stdout, set(re.findall(r"\|\s+([\w.]+)$", done.stderr, flags=re.MULTILINE))
 
     out, imported = command("--help")
-    flags = {f"--{field.name}" for field in dataclasses.fields(Comparison)} - {"--runs"}
+    flags = {f"--{field.name}" for field in dataclasses.fields(Compare)} - {"--runs"}
     assert not flags - set(re.findall(r"--[\w.]+", out))
     assert not {"jax", "flax", "numpy", "matplotlib"} & imported
     out, imported = command(*runs, "--metrics", "train/loss", "--plot=", "--json")
@@ -199,7 +199,7 @@ def test_real_runs_of_two_policies_and_two_seeds_agree_within_their_seeds(tmp_pa
             given = f"{flags} --precision.policy {policy} --seed {seed} --output_dir {folders[-1]}"
             mpjax.run(load_config([*given.split(), "--report.no_plot", "--report.no_tensorboard"]))
     capsys.readouterr()
-    result = compare_runs(Comparison(runs=tuple(folders), plot=str(tmp_path / "a.png"), json=True))
+    result = compare_runs(Compare(runs=tuple(folders), plot=str(tmp_path / "a.png"), json=True))
     assert json.loads(capsys.readouterr().out) == result
     assert [group["seeds"] for group in result["groups"]] == [[0, 1], [0, 1]]
     (found,) = result["comparisons"]

@@ -13,7 +13,7 @@ from mpjax.errors import UsageError
 from mpjax.plan.measure import Measured
 from mpjax.plan.receipt_report import Receipt
 from mpjax.plan.traffic import Cost
-from mpjax.plan.verdicts import Row
+from mpjax.plan.verdicts import ReceiptRow
 
 
 MEASURED = Measured(0.01, (0.009, 0.011), 46_000_000_000, "NVIDIA H100 80GB HBM3")
@@ -84,7 +84,9 @@ def test_the_costliest_kernels_are_listed_with_module_and_line(small, plan_of, m
 
 
 def test_a_receipt_is_printed_below_the_table_and_is_in_the_result(small, plan_of, monkeypatch, capsys):
-    row = Row("head", "forward", "product", "float16", "float32", "float32", "float32", "Triton", 1, "wider", "because")
+    row = ReceiptRow(
+        "head", "forward", "product", "float16", "float32", "float32", "float32", "Triton", 1, "wider", "because"
+    )
     receipt = Receipt("NVIDIA H100", "mixed_float16", (row,))
     monkeypatch.setattr(plan, "estimates", lambda *_, **asked: [dataclasses.replace(plan_of(), receipt=receipt)])
     result = plan_run(Plan(gpu=("h100",), receipt=True), small)

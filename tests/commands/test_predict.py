@@ -116,9 +116,9 @@ def test_an_output_that_is_not_finite_is_an_error(trained, monkeypatch):
 
 def test_two_masks_of_one_name_are_refused(tmp_path):
     from mpjax.commands.predict import _folder_of_masks
-    from mpjax.data.given import Given
+    from mpjax.data.given import Inputs
 
-    given = Given(["a/x.png", "b/x.jpg"], list, dict)
+    given = Inputs(["a/x.png", "b/x.jpg"], list, dict)
     with pytest.raises(UsageError, match=r"a/x.png and b/x.jpg: both masks would be x.png"):
         _folder_of_masks(Prediction(run="r", output=str(tmp_path)), given)
     with pytest.raises(UsageError, match="--output is empty: wanted a folder for the masks"):

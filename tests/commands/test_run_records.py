@@ -14,7 +14,7 @@ from mpjax.commands.run_records import Records
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Diagnose, Evaluation
-from mpjax.config.comparison import Comparison
+from mpjax.config.comparison import Compare
 from mpjax.errors import CheckpointWarning, PrecisionWarning, UsageError
 from mpjax.loop.stored import read_checkpoint
 from mpjax.report.history import read_history
@@ -153,7 +153,7 @@ def test_a_run_whose_policy_changed_says_so_wherever_it_is_told(stopped, whole, 
     with pytest.warns(PrecisionWarning, match="step 3 ran under other .*: from step 3: precision.policy mixed"):
         diagnose_run(Diagnose(run=str(stopped), step=3, search="none"))
     diagnose_run(Diagnose(run=str(stopped), step=4, search="none"))
-    compared = compare_runs(Comparison(runs=(str(whole), str(stopped)), metrics=("train/loss",), plot=""))
+    compared = compare_runs(Compare(runs=(str(whole), str(stopped)), metrics=("train/loss",), plot=""))
     assert [group["name"] for group in compared["groups"]] == [
         "precision.policy=float32",
         "precision.policy=float32 to step 3, then mixed_bfloat16",

@@ -15,7 +15,7 @@ from mpjax.commands.seeds import summarised, table, train
 from mpjax.commands.train import run
 from mpjax.config import from_toml, load_config, save_config
 from mpjax.config.commands import Diagnose, Evaluation, Export
-from mpjax.config.comparison import Comparison
+from mpjax.config.comparison import Compare
 from mpjax.config.prediction import Prediction
 from mpjax.errors import Diverged, Interrupted, UsageError
 from mpjax.loop.stored import read_checkpoint
@@ -71,7 +71,7 @@ def test_a_sweep_is_a_group_for_a_comparison(swept, tmp_path, capsys):
     folder, _ = swept
     other = tmp_path / "other"
     train(config_of(other, "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))
-    found = compare_runs(Comparison(runs=(str(folder), str(other)), plot="", json=True))
+    found = compare_runs(Compare(runs=(str(folder), str(other)), plot="", json=True))
     assert [group["seeds"] for group in found["groups"]] == [[3, 5], [3, 5]]
     assert found["groups"][0]["runs"] == [str(folder / "seed_3"), str(folder / "seed_5")]
 
@@ -191,7 +191,7 @@ def test_a_comparison_shows_the_mean_and_standard_deviation_of_the_sweep(swept, 
     folder, result = swept
     train(config_of(tmp_path / "other", "--seeds", "3", "5", "--optimizer.learning_rate", "0.01"))
     capsys.readouterr()
-    compare_runs(Comparison(runs=(str(folder), str(tmp_path / "other")), plot="", metrics=("test/loss",)))
+    compare_runs(Compare(runs=(str(folder), str(tmp_path / "other")), plot="", metrics=("test/loss",)))
     shown = f"{result['test/loss']['mean']:.4f}±{result['test/loss']['std']:.4f}"
     out = capsys.readouterr().out
     assert shown in out
@@ -201,7 +201,7 @@ def test_a_comparison_shows_the_mean_and_standard_deviation_of_the_sweep(swept, 
 def test_the_runs_of_one_sweep_are_one_group(swept):
     folder, _ = swept
     with pytest.raises(UsageError, match="all runs have the same settings but for the seed: that is one group"):
-        compare_runs(Comparison(runs=(str(folder),), plot=""))
+        compare_runs(Compare(runs=(str(folder),), plot=""))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.config.comparison import Comparison, load_comparison
+from mpjax.config.comparison import Compare, load_comparison
 from mpjax.errors import UsageError
 
 
@@ -10,7 +10,7 @@ def test_folders_come_without_a_flag_and_the_rest_with_one():
     settings = load_comparison(
         ["a", "b", "--seeds", "0", "1", "--band", "std", "--metrics", "test/loss", "--json", "--plot="], prog="x"
     )
-    assert settings == Comparison(runs=("a", "b"), seeds=(0, 1), band="std", metrics=("test/loss",), json=True, plot="")
+    assert settings == Compare(runs=("a", "b"), seeds=(0, 1), band="std", metrics=("test/loss",), json=True, plot="")
 
 
 def test_the_defaults_compare_loss_accuracy_scale_and_gradient():

@@ -6,7 +6,7 @@ from PIL import Image as Pillow
 
 from mpjax.config.schema import Data
 from mpjax.data.examples import Source, labelled_images
-from mpjax.data.given import Given, files_of, given_batches, given_images, given_split, takes_images
+from mpjax.data.given import Inputs, files_of, given_batches, given_images, given_split, takes_images
 from mpjax.data.sources.synthetic import synthetic_source
 from mpjax.errors import UsageError
 
@@ -45,7 +45,7 @@ def numbers(sizes, *, bad=()):
             raise UsageError(f"{position} is bad")
         return {"x": np.full((sizes[position], 2), position, np.int32)}
 
-    return Given([f"n{i}" for i in range(len(sizes))], list, rows)
+    return Inputs([f"n{i}" for i in range(len(sizes))], list, rows)
 
 
 def test_batches_have_one_size_and_keep_the_order_of_rows():
@@ -66,7 +66,7 @@ def test_a_bad_input_is_an_error_that_names_it_or_is_reported():
 
 def test_inputs_of_another_dtype_are_refused():
     values = [np.zeros((1, 2), np.uint8), np.zeros((1, 2), np.float32)]
-    given = Given(["a", "b"], list, lambda position: {"image": values[position]})
+    given = Inputs(["a", "b"], list, lambda position: {"image": values[position]})
     with pytest.raises(UsageError, match="b: image is float32, that of the first input is uint8"):
         list(given_batches(given, 2, workers=1, skip=None))
 

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpjax.diagnosis.block_formats import MXFP8, NVFP4, Blocks, round_in_blocks, sqnr_in_blocks
+from mpjax.diagnosis.block_formats import MXFP8, NVFP4, BlockFormat, round_in_blocks, sqnr_in_blocks
 from mpjax.precision.float8.recipes import E4M3
 from mpjax.precision.float8.scaling import quantise_blocks
 
@@ -37,7 +37,7 @@ def nearest(values: np.ndarray, dtype) -> np.ndarray:
     return np.copysign(numbers[np.where(upwards, above, above - 1)], values)
 
 
-def by_the_numbers(values: np.ndarray, format: Blocks) -> np.ndarray:
+def by_the_numbers(values: np.ndarray, format: BlockFormat) -> np.ndarray:
     """Rounds block by block, with scales found among all that there are."""
     rows = values.reshape(-1, format.size).astype(np.float64)
     top = numbers_of(format.payload)[-1]

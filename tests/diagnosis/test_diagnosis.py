@@ -15,7 +15,7 @@ from mpjax.config.load import load_config
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.readings import EXPONENTS
 from mpjax.diagnosis.render.text import percent, row_texts
-from mpjax.diagnosis.trace import Row
+from mpjax.diagnosis.trace import TraceRow
 from mpjax.precision.presets import get_policy
 
 
@@ -36,7 +36,7 @@ def row(path="a", direction="forward", **fields):
         "own_error": 5e-5,
         "histogram": histogram,
     }
-    return Row(path=path, direction=direction, **{**given, **fields})
+    return TraceRow(path=path, direction=direction, **{**given, **fields})
 
 
 def diagnosis(**fields):

@@ -8,7 +8,7 @@ import pytest
 
 from mpjax.config.load import load_config
 from mpjax.diagnosis.facts import Facts
-from mpjax.diagnosis.trace import Row
+from mpjax.diagnosis.trace import TraceRow
 
 
 MIXED = "params=float32,compute=float16,output=float32"
@@ -16,7 +16,9 @@ MIXED = "params=float32,compute=float16,output=float32"
 
 def row(path, **fields):
     given = dict.fromkeys(("largest", "mean", "overflow", "underflow", "subnormal", "error"), 0.0)
-    return Row(path, "forward", np.dtype("float16"), **{**given, "own_error": 0.0, "histogram": (0,) * 88, **fields})
+    return TraceRow(
+        path, "forward", np.dtype("float16"), **{**given, "own_error": 0.0, "histogram": (0,) * 88, **fields}
+    )
 
 
 def facts(**fields):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from mpjax.loop.company import Alone, Company
-from mpjax.loop.messages import Line
+from mpjax.loop.messages import Connection
 
 
 @contextlib.contextmanager
@@ -19,8 +19,8 @@ def company_of(count):
     lines = {}
     with socket.create_server(("127.0.0.1", 0)) as server:
         for process in range(1, count):
-            there = Line(socket.create_connection(server.getsockname()))
-            lines[process] = Line(server.accept()[0]), there
+            there = Connection(socket.create_connection(server.getsockname()))
+            lines[process] = Connection(server.accept()[0]), there
     first = Company(0, count, {process: here for process, (here, _) in lines.items()})
     members = [first, *(Company(process, count, {0: there}) for process, (_, there) in lines.items())]
     try:

@@ -4,13 +4,13 @@ import socket
 
 import pytest
 
-from mpjax.loop.messages import Line
+from mpjax.loop.messages import Connection
 
 
 @pytest.fixture
 def ends():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        one = Line(socket.create_connection(server.getsockname()))
+        one = Connection(socket.create_connection(server.getsockname()))
         other = server.accept()[0]
     yield one, other
     one.close()

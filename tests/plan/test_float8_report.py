@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpjax.plan.float8 import Layer
+from mpjax.plan.float8 import LayerSavings
 from mpjax.plan.float8_report import comparisons
 from mpjax.plan.roofline import Roofline
 
@@ -16,7 +16,7 @@ from mpjax.plan.roofline import Roofline
 )
 def test_a_plan_says_what_float8_is_to_the_same_without(plan_of, seconds, verdict):
     other = dataclasses.replace(plan_of("mixed_bfloat16"), roofline=Roofline(compute=0.002, traffic=0.004))
-    layers = (Layer("blocks/*/up", 3e-4, 1e-4, 18), Layer("blocks/*/out", 1e-4, 2e-4, 18))
+    layers = (LayerSavings("blocks/*/up", 3e-4, 1e-4, 18), LayerSavings("blocks/*/out", 1e-4, 2e-4, 18))
     plan = dataclasses.replace(other, policy="mixed_float8", roofline=Roofline(seconds, 0.004), float8=layers)
     first, second, *rest = comparisons([other, plan])
     assert first.startswith(f"mixed_float8 {verdict}")
@@ -39,7 +39,7 @@ def test_a_plan_says_what_float8_is_to_the_same_without(plan_of, seconds, verdic
 )
 def test_a_plan_without_one_to_compare_it_with_says_what_to_write(plan_of, policy, others, flags):
     other = dataclasses.replace(plan_of("mixed_bfloat16"), roofline=Roofline(compute=0.002, traffic=0.004))
-    plan = dataclasses.replace(other, policy=policy, float8=(Layer("blocks/*/up", 3e-4, 1e-4, 18),))
+    plan = dataclasses.replace(other, policy=policy, float8=(LayerSavings("blocks/*/up", 3e-4, 1e-4, 18),))
     lines = comparisons([*(dataclasses.replace(other, policy=each) for each in others), plan])
     assert lines == [f"to see what float8 saves in {policy}: --policies {flags}"]
 

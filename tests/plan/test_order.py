@@ -1,7 +1,7 @@
 """What a device launches, in order."""
 
 from mpjax.plan.hlo import parse
-from mpjax.plan.order import Loop, counted, order_of
+from mpjax.plan.order import WhileLoop, counted, order_of
 
 
 TEXT = """HloModule m
@@ -45,7 +45,7 @@ ENTRY %main (a: (s32[], f32[9]), b: f32[9]) -> f32[9] {
 def test_called_computations_stand_in_their_place_and_loops_stay_loops():
     order = order_of(parse(TEXT))
     loop = order[1]
-    assert isinstance(loop, Loop)
+    assert isinstance(loop, WhileLoop)
     assert (loop.trips, loop.body[0].trips) == (2, 5)
     names = [(launch.instruction.name, times) for launch, times in counted(order)]
     assert names == [("sum", 1), ("inside", 10), ("one", 1), ("summed", 1), ("two", 1), ("three", 1)]

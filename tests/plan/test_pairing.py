@@ -4,7 +4,7 @@ import dataclasses
 
 from mpjax.plan.asked import Asked
 from mpjax.plan.pairing import CONSTANT, INSIDE, MERGED, NOWHERE, SHARED, UNCLEAR, paired
-from mpjax.plan.runs import Run
+from mpjax.plan.runs import CompiledProduct
 from mpjax.plan.source import Module
 
 
@@ -17,7 +17,7 @@ def ask(path, size=8, *, backward=False, **known):
 
 
 def run(path, size=8, operands=F16, *, named=True, backward=False, by="Triton", elements=4):
-    return Run("product", Module(path, backward), named, operands, "float32", "float16", by, size, elements)
+    return CompiledProduct("product", Module(path, backward), named, operands, "float32", "float16", by, size, elements)
 
 
 def pairs(asked, runs, loops=(), partitions=1):

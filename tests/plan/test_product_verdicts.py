@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mpjax.plan.asked import Asked
-from mpjax.plan.pairing import CONSTANT, NOWHERE, UNCLEAR, Pair
+from mpjax.plan.pairing import CONSTANT, NOWHERE, UNCLEAR, PairedProduct
 from mpjax.plan.product_verdicts import rows_of_products, rows_of_recipe
-from mpjax.plan.runs import Run, Target
+from mpjax.plan.runs import CompiledProduct, Target
 from mpjax.plan.source import Module
 from mpjax.precision.float8.recipes import FLOAT8, MXFP8, ROWWISE
 from mpjax.precision.product_dtypes import AskedDtypes
@@ -16,12 +16,14 @@ from mpjax.precision.product_dtypes import AskedDtypes
 
 GPU, CPU = Target("NVIDIA H200", "gpu", tensorfloat32=True), Target("this CPU", "cpu")
 ASKED = Asked("product", Module("up", False), True, ("float16", "float16"), "float16", 8, 4)
-RUN = Run("product", Module("up", False), True, ("float16", "float16"), "float32", "float16", "Triton", 8, 4)
+RUN = CompiledProduct(
+    "product", Module("up", False), True, ("float16", "float16"), "float32", "float16", "Triton", 8, 4
+)
 
 
 def of(
     asked: Asked | None = ASKED,
-    run: Run | None = RUN,
+    run: CompiledProduct | None = RUN,
     *,
     policy: str | AskedDtypes | None = "float16",
     target=GPU,
@@ -31,7 +33,9 @@ def of(
 ):
     if isinstance(policy, str):
         policy = AskedDtypes(np.dtype(policy))
-    (row,) = rows_of_products([Pair(asked, run, note)], lambda path: policy, target, traced=traced, rounds=rounds)
+    (row,) = rows_of_products(
+        [PairedProduct(asked, run, note)], lambda path: policy, target, traced=traced, rounds=rounds
+    )
     return row
 
 
@@ -229,7 +233,10 @@ def test_what_is_not_differentiated_is_free_of_the_policy_if_anything_is():
     optimizer = asks("float32", differentiated=False)
     exact = runs("float32")
     both = rows_of_products(
-        [Pair(ASKED, RUN), Pair(optimizer, exact)], lambda path: AskedDtypes(np.dtype("float16")), GPU, traced=True
+        [PairedProduct(ASKED, RUN), PairedProduct(optimizer, exact)],
+        lambda path: AskedDtypes(np.dtype("float16")),
+        GPU,
+        traced=True,
     )
     assert [(row.direction, row.asked, row.verdict) for row in both] == [
         ("forward", "float16", "as asked"),
@@ -237,7 +244,7 @@ def test_what_is_not_differentiated_is_free_of_the_policy_if_anything_is():
     ]
     assert of(optimizer, exact).verdict == "wider"
     rows = rows_of_products(
-        [Pair(ASKED, RUN), Pair(optimizer, runs("tensorfloat32"))],
+        [PairedProduct(ASKED, RUN), PairedProduct(optimizer, runs("tensorfloat32"))],
         lambda path: AskedDtypes(np.dtype("float16")),
         GPU,
         traced=True,
@@ -259,5 +266,5 @@ def test_what_cannot_be_told_is_unknown():
 
 
 def test_equal_rows_are_counted():
-    (row,) = rows_of_products([Pair(ASKED, RUN)] * 3, lambda path: None, GPU, traced=True)
+    (row,) = rows_of_products([PairedProduct(ASKED, RUN)] * 3, lambda path: None, GPU, traced=True)
     assert row.count == 3

@@ -7,11 +7,11 @@ import pytest
 
 from mpjax.errors import DtypeError
 from mpjax.plan.receipt_report import Receipt
-from mpjax.plan.verdicts import Row
+from mpjax.plan.verdicts import ReceiptRow
 
 
 def row(path="head", operands="float16", verdict="as asked", *, count=1, kind="product", asked="float16", **more):
-    return Row(path, "forward", kind, asked, operands, "float32", operands, "Triton", count, verdict, **more)
+    return ReceiptRow(path, "forward", kind, asked, operands, "float32", operands, "Triton", count, verdict, **more)
 
 
 def receipt(*rows, device="NVIDIA H200"):

@@ -18,7 +18,7 @@ from mpjax.data.orientation import Alternating
 from mpjax.data.stream import BatchesInMemory
 from mpjax.precision.loss_scale import no_loss_scaling
 from mpjax.training import create_state, make_train_step, take_apart
-from mpjax.training.feed import Resident, Rows, Single, Stacked, feed_of
+from mpjax.training.feed import Resident, SelectedRows, Single, Stacked, feed_of
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.objective import mean_of
@@ -100,7 +100,7 @@ def test_the_shapes_for_another_number_of_steps(kind, sharding):
 def test_a_resident_set_is_sent_once(sharding):
     feed = Resident.of(BATCHES, sharding)
     first, second = feed.calls(0, [2, 2])
-    assert isinstance(first, Rows)
+    assert isinstance(first, SelectedRows)
     assert first.table["image"] is second.table["image"]
     assert first.numbers.dtype == np.int32
 

@@ -13,7 +13,7 @@ from mpjax.config.user_code import load_function
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Image
 from mpjax.data.images.headers import stored_image
-from mpjax.data.table import Column, Other, Part, Table, Text, parts_of
+from mpjax.data.table import Column, Other, SplitPart, Table, Text, parts_of
 from mpjax.errors import UsageError, failure
 
 
@@ -25,7 +25,7 @@ _TRIED = 16  # the number of examples that determine the shape of images
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class ArrayRows:
     """Examples that are rows of arrays [N, ...]."""
 
     arrays: Mapping[str, np.ndarray]
@@ -77,7 +77,7 @@ class Joined:
     """Parts of splits, one after the other, with only the given columns."""
 
     splits: Mapping[str, Examples]
-    parts: Sequence[Part]
+    parts: Sequence[SplitPart]
     columns: Sequence[str]
 
     def __len__(self) -> int:
@@ -161,7 +161,7 @@ def _examples(split: Any, where: str, config: Data) -> Examples:
         lengths = {name: values.shape[0] if values.ndim else None for name, values in arrays.items()}
         if not arrays or None in lengths.values() or len(set(lengths.values())) > 1:
             raise UsageError(f"{where}: arrays of lengths {lengths}; wanted one length, the number of examples")
-        return Rows(arrays)
+        return ArrayRows(arrays)
     if hasattr(split, "__len__") and hasattr(split, "__getitem__"):
         return Indexed(split, where)
     function = split

@@ -12,7 +12,7 @@ import numpy as np
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Data
 from mpjax.data.examples import Source, conform
-from mpjax.data.given import Given
+from mpjax.data.given import Inputs
 from mpjax.data.sources.column_names import number_among
 from mpjax.data.stacking import Arrays
 from mpjax.data.text.blocks import framed
@@ -24,7 +24,7 @@ from mpjax.errors import DataWarning, UsageError
 STDIN = "-"
 
 
-class Line(NamedTuple):
+class StoredText(NamedTuple):
     """A text as stored.
 
     Attributes:
@@ -36,7 +36,7 @@ class Line(NamedTuple):
     text: str | bytes | UsageError
 
 
-def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: str) -> Given:
+def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: str) -> Inputs:
     """Reads texts, and tokenizes them as the texts of the set.
 
     Args:
@@ -53,12 +53,12 @@ def given_texts(inputs: Sequence[str], source: Source, config: Data, *, column: 
     rows_of = _classified if "length" in source.fields else _modelled
     fields = {name: field for name, field in source.fields.items() if name != "label"}
 
-    def rows(line: Line) -> Arrays:
+    def rows(line: StoredText) -> Arrays:
         found = rows_of(_decoded(line), tokenizer, config.length)
         counted = {"count": found.pop("count")} if "count" in found else {}
         return conform(found, fields) | counted
 
-    return Given([line.name for line in lines], lambda positions: [lines[position] for position in positions], rows)
+    return Inputs([line.name for line in lines], lambda positions: [lines[position] for position in positions], rows)
 
 
 def _classified(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
@@ -84,7 +84,7 @@ def _modelled(text: str, tokenizer: Tokenizer, length: int) -> Arrays:
     return {"tokens": tokens, "count": count}
 
 
-def _decoded(line: Line) -> str:
+def _decoded(line: StoredText) -> str:
     if isinstance(line.text, UsageError):
         raise line.text
     if isinstance(line.text, str):
@@ -95,7 +95,7 @@ def _decoded(line: Line) -> str:
         raise UsageError(f"{line.name}: not UTF-8: {error}; convert the file to UTF-8") from error
 
 
-def _lines_of(given: str, column: str, header: Sequence[str]) -> list[Line]:
+def _lines_of(given: str, column: str, header: Sequence[str]) -> list[StoredText]:
     name = "stdin" if given == STDIN else given
     if given == STDIN:
         content = sys.stdin.buffer.read()
@@ -105,11 +105,13 @@ def _lines_of(given: str, column: str, header: Sequence[str]) -> list[Line]:
             raise UsageError(f"{given}: no such file; wanted a file with a text on each line, or - for stdin")
         content = path.read_bytes()
         if delimiter := DELIMITERS.get(path.suffix.lower()):
-            return [Line(*row) for row in column_of_table(given, content, column, delimiter=delimiter, header=header)]
+            return [
+                StoredText(*row) for row in column_of_table(given, content, column, delimiter=delimiter, header=header)
+            ]
     lines = content.removesuffix(b"\n").split(b"\n") if content else []
     if not lines:
         raise UsageError(f"{name}: empty; wanted a text on each line")
-    return [Line(f"{name}:{number}", line.removesuffix(b"\r")) for number, line in enumerate(lines, 1)]
+    return [StoredText(f"{name}:{number}", line.removesuffix(b"\r")) for number, line in enumerate(lines, 1)]
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -118,7 +120,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _END = "\0end of the file"
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """A row as stored.
 
     Attributes:
@@ -181,7 +183,7 @@ def _has_names(first: Sequence[str], header: Sequence[str]) -> bool:
     return {name.lower() for name in header} <= found or (len(first) != len(header) and bool(found & {*header}))
 
 
-def _like_an_example(names: Sequence[str], rows: Sequence[Row]) -> str:
+def _like_an_example(names: Sequence[str], rows: Sequence[StoredRow]) -> str:
     """The reason why names look like an example, by the rules of training, or an empty string."""
     if number := number_among(names):
         return f"'{number}' is a number"
@@ -191,7 +193,7 @@ def _like_an_example(names: Sequence[str], rows: Sequence[Row]) -> str:
     return ""
 
 
-def _rows(name: str, text: str, delimiter: str) -> list[Row]:
+def _rows(name: str, text: str, delimiter: str) -> list[StoredRow]:
     """Parses the rows of a table. Quotes of a tsv file are characters if they would otherwise join lines.
 
     Raises:
@@ -212,7 +214,7 @@ def _rows(name: str, text: str, delimiter: str) -> list[Row]:
     return _read(text, delimiter, csv.QUOTE_NONE)[0]
 
 
-def _read(text: str, delimiter: str, quoting: int) -> tuple[list[Row], int | None]:
+def _read(text: str, delimiter: str, quoting: int) -> tuple[list[StoredRow], int | None]:
     """Parses the rows, and finds the line of a row with an unclosed quote, or None."""
     if not text:
         return [], None
@@ -222,7 +224,7 @@ def _read(text: str, delimiter: str, quoting: int) -> tuple[list[Row], int | Non
     limit = csv.field_size_limit(len(text) + len(_END) + 1)  # by default, longer texts are an error
     try:
         for values in reading:
-            rows.append(Row(line, values))
+            rows.append(StoredRow(line, values))
             line = reading.line_num + 1
     finally:
         csv.field_size_limit(limit)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from mpjax.diagnosis.facts import Facts, ScaleStep
 from mpjax.diagnosis.formats import NARROW, range_of
-from mpjax.diagnosis.trace import Row
+from mpjax.diagnosis.trace import TraceRow
 
 
 DENSE = 40
@@ -22,7 +22,7 @@ def name_of(path: str) -> str:
     return html.escape(path or "(no module)").replace("/", "/<wbr>")
 
 
-def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], Row]]:
+def by_path(d: Facts) -> tuple[list[str], dict[tuple[str, str], TraceRow]]:
     """Lists the module paths in the order of the forward pass, "" last, and the rows by path and direction.
 
     Rows of the optimizer's update are excluded, because their paths are the paths of parameters.

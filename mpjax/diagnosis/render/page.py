@@ -17,7 +17,7 @@ from mpjax.diagnosis.formats import NARROW, range_of
 from mpjax.diagnosis.readings import EXPONENTS
 from mpjax.diagnosis.render.curves import DENSE, by_path, errors, name_of, percent_of, scales_of
 from mpjax.diagnosis.render.text import COLUMNS, columns_of, percent, row_texts
-from mpjax.diagnosis.trace import Row
+from mpjax.diagnosis.trace import TraceRow
 
 
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
@@ -145,7 +145,7 @@ def _table(d: Facts) -> str:
     )
 
 
-def _cells(row: Row, columns: tuple[str, ...]) -> Iterator[str]:
+def _cells(row: TraceRow, columns: tuple[str, ...]) -> Iterator[str]:
     own = -1.0 if row.own_error is None else row.own_error
     highest = -999 if row.exponents is None else row.exponents[1]
     error = "Infinity" if row.non_finite else row.error
@@ -171,7 +171,7 @@ def range_strips(d: Facts) -> str:
     limits = _limits(half[0][0]) if half else None
     updates = {(row.path, row.direction): row for row in d.table if row.direction == "update"}
 
-    def panel(title: str, direction: str, paths: Sequence[str], rows: Mapping[tuple[str, str], Row]) -> str:
+    def panel(title: str, direction: str, paths: Sequence[str], rows: Mapping[tuple[str, str], TraceRow]) -> str:
         cells = [f"<span></span>{_axis(limits, low, high)}"]
         for number, path in enumerate(paths, start=1):
             here = " here" if (path, direction) == (d.path, d.direction) else ""
@@ -201,7 +201,7 @@ def range_strips(d: Facts) -> str:
     )
 
 
-def _window(table: Iterable[Row]) -> tuple[int, int]:
+def _window(table: Iterable[TraceRow]) -> tuple[int, int]:
     """The range of exponents to draw: all that occur, and at least float16's range with a margin."""
     seen = [e for row in table if row.exponents for e in row.exponents]
     return max(min([*seen, -27]), EXPONENTS.start), min(max([*seen, 18]) + 1, EXPONENTS.stop)
@@ -242,7 +242,7 @@ def _axis(limits: tuple[int, int, int] | None, low: int, high: int) -> str:
     return f'<div class="axis">{"".join(marks)}</div>'
 
 
-def _strip(row: Row, low: int, high: int) -> str:
+def _strip(row: TraceRow, low: int, high: int) -> str:
     is_half = row.dtype in NARROW
     zero, subnormal, overflow = _limits(row.dtype)
     counts = {e: count for e, count in zip(EXPONENTS, row.histogram, strict=True) if count and low <= e < high}

@@ -1,7 +1,7 @@
 """Renders a diagnosis as plain text and for a terminal, and formats the numbers of its table."""
 
 from mpjax.diagnosis.facts import Facts
-from mpjax.diagnosis.trace import Row
+from mpjax.diagnosis.trace import TraceRow
 
 
 COLUMNS = (
@@ -73,7 +73,7 @@ def rich_of(found: Facts):
     return Group(*parts, table)
 
 
-def row_texts(row: Row, columns: tuple[str, ...] = COLUMNS) -> tuple[str, ...]:
+def row_texts(row: TraceRow, columns: tuple[str, ...] = COLUMNS) -> tuple[str, ...]:
     """Formats a row of the table; the error is "inf" if some results are inf or nan."""
     texts = (
         row.path or "(no module)",

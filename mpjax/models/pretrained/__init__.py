@@ -2,7 +2,7 @@
 
 from mpjax.models.pretrained.export import export_safetensors
 from mpjax.models.pretrained.load import load_pretrained
-from mpjax.models.pretrained.report import PretrainedReport, Row
+from mpjax.models.pretrained.report import PretrainedReport, WeightRow
 
 
-__all__ = ["PretrainedReport", "Row", "export_safetensors", "load_pretrained"]
+__all__ = ["PretrainedReport", "WeightRow", "export_safetensors", "load_pretrained"]

@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 from mpjax.errors import UsageError
 from mpjax.files import replacing
 from mpjax.models.pretrained.layouts import layouts_of
-from mpjax.models.pretrained.layouts.entry import Layout
+from mpjax.models.pretrained.layouts.entry import WeightMap
 from mpjax.models.pretrained.load import cast, losses, refusal
-from mpjax.models.pretrained.report import PretrainedReport, Row
+from mpjax.models.pretrained.report import PretrainedReport, WeightRow
 from mpjax.models.pretrained.tensors import variables_of
 from mpjax.models.scan import one_by_one
 from mpjax.precision.dtypes import FLOAT32, as_dtype, is_floating, widest
@@ -75,7 +75,7 @@ def export_safetensors(
                 f"{name}: of {array.size} values in {array.dtype}, {counts[0]} overflow and {counts[1]} flush "
                 f"to zero in {wanted}"
             )
-        rows.append(Row(name, key, array.shape, array.dtype, wanted, *counts))
+        rows.append(WeightRow(name, key, array.shape, array.dtype, wanted, *counts))
         arrays[name] = cast(array, wanted)
     if lossy and not allow_lossy:
         raise UsageError(
@@ -90,7 +90,7 @@ def export_safetensors(
     return PretrainedReport(str(file), layout, tuple(rows))
 
 
-def _foreign(arrays: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.ndarray]:
+def _foreign(arrays: Mapping[str, np.ndarray], layout: WeightMap) -> dict[str, np.ndarray]:
     """Converts arrays to the file's keys, axis order and shape, and concatenates fused tensors."""
     parts = collections.defaultdict(dict)
     whole = dict(layout.filler)

@@ -10,9 +10,9 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.files import find_files
-from mpjax.models.pretrained.layouts.entry import Entry
+from mpjax.models.pretrained.layouts.entry import FileEntry
 from mpjax.models.pretrained.match import Match, match_arrays
-from mpjax.models.pretrained.report import PretrainedReport, Row
+from mpjax.models.pretrained.report import PretrainedReport, WeightRow
 from mpjax.models.pretrained.tensors import Tensor, open_tensors, variables_of
 from mpjax.models.scan import Stacks, names_apart, one_by_one, stack_of, stacks_of
 from mpjax.precision.modules import stored_dtypes
@@ -158,7 +158,7 @@ def _read(fit: Match) -> Iterator[tuple[str, np.ndarray]]:
         yield name, read_entry(tensor, fit.layout.entries[name])
 
 
-def read_entry(tensor: Tensor, entry: Entry) -> np.ndarray:
+def read_entry(tensor: Tensor, entry: FileEntry) -> np.ndarray:
     """Reads a variable from a file, in the file's dtype and our axis order and shape."""
     array = tensor.read()
     if entry.part:
@@ -168,7 +168,7 @@ def read_entry(tensor: Tensor, entry: Entry) -> np.ndarray:
 
 def _checked(
     fit: Match, variables: Mapping[str, Any], dtypes: Mapping[str, np.dtype], *, allow_lossy: bool
-) -> Iterator[Row]:
+) -> Iterator[WeightRow]:
     """Yields the rows of the report.
 
     Raises:
@@ -179,7 +179,7 @@ def _checked(
     for name, variable in variables.items():
         value = variable.get_value()
         if name not in found:
-            yield Row(name, None, tuple(value.shape), np.dtype(value.dtype), np.dtype(value.dtype))
+            yield WeightRow(name, None, tuple(value.shape), np.dtype(value.dtype), np.dtype(value.dtype))
             continue
         before, size, lost = found[name]
         key = fit.tensors[name].key
@@ -191,7 +191,7 @@ def _checked(
                 f"{key} ({name}): of {size} values in {before}, {lost.overflow} overflow and {lost.flushed} flush to "
                 f"zero in {dtypes[name]}"
             )
-        yield Row(name, key, tuple(value.shape), before, dtypes[name], lost.overflow, lost.flushed, lost.error)
+        yield WeightRow(name, key, tuple(value.shape), before, dtypes[name], lost.overflow, lost.flushed, lost.error)
     untied = [
         f"{one.key} differs from {other.key}, but the model shares one array for both"
         for one, other in fit.tied

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.layouts import layouts_of
-from mpjax.models.pretrained.layouts.entry import Entry, Layout
+from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap
 from mpjax.models.pretrained.tensors import FLOATING, Tensor, variables_of
 
 
@@ -37,7 +37,7 @@ class Match:
       tied: pairs of tensors that must be equal.
     """
 
-    layout: Layout
+    layout: WeightMap
     tensors: Mapping[str, Tensor]
     ignored: tuple[str, ...]
     tied: tuple[tuple[Tensor, Tensor], ...]
@@ -103,7 +103,7 @@ def match_arrays(
     return Match(chosen, found, tuple(unread), tied)
 
 
-def foreign_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
+def foreign_shape(shape: tuple[int, ...], entry: FileEntry) -> tuple[int, ...]:
     """The shape in the file of an array with `shape` in our model."""
     # The transform runs on a broadcast scalar, which takes no memory.
     theirs = list(entry.transform.write(np.broadcast_to(np.zeros((), bool), shape)).shape)
@@ -112,7 +112,7 @@ def foreign_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
     return tuple(theirs)
 
 
-def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None) -> Layout:
+def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None) -> WeightMap:
     known = layouts_of(model)
     if name is not None:
         if name not in known:
@@ -137,7 +137,7 @@ def _choose(model: "nnx.Module", tensors: Mapping[str, Tensor], name: str | None
     return best
 
 
-def _plain_keys(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+def _plain_keys(tensors: Mapping[str, Tensor], layout: WeightMap) -> dict[str, Tensor]:
     """The tensors by key, without the prefixes of wrappers and the layout's base, and with old names replaced."""
 
     def renamed(key: str) -> str:
@@ -152,7 +152,7 @@ def _plain_keys(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tens
     return dict(zip(plain, tensors.values(), strict=True))
 
 
-def _plain(keys: Iterable[str], layout: Layout) -> list[str]:
+def _plain(keys: Iterable[str], layout: WeightMap) -> list[str]:
     keys = list(keys)
     while keys and (wrapper := next((w for w in WRAPPERS if all(key.startswith(w) for key in keys)), None)):
         keys = [key.removeprefix(wrapper) for key in keys]
@@ -175,7 +175,7 @@ def _refuse_idle(skip: Sequence[str], names: Sequence[str]) -> None:
         )
 
 
-def _unfit(path: str, value, entry: Entry, tensor: Tensor) -> list[str]:
+def _unfit(path: str, value, entry: FileEntry, tensor: Tensor) -> list[str]:
     wanted = foreign_shape(value.shape, entry)
     if tensor.shape != wanted:
         return [f"shape: {tensor.key} is {tensor.shape}, wanted {wanted} ({path})"]
@@ -195,7 +195,7 @@ def _or_nearest(names: list[str]) -> str:
     return f"; nearest: {', '.join(names)}" if names else ""
 
 
-def _summary(faults: list[str], layout: Layout) -> str:
+def _summary(faults: list[str], layout: WeightMap) -> str:
     shown = []
     for kind in ("missing", "unexpected", "shape", "dtype"):
         these = [fault for fault in faults if fault.startswith(kind)]

@@ -13,7 +13,7 @@ from mpjax import notebook
 _LISTED = 4  # names
 
 
-class Row(NamedTuple):
+class WeightRow(NamedTuple):
     """A variable that was loaded, exported or skipped.
 
     Attributes:
@@ -50,10 +50,10 @@ class PretrainedReport:
 
     source: str
     layout: str
-    rows: tuple[Row, ...]
+    rows: tuple[WeightRow, ...]
     ignored: tuple[str, ...] = ()
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[WeightRow]:
         return iter(self.rows)
 
     def __len__(self) -> int:
@@ -116,11 +116,11 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def _turn(row: Row) -> str:
+def _turn(row: WeightRow) -> str:
     return f"{row.before}" if row.before == row.after else f"{row.before} to {row.after}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: WeightRow) -> tuple[str, ...]:
     key = "(initial values)" if row.key is None else row.key
     shape = "x".join(map(str, row.shape)) or "scalar"
     error = f"{row.error:.1e}" if row.error else "0"

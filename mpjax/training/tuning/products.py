@@ -26,7 +26,7 @@ from mpjax.training.state import take_apart
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
-class Program(NamedTuple):
+class ModuleProgram(NamedTuple):
     """The forward and backward pass of one module.
 
     Attributes:
@@ -52,8 +52,8 @@ class Product(NamedTuple):
 
     path: str
     type: str
-    half: Program
-    full: Program
+    half: ModuleProgram
+    full: ModuleProgram
 
 
 def products_of(task: Task, policy: Policy, batch: Mapping[str, Any]) -> list[Product]:
@@ -118,7 +118,7 @@ def _calls(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, tuple], set[
     return calls, owners - {""}
 
 
-def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.dtype) -> Program:
+def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.dtype) -> ModuleProgram:
     """Builds a program of a module that computes in `compute_dtype`; input and output have the dtype of the policy."""
     module = nnx.merge(*nnx.split(module))
     outside = policy.compute_dtype
@@ -144,7 +144,7 @@ def _program(module: nnx.Module, call: tuple, policy: Policy, compute_dtype: np.
 
     inputs = [leaves[i] for i in moved], [leaves[i] for i in fixed]
     text = re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(run)(*inputs)))
-    return Program(run, inputs, text)
+    return ModuleProgram(run, inputs, text)
 
 
 def _is_abstract(leaf) -> bool:

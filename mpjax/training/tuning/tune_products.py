@@ -13,7 +13,7 @@ import jax
 from mpjax import strict_json
 from mpjax.files import write_atomically
 from mpjax.training.setup import Task
-from mpjax.training.tuning.products import Product, Program, arrays_like
+from mpjax.training.tuning.products import ModuleProgram, Product, arrays_like
 from mpjax.training.tuning.timing import GAIN, Timed, Timing, rules_of, side_by_side
 
 
@@ -84,11 +84,11 @@ def kinds_of(products: list[Product]) -> list[list[Product]]:
 
 
 class _Compiled(NamedTuple):
-    program: Program
+    program: ModuleProgram
     executable: concurrent.futures.Future
 
 
-def _compiled(pool: concurrent.futures.Executor, program: Program) -> _Compiled:
+def _compiled(pool: concurrent.futures.Executor, program: ModuleProgram) -> _Compiled:
     return _Compiled(program, pool.submit(jax.jit(program.run).lower(*program.inputs).compile))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from mpjax.diagnosis.facts import Facts
 from mpjax.diagnosis.readings import EXPONENTS
-from mpjax.diagnosis.trace import Row
+from mpjax.diagnosis.trace import TraceRow
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def row_of():
         histogram = tuple(counts.get(exponent, 0) for exponent in EXPONENTS)
         zeros = dict.fromkeys(("largest", "mean", "overflow", "underflow", "subnormal", "error"), 0.0)
         given = {**zeros, "own_error": None, "histogram": histogram, **fields}
-        return Row(path, direction, np.dtype(dtype), **given)
+        return TraceRow(path, direction, np.dtype(dtype), **given)
 
     return make
 

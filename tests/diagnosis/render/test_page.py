@@ -9,7 +9,7 @@ import pytest
 
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.readings import EXPONENTS
-from mpjax.diagnosis.trace import Row
+from mpjax.diagnosis.trace import TraceRow
 
 
 class Page(html.parser.HTMLParser):
@@ -44,7 +44,7 @@ def row(path, direction, exponents=(-3, 2), dtype="float16", **fields):
     histogram = tuple(10 * (e in exponents) for e in EXPONENTS)
     given = {"largest": 0.0, "mean": 1.0, "overflow": 0.0, "underflow": 0.0, "subnormal": 0.0, "error": 1e-4}
     given |= {"own_error": 1e-5, "histogram": histogram}
-    return Row(path=path, direction=direction, dtype=np.dtype(dtype), **{**given, **fields})
+    return TraceRow(path=path, direction=direction, dtype=np.dtype(dtype), **{**given, **fields})
 
 
 def diagnosis(count=3, **fields):

@@ -6,7 +6,7 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.models.pretrained.layouts import layouts_of
-from mpjax.models.pretrained.layouts.entry import LINEAR, Entry, Part, reshaped
+from mpjax.models.pretrained.layouts.entry import LINEAR, FileEntry, FusedPart, reshaped
 from mpjax.models.pretrained.match import foreign_shape, match_arrays
 from mpjax.models.pretrained.tensors import Tensor, variables_of
 from mpjax.models.resnet import BasicBlock, ImageNetStem, ResNet
@@ -122,9 +122,9 @@ def test_an_integer_of_the_model_wants_the_same_integer(small, weights):
 @pytest.mark.parametrize(
     ("shape", "entry", "wanted"),
     [
-        ((3, 2), Entry("k", LINEAR), (2, 3)),
-        ((8, 2, 4), Entry("k", LINEAR.then(reshaped((8, 8), (8, 2, 4))), Part(1, 3, axis=0)), (24, 8)),
-        ((), Entry("k"), ()),
+        ((3, 2), FileEntry("k", LINEAR), (2, 3)),
+        ((8, 2, 4), FileEntry("k", LINEAR.then(reshaped((8, 8), (8, 2, 4))), FusedPart(1, 3, axis=0)), (24, 8)),
+        ((), FileEntry("k"), ()),
     ],
 )
 def test_the_shape_in_the_file_follows_from_the_transform(shape, entry, wanted):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpjax.models.pretrained.report import PretrainedReport, Row
+from mpjax.models.pretrained.report import PretrainedReport, WeightRow
 
 
 FLOAT32, FLOAT16 = np.dtype(np.float32), np.dtype(np.float16)
@@ -11,9 +11,9 @@ REPORT = PretrainedReport(
     "model.safetensors",
     "timm",
     (
-        Row("stem/conv/kernel", "conv1.weight", (3, 3, 3, 8), FLOAT32, FLOAT16, 1, 20, 0.000244),
-        Row("stem/norm/mean", "bn1.running_mean", (8,), FLOAT32, FLOAT32),
-        Row("head/kernel", None, (8, 10), FLOAT16, FLOAT16),
+        WeightRow("stem/conv/kernel", "conv1.weight", (3, 3, 3, 8), FLOAT32, FLOAT16, 1, 20, 0.000244),
+        WeightRow("stem/norm/mean", "bn1.running_mean", (8,), FLOAT32, FLOAT32),
+        WeightRow("head/kernel", None, (8, 10), FLOAT16, FLOAT16),
     ),
     ("bn1.num_batches_tracked",),
 )
@@ -48,6 +48,6 @@ def test_it_iterates_over_its_rows_and_adds_them_up():
 
 
 def test_the_totals_name_some_of_what_was_left_and_count_the_rest():
-    rows = tuple(Row(f"head/{number}", None, (2,), FLOAT32, FLOAT32) for number in range(6))
+    rows = tuple(WeightRow(f"head/{number}", None, (2,), FLOAT32, FLOAT32) for number in range(6))
     left = PretrainedReport("a", "mpjax", rows).totals.rpartition("; ")[2]
     assert left == "left at initial values: head/0, head/1, head/2, head/3 and 2 more"

@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.precision.dtypes import as_dtype
-from mpjax.precision.policy_report import PolicyReport, Row
+from mpjax.precision.policy_report import PolicyReport, PolicyRow
 from mpjax.training.tuning.timing import Timed, Timing, rules_of
 
 
@@ -12,8 +12,8 @@ SLOW, FAST = Timing((2.0,) * 4, (1.0,) * 4), Timing((1.0,) * 4, (1.0,) * 4)
 
 def report(*paths, **ruled):
     half, full = as_dtype("float16"), as_dtype("float32")
-    rows = [Row(path, "Conv", full, half, "policy") for path in paths]
-    return PolicyReport([*rows, *(Row(path, "Conv", full, full, rule) for path, rule in ruled.items())])
+    rows = [PolicyRow(path, "Conv", full, half, "policy") for path in paths]
+    return PolicyReport([*rows, *(PolicyRow(path, "Conv", full, full, rule) for path, rule in ruled.items())])
 
 
 def rules(slow, fast=(), norms=()):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpjax.models.pretrained.layouts import bert, gpt2, resnet, vit
-from mpjax.models.pretrained.layouts.entry import Layout, own_layout
+from mpjax.models.pretrained.layouts.entry import WeightMap, own_layout
 
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FAMILIES = (resnet, vit, bert, gpt2)
 
 
-def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], Layout]]:
+def layouts_of(model: "nnx.Module") -> dict[str, Callable[["nnx.Module"], WeightMap]]:
     """The layouts that a file of this model may have, by name; mpjax's own layout is the last."""
     known = {}
     for family in FAMILIES:

@@ -1,13 +1,13 @@
 """Maps BERT to the files of Hugging Face transformers (`BertForSequenceClassification`)."""
 
 from mpjax.models.bert import BERT
-from mpjax.models.pretrained.layouts.entry import Entry, Layout, attention_entries, layer_entries
+from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap, attention_entries, layer_entries
 
 
 MODEL = BERT
 
 
-def huggingface(model: BERT) -> Layout:
+def huggingface(model: BERT) -> WeightMap:
     """The layout of `BertForSequenceClassification`. The pre-training heads are not read."""
     embeddings = "bert.embeddings"
     names = {
@@ -17,7 +17,7 @@ def huggingface(model: BERT) -> Layout:
         "pooler": "bert.pooler.dense",
         "head": "classifier",
     }
-    entries = {"positions": Entry(f"{embeddings}.position_embeddings.weight")}
+    entries = {"positions": FileEntry(f"{embeddings}.position_embeddings.weight")}
     for number, block in enumerate(model.blocks):
         ours, theirs = f"blocks/{number}", f"bert.encoder.layer.{number}"
         names[f"{ours}/norm1"] = f"{theirs}.attention.output.LayerNorm"
@@ -32,7 +32,7 @@ def huggingface(model: BERT) -> Layout:
             value=f"{theirs}.attention.self.value",
             out=f"{theirs}.attention.output.dense",
         )
-    return Layout(
+    return WeightMap(
         "huggingface",
         layer_entries(model, names) | entries,
         base="bert.",

@@ -72,7 +72,7 @@ LINEAR = transposed("transposed", 1, 0)  # PyTorch's nn.Linear: [out, in]; ours 
 CONV = transposed("OIHW to HWIO", 2, 3, 1, 0)  # PyTorch's nn.Conv2d, also grouped
 
 
-class Part(NamedTuple):
+class FusedPart(NamedTuple):
     """One of `count` equal parts of a fused array, such as query, key and value in one matrix.
 
     Attributes:
@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """The place of a variable of the model in a file.
 
     Attributes:
@@ -98,11 +98,11 @@ class Entry:
 
     key: str
     transform: Transform = SAME
-    part: Part | None = None
+    part: FusedPart | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class WeightMap:
     """The keys and shapes of one model in the files of one library.
 
     Attributes:
@@ -117,7 +117,7 @@ class Layout:
     """
 
     name: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, FileEntry]
     base: str = ""
     ignored: tuple[str, ...] = ()
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -136,7 +136,7 @@ _NAMES = {
 _KERNELS = {2: LINEAR, 4: CONV}
 
 
-def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, Entry]:
+def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, FileEntry]:
     """Maps the variables of linear layers, 2-D convolutions, embeddings and norms to their entries.
 
     Args:
@@ -151,11 +151,13 @@ def layer_entries(model: nnx.Module, names: Mapping[str, str]) -> dict[str, Entr
         module, _, leaf = path.rpartition("/")
         if module in names:
             transform = _KERNELS[len(variable.get_value().shape)] if leaf == "kernel" else SAME
-            entries[path] = Entry(f"{names[module]}.{_NAMES[leaf]}", transform)
+            entries[path] = FileEntry(f"{names[module]}.{_NAMES[leaf]}", transform)
     return entries
 
 
-def attention_entries(attention: Attention, path: str, query: str, key: str, value: str, out: str) -> dict[str, Entry]:
+def attention_entries(
+    attention: Attention, path: str, query: str, key: str, value: str, out: str
+) -> dict[str, FileEntry]:
     """Maps the variables of an attention to their entries, if its projections are PyTorch linear layers in the file.
 
     Args:
@@ -169,17 +171,17 @@ def attention_entries(attention: Attention, path: str, query: str, key: str, val
     width, heads, features = attention.query.kernel.get_value().shape
     matrix = width, heads * features
     entries = {
-        f"{path}/out/kernel": Entry(f"{out}.weight", LINEAR.then(reshaped(matrix[::-1], (heads, features, width)))),
-        f"{path}/out/bias": Entry(f"{out}.bias"),
+        f"{path}/out/kernel": FileEntry(f"{out}.weight", LINEAR.then(reshaped(matrix[::-1], (heads, features, width)))),
+        f"{path}/out/bias": FileEntry(f"{out}.bias"),
     }
     for ours, theirs in (("query", query), ("key", key), ("value", value)):
         kernel = LINEAR.then(reshaped(matrix, (width, heads, features)))
-        entries[f"{path}/{ours}/kernel"] = Entry(f"{theirs}.weight", kernel)
-        entries[f"{path}/{ours}/bias"] = Entry(f"{theirs}.bias", reshaped(matrix[1:], (heads, features)))
+        entries[f"{path}/{ours}/kernel"] = FileEntry(f"{theirs}.weight", kernel)
+        entries[f"{path}/{ours}/bias"] = FileEntry(f"{theirs}.bias", reshaped(matrix[1:], (heads, features)))
     return entries
 
 
-def own_layout(model: nnx.Module) -> Layout:
+def own_layout(model: nnx.Module) -> WeightMap:
     """The layout with each variable under its own path, `blocks.0.conv1.kernel`; `/` may replace the dots."""
-    entries = {path: Entry(path.replace("/", ".")) for path in variables_of(model)}
-    return Layout("mpjax", entries, renamed=(("/", "."),))
+    entries = {path: FileEntry(path.replace("/", ".")) for path in variables_of(model)}
+    return WeightMap("mpjax", entries, renamed=(("/", "."),))

@@ -2,28 +2,28 @@
 
 from mpjax.models.attention import Attention
 from mpjax.models.gpt2 import GPT2
-from mpjax.models.pretrained.layouts.entry import Entry, Layout, Part, layer_entries, reshaped
+from mpjax.models.pretrained.layouts.entry import FileEntry, FusedPart, WeightMap, layer_entries, reshaped
 
 
 MODEL = GPT2
 
 
-def huggingface(model: GPT2) -> Layout:
+def huggingface(model: GPT2) -> WeightMap:
     """The layout of `GPT2LMHeadModel`.
 
     Its kernels are [in, out], the same as ours. The kernel of the logits is the token embedding.
     """
     names = {"tokens": "transformer.wte", "norm": "transformer.ln_f"}
-    entries = {"positions": Entry("transformer.wpe.weight")}
+    entries = {"positions": FileEntry("transformer.wpe.weight")}
     for number, block in enumerate(model.blocks):
         ours, theirs = f"blocks/{number}", f"transformer.h.{number}"
         names[f"{ours}/norm1"] = f"{theirs}.ln_1"
         names[f"{ours}/norm2"] = f"{theirs}.ln_2"
         for layer, name in (("up", "c_fc"), ("down", "c_proj")):
-            entries[f"{ours}/mlp/{layer}/kernel"] = Entry(f"{theirs}.mlp.{name}.weight")
-            entries[f"{ours}/mlp/{layer}/bias"] = Entry(f"{theirs}.mlp.{name}.bias")
+            entries[f"{ours}/mlp/{layer}/kernel"] = FileEntry(f"{theirs}.mlp.{name}.weight")
+            entries[f"{ours}/mlp/{layer}/bias"] = FileEntry(f"{theirs}.mlp.{name}.bias")
         entries |= _attention(block.attention, f"{ours}/attention", f"{theirs}.attn")
-    return Layout(
+    return WeightMap(
         "huggingface",
         layer_entries(model, names) | entries,
         base="transformer.",
@@ -32,18 +32,18 @@ def huggingface(model: GPT2) -> Layout:
     )
 
 
-def _attention(attention: Attention, ours: str, theirs: str) -> dict[str, Entry]:
+def _attention(attention: Attention, ours: str, theirs: str) -> dict[str, FileEntry]:
     """The entries of an attention whose query, key and value are one matrix, side by side along the outputs."""
     width, heads, features = attention.query.kernel.get_value().shape
     out = reshaped((width, width), (heads, features, width))
     entries = {
-        f"{ours}/out/kernel": Entry(f"{theirs}.c_proj.weight", out),
-        f"{ours}/out/bias": Entry(f"{theirs}.c_proj.bias"),
+        f"{ours}/out/kernel": FileEntry(f"{theirs}.c_proj.weight", out),
+        f"{ours}/out/bias": FileEntry(f"{theirs}.c_proj.bias"),
     }
     for index, name in enumerate(("query", "key", "value")):
         kernel, bias = reshaped((width, width), (width, heads, features)), reshaped((width,), (heads, features))
-        entries[f"{ours}/{name}/kernel"] = Entry(f"{theirs}.c_attn.weight", kernel, Part(index, 3, axis=1))
-        entries[f"{ours}/{name}/bias"] = Entry(f"{theirs}.c_attn.bias", bias, Part(index, 3, axis=0))
+        entries[f"{ours}/{name}/kernel"] = FileEntry(f"{theirs}.c_attn.weight", kernel, FusedPart(index, 3, axis=1))
+        entries[f"{ours}/{name}/bias"] = FileEntry(f"{theirs}.c_attn.bias", bias, FusedPart(index, 3, axis=0))
     return entries
 
 

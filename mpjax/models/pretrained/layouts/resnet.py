@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from mpjax.models.pretrained.layouts.entry import Layout, layer_entries
+from mpjax.models.pretrained.layouts.entry import WeightMap, layer_entries
 from mpjax.models.resnet import ResNet
 
 
 MODEL = ResNet
 
 
-def huggingface(model: ResNet) -> Layout:
+def huggingface(model: ResNet) -> WeightMap:
     """The layout of `ResNetForImageClassification`.
 
     Its bottlenecks stride in the 3x3 convolution, as ours do.
@@ -33,7 +33,7 @@ def huggingface(model: ResNet) -> Layout:
     return _layout("huggingface", model, names, base="resnet.")
 
 
-def timm(model: ResNet) -> Layout:
+def timm(model: ResNet) -> WeightMap:
     """The layout of `timm.create_model("resnet50")`, the same as torchvision's."""
     names = {"stem/conv": "conv1", "stem/norm": "bn1", "head": "fc"}
     for block, stage, index in _blocks(model):
@@ -49,12 +49,12 @@ def timm(model: ResNet) -> Layout:
 LAYOUTS = {"huggingface": huggingface, "timm": timm}
 
 
-def _layout(name: str, model: ResNet, names: Mapping[str, str], base: str = "") -> Layout:
+def _layout(name: str, model: ResNet, names: Mapping[str, str], base: str = "") -> WeightMap:
     entries = layer_entries(model, names)
     norms = [entry.key.removesuffix("running_mean") for entry in entries.values() if entry.key.endswith("running_mean")]
     # PyTorch counts the batches of each norm, but uses the count only if the norm has no momentum.
     counts = {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
-    return Layout(name, entries, base=base, ignored=("*.num_batches_tracked",), filler=counts)
+    return WeightMap(name, entries, base=base, ignored=("*.num_batches_tracked",), filler=counts)
 
 
 def _blocks(model: ResNet) -> Iterator[tuple[str, int, int]]:

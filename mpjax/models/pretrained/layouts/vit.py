@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mpjax.models.pretrained.layouts.entry import Entry, Layout, attention_entries, layer_entries, reshaped
+from mpjax.models.pretrained.layouts.entry import FileEntry, WeightMap, attention_entries, layer_entries, reshaped
 from mpjax.models.vit import ViT
 
 
@@ -32,7 +32,7 @@ IN_MEMORY = {
 """The names of the parts of a block in a `state_dict`, from transformers 5 on."""
 
 
-def huggingface(model: ViT) -> Layout:
+def huggingface(model: ViT) -> WeightMap:
     """The layout of `ViTForImageClassification`.
 
     That model has a class token (`pool="cls"`) and an epsilon of 1e-12.
@@ -40,12 +40,12 @@ def huggingface(model: ViT) -> Layout:
     return _layout("huggingface", model, SAVED)
 
 
-def state_dict(model: ViT) -> Layout:
+def state_dict(model: ViT) -> WeightMap:
     """The layout of a `state_dict` that was saved without `save_pretrained`."""
     return _layout("huggingface_state_dict", model, IN_MEMORY)
 
 
-def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> Layout:
+def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> WeightMap:
     names = {
         "patches": "vit.embeddings.patch_embeddings.projection",
         "norm": "vit.layernorm",
@@ -53,8 +53,8 @@ def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> Layout:
     }
     positions = model.positions.get_value().shape
     entries = {
-        "class_token": Entry("vit.embeddings.cls_token"),
-        "positions": Entry("vit.embeddings.position_embeddings", reshaped((1, *positions), positions)),
+        "class_token": FileEntry("vit.embeddings.cls_token"),
+        "positions": FileEntry("vit.embeddings.position_embeddings", reshaped((1, *positions), positions)),
     }
     for number, block in enumerate(model.blocks):
         ours, theirs = f"blocks/{number}", f"{parts['block']}.{number}"
@@ -64,7 +64,7 @@ def _layout(name: str, model: ViT, parts: Mapping[str, str]) -> Layout:
         names[f"{ours}/mlp/down"] = f"{theirs}.{parts['down']}"
         products = {part: f"{theirs}.{parts[part]}" for part in ("query", "key", "value", "out")}
         entries |= attention_entries(block.attention, f"{ours}/attention", **products)
-    return Layout(name, layer_entries(model, names) | entries, base="vit.", ignored=("pooler.*",))
+    return WeightMap(name, layer_entries(model, names) | entries, base="vit.", ignored=("pooler.*",))
 
 
 LAYOUTS = {"huggingface": huggingface, "huggingface_state_dict": state_dict}

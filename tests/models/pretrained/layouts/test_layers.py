@@ -2,7 +2,7 @@
 
 from flax import nnx
 
-from mpjax.models.pretrained.layouts.entry import CONV, LINEAR, SAME, Entry, layer_entries
+from mpjax.models.pretrained.layouts.entry import CONV, LINEAR, SAME, FileEntry, layer_entries
 
 
 class Layers(nnx.Module):
@@ -18,13 +18,13 @@ def test_layers_are_named_and_turned_as_pytorchs():
     model = nnx.eval_shape(lambda: Layers(nnx.Rngs(0)))
     names = {"conv": "c", "norm": "bn", "embed": "e.w", "linear": "fc", "absent": "x"}
     assert layer_entries(model, names) == {
-        "conv/kernel": Entry("c.weight", CONV),
-        "conv/bias": Entry("c.bias", SAME),
-        "norm/scale": Entry("bn.weight"),
-        "norm/bias": Entry("bn.bias"),
-        "norm/mean": Entry("bn.running_mean"),
-        "norm/var": Entry("bn.running_var"),
-        "embed/embedding": Entry("e.w.weight"),
-        "linear/kernel": Entry("fc.weight", LINEAR),
-        "linear/bias": Entry("fc.bias"),
+        "conv/kernel": FileEntry("c.weight", CONV),
+        "conv/bias": FileEntry("c.bias", SAME),
+        "norm/scale": FileEntry("bn.weight"),
+        "norm/bias": FileEntry("bn.bias"),
+        "norm/mean": FileEntry("bn.running_mean"),
+        "norm/var": FileEntry("bn.running_var"),
+        "embed/embedding": FileEntry("e.w.weight"),
+        "linear/kernel": FileEntry("fc.weight", LINEAR),
+        "linear/bias": FileEntry("fc.bias"),
     }
