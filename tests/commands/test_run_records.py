@@ -82,7 +82,7 @@ def refusing(where, monkeypatch, error):
     [
         "mpjax.commands.train.compile_calls",
         "mpjax.commands.receipt_of_run.receipt_of",
-        "mpjax.commands.train.require_agreement",
+        "mpjax.commands.train.require_memory",
         "mpjax.commands.train.Checkpoints",
         "mpjax.commands.train.train_loop",
     ],
