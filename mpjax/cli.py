@@ -86,7 +86,7 @@ COMMANDS = {
         "find where the training curves of runs diverge",
         "mpjax.config.comparison:load_comparison",
         "mpjax.commands.compare:compare_runs",
-        ("mpjax.config.comparison:Comparison",),
+        ("mpjax.config.comparison:Compare",),
     ),
     "export": Command(
         "write the weights of a checkpoint as safetensors",
