@@ -96,16 +96,16 @@ def test_without_a_request_nobody_stops():
 COMPANY = """
 import socket, sys, time
 from mpjax.loop import company
-from mpjax.loop.messages import Line
+from mpjax.loop.messages import Connection
 
 company.BEAT, company.SILENCE = 0.1, 2.0
 process, port = map(int, sys.argv[1:])
 if process:
-    lines = {0: Line(socket.create_connection(("127.0.0.1", port)))}
+    lines = {0: Connection(socket.create_connection(("127.0.0.1", port)))}
 else:
     server = socket.create_server(("127.0.0.1", 0))
     print(server.getsockname()[1], flush=True)
-    lines = {other: Line(server.accept()[0]) for other in (1, 2)}
+    lines = {other: Connection(server.accept()[0]) for other in (1, 2)}
 company.Company(process, 3, lines)
 print("joined", flush=True)
 time.sleep(60)
