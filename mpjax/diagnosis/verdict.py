@@ -183,9 +183,10 @@ def _loses(site: Site, reading: Reading, tolerance: float) -> bool:
 
 
 def _fading(seen: tuple[Site, Reading]) -> float:
-    """The share of half-precision results that became zero or subnormal."""
+    """The share of half-precision results that became zero, or in a loop, where they fade, subnormal."""
     site, reading = seen
-    return (reading.underflow + reading.subnormal) / reading.size if site.dtype in NARROW and reading.size else 0.0
+    faded = reading.underflow + (reading.subnormal if site.steps > 1 else 0)
+    return faded / reading.size if site.dtype in NARROW and reading.size else 0.0
 
 
 def _vanished(site: Site, reading: Reading) -> str:
