@@ -55,18 +55,20 @@ def test_where_float16_overflows_bfloat16_is_taken(networks, batch):
 
 @pytest.mark.slow
 def test_under_a_tolerance_that_no_policy_keeps_the_fewest_products_are_left_out(networks, batch):
-    found = fastest_policy(Peak(1.0), networks.labels_loss, batch, tolerance=5e-5)
+    found = fastest_policy(Peak(1.0), networks.labels_loss, batch, tolerance=3e-5)
     assert [within for _, within in tried(found)] == [False, False, False, False, True, True]
-    assert found.best.flags == '--precision.policy mixed_float16 --precision.rules "head" float32'
-    assert found.best.float32_flops == pytest.approx(32 * 4 / (16 * 32 + 32 * 32 + 32 * 4), abs=0.02)
-    assert found.best.loss_error <= 5e-5
+    assert found.best.flags == '--precision.policy mixed_bfloat16 --precision.rules "first" float32 "head" float32'
+    # Forward and two gradients; the first layer's input has none.
+    first, peak, head = 2 * 16 * 32, 3 * 32 * 32, 3 * 32 * 4
+    assert found.best.float32_flops == pytest.approx((first + head) / (first + peak + head))
+    assert found.best.loss_error <= 3e-5
 
 
 @pytest.mark.slow
 def test_a_policy_without_a_product_in_half_precision_is_none(networks, batch):
-    found = fastest_policy(Peak(1.0), networks.labels_loss, batch, tolerance=2e-5)
+    found = fastest_policy(Peak(1.0), networks.labels_loss, batch, tolerance=1e-5)
     assert found.best is None
-    assert str(found).startswith("fastest policy within 2e-05: only float32\n")
+    assert str(found).startswith("fastest policy within 1e-05: only float32\n")
 
 
 def test_the_model_is_left_as_it_is(networks, batch):
