@@ -68,7 +68,7 @@ def interpolated(pixels, size):
     side=st.integers(8, 40),
     besides=st.integers(0, 20),
     fraction=st.sampled_from([1, 2, 4, 8]),
-    mode=st.sampled_from([("RGB", 3), ("L", 3), ("L", 1), ("RGB", 1), ("CMYK", 3), ("RGB", 4)]),
+    mode=st.sampled_from([("RGB", 3), ("L", 3), ("L", 1), ("CMYK", 3), ("RGB", 4)]),
     options=st.fixed_dictionaries(
         {"quality": st.integers(1, 100), "subsampling": st.integers(0, 2), "progressive": st.booleans()}
     ),
@@ -208,8 +208,11 @@ def either(read, stored, channels, size, seed):
 @given(SMALL_JPEGS, st.sampled_from([1, 3]), st.sampled_from([4, 9, 24, 60]), st.integers(0, 9))
 def test_rows_down_to_the_end_of_the_crop_have_the_pixels_of_the_whole(stored, channels, size, seed):
     found, whole_image = (either(read, stored, channels, size, seed) for read in (read_plain_header, read_header))
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, whole_image)
+    if isinstance(found, str):
+        assert (channels, found) == (1, whole_image)
+        assert "a colour image" in found
+    else:
+        np.testing.assert_array_equal(found, whole_image)
 
 
 @extra

@@ -180,7 +180,7 @@ def test_negative_labels_are_refused_by_column(tmp_path):
 
 def test_one_hot_labels_are_refused_with_the_line_to_write(tmp_path):
     name = saved(tmp_path, text=["x"] * 2, label=[[0, 1, 0], [1, 0, 0]])
-    says = r"(?s)label \(column 'label'\): Other\(described='int64 \[3\]'\); wanted one class.*'label': np.argmax\(ex"
+    says = r"(?s)label \(column 'label'\): int64 \[3\]; wanted one class.*'label': np.argmax\(ex"
     with pytest.raises(UsageError, match=says):
         opened(name, "text_classification", num_classes=3)
     function = tmp_path / "own.py"
@@ -239,7 +239,7 @@ def test_flat_lists_are_no_images(tmp_path):
         pixels=[[1, 2]],
         label=[0],
     )
-    with pytest.raises(UsageError, match=r"image \(column 'pixels'\): Other\(described='uint8 \[2\]'\); wanted images"):
+    with pytest.raises(UsageError, match=r"image \(column 'pixels'\): uint8 \[2\]; wanted images"):
         opened(name)
 
 
