@@ -60,7 +60,9 @@ def test_csv_texts_are_what_they_say_and_numbers_keep_their_gaps(tmp_path, where
 def test_a_format_may_be_named(tmp_path):
     write(tmp_path / "all.data", "csv")
     assert load_splits(f"csv:{tmp_path / 'all.data'}")["train"].to_list() == ROWS
-    with pytest.raises(UsageError, match=r".data is not a known format; wanted one of .csv, .*; or write --data.name hf:FORMAT:"):
+    with pytest.raises(
+        UsageError, match=r".data is not a known format; wanted one of .csv, .*; or write --data.name hf:FORMAT:"
+    ):
         load_splits(str(tmp_path / "all.data"))
 
 
