@@ -249,7 +249,7 @@ def countable(gradients, finite: jax.Array, state):
     """
     if _accumulator(state) is None:
         return gradients
-    return _zeroed_unless(finite, gradients)
+    return _tree_or_zeros(finite, gradients)
 
 
 def discard_window(old, new):
@@ -265,7 +265,7 @@ def discard_window(old, new):
     def keep_place(node):
         if not _is_accumulator(node):
             return node
-        return node._replace(mini_step=accumulator.mini_step, acc_grads=_zeroed_unless(opens, node.acc_grads))
+        return node._replace(mini_step=accumulator.mini_step, acc_grads=_tree_or_zeros(opens, node.acc_grads))
 
     return jax.tree.map(keep_place, old, is_leaf=_is_accumulator)
 
@@ -280,10 +280,10 @@ def with_sum_from_zero(old, new):
     def restart(node):
         if not _is_accumulator(node):
             return node
-        return node._replace(acc_grads=_zeroed_unless(~closes, node.acc_grads))
+        return node._replace(acc_grads=_tree_or_zeros(~closes, node.acc_grads))
 
     return jax.tree.map(restart, new, is_leaf=_is_accumulator)
 
 
-def _zeroed_unless(condition: jax.Array, tree):
+def _tree_or_zeros(condition: jax.Array, tree):
     return jax.tree.map(lambda leaf: jnp.where(condition, leaf, jnp.zeros_like(leaf)), tree)
