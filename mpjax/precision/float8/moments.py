@@ -136,13 +136,15 @@ def grouped(x: Float[Array, "*L N"], seed: UInt[Array, ""]) -> Grouped:
     finite = jnp.isfinite(groups)
     size = jnp.where(finite, jnp.abs(groups), 0)
     largest = jnp.max(size, axis=-1, keepdims=True)
+    # In the pass of the maximum: the smallest of quotients would wait for it.
+    smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), axis=-1, keepdims=True)
     usable = largest > 0
     scale = jnp.where(usable, largest, 1.0)
     # XLA may multiply by 1 / scale, which is subnormal from 2^126 on: devices flush it to zero.
     middle = jnp.where(scale > 1, 2.0**-64, 2.0**64)
     size = (size * middle) / (scale * middle)
-    smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), axis=-1, keepdims=True)
-    spread = -jnp.log(jnp.where(usable, smallest, 1.0))
+    smallest = jnp.where(usable, (smallest * middle) / (scale * middle), 1.0)
+    spread = -jnp.log(jnp.maximum(smallest, jnp.finfo(jnp.float32).tiny))
     power = jnp.clip(_RANGE / jnp.maximum(spread, 1e-3), 1.0, 16.0)
     below, above = _neighbours(_LARGEST * size**power)
     back = [(each / _LARGEST) ** (1 / power) for each in (below, above)]
