@@ -35,6 +35,7 @@ from mpjax.plan.compiled import start
 from mpjax.plan.hlo import parse
 from mpjax.plan.step import PlannedStep
 from mpjax.plan.traffic import traffic_of
+from mpjax.training.cross_entropy import with_labels
 from mpjax.training.packing import UNPACKED, Packing
 
 
@@ -60,16 +61,17 @@ def _flax_pool(x, window, stride, padding=((0, 0), (0, 0))):
     return nnx.max_pool(x, (window, window), (stride, stride), padding)
 
 
-def _gathering(smoothing: float, logits: jax.Array, labels: jax.Array) -> jax.Array:
+def _gathering(smoothing: float, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits = logits.astype(jnp.float32)
+    hits = jnp.argmax(logits, axis=-1) == labels
     if not smoothing:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels), hits
     target = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32), smoothing)
-    return optax.softmax_cross_entropy(logits, target)
+    return optax.softmax_cross_entropy(logits, target), hits
 
 
-def _argmax(logits: jax.Array) -> jax.Array:
-    return jnp.argmax(logits, axis=-1)
+def _argmax(smoothing: float, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return with_labels(smoothing, logits, labels)[0], jnp.argmax(logits, axis=-1) == labels
 
 
 def _tanh_slope(x: jax.Array) -> jax.Array:
@@ -138,7 +140,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         ("ViT-B/16", "GPT-2 small"),
         {"mpjax.models.transformer.with_layout_constraint": _same},
     ),
-    "cross entropy without a gather": (("GPT-2 small",), {"mpjax.training.losses.with_labels": _gathering}),
+    "cross entropy without a gather": (("GPT-2 small",), {"mpjax.training.objectives.with_labels": _gathering}),
     "query, key and value as one": (("ViT-B/16", "GPT-2 small"), {"mpjax.models.attention.project": called}),
     "the product kept before GELU": (
         ("ViT-B/16", "GPT-2 small"),
@@ -149,7 +151,7 @@ EDITS: dict[str, tuple[tuple[str, ...], Patches]] = {
         {"mpjax.models.activations._recomputed": jax.checkpoint},
     ),
     "GELU's slope without tanh": (("GPT-2 small",), {"mpjax.models.activations._tanh_gelu_slope": _tanh_slope}),
-    "accuracy in the passes of the loss": (("GPT-2 small",), {"mpjax.training.objectives.predicted": _argmax}),
+    "accuracy in the passes of the loss": (("GPT-2 small",), {"mpjax.training.objectives.with_labels": _argmax}),
     "casts as written": (("ViT-B/16", "GPT-2 small"), {}),
 }
 """The steps that an edit changes, and what undoes it; casts as written are undone by an option of XLA."""

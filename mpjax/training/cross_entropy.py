@@ -12,86 +12,130 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mpjax.precision.dtypes import FLOAT32, widest
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
-    from jaxtyping import Array, Float, Int, Num
+    from jaxtyping import Array, Bool, Float, Int, Num
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def with_labels(smoothing: float, logits: Float[Array, "*S K"], labels: Int[Array, "*S"]) -> Float[Array, "*S"]:
-    """Computes the cross entropy with labels, in float32 or wider.
+def with_labels(
+    smoothing: float, logits: Float[Array, "*S K"], labels: Int[Array, "*S"]
+) -> tuple[Float[Array, "*S"], Bool[Array, "*S"]]:
+    """Computes the cross entropy with labels, in float32 or wider, and whether the label is `predicted`.
 
-    Labels are compared with an iota. A gather of a logit and the scatter of its gradient would make XLA write all
-    logits to memory in float32.
+    One pass reads the logits for both. The loss is NaN where the label is no class. Labels are compared with an iota: a
+    gather of a logit and the scatter of its gradient would make XLA write all logits to memory once more.
     """
-    return _Softmax.of(logits, labels).loss(smoothing)
+    logits, labels = widened(logits), labels.astype(jnp.int32)
+    return _Row.of(logits, labels).loss_and_hit(smoothing, labels, logits.shape[-1])
 
 
 @with_labels.defjvp
-def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    softmax = _Softmax.of(*primals)
-    return softmax.loss(smoothing), jnp.sum(widened(tangents[0]) * softmax.slope(smoothing), axis=-1)
-
-
-class _Softmax(NamedTuple):
-    """A softmax and its labels, in float32 or wider.
-
-    Attributes:
-      shifted: the logits minus the largest, [..., K].
-      log_total: the log of the sum of their exponentials, [...].
-      own: bool [..., K], True at the label.
-      valid: bool [...], True where the label is a class.
-    """
-
-    shifted: jax.Array
-    log_total: jax.Array
-    own: jax.Array
-    valid: jax.Array
-
-    @classmethod
-    def of(cls, logits: jax.Array, labels: jax.Array) -> _Softmax:
-        logits, labels = widened(logits), labels.astype(jnp.int32)
-        shifted = _shifted(logits)
-        return cls(
-            shifted=shifted,
-            log_total=jnp.log(jnp.sum(jnp.exp(shifted), axis=-1)),
-            own=labels[..., None] == _classes(logits),
-            valid=(labels >= 0) & (labels < logits.shape[-1]),
-        )
-
-    def loss(self, smoothing: float) -> jax.Array:
-        """The cross entropy [...]; NaN where the label is no class."""
-        loss = self.log_total - (1 - smoothing) * jnp.sum(jnp.where(self.own, self.shifted, 0), axis=-1)
-        if smoothing:
-            loss -= smoothing * jnp.mean(self.shifted, axis=-1)
-        return jnp.where(self.valid, loss, jnp.nan)
-
-    def slope(self, smoothing: float) -> jax.Array:
-        """The derivative of the loss by the logits, [..., K]: the probabilities minus the target."""
-        even = smoothing / self.shifted.shape[-1]
-        target = jnp.where(self.own, 1 - smoothing + even, even)
-        slope = jnp.exp(self.shifted - self.log_total[..., None]) - target
-        return jnp.where(self.valid[..., None], slope, jnp.nan)
+def _with_labels_jvp(smoothing: float, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
+    """The derivative of the loss by the logits is the probabilities minus the target."""
+    logits, labels = widened(primals[0]), primals[1].astype(jnp.int32)
+    row = _Row.of(logits, labels)
+    loss, hit = row.loss_and_hit(smoothing, labels, logits.shape[-1])
+    even = smoothing / logits.shape[-1]
+    target = jnp.where(_is_label(labels, logits), 1 - smoothing + even, even)
+    slope = jnp.exp(logits - (row.shift + jnp.log(row.total))[..., None]) - target
+    slope = jnp.where(_is_class(labels, logits.shape[-1])[..., None], slope, jnp.nan)
+    tangent = jnp.sum(widened(tangents[0]) * slope, axis=-1)
+    return (loss, hit), (tangent, np.zeros(hit.shape, jax.dtypes.float0))
 
 
 def predicted(logits: Float[Array, "*S K"]) -> Int[Array, "*S"]:
-    """The first class with the largest logit; K, which is no class, if that logit is infinite or any logit is NaN.
+    """The first class with the largest logit; K, which is no class, if that logit is infinite or any logit is NaN."""
+    row = _Row.of(jax.lax.stop_gradient(widened(logits)), jnp.zeros(logits.shape[:-1], jnp.int32))
+    return row.prediction(logits.shape[-1])
 
-    It shares the two passes of the loss over the logits of a vocabulary. An argmax would add a third pass.
+
+class _Row(NamedTuple):
+    """The logits [..., K] of each position, reduced.
+
+    Attributes:
+      largest: the largest logit [...].
+      total: the sum of exp(logit - shift), [...].
+      own: the logit of the label [...]; 0 where the label is no class.
+      all: the sum of the logits [...].
+      first: int32 [...], the first class with the largest logit.
     """
-    logits = widened(logits)
-    shifted, classes, none = _shifted(logits), _classes(logits), logits.shape[-1]
-    first = jnp.min(jnp.where(shifted == 0, classes, none), axis=-1)
-    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), first, none)
+
+    largest: jax.Array
+    total: jax.Array
+    own: jax.Array
+    all: jax.Array
+    first: jax.Array
+
+    @classmethod
+    def of(cls, logits: jax.Array, labels: jax.Array) -> _Row:
+        return cls(*_reduced(logits, labels))
+
+    @property
+    def shift(self) -> jax.Array:
+        """The largest logit, or 0 if that is not finite. Exponentials are of logits minus the shift."""
+        return _finite_or_zero(self.largest)
+
+    def loss_and_hit(self, smoothing: float, labels: jax.Array, classes: int) -> tuple[jax.Array, jax.Array]:
+        loss = jnp.log(self.total) - (1 - smoothing) * (self.own - self.shift)
+        if smoothing:
+            loss -= smoothing * (self.all / classes - self.shift)
+        is_class = _is_class(labels, classes)
+        return jnp.where(is_class, loss, jnp.nan), is_class & (self.prediction(classes) == labels)
+
+    def prediction(self, classes: int) -> jax.Array:
+        return jnp.where(jnp.isfinite(self.largest), self.first, classes)
 
 
-def _shifted(logits: jax.Array) -> jax.Array:
-    """Subtracts the largest logit, if that is finite."""
-    largest = jnp.max(logits, axis=-1, keepdims=True)
-    return logits - jnp.where(jnp.isfinite(largest), largest, 0)
+@jax.custom_jvp
+def _reduced(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
+    """Reads the logits once, for a `_Row`: the sum is scaled whenever a larger logit comes.
+
+    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018 (arXiv:1805.02867), section 3.
+    """
+    classes = jnp.broadcast_to(_classes(logits), logits.shape)
+    operands = (logits, jnp.ones_like(logits), jnp.where(_is_label(labels, logits), logits, 0), logits, classes)
+    nothing = (-jnp.inf, 0, 0, 0, logits.shape[-1])
+    initial = tuple(jnp.asarray(value, operand.dtype) for value, operand in zip(nothing, operands, strict=True))
+    return tuple(jax.lax.reduce(operands, initial, _joined, (logits.ndim - 1,)))
+
+
+def _joined(left: tuple, right: tuple) -> tuple[jax.Array, ...]:
+    """The row of two sets of classes."""
+    largest = jnp.maximum(left[0], right[0])
+    shift = _finite_or_zero(largest)
+    total = left[1] * jnp.exp(left[0] - shift) + right[1] * jnp.exp(right[0] - shift)
+    is_left = (left[0] > right[0]) | ((left[0] == right[0]) & (left[4] < right[4]))
+    return largest, total, left[2] + right[2], left[3] + right[3], jnp.where(is_left, left[4], right[4])
+
+
+@_reduced.defjvp
+def _reduced_jvp(primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
+    """The loss does not depend on the shift, which is therefore a constant."""
+    logits, labels = primals
+    change = tangents[0]
+    row = _Row.of(logits, labels)
+    total = jnp.sum(change * jnp.exp(logits - row.shift[..., None]), axis=-1)
+    own = jnp.sum(jnp.where(_is_label(labels, logits), change, 0), axis=-1)
+    integers = np.zeros(row.first.shape, jax.dtypes.float0)
+    return tuple(row), (jnp.zeros_like(row.largest), total, own, jnp.sum(change, axis=-1), integers)
+
+
+def _finite_or_zero(largest: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(largest), largest, 0)
+
+
+def _is_class(labels: jax.Array, classes: int) -> jax.Array:
+    return (labels >= 0) & (labels < classes)
+
+
+def _is_label(labels: jax.Array, logits: jax.Array) -> jax.Array:
+    """bool [..., K]: True at the label."""
+    return labels[..., None] == _classes(logits)
 
 
 def _classes(logits: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ def cross_entropy(
     Returns:
       float32 (or wider) [B]; NaN where a label is outside [0, num_classes).
     """
-    return with_labels(label_smoothing, logits, labels)
+    return with_labels(label_smoothing, logits, labels)[0]
 
 
 def soft_cross_entropy(logits: Float[Array, "B K"], targets: Float[Array, "B K"]) -> Float[Array, " B"]:
@@ -87,7 +87,7 @@ def masked_cross_entropy(
     """
     counts = mask.astype(bool)
     # A masked label may be outside the classes. Its NaN is masked out below, but `jax_debug_nans` would raise.
-    nll = with_labels(0.0, logits, jnp.where(counts, labels, 0))
+    nll, _ = with_labels(0.0, logits, jnp.where(counts, labels, 0))
     places = tuple(range(1, labels.ndim))
     return jnp.sum(jnp.where(counts, nll, 0), axis=places), _count(counts).astype(nll.dtype)
 

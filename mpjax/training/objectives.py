@@ -10,7 +10,7 @@ import numpy as np
 
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
-from mpjax.training.cross_entropy import in_chunks, predicted
+from mpjax.training.cross_entropy import in_chunks, with_labels
 from mpjax.training.losses import (
     correct,
     correct_in_top,
@@ -144,8 +144,8 @@ def language_modeling(*, prepare: Prepare = as_stored, label_smoothing: float = 
     """
 
     def of_logits(smoothing: float, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        losses = cross_entropy(logits, labels, label_smoothing=smoothing)
-        return losses, (predicted(logits) == labels).astype(jnp.float32)
+        losses, hits = with_labels(smoothing, logits, labels)
+        return losses, hits.astype(jnp.float32)
 
     def logits_of(model, batch: Batch) -> jax.Array:
         return model(batch["tokens"][:, :-1])

@@ -180,15 +180,17 @@ def test_scaling_the_loss_of_a_resnet50_takes_40_kernels_and_a_thousandth_of_the
 
 
 @pytest.mark.slow
-def test_gpt2_small_neither_writes_its_logits_in_float32_nor_transposes(plugin):
+def test_gpt2_small_reads_its_float32_logits_twice_and_transposes_nothing(plugin):
     """32 x 1024 tokens: 156 GB moved when the cross entropy gathered and scattered, 111 GB before accuracy, GELU and
-    the three projections of attention took fewer passes. The promise is 115 GB."""
+    the three projections of attention took fewer passes. The promise is 115 GB.
+
+    The head keeps its float32 sums: 3.3 GB more are written, and read by the loss and by its gradient."""
     flags = "--task language_modeling --data.name docstrings --data.length 1024 --data.batch_size 32 --model.name gpt2"
     program = compiled(f"{flags} --optimizer.name adamw --precision.policy mixed_bfloat16", vocabulary=50257)
     traffic = moved(program)
-    assert traffic.bytes <= 102e9
+    assert traffic.bytes <= 107.5e9
     assert traffic.copies < 100e6
-    assert program.memory.temporary <= 14e9
+    assert program.memory.temporary <= 20e9
     assert traffic.small <= 322
 
 

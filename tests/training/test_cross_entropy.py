@@ -1,5 +1,7 @@
 """The cross entropy with labels: exact, with a derivative of its own, and chunk by chunk."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ import optax
 import pytest
 
 from mpjax.precision.casting.walk import equations
-from mpjax.training.cross_entropy import in_chunks, predicted
-from mpjax.training.losses import cross_entropy, masked_cross_entropy
+from mpjax.training.cross_entropy import in_chunks, predicted, with_labels
+from mpjax.training.losses import cross_entropy
 
 
 LOGITS = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]]
@@ -37,16 +39,25 @@ def test_the_predicted_class_is_the_first_of_the_largest_and_none_without_a_fini
     assert predicted(logits).tolist() == [0, 0, 1, 3, 3, 1]
 
 
-def test_logits_are_neither_gathered_nor_scattered():
-    """Of a vocabulary, either would write all logits in float32."""
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_one_pass_reads_the_logits_for_loss_accuracy_and_gradient(smoothing):
+    """A gather or a scatter would write all logits of a vocabulary once more."""
 
     def loss(x):
-        return jnp.sum(masked_cross_entropy(x, jnp.array([LABELS]), jnp.ones((1, 2)))[0])
+        losses, hits = with_labels(smoothing, x, jnp.array(LABELS))
+        return jnp.sum(losses), hits
 
-    program = jax.jit(jax.value_and_grad(loss)).lower(jnp.array([LOGITS], jnp.bfloat16)).as_text()
-    assert "exponential" in program
+    program = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(jnp.array(LOGITS, jnp.bfloat16)).as_text()
+    assert len(re.findall(r"stablehlo.reduce\b.*\btensor<2x3x", program)) == 1
     assert "gather" not in program
     assert "scatter" not in program
+
+
+def test_logits_that_are_far_apart_or_infinite():
+    rows = [[-1e30, 1e30, 0], [88, 89, 90], [-jnp.inf, 0, -jnp.inf], [jnp.inf, 0, 0], [-jnp.inf] * 3, [jnp.nan, 0, 0]]
+    losses, hits = with_labels(0.0, jnp.array(rows), jnp.array([1, 2, 1, 1, 0, 1]))
+    np.testing.assert_allclose(losses, [0, 0.4076059, 0, jnp.inf, jnp.nan, jnp.nan], rtol=1e-6)
+    assert hits.tolist() == [True, True, True, False, False, False]
 
 
 @pytest.mark.parametrize("label", [-1, 3, 255])
