@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from machine import describe
 
-from mpjax.commands.parts import fresh_state, make_parts
+from mpjax.commands.build import build_run, fresh_state
 from mpjax.config import Config, load_config
 
 
@@ -31,14 +31,14 @@ TASKS = {
 
 
 def measure(config: Config, repeats: int) -> dict:
-    parts = make_parts(config)
-    state = parts.packing.pack(fresh_state(config, parts))
-    batch = jax.device_put(next(iter(parts.batches.from_position(0))), parts.split)
+    built = build_run(config)
+    state = built.packing.pack(fresh_state(built))
+    batch = jax.device_put(next(iter(built.batches.from_position(0))), built.split)
     start = time.perf_counter()
-    assert parts.probe is not None  # --diagnosis.every asks for it
-    probe = parts.probe.lower(state, batch, 1).compile()
+    assert built.probe is not None  # --diagnosis.every asks for it
+    probe = built.probe.lower(state, batch, 1).compile()
     compiled = time.perf_counter()
-    step = parts.train_step.lower(state, batch).compile()
+    step = built.train_step.lower(state, batch).compile()
     compile_seconds = compiled - start, time.perf_counter() - compiled
     pairs = []
     for _ in range(repeats + 1):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpjax.commands.parts import Parts
+from mpjax.commands.build import Run
 from mpjax.errors import UsageError
 from mpjax.loop.checksums import checksums_of
 from mpjax.loop.company import Alone, Company
@@ -16,7 +16,7 @@ from mpjax.training import TrainState
 
 
 def require_agreement(
-    company: Alone | Company, parts: Parts, lowered: Mapping[int, jax.stages.Lowered], state: TrainState
+    company: Alone | Company, run: Run, lowered: Mapping[int, jax.stages.Lowered], state: TrainState
 ) -> None:
     """Raises UsageError in all processes if their programs, data or initial states differ; all of them must call it.
 
@@ -25,7 +25,7 @@ def require_agreement(
 
     Args:
       company: the processes.
-      parts: the parts of the run.
+      run: the run.
       lowered: the lowered programs of the training call.
       state: the initial state.
     """
@@ -33,8 +33,8 @@ def require_agreement(
         return
     mine = {
         "the program of the training step": _digest(*(program.as_text() for _, program in sorted(lowered.items()))),
-        "the training data": _digest_of_split(parts.source.train),
-        "the test data": _digest_of_split(parts.source.test),
+        "the training data": _digest_of_split(run.source.train),
+        "the test data": _digest_of_split(run.source.test),
         "the initial state": _digest_of_state(state),
     }
     said = company.gather(mine)

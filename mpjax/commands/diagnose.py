@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import jax
 
+from mpjax.commands.build import CHECKPOINTS, Run, build_run, fresh_state, resumed_state
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS, command_for, first_bad_layer, of_the_step_alone, write
-from mpjax.commands.parts import CHECKPOINTS, Parts, fresh_state, make_parts, resumed_state
 from mpjax.config import Config
 from mpjax.config.commands import Diagnose
 from mpjax.config.folders import config_of_run, with_policy
@@ -50,17 +50,17 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     """
     folder = pathlib.Path(settings.run)
     config = on_devices_here(config_of_run(folder, trust_code=settings.trust_code))
-    parts = make_parts(config)
+    run = build_run(config)
     if settings.loss_scale < 0:
         raise UsageError(f"--loss_scale {settings.loss_scale:g}: wanted a positive number, or 0 for the run's own")
-    if settings.step > parts.when.steps + 1:
-        raise UsageError(f"--step {settings.step}: the run has {parts.when.steps} steps")
+    if settings.step > run.when.steps + 1:
+        raise UsageError(f"--step {settings.step}: the run has {run.when.steps} steps")
     if settings.step < 0:
         raise UsageError(f"--step {settings.step}: wanted a step from 1 on, or 0 for the one after the last checkpoint")
     if settings.evaluation:
-        what, name, found = _of_evaluation(settings, config, parts, folder)
+        what, name, found = _of_evaluation(settings, run, folder)
     else:
-        what, name, found = _of_step(settings, config, parts, folder)
+        what, name, found = _of_step(settings, run, folder)
     text = f"{what} of {folder}\n{found}"
     if isinstance(found, Diagnosis):
         text += f"\nsee {write(found, folder, name)}"
@@ -68,22 +68,20 @@ def diagnose_run(settings: Diagnose) -> Diagnosis | Fastest:
     return found
 
 
-def _of_step(
-    settings: Diagnose, config: Config, parts: Parts, folder: pathlib.Path
-) -> tuple[str, str, Diagnosis | Fastest]:
+def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis | Fastest]:
     """Diagnoses a step; returns its description, the name of its files, and the result."""
     number = settings.step or max(complete_checkpoints(folder / CHECKPOINTS), default=0) + 1
     if later := later_turns(read_history(folder / HISTORY_FILE), number):
         text = f"step {number} ran under other settings than those of config.toml, under which it is diagnosed: {later}"
         warnings.warn(text, PrecisionWarning, stacklevel=2)
-    state, batch = replay(config, parts, parts.train_call, folder, number)
-    what, single, seed, tolerance = f"step {number}", parts.block_by_block(state), config.seed, settings.tolerance
+    state, batch = replay(run, run.train_call, folder, number)
+    what, single, seed, tolerance = f"step {number}", run.block_by_block(state), run.config.seed, settings.tolerance
     if settings.search == "fastest":
-        return what, "", fastest_of_step(parts.task_under, single, batch, seed=seed, tolerance=tolerance)
+        return what, "", fastest_of_step(run.task_under, single, batch, seed=seed, tolerance=tolerance)
     with progress_at() as progress:
         found = diagnose_step(
-            parts.task_under,
-            get_policy(settings.policy) if settings.policy else parts.plan.policy,
+            run.task_under,
+            get_policy(settings.policy) if settings.policy else run.plan.policy,
             single,
             batch,
             seed=seed,
@@ -91,24 +89,22 @@ def _of_step(
             tolerance=tolerance,
             search=settings.search == "repair",
             progress=progress,
-            tx=None if settings.policy else parts.tx,  # its state has the dtypes of the run's own policy
+            tx=None if settings.policy else run.training.tx,  # its state has the dtypes of the run's own policy
         )
-    return what, str(number), in_view_of_float32(found, config, state, number)
+    return what, str(number), in_view_of_float32(found, run.config, state, number)
 
 
-def _of_evaluation(
-    settings: Diagnose, config: Config, parts: Parts, folder: pathlib.Path
-) -> tuple[str, str, Diagnosis]:
+def _of_evaluation(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, str, Diagnosis]:
     """Diagnoses the evaluation of a checkpoint; returns the same values as `_of_step`."""
     if settings.search == "fastest" or settings.loss_scale:
         name = "loss_scale" if settings.loss_scale else "search fastest"
         raise UsageError(f"--{name} is about a step, and an evaluation has no backward pass: leave out --evaluation")
     position, saved, _ = read_checkpoint(folder / CHECKPOINTS, str(settings.step) if settings.step else "latest")
-    state = resumed_state(config, parts, lambda shapes: adopt(shapes, saved, same_scaling=False))
-    policy = get_policy(settings.policy) if settings.policy else parts.plan.policy
+    state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=False))
+    policy = get_policy(settings.policy) if settings.policy else run.plan.policy
     with progress_at() as progress:
         found = diagnosed_evaluation(
-            parts,
+            run,
             policy,
             state,
             tolerance=settings.tolerance,
@@ -139,22 +135,23 @@ def on_devices_here(config: Config) -> Config:
     return config
 
 
-def explain_now(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path) -> Explain:
+def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain:
     """Creates the diagnoses of a run that has diverged, which write their result to the run's folder."""
-    search = config.diagnosis.search
+    config, search = run.config, run.config.diagnosis.search
 
     @as_usual()  # a diagnosis may take minutes
     def step(number: int) -> str:
-        state, batch = replay(config, parts, train_call, folder, number)
-        seed, single = config.seed, parts.block_by_block(state)
-        found = diagnose_step(parts.task_under, parts.plan.policy, single, batch, seed=seed, search=search, tx=parts.tx)
+        state, batch = replay(run, train_call, folder, number)
+        seed, single = config.seed, run.block_by_block(state)
+        policy, tx = run.plan.policy, run.training.tx
+        found = diagnose_step(run.task_under, policy, single, batch, seed=seed, search=search, tx=tx)
         found = in_view_of_float32(found, config, state, number, diverged=True)
         page = write(found, folder, str(number))
         return f"{first_bad_layer(found)}{found}\nsee {page}, and again: {command_for(folder, number)}"
 
     @as_usual()
     def evaluation(position: int, packed: TrainState) -> str:
-        found = diagnosed_evaluation(parts, parts.plan.policy, parts.packing.unpack(packed), search=search)
+        found = diagnosed_evaluation(run, run.plan.policy, run.packing.unpack(packed), search=search)
         page = write(found, folder, f"evaluation_{position}")
         again = command_for(folder, position, "--evaluation")
         return f"{first_bad_layer(found)}{found}\nsee {page}, and again: {again}"
@@ -171,7 +168,7 @@ def explain_later(folder: pathlib.Path) -> Explain:
     )
 
 
-def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.Path, number: int):
+def replay(run: Run, train_call: Callable, folder: pathlib.Path, number: int):
     """Replays a run from the last checkpoint before step `number`; returns the state before the step and its batch.
 
     The replay uses the run's own calls. If the step is inside a call, the earlier steps of that call run one at a time.
@@ -179,23 +176,23 @@ def replay(config: Config, parts: Parts, train_call: Callable, folder: pathlib.P
     earlier = [position for position in complete_checkpoints(folder / CHECKPOINTS) if position < number]
     if earlier:
         start, saved, about = read_checkpoint(folder / CHECKPOINTS, str(earlier[-1]))
-        same = about["loss_scale"] == str(parts.plan.loss_scale)
-        state = resumed_state(config, parts, lambda shapes: adopt(shapes, saved, same_scaling=same))
+        same = about["loss_scale"] == str(run.plan.loss_scale)
+        state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=same))
     else:
-        start, state = 0, fresh_state(config, parts, pretrained_arrays(parts.task, config.model)[0])
+        start, state = 0, fresh_state(run, pretrained_arrays(run.task, run.config.model)[0])
     counts, position = [], start
-    for count in parts.when.call_counts(start):
+    for count in run.when.call_counts(start):
         if position + count >= number:
             break
         counts.append(count)
         position += count
-    state = parts.packing.pack(state)
-    for count, fed in zip(counts, parts.feed.calls(start, counts), strict=True):
+    state = run.packing.pack(state)
+    for count, fed in zip(counts, run.feed.calls(start, counts), strict=True):
         state, _ = train_call(state, fed, count)
-    stream = (place(batch, parts.split) for batch in parts.batches.from_position(position))
+    stream = (place(batch, run.split) for batch in run.batches.from_position(position))
     for _ in range(position + 1, number):
-        state, _ = parts.train_step(state, next(stream))
-    return parts.packing.unpack(state), next(stream)
+        state, _ = run.train_step(state, next(stream))
+    return run.packing.unpack(state), next(stream)
 
 
 def in_view_of_float32(
@@ -208,16 +205,16 @@ def in_view_of_float32(
     """
     if found.verdict == "not_precision" or (found.verdict == "healthy" and not diverged):
         return found
-    parts = make_parts(with_policy(config, "float32", rules={}))
-    stream = (place(batch, parts.split) for batch in parts.batches.from_position(number - 1))
+    run = build_run(with_policy(config, "float32", rules={}))
+    stream = (place(batch, run.split) for batch in run.batches.from_position(number - 1))
     first = next(stream)
-    _, untrained = parts.train_step(parts.packing.pack(fresh_state(config, parts)), first)
+    _, untrained = run.train_step(run.packing.pack(fresh_state(run)), first)
     saved = jax.device_get(to_arrays(state))
-    state = resumed_state(config, parts, lambda shapes: adopt(shapes, saved, same_scaling=False))
-    state = parts.packing.pack(state)
+    state = resumed_state(run, lambda shapes: adopt(shapes, saved, same_scaling=False))
+    state = run.packing.pack(state)
     batch, metrics = first, untrained
     for _ in range(FURTHER):
-        state, metrics = parts.train_step(state, batch)
+        state, metrics = run.train_step(state, batch)
         batch = next(stream)
     loss, before = float(metrics["loss"]), float(untrained["loss"])
     if math.isfinite(loss) and loss < 2 * before:

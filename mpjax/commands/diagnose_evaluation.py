@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
+from mpjax.commands.build import Run
 from mpjax.commands.diagnosis_files import NO_DTYPE_REPAIRS
-from mpjax.commands.parts import Parts
 from mpjax.diagnosis.diagnosis import Diagnosis
 from mpjax.diagnosis.progress import SILENT, Progress
 from mpjax.diagnosis.training import diagnose_evaluation, mean_loss
@@ -24,7 +24,7 @@ from mpjax.training.setup import Task
 
 
 def diagnosed_evaluation(
-    parts: Parts,
+    run: Run,
     policy: Policy,
     state: TrainState,
     *,
@@ -37,24 +37,24 @@ def diagnosed_evaluation(
     The verdict is "not_precision" if the test loss of the same parameters is not finite in float32 either.
 
     Args:
-      parts: the parts of the run.
+      run: the run.
       policy: the policy in question.
       state: the evaluated state, unpacked.
       tolerance: the largest relative error of the batch's loss.
       search: whether to search for modules to keep in float32.
       progress: receives the progress of the diagnosis.
     """
-    state = jax.device_get(parts.block_by_block(state))  # on one device, whatever the mesh
-    task, full = parts.task_under(policy), parts.task_under(get_policy("float32"))
+    state = jax.device_get(run.block_by_block(state))  # on one device, whatever the mesh
+    task, full = run.task_under(policy), run.task_under(get_policy("float32"))
     eval_step = _eval_step(task)
-    sums = (eval_step(state.params, state.stats, batch) for batch in parts.tests)
+    sums = (eval_step(state.params, state.stats, batch) for batch in run.tests)
     bad = next((index for index, found in enumerate(sums) if not _is_finite(found)), None)
-    batch = jax.device_put(next(itertools.islice(parts.tests, bad or 0, None)))
+    batch = jax.device_put(next(itertools.islice(run.tests, bad or 0, None)))
     found = diagnose_evaluation(
-        parts.task_under, policy, state, batch, tolerance=tolerance, search=search, progress=progress
+        run.task_under, policy, state, batch, tolerance=tolerance, search=search, progress=progress
     )
-    loss = evaluate(_eval_step(full), state.params, state.stats, parts.tests, full.objective.conclude)["loss"]
-    examined = f"Examined: the evaluation of batch {(bad or 0) + 1} of {len(parts.tests)} of the test set."
+    loss = evaluate(_eval_step(full), state.params, state.stats, run.tests, full.objective.conclude)["loss"]
+    examined = f"Examined: the evaluation of batch {(bad or 0) + 1} of {len(run.tests)} of the test set."
     found = dataclasses.replace(found, evidence=f"{examined} {found.evidence}")
     lagging = _advice_on_statistics(task, state, batch) if bad is not None else ()
     if not math.isfinite(loss):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import optax
 
 from mpjax import data, strict_json
-from mpjax.commands.parts import CHECKPOINTS
+from mpjax.commands.build import CHECKPOINTS
 from mpjax.commands.task import open_task
 from mpjax.config import Config, to_toml
 from mpjax.config.commands import Evaluation

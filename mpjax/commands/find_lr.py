@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from mpjax import report, strict_json
+from mpjax.commands.build import Run, build_run, fresh_state
 from mpjax.commands.lacking import named_together
-from mpjax.commands.parts import Parts, fresh_state, make_parts
 from mpjax.config import Config, Duration, to_toml
 from mpjax.config.folders import check_new_folder, new_folder
 from mpjax.config.limits import is_auto
@@ -48,9 +48,9 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
             say = (lambda line: None) if settings.json else print
             config, fit = fitted(config, say=say)
             say(fit)
-        parts = make_parts(with_growing_rates(config, settings))
+        run = build_run(with_growing_rates(config, settings))
     folder = new_folder(config, prefix="find_lr-")
-    points, skipped, ended = _trained(settings, config, parts)
+    points, skipped, ended = _trained(settings, run)
     found = suggest(points)
 
     result = {
@@ -84,19 +84,19 @@ def with_growing_rates(config: Config, settings: RateSearch) -> Config:
     )
 
 
-def _trained(settings: RateSearch, config: Config, parts: Parts) -> tuple[list[Point], int, str]:
+def _trained(settings: RateSearch, run: Run) -> tuple[list[Point], int, str]:
     """Runs the updates of the search.
 
     Returns:
       The updates with a finite loss, the number of skipped steps, and the reason why the search ended.
     """
-    state = parts.packing.pack(fresh_state(config, parts, pretrained_arrays(parts.task, config.model)[0]))
+    state = run.packing.pack(fresh_state(run, pretrained_arrays(run.task, run.config.model)[0]))
     watch, points, skipped, in_a_row = Watch(settings.stop_above), [], 0, 0
-    feed = parts.feed.calls(0, itertools.repeat(1))
+    feed = run.feed.calls(0, itertools.repeat(1))
     while len(points) < settings.updates:
         chunk = []
         for fed in itertools.islice(feed, min(CHUNK, settings.updates - len(points))):
-            state, metrics = parts.train_call(state, fed, 1)
+            state, metrics = run.train_call(state, fed, 1)
             chunk.append({name: metrics[name] for name in ("loss", "learning_rate", "finite")})
         for metrics in jax.device_get(chunk):
             if not math.isfinite(loss := float(metrics["loss"])):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mpjax import notebook, strict_json
-from mpjax.commands.task import make_layout, make_packing, make_step
+from mpjax.commands.task import make_training
 from mpjax.config import Config, Duration
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
@@ -182,23 +182,20 @@ def planned_step(config: Config, fields: Fields) -> PlannedStep:
 
     with wide(plan):
         warmup = steps(config.optimizer.warmup)
-        task, tx, step_on = make_step(config, plan, fields, steps=steps(config.steps), warmup=warmup)
-        make = functools.partial(make_state, task, tx, ema=config.training.ema > 0)
+        training = make_training(config, plan, fields, steps=steps(config.steps), warmup=warmup)
+        make = functools.partial(make_state, training.task, training.tx, ema=config.training.ema > 0)
         state = jax.eval_shape(make, jax.random.key(config.seed), {})
     size = config.data.batch_size
     oriented = {}
     if config.data.alternate_flips:
         oriented = orientation_of(config.data, fields, config.seed).of(np.arange(size), 0)
     batch = batch_shapes(fields, size) | jax.eval_shape(lambda: oriented)
-    layout_on = functools.partial(make_layout, config, plan, task, fields)
     return PlannedStep(
         config.precision.policy,
         plan,
-        task,
-        tx,
-        layout_on,
-        step_on,
-        functools.partial(make_packing, config, task),
+        training.task,
+        training.tx,
+        training.on,
         state,
         batch,
         accumulate=config.training.accumulate,

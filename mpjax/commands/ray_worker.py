@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpjax.commands.build import CHECKPOINTS
 from mpjax.commands.host_memory import keep_freed_memory
-from mpjax.commands.parts import CHECKPOINTS
 from mpjax.commands.train import run
 from mpjax.config import Config
 from mpjax.errors import Diverged, Interrupted, UsageError, show_warning

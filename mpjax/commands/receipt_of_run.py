@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from mpjax.commands.parts import Parts
-from mpjax.config import Config
+from mpjax.commands.build import Run
 from mpjax.errors import DtypeError, UsageError
 from mpjax.plan.dtype_order import AS_ASKED
 from mpjax.plan.receipt_of_program import receipt_of, target_of
@@ -22,13 +21,12 @@ Programs = Mapping[int, CallProgram]
 
 
 def check_receipt(
-    config: Config, parts: Parts, programs: Programs, folder: pathlib.Path, put: Callable[[pathlib.Path, bytes], object]
+    run: Run, programs: Programs, folder: pathlib.Path, put: Callable[[pathlib.Path, bytes], object]
 ) -> str:
     """Writes the receipt of the program that runs most steps, and returns its message for the user.
 
     Args:
-      config: the settings of the run.
-      parts: the parts of the run.
+      run: the run.
       programs: the programs of the training call.
       folder: the folder of the run.
       put: writes a file of the run.
@@ -37,10 +35,10 @@ def check_receipt(
       DtypeError: with `precision.strict`, an operation runs in another dtype than asked for, although the device could.
       UsageError: with `precision.strict`, the program cannot be read.
     """
-    strict = config.precision.strict
+    strict = run.config.precision.strict
     jaxpr, _, executable = programs[max(programs)]
     try:
-        found = _read(parts, jaxpr, executable)
+        found = _read(run, jaxpr, executable)
     except Exception as error:  # a run goes on if the text of another XLA cannot be parsed
         if strict:
             raise UsageError(
@@ -63,12 +61,12 @@ def check_receipt(
     return f"{found.line}{more}"
 
 
-def _read(parts: Parts, jaxpr: Any, executable: jax.stages.Compiled) -> Receipt:
+def _read(run: Run, jaxpr: Any, executable: jax.stages.Compiled) -> Receipt:
     return receipt_of(
         executable,
         jaxpr,
         target_of(executable),
-        parts.plan.policy,
-        modules={"": parts.task.abstract},
-        updates=parts.plan.least_update,
+        run.plan.policy,
+        modules={"": run.task.abstract},
+        updates=run.plan.least_update,
     )

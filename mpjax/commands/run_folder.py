@@ -1,21 +1,29 @@
 """The folder of a run: created by the first of its processes, and read again by all on resumption."""
 
 import contextlib
+import dataclasses
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from mpjax.commands.parts import CHECKPOINTS, Parts, resumed_state
-from mpjax.config import Config
+from mpjax import report
+from mpjax.commands.build import CHECKPOINTS, ENVIRONMENT_FILE, Run, fresh_state, resumed_state
+from mpjax.config import Config, to_toml
 from mpjax.config.folders import resume_command, run_folder
 from mpjax.config.load import CONFIG_FILE
-from mpjax.data.fingerprint import differences
+from mpjax.config.save import changes
+from mpjax.data.fingerprint import differences, fingerprint_of
 from mpjax.errors import CallbackError, Interrupted, UsageError
 from mpjax.loop.company import Alone, Company
+from mpjax.loop.process import locked
 from mpjax.loop.resume import adopt, places_in
 from mpjax.loop.roll_call import numbers
-from mpjax.loop.stored import read_checkpoint, set_aside
+from mpjax.loop.stored import complete_checkpoints, read_checkpoint, set_aside
+from mpjax.models.pretrained.report import PretrainedReport
+from mpjax.report.history import History
 from mpjax.training import TrainState
+from mpjax.training.setup import pretrained_arrays
 
 
 def run_folder_of(config: Config, company: Alone | Company) -> pathlib.Path:
@@ -75,19 +83,99 @@ def resumption_told(config: Config, folder: pathlib.Path) -> Iterator[None]:
         raise Interrupted(f"{error}; to resume:\n{line}", error.signal_number) from error
 
 
-def resumed(
-    config: Config, parts: Parts, folder: pathlib.Path, about: dict, company: Alone | Company
-) -> tuple[int, TrainState, dict]:
+@contextlib.contextmanager
+def held_folder(config: Config, company: Alone | Company) -> Iterator[tuple[pathlib.Path, Callable[[], None]]]:
+    """Creates or opens the folder of a run, and locks it in the first process.
+
+    Yields:
+      The folder, and a function to call before the first step: errors of the user no longer restore the folder.
+    """
+    folder = run_folder_of(config, company)
+    if not company.first:
+        yield folder, lambda: None
+        return
+    with (
+        locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)),
+        restored_if_refused(folder, new=not config.resume) as keep,
+    ):
+        yield folder, keep
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """The state in which a run begins, from its last checkpoint or new.
+
+    Attributes:
+      step: the attempted steps so far.
+      state: the state, by path.
+      about: the description of the next checkpoints.
+      before: the description of the checkpoint; empty for a new run.
+      metrics: the lines of metrics.jsonl.
+      weights: the report of pretrained weights; None without any.
+    """
+
+    step: int
+    state: TrainState
+    about: dict[str, Any]
+    before: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    weights: PretrainedReport | None
+
+    def spent(self, name: str) -> float:
+        """The seconds that earlier processes of the run spent: `seconds` or `compile_seconds`."""
+        return float(self.before.get(name, 0.0))
+
+    def told(self, run: Run, history: History) -> Iterator[str]:
+        """Yields a line for each fact that the user should know."""
+        if run.config.resume:
+            fresh = "no checkpoint to resume from: starting at step 0"
+            yield f"resumed from step {self.step}" if self.before else fresh
+        if self.before and self.step < run.when.steps:
+            for name, old, new in changes(self.before["config"], self.about["config"]):
+                yield f"resumed with another {name}: {new}, before {old}"
+            for line in differences(self.before.get("data"), self.about["data"]):
+                yield f"resumed on other data: {line}"
+            for name, old, new in report.other_versions(history):
+                yield f"resumed with {name} {new}, before {old}"
+        if self.weights:
+            yield f"pretrained: {self.weights.totals}"
+        if self.step >= run.when.steps:
+            yield f"nothing left to train: --steps is {run.when.steps}"
+
+
+def begin(run: Run, folder: pathlib.Path, company: Alone | Company) -> Beginning:
+    """Creates the first state of a run, or reads its last checkpoint.
+
+    Raises:
+      UsageError: the checkpoint is of another model, or of other data, and `config.other_data` is off.
+    """
+    data = fingerprint_of(run.source, run.config.data, run.batches, run.tests) if company.first else None
+    about = {
+        "policy": str(run.plan.policy),
+        "loss_scale": str(run.plan.loss_scale),
+        "seed": run.config.seed,
+        "config": to_toml(run.config),
+        "data": company.gather(data)[0],
+    }
+    if not (run.config.resume and company.gather(complete_checkpoints(folder / CHECKPOINTS))[0]):
+        arrays, weights = pretrained_arrays(run.task, run.config.model)
+        return Beginning(0, fresh_state(run, arrays), about, {}, [], weights)
+    step, state, before = _resumed(run, folder, about, company)
+    metrics = folder / "metrics.jsonl"
+    return Beginning(step, state, about, before, report.read_metrics(metrics) if metrics.exists() else [], None)
+
+
+def _resumed(run: Run, folder: pathlib.Path, about: dict, company: Alone | Company) -> tuple[int, TrainState, dict]:
     """Reads the last checkpoint; returns its position, the state and its description.
 
     Raises:
-      UsageError: there is none, it is of another model, or of other data, and `config.other_data` is off.
+      UsageError: there is none, it is of another model, or of other data, and `run.config.other_data` is off.
     """
     found: list = []
 
     def read(shapes: TrainState) -> TrainState:
         position, saved, then = read_checkpoint(folder / CHECKPOINTS, places=places_in(shapes), gather=company.gather)
-        if not config.other_data and (said := differences(then.get("data"), about["data"])):
+        if not run.config.other_data and (said := differences(then.get("data"), about["data"])):
             raise UsageError(
                 f"--resume: the data is not that of checkpoint {position} in {folder}:\n  "
                 + "\n  ".join(said)
@@ -96,7 +184,7 @@ def resumed(
         found.extend((position, then))
         return adopt(shapes, saved, same_scaling=then["loss_scale"] == about["loss_scale"])
 
-    state = resumed_state(config, parts, read)
+    state = resumed_state(run, read)
     position, then = found
     if company.first:
         set_aside(folder / CHECKPOINTS, after=position)

@@ -1,19 +1,23 @@
-"""The files that record the conditions of a run's steps: settings, history, environment and receipt."""
+"""The files of a run: the conditions of its steps (settings, history, environment, receipt) and its results."""
 
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from mpjax import report
-from mpjax.commands.parts import ENVIRONMENT_FILE
-from mpjax.config import Config
+from mpjax.commands.build import ENVIRONMENT_FILE, Run
+from mpjax.commands.run_folder import Beginning
+from mpjax.config import from_toml
 from mpjax.config.folders import run_settings
 from mpjax.config.load import CONFIG_FILE
+from mpjax.config.score import score_of
 from mpjax.errors import CheckpointWarning
+from mpjax.precision.scale_state import loss_scale_state
 from mpjax.report.history import HISTORY_FILE, History
+from mpjax.training import TrainState
 
 
 class Records:
@@ -54,39 +58,74 @@ class Records:
         return call
 
 
-def put_records(
-    records: Records,
-    config: Config,
-    folder: pathlib.Path,
-    start: int,
-    about: Mapping[str, Any],
-    before: Mapping[str, Any],
-    metrics: Sequence[Mapping[str, Any]],
-    compiler_options: Mapping[str, Any],
-) -> History:
+def put_records(records: Records, run: Run, folder: pathlib.Path, beginning: Beginning) -> History:
     """Puts history, settings and environment into the records of a run, and returns the history.
 
     Args:
       records: the files of the run.
-      config: the settings of the next steps.
+      run: the run.
       folder: the folder of the run.
-      start: the attempted steps so far.
-      about: the description of the next checkpoints.
-      before: the description of the checkpoint from which the run continues; empty for a new run.
-      metrics: the lines of metrics.jsonl.
-      compiler_options: XLA options.
+      beginning: where its next steps begin.
 
     Warns:
       CheckpointWarning: metrics.jsonl has lost the lines of steps before the checkpoint.
     """
-    if lost := report.missing_steps(metrics, start):
-        said = "lacks the lines of steps {:,} to {:,}, which the run wrote before its checkpoint".format(*lost)
-        text = f"{folder / 'metrics.jsonl'} {said}: summary and plots are of the other steps"
+    if lost := report.missing_steps(beginning.metrics, beginning.step):
+        lines = "lacks the lines of steps {:,} to {:,}, which the run wrote before its checkpoint".format(*lost)
+        text = f"{folder / 'metrics.jsonl'} {lines}: summary and plots are of the other steps"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
-    environment = report.environment([str(device.device_kind) for device in jax.devices()], compiler_options)
-    history = report.continued(before, start, about, environment, lost)
+    environment = report.environment([str(device.device_kind) for device in jax.devices()], run.compiler_options)
+    history = report.continued(beginning.before, beginning.step, beginning.about, environment, lost)
     # The history first: labels derive from it, so they are right wherever the process is killed.
     records.put(folder / HISTORY_FILE, report.lines_of(history))
-    records.put(folder / CONFIG_FILE, run_settings(config, folder).encode())
+    records.put(folder / CONFIG_FILE, run_settings(run.config, folder).encode())
     records.put(folder / ENVIRONMENT_FILE, report.as_file(environment))
     return history
+
+
+def put_results(
+    run: Run,
+    folder: pathlib.Path,
+    state: TrainState,
+    history: History,
+    spent: Mapping[str, float],
+    *,
+    ran: bool,
+) -> dict[str, Any]:
+    """Writes the summary and the curves of a run, and returns the summary.
+
+    Args:
+      run: the run.
+      folder: the folder of the run.
+      state: the last state, packed or not.
+      history: the conditions of all steps.
+      spent: the seconds of the run by name.
+      ran: whether this command ran a step. Otherwise the results belong to the settings of earlier steps.
+    """
+    config, file = run.config, folder / "summary.json"
+    if not ran:
+        config, history = from_toml(folder / CONFIG_FILE), history[:-1]
+    ended = {
+        "steps": int(state.step),
+        "attempts": int(state.attempts),
+        "policy": report.policies_of(history, str(run.plan.policy)),
+        **report.entries_of(history),
+    }
+    if not ran and (summary := report.summary_of(file, ended)):
+        return summary
+    metrics = folder / "metrics.jsonl"
+    lines = report.read_metrics(metrics) if metrics.exists() else []
+    summary = report.summarise(
+        lines,
+        score=score_of(run.config),
+        skipped=int(loss_scale_state(state.opt_state).skipped),
+        **spent,
+        examples_per_second=report.throughput(lines),
+        parameters=sum(p.size for p in state.params.values()),
+        output_dir=str(folder),
+        **ended,
+    )
+    report.write_summary(file, summary)
+    for image in report.image_files(folder / "curves", config.report):
+        report.plot_curves(lines, image, report.title_of(config, history), history)
+    return summary

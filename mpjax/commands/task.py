@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ from mpjax.training.precision_plan import PrecisionPlan, plan_precision
 from mpjax.training.rates import factors_of
 from mpjax.training.remat import apply_remat, blocks_of
 from mpjax.training.schedule import capped_warmup, learning_rate_schedule
-from mpjax.training.setup import Task, check_fit
+from mpjax.training.setup import Placed, Task, check_fit
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
 from mpjax.training.user_objective_check import check_augmentation, check_objective
@@ -110,12 +110,52 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract, frozen)
 
 
-def make_step(
-    config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int
-) -> tuple[Task, optax.GradientTransformation, Callable[..., jax.stages.Wrapped]]:
-    """Builds the task that `config` describes, its optimizer, and a function from layout to compiled training step.
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What a run trains, and how, before its devices are chosen.
 
-    The second argument of the function is the packing of the states that the step takes.
+    Attributes:
+      config: the settings of the run.
+      plan: the precision of the run.
+      fields: the fields of a batch.
+      task: the model and its objective.
+      tx: the optimizer.
+      schedule: the learning rate by step.
+    """
+
+    config: Config
+    plan: PrecisionPlan
+    fields: data.Fields
+    task: Task
+    tx: optax.GradientTransformation
+    schedule: optax.Schedule
+
+    def on(self, mesh: Mesh) -> Placed:
+        """Builds the training step for a mesh.
+
+        Raises:
+          UsageError: the arrays of the run cannot be divided over the mesh.
+        """
+        layout = _layout(self.config, self.plan, self.task, self.fields, mesh)
+        packing = _packing(self.config, self.task, layout)
+        train_step = make_train_step(
+            Packed(self.task.structure, packing),
+            self.tx,
+            self.task.objective.loss_of,
+            prepare=self.task.objective.prepare,
+            cast=self.task.cast,
+            learning_rate=self.schedule,
+            accumulate=self.config.training.accumulate,
+            ema=self.config.training.ema,
+            seed=self.config.seed,
+            layout=layout,
+            frozen=self.task.frozen,
+        )
+        return Placed(layout, packing, train_step)
+
+
+def make_training(config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int) -> Training:
+    """Builds the model, the objective and the optimizer that `config` describes, without creating an array.
 
     Args:
       config: the settings of the run.
@@ -157,26 +197,10 @@ def make_step(
         # A diagnosis passes the blocks of a stack one by one.
         single = {name for path in task.frozen for name in names_apart(path, stacks_of(task.abstract))}
         tx = freezing.trained_only(tx, task.frozen | single)
-
-    def step_on(layout: Layout | None, packing: Packing = UNPACKED) -> jax.stages.Wrapped:
-        return make_train_step(
-            Packed(task.structure, packing),
-            tx,
-            task.objective.loss_of,
-            prepare=task.objective.prepare,
-            cast=task.cast,
-            learning_rate=schedule,
-            accumulate=config.training.accumulate,
-            ema=config.training.ema,
-            seed=config.seed,
-            layout=layout,
-            frozen=task.frozen,
-        )
-
-    return task, tx, step_on
+    return Training(config, plan, fields, task, tx, schedule)
 
 
-def make_packing(config: Config, task: Task, layout: Layout) -> Packing:
+def _packing(config: Config, task: Task, layout: Layout) -> Packing:
     """Packs the small arrays of a run's state on one device, if the optimizer allows it."""
     # On several devices, the sum of a packed gradient would wait for the last array of the backward pass. Frozen arrays
     # are identified by path.
@@ -186,7 +210,7 @@ def make_packing(config: Config, task: Task, layout: Layout) -> Packing:
     return Packing.of(params, stats, stacks_of(task.abstract))
 
 
-def make_layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:
+def _layout(config: Config, plan: PrecisionPlan, task: Task, fields: data.Fields, mesh: Mesh) -> Layout:
     """Divides the arrays of a run over a mesh.
 
     Raises:

@@ -11,40 +11,29 @@ from typing import Any
 import jax
 
 from mpjax import data, extend, report
+from mpjax.commands.build import CHECKPOINTS, Run, build_run, layer_probe, model_with
 from mpjax.commands.evaluate import evaluate_state
 from mpjax.commands.objective import metrics_of
 from mpjax.commands.out_of_memory import memory_told, require_memory
-from mpjax.commands.parts import (
-    CHECKPOINTS,
-    ENVIRONMENT_FILE,
-    fresh_state,
-    make_parts,
-    model_with,
-)
-from mpjax.commands.run_folder import restored_if_refused, resumed, resumption_told, run_folder_of
-from mpjax.commands.run_records import Records, put_records
-from mpjax.config import Config, from_toml, to_toml
+from mpjax.commands.run_folder import begin, held_folder, resumption_told
+from mpjax.commands.run_records import Records, put_records, put_results
+from mpjax.config import Config
 from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
-from mpjax.config.load import CONFIG_FILE
-from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
 from mpjax.config.score import score_of
-from mpjax.data.fingerprint import differences, fingerprint_of
 from mpjax.errors import UsageError
+from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
 from mpjax.loop.first_calls import estimated, profiled
 from mpjax.loop.join import joined
-from mpjax.loop.process import Stop, locked, stop_on_signals
-from mpjax.loop.stored import complete_checkpoints
+from mpjax.loop.process import Stop, stop_on_signals
 from mpjax.loop.train import NO_CALLBACKS, Explain, Limits, train_loop
-from mpjax.precision.scale_state import loss_scale_state
 from mpjax.report.wording import duration
 from mpjax.training import TrainState
 from mpjax.training.optimizer import advice_on
 from mpjax.training.precision_plan import advice, floor_of
-from mpjax.training.setup import pretrained_arrays
 from mpjax.training.train_call import compile_calls
 
 
@@ -132,26 +121,131 @@ def run(
 
 
 def _train(config: Config, company: Alone | Company, writers: Sequence[report.Writer], stopping: Stopping) -> dict:
-    began = time.perf_counter()
-    first = company.first  # this process prints and writes
+    entered = time.perf_counter()
+    if company.first:  # the first process prints and writes
+        check_run_folder(config)  # before any slow work
+    run, notes = _built(config, company)
+    config, when = run.config, run.when
+
+    with contextlib.ExitStack() as stack:
+        callbacks, failures = _listeners(config, company, writers, stack)
+        folder, keep_folder = stack.enter_context(held_folder(config, company))
+        stack.enter_context(memory_told(config))
+
+        beginning = begin(run, folder, company)
+        info = extend.RunInfo(folder, config, beginning.step, when.steps, company.first, beginning.metrics)
+        records = Records(writing=company.first, waiting=config.resume)
+        history = put_records(records, run, folder, beginning) if company.first else []
+        about = beginning.about | {"history": company.gather(history)[0]}
+        opened = _opened_writers(info, company, writers, failures)
+        writer = stack.enter_context(contextlib.closing(report.Writers(opened)))
+        told = *beginning.told(run, history), when.advice(beginning.step), *notes
+        for line in filter(None, [f"run folder: {folder}", *told]):
+            writer.message(line)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=company.first)
+        stack.enter_context(contextlib.closing(checkpoints))
+
+        state = run.packing.pack(beginning.state)
+        feed = run.feed.calls(beginning.step, when.call_counts(beginning.step))
+        fed = next(feed, None)  # None for a finished run
+        compiling = time.perf_counter()
+        train_call, probe = _compiled(run, state, fed, info, company, writer, records)
+        compile_seconds = beginning.spent("compile_seconds") + time.perf_counter() - compiling
+
+        def seconds() -> dict[str, float]:
+            spent = beginning.spent("seconds") + time.perf_counter() - entered
+            return {"seconds": spent, "compile_seconds": compile_seconds}
+
+        def save(position: int, state: TrainState, score: float | None) -> None:
+            checkpoints.save(position, run.packing.unpack(state), about | seconds(), score=score)
+            writer.saved(position)
+
+        def evaluate(state: TrainState) -> dict[str, float]:
+            sharding = run.layout.evaluation(config.data.eval_batch_size)
+            conclude = run.task.objective.conclude
+            return evaluate_state(run.eval_step, run.tests, sharding, conclude, run.packing.unpack(state))
+
+        def explain() -> Explain:
+            from mpjax.commands.diagnose import explain_later, explain_now
+
+            return explain_later(folder) if company.processes > 1 else explain_now(run, train_call, folder)
+
+        def estimate(position: int, seconds: float) -> None:
+            rest = f"{when.steps - position} of {when.steps} steps"
+            writer.message(f"{rest} are left: about {duration(seconds)}, without evaluations")
+
+        draw = None
+        if config.task == "segmentation" and any(company.gather(writer.takes_images)):
+            from mpjax.commands.pictures import pictures_of
+
+            draw = pictures_of(run)
+        call = train_call
+        if config.profile and company.first:
+            call = stack.enter_context(profiled(call, folder / "tensorboard", when.call_counts(beginning.step)))
+        call = estimated(records.written_after(call), start=beginning.step, steps=when.steps, say=estimate)
+        if callbacks.call("started", info) & {"stop"}:
+            raise UsageError("a callback asked to stop before the first step")
+        if company.first and stopping is stop_on_signals:  # other contexts mean that the run was started by other means
+            stack.enter_context(resumption_told(config, folder))
+        stack.enter_context(stopping(company.stop))
+        keep_folder()
+        started = time.perf_counter()
+        state = train_loop(
+            state,
+            call,
+            itertools.chain([fed], feed),
+            start=beginning.step,
+            when=when,
+            batch_size=config.data.batch_size,
+            limits=Limits(floor_of(run.plan, config.precision), config.precision.patience),
+            writer=writer,
+            evaluate=evaluate,
+            score=score_of(config),
+            save=save,
+            explain=explain,
+            stop=company.stop,
+            probe=probe,
+            draw=draw and (lambda state: draw(run.packing.unpack(state))),
+            callbacks=callbacks,
+            model_of=lambda state: functools.partial(model_with, run, state),
+        )
+        if (attempts := int(state.attempts)) < when.steps:
+            writer.message(f"stopped at step {attempts} of {when.steps}{callbacks.reason}")
+        # Results come before the writers close, because loggers store these files.
+        summary = None
+        if company.first:
+            spent = seconds() | {"startup_seconds": started - entered}
+            summary = put_results(run, folder, state, history, spent, ran=beginning.step < when.steps)
+
+    if summary is not None:
+        print(report.summary_table(summary))
+    summary = company.gather(summary)[0]
+    callbacks.call("ended", summary)
+    return summary
+
+
+def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
+    """Settles what the settings leave open, and builds the run. Also returns notes for the user.
+
+    Raises:
+      UsageError: as `build_run`; it lists what else the command lacks.
+    """
     if company.processes > 1 and config.precision.tune:
         raise UsageError(
             "--precision.tune times one process: run scripts/train.py alone with it (--distributed.processes 1 --steps "
             "1), and give all processes the rules that it finds as --precision.rules"
         )
-    if first:
-        check_run_folder(config)  # before any slow work
     fit, tuning = "", ""
     try:
         if is_auto(config):
             from mpjax.commands.fit import fitted
 
-            config, fit = fitted(config, company.gather, print if first else lambda line: None)
+            config, fit = fitted(config, company.gather, print if company.first else lambda line: None)
         if config.precision.tune:
             from mpjax.commands.tune import tuned
 
             config, tuning = tuned(config)
-        parts = make_parts(config)
+        run = build_run(config)
     except UsageError as error:
         from mpjax.commands.lacking import with_following
 
@@ -160,203 +254,84 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
     if config.loop.best:
         from mpjax.commands.own_parts import require_metric
 
-        require_metric(config.loop.best, metrics_of(parts.task, data.batch_fields(parts.source, config.data)))
-    plan, when, score = parts.plan, parts.when, score_of(config)
+        require_metric(config.loop.best, metrics_of(run.task, data.batch_fields(run.source, config.data)))
+    advised = *advice(run.plan, jax.devices()[0], tuned=bool(tuning)), *advice_on(config.optimizer)
+    return run, [fit, tuning, *run.source.notes, *advised]
 
-    with contextlib.ExitStack() as opened:
-        # Processes may have different writers, but call the same callbacks.
-        failures, callbacks = None, NO_CALLBACKS
-        if any(company.gather(bool(writers or config.report.writers))):
-            from mpjax.report.own_writer import Failures
 
-            failures = opened.enter_context(Failures().warned_of())
-        if failures or config.loop.callbacks or config.loop.stop_after:
-            from mpjax.commands.own_parts import callbacks_of
+def _listeners(
+    config: Config, company: Alone | Company, writers: Sequence[report.Writer], stack: contextlib.ExitStack
+) -> tuple[Callbacks, Any]:
+    """The callbacks of a run, and what notes the failures of its own writers; None without any.
 
-            callbacks = callbacks_of(config, company.gather, *filter(None, [failures]))
+    Processes may have different writers, but call the same callbacks.
+    """
+    failures = None
+    if any(company.gather(bool(writers or config.report.writers))):
+        from mpjax.report.own_writer import Failures
 
-        folder = run_folder_of(config, company)
-        if first:
-            opened.enter_context(locked(folder, lambda: report.process_of(folder / ENVIRONMENT_FILE)))
-        restored = functools.partial(restored_if_refused, folder, new=not config.resume)
-        begin = opened.enter_context(restored() if first else contextlib.nullcontext(lambda: None))
-        opened.enter_context(memory_told(config))
+        failures = stack.enter_context(Failures().warned_of())
+    if not (failures or config.loop.callbacks or config.loop.stop_after):
+        return NO_CALLBACKS, None
+    from mpjax.commands.own_parts import callbacks_of
 
-        # State: new, or from the last checkpoint
-        begun = config.resume and bool(company.gather(complete_checkpoints(folder / CHECKPOINTS))[0])
-        data_read = fingerprint_of(parts.source, config.data, parts.batches, parts.tests) if first else None
-        about = {
-            "policy": str(plan.policy),
-            "loss_scale": str(plan.loss_scale),
-            "seed": config.seed,
-            "config": to_toml(config),
-            "data": company.gather(data_read)[0],
-        }
-        report_of_weights = None
-        if begun:
-            start, state, before = resumed(config, parts, folder, about, company)
-        else:
-            arrays, report_of_weights = pretrained_arrays(parts.task, config.model)
-            start, state, before = 0, fresh_state(config, parts, arrays), {}
-        spent = {name: float(before.get(name, 0.0)) for name in ("seconds", "compile_seconds")}  # by earlier processes
-        metrics = folder / "metrics.jsonl"
-        records = report.read_metrics(metrics) if begun and metrics.exists() else []
-        info = extend.RunInfo(folder, config, start, when.steps, first, records)
-        under = Records(writing=first, waiting=config.resume)
-        history, own = [], ()
-        if first:
-            history = put_records(under, config, folder, start, about, before, records, parts.compiler_options)
-            resume_step = start if config.resume else None
-            files = report.open_writers(folder, when.steps, resume_step, tensorboard=config.report.tensorboard)
-            with contextlib.ExitStack() as unfinished:
-                unfinished.callback(files.close)
-                own = (files,)
-                if config.report.writers:
-                    from mpjax.commands.own_parts import open_writers
+    return callbacks_of(config, company.gather, *filter(None, [failures])), failures
 
-                    writers = *open_writers(config.report.writers, info), *writers
-                unfinished.pop_all()
-        if failures:
-            own = *own, *map(failures.of, writers)
-        writer = opened.enter_context(contextlib.closing(report.Writers(own)))
-        writer.message(f"run folder: {folder}")
-        if config.resume:
-            fresh = "no checkpoint to resume from: starting at step 0"
-            writer.message(f"resumed from step {start}" if begun else fresh)
-        if begun and start < when.steps:
-            for name, old, new in changes(before["config"], about["config"]):
-                writer.message(f"resumed with another {name}: {new}, before {old}")
-            for said in differences(before.get("data"), about["data"]):
-                writer.message(f"resumed on other data: {said}")
-            for name, old, new in report.other_versions(history):
-                writer.message(f"resumed with {name} {new}, before {old}")
-        about["history"] = company.gather(history)[0]
-        if report_of_weights:
-            writer.message(f"pretrained: {report_of_weights.totals}")
-        if start >= when.steps:
-            writer.message(f"nothing left to train: --steps is {when.steps}")
-        notes = *advice(plan, jax.devices()[0], tuned=bool(tuning)), *advice_on(config.optimizer)
-        for note in filter(None, [fit, tuning, when.advice(start), *parts.source.notes, *notes]):
-            writer.message(note)
-        checkpoints = Checkpoints(folder / CHECKPOINTS, keep=config.loop.keep, first=first)
-        opened.enter_context(contextlib.closing(checkpoints))
 
-        state = parts.packing.pack(state)
-        feed = parts.feed.calls(start, when.call_counts(start))
-        fed = next(feed, None)  # None for a finished run
-        if fed is not None:
-            writer.message("compiling the training step")
-        compiling = time.perf_counter()
-        abstract = {count: parts.feed.abstract(fed, count) for count in when.kinds_of_calls(start)}
-        programs: dict[int, Any] = {}
-        options = parts.compiler_options
-        train_call = compile_calls(parts.train_call, state, abstract, options, see=programs.__setitem__)
-        probe = compile_calls(parts.probe, state, abstract) if parts.probe and abstract else None
-        compile_seconds = spent["compile_seconds"] + time.perf_counter() - compiling
-        if company.processes > 1:
-            from mpjax.commands.agreement import require_agreement
+def _opened_writers(
+    info: extend.RunInfo, company: Alone | Company, writers: Sequence[report.Writer], failures: Any
+) -> tuple[report.Writer, ...]:
+    """Opens the files and the console of the first process, and the writers that the settings name."""
+    config, opened = info.config, ()
+    if company.first:
+        start = info.start if config.resume else None
+        opened = (report.open_writers(info.folder, info.steps, start, tensorboard=config.report.tensorboard),)
+        with contextlib.ExitStack() as unfinished:
+            unfinished.callback(opened[0].close)
+            if config.report.writers:
+                from mpjax.commands.own_parts import open_writers
 
-            require_agreement(company, parts, {count: program.lowered for count, program in programs.items()}, state)
-        require_memory(company, [program.compiled for program in programs.values()])
-        if programs and (first or config.precision.strict):
-            from mpjax.commands.receipt_of_run import check_receipt
+                writers = *open_writers(config.report.writers, info), *writers
+            unfinished.pop_all()
+    return (*opened, *map(failures.of, writers)) if failures else opened
 
-            writer.message(check_receipt(config, parts, programs, folder, under.put))
-        programs.clear()  # traced programs are large
 
-        def so_far() -> dict[str, float]:
-            seconds = spent["seconds"] + time.perf_counter() - began
-            return {"seconds": seconds, "compile_seconds": compile_seconds}
+def _compiled(
+    run: Run,
+    state: TrainState,
+    fed: Any,
+    info: extend.RunInfo,
+    company: Alone | Company,
+    writer: report.Writer,
+    records: Records,
+) -> tuple[Callable, Callable | None]:
+    """Compiles the calls of a run, and checks that processes agree, that memory suffices, and what the program runs in.
 
-        def save(position: int, state: TrainState, score: float | None) -> None:
-            checkpoints.save(position, parts.packing.unpack(state), about | so_far(), score=score)
-            writer.saved(position)
+    Args:
+      run: the run.
+      state: the packed state.
+      fed: the input of the first call; None for a finished run, which compiles nothing.
+      info: the folder of the run, and its first step.
+      company: the processes of the run.
+      writer: receives messages.
+      records: the files of the run.
 
-        def tested(state: TrainState) -> dict[str, float]:
-            sharding = parts.layout.evaluation(config.data.eval_batch_size)
-            conclude = parts.task.objective.conclude
-            return evaluate_state(parts.eval_step, parts.tests, sharding, conclude, parts.packing.unpack(state))
+    Returns:
+      The training call, and the probe of layer statistics.
+    """
+    if fed is not None:
+        writer.message("compiling the training step")
+    abstract = {count: run.feed.abstract(fed, count) for count in run.when.kinds_of_calls(info.start)}
+    programs: dict[int, Any] = {}
+    train_call = compile_calls(run.train_call, state, abstract, run.compiler_options, see=programs.__setitem__)
+    probe = compile_calls(layer_probe(run), state, abstract) if run.when.layers and abstract else None
+    if company.processes > 1:
+        from mpjax.commands.agreement import require_agreement
 
-        pictures = None
-        if config.task == "segmentation" and any(company.gather(writer.takes_images)):
-            from mpjax.commands.pictures import pictures_of
+        require_agreement(company, run, {count: program.lowered for count, program in programs.items()}, state)
+    require_memory(company, [program.compiled for program in programs.values()])
+    if programs and (company.first or run.config.precision.strict):
+        from mpjax.commands.receipt_of_run import check_receipt
 
-            pictures = pictures_of(config, parts)
-
-        def explain() -> Explain:
-            from mpjax.commands.diagnose import explain_later, explain_now
-
-            return explain_later(folder) if company.processes > 1 else explain_now(config, parts, train_call, folder)
-
-        watched = train_call
-        if config.profile and first:
-            watched = opened.enter_context(profiled(watched, folder / "tensorboard", when.call_counts(start)))
-        watched = under.written_after(watched)
-
-        def say(position: int, seconds: float) -> None:
-            rest = f"{when.steps - position} of {when.steps} steps"
-            writer.message(f"{rest} are left: about {duration(seconds)}, without evaluations")
-
-        if callbacks.call("started", info) & {"stop"}:
-            raise UsageError("a callback asked to stop before the first step")
-        if first and stopping is stop_on_signals:  # another context means that the run was started by other means
-            opened.enter_context(resumption_told(config, folder))
-        opened.enter_context(stopping(company.stop))
-        begin()
-        started = time.perf_counter()
-        state = train_loop(
-            state,
-            estimated(watched, start=start, steps=when.steps, say=say),
-            itertools.chain([fed], feed),
-            start=start,
-            when=when,
-            batch_size=config.data.batch_size,
-            limits=Limits(floor_of(plan, config.precision), config.precision.patience),
-            writer=writer,
-            evaluate=tested,
-            score=score,
-            save=save,
-            explain=explain,
-            stop=company.stop,
-            probe=probe,
-            draw=pictures and (lambda state: pictures(parts.packing.unpack(state))),
-            callbacks=callbacks,
-            model_of=lambda state: functools.partial(model_with, parts, state),
-        )
-        if (attempts := int(state.attempts)) < when.steps:
-            writer.message(f"stopped at step {attempts} of {when.steps}{callbacks.reason}")
-
-        # Results come before the writers close, because loggers store these files.
-        summary = None
-        if first and start >= when.steps:  # the results belong to the steps that ran, not to this command
-            config, history = from_toml(folder / CONFIG_FILE), history[:-1]
-        ran = {
-            "steps": int(state.step),
-            "attempts": attempts,
-            "policy": report.policies_of(history, str(plan.policy)),
-            **report.entries_of(history),
-        }
-        if first and start >= when.steps:
-            summary = report.summary_of(folder / "summary.json", ran)
-        if first and not summary:
-            records = report.read_metrics(metrics) if metrics.exists() else []
-            summary = report.summarise(
-                records,
-                score=score,
-                skipped=int(loss_scale_state(state.opt_state).skipped),
-                **so_far(),
-                startup_seconds=started - began,
-                examples_per_second=report.throughput(records),
-                parameters=sum(p.size for p in state.params.values()),
-                output_dir=str(folder),
-                **ran,
-            )
-            report.write_summary(folder / "summary.json", summary)
-            for file in report.image_files(folder / "curves", config.report):
-                report.plot_curves(records, file, report.title_of(config, history), history)
-
-    if summary is not None:
-        print(report.summary_table(summary))
-    summary = company.gather(summary)[0]
-    callbacks.call("ended", summary)
-    return summary
+        writer.message(check_receipt(run, programs, info.folder, records.put))
+    return train_call, probe

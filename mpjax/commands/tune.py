@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from mpjax.commands.parts import Parts, fresh_state, make_parts
+from mpjax.commands.build import Run, build_run, fresh_state
 from mpjax.config import Config
 from mpjax.config.folders import cache_folder
 from mpjax.precision.dtypes import HALF
@@ -23,30 +23,30 @@ def tuned(config: Config) -> tuple[Config, str]:
     resumed run keeps its rules.
 
     Raises:
-      UsageError: as `make_parts`.
+      UsageError: as `build_run`.
     """
     if not config.precision.tune:
         return config, ""
     settled = _with_rules(config, {})
     if config.resume:
         return settled, "--precision.tune does nothing: a resumed run keeps its rules"
-    parts = make_parts(settled)
-    policy = parts.plan.policy
+    run = build_run(settled)
+    policy = run.plan.policy
     if policy.compute_dtype not in HALF:
         return settled, f"nothing to tune: {config.precision.policy} computes in {policy.compute_dtype}"
-    batch = next(iter(parts.batches.from_position(0)))
-    shares = parts.layout.shares * config.training.accumulate
+    batch = next(iter(run.batches.from_position(0)))
+    shares = run.layout.shares * config.training.accumulate
     shapes = {
         name: jax.ShapeDtypeStruct((max(1, x.shape[0] // shares), *x.shape[1:]), x.dtype) for name, x in batch.items()
     }
-    products = products_of(parts.task, policy, shapes)
-    key = _key(settled, parts, products)
+    products = products_of(run.task, policy, shapes)
+    key = _key(run, products)
     folder = cache_folder(config) / "tuning"
     found = read_tuning(folder, key)
     when = "found earlier"
     if found is None:
         print(f"tuning: {len(kinds_of(products))} kinds of products in both dtypes, then the step", flush=True)
-        found = tune(parts.task, products, lambda rules: _time_step(settled, parts, rules, batch))
+        found = tune(run.task, products, lambda rules: _time_step(run, rules, batch))
         when = f"kept in {write_tuning(folder, key, found)}"
     return _with_rules(settled, found.rules), f"tuned on {key['device']}: {found}; {when}"
 
@@ -56,39 +56,39 @@ def _with_rules(config: Config, rules: Mapping[str, str]) -> Config:
     return dataclasses.replace(config, precision=precision)
 
 
-def _key(config: Config, parts: Parts, products: list[Product]) -> dict:
+def _key(run: Run, products: list[Product]) -> dict:
     """The inputs that the timings depend on."""
     programs = "\n".join(f"{product.path}\n{product.half.text}\n{product.full.text}" for product in products)
     return {
         "device": jax.devices()[0].device_kind,
-        "devices": parts.layout.mesh.size,
+        "devices": run.layout.mesh.size,
         "jax": jax.__version__,
-        "model": config.model.name,
-        "policy": str(parts.plan.policy),
-        "mode": parts.plan.mode,
-        "batch_size": config.data.batch_size,
-        "accumulate": config.training.accumulate,
-        "remat": config.training.remat,
-        "optimizer": config.optimizer.name,
+        "model": run.config.model.name,
+        "policy": str(run.plan.policy),
+        "mode": run.plan.mode,
+        "batch_size": run.config.data.batch_size,
+        "accumulate": run.config.training.accumulate,
+        "remat": run.config.training.remat,
+        "optimizer": run.config.optimizer.name,
         "programs": hashlib.sha256(programs.encode()).hexdigest(),
     }
 
 
-def _time_step(config: Config, parts: Parts, rules: Mapping[str, str], batch) -> Timing:
+def _time_step(run: Run, rules: Mapping[str, str], batch) -> Timing:
     """Times the step without these rules and with them."""
-    changed = _with_rules(config, rules)
-    return side_by_side(_ready(config, parts, batch), _ready(changed, make_parts(changed), batch))
+    changed = build_run(_with_rules(run.config, rules))
+    return side_by_side(_ready(run, batch), _ready(changed, batch))
 
 
-def _ready(config: Config, parts: Parts, batch) -> Callable[[], jax.Array]:
+def _ready(run: Run, batch) -> Callable[[], jax.Array]:
     """Builds a function that runs one compiled step after another, on its own state."""
-    state = parts.packing.pack(fresh_state(config, parts))
-    placed = place(batch, parts.split)
-    step = parts.train_step.lower(state, placed).compile()
+    state = run.packing.pack(fresh_state(run))
+    placed = place(batch, run.split)
+    step = run.train_step.lower(state, placed).compile()
 
-    def run():
+    def once():
         nonlocal state
         state, metrics = step(state, placed)
         return metrics
 
-    return run
+    return once

@@ -58,14 +58,13 @@ def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool 
     device = mesh.devices.flat[0]
     before = peak_of(device) or 0
     with step.wide():
-        layout = step.layout_on(mesh)
+        layout, packing, train_step = step.place(mesh)
         split = layout.batch(size=step.batch_size, accumulate=step.accumulate)
         blank = {name: np.zeros(x.shape, x.dtype) for name, x in step.batch.items() if name not in fields}
         batch = place({**random_batch(fields, step.batch_size, seed), **blank}, split)
         state = initial_state(step.task, step.tx, seed=seed, ema=ema, layout=layout)
-        packing = step.packing_on(layout)
         state = packing.pack(state)
-        lowered = step.step_on(layout, packing).lower(state, batch)
+        lowered = train_step.lower(state, batch)
         compiled = lowered.compile(compiler_options=step.compiler_options(mesh))
         times = times_of(lambda state: compiled(state, batch)[0], state)
     low, middle, high = statistics.quantiles(times, n=4)

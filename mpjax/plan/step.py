@@ -12,11 +12,9 @@ from jax.sharding import Mesh
 from mpjax.config.plan import xla_options
 from mpjax.precision.calls import modules_of
 from mpjax.training import TrainState
-from mpjax.training.layout import Layout
 from mpjax.training.mesh import compiler_options
-from mpjax.training.packing import Packing
 from mpjax.training.precision_plan import PrecisionPlan
-from mpjax.training.setup import Task
+from mpjax.training.setup import Placed, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +26,7 @@ class PlannedStep:
       plan: the precision plan.
       task: model, precision and objective.
       tx: the optimizer.
-      layout_on: a function from mesh to the layout of the run.
-      step_on: a function from layout and packing to `(state, batch) -> (state, metrics)`, jitted, with the state
-        donated.
-      packing_on: a function from layout to the packing of the state.
+      place: builds the training step for a mesh.
       state: the abstract state, by path.
       batch: the abstract batch, by field.
       accumulate: number of micro-batches per batch.
@@ -44,9 +39,7 @@ class PlannedStep:
     plan: PrecisionPlan
     task: Task
     tx: optax.GradientTransformation
-    layout_on: Callable[[Mesh], Layout]
-    step_on: Callable[..., jax.stages.Wrapped]
-    packing_on: Callable[[Layout], Packing]
+    place: Callable[[Mesh], Placed]
     state: TrainState
     batch: Mapping[str, jax.ShapeDtypeStruct]
     accumulate: int = 1
@@ -75,15 +68,14 @@ class PlannedStep:
 
     def on(self, mesh: Mesh) -> tuple[jax.stages.Wrapped, tuple[TrainState, Any]]:
         """Builds the training step on a mesh, and its abstract arguments with the layout's shardings."""
-        layout = self.layout_on(mesh)
+        layout, packing, train_step = self.place(mesh)
         split = layout.batch(size=self.batch_size, accumulate=self.accumulate)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for name, x in self.batch.items()}
-        packing = self.packing_on(layout)
         packed = jax.eval_shape(packing.pack, self.state)
         state = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), packed, layout.state(packed)
         )
-        return self.step_on(layout, packing), (state, batch)
+        return train_step, (state, batch)
 
     def wide(self) -> contextlib.AbstractContextManager:
         """The context to trace the step in. It enables x64 if the precision plan uses float64."""

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training.layout import Layout
 from mpjax.training.objective import Objective
+from mpjax.training.packing import Packing
 from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart, without_shared_buffers
 
 
@@ -137,6 +138,20 @@ class Task:
             travels[name] = params[name].dtype if cast is None else cast
             given[name] = travels[name] if single else params[name].dtype
         return travels, given
+
+
+class Placed(NamedTuple):
+    """A training step on a mesh.
+
+    Attributes:
+      layout: the mesh, and the division of the state's arrays over it.
+      packing: packs states for the step, and unpacks its results.
+      train_step: `(packed, batch) -> (packed, metrics)`, jitted, with the state donated.
+    """
+
+    layout: Layout
+    packing: Packing
+    train_step: jax.stages.Wrapped
 
 
 def pretrained_arrays(task: Task, config: Model) -> tuple[Arrays, PretrainedReport | None]:

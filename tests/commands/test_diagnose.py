@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mpjax import cli
+from mpjax.commands.build import build_run, fresh_state
 from mpjax.commands.diagnose import diagnose_run, on_devices_here, replay
-from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Diagnose
@@ -35,16 +35,15 @@ def healthy(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def parts(healthy):
-    return make_parts(load_config(["--config", str(healthy / "config.toml")]))
+def built(healthy):
+    return build_run(load_config(["--config", str(healthy / "config.toml")]))
 
 
 @pytest.mark.parametrize("position", [5, 10, 12])
-def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, parts, position):
-    config = load_config(["--config", str(healthy / "config.toml")])
-    state, batch = replay(config, parts, parts.train_call, healthy, position)
-    state, _ = parts.train_step(parts.packing.pack(state), batch)
-    state = parts.packing.unpack(state)
+def test_a_replayed_state_is_that_of_the_run_bit_for_bit(healthy, built, position):
+    state, batch = replay(built, built.train_call, healthy, position)
+    state, _ = built.train_step(built.packing.pack(state), batch)
+    state = built.packing.unpack(state)
     _, arrays, _ = read_checkpoint(healthy / "checkpoints", str(position))
     replayed = jax.device_get(to_arrays(state))
     assert replayed.keys() == arrays.keys()
@@ -176,9 +175,9 @@ def test_a_mesh_of_more_devices_than_are_here_is_replaced_with_a_warning():
 @pytest.mark.slow
 def test_frozen_parameters_have_no_gradient_to_diagnose():
     config = load_config([*FLAGS, "--training.freeze", "layers/0"])
-    parts = make_parts(config)
-    batch = jax.tree.map(np.asarray, next(iter(parts.batches.from_position(0))))
-    program = program_of_step(parts.task, 0, fresh_state(config, parts), batch)
+    built = build_run(config)
+    batch = jax.tree.map(np.asarray, next(iter(built.batches.from_position(0))))
+    program = program_of_step(built.task, 0, fresh_state(built), batch)
     _, *gradients = jax.extend.core.jaxpr_as_fun(program.jaxpr)(*program.inputs, np.float32(1))
     still = {name for name, value in zip(program.gradients, gradients, strict=True) if not np.any(value)}
     assert still == {"layers/0/kernel", "layers/0/bias"}

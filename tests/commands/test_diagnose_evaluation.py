@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mpjax.commands.build import build_run, fresh_state
 from mpjax.commands.diagnose import diagnose_run
 from mpjax.commands.diagnose_evaluation import diagnosed_evaluation
-from mpjax.commands.parts import fresh_state, make_parts
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.commands import Diagnose
@@ -35,10 +35,10 @@ def healthy(tmp_path_factory):
 def diagnosed(folder, factor):
     """Diagnoses the evaluation of the initial parameters, with the first layer's weights multiplied by a factor."""
     config = load_config(["--config", str(folder / "config.toml")])
-    parts = make_parts(config)
-    state = fresh_state(config, parts)
+    built = build_run(config)
+    state = fresh_state(built)
     params = {**state.params, "layers/0/kernel": state.params["layers/0/kernel"] * factor}
-    return diagnosed_evaluation(parts, parts.plan.policy, dataclasses.replace(state, params=params))
+    return diagnosed_evaluation(built, built.plan.policy, dataclasses.replace(state, params=params))
 
 
 def test_an_evaluation_that_overflows_in_half_precision_only_names_the_layer_and_its_repair(healthy):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mpjax.commands.parts import fresh_state, make_parts
+from mpjax.commands.build import build_run, fresh_state
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.errors import UsageError
@@ -29,12 +29,12 @@ def config_of(flags):
 def steps_of(flags, steps=3):
     """The states on the host, before the first step and after each."""
     config = config_of(flags)
-    parts = make_parts(config)
-    state = fresh_state(config, parts)
+    built = build_run(config)
+    state = fresh_state(built)
     found = [jax.device_get(state)]
-    for batch, _ in zip(parts.batches.from_position(0), range(steps), strict=False):
-        state, _ = parts.train_step(parts.packing.pack(state), jax.device_put(batch, parts.split))
-        state = parts.packing.unpack(state)
+    for batch, _ in zip(built.batches.from_position(0), range(steps), strict=False):
+        state, _ = built.train_step(built.packing.pack(state), jax.device_put(batch, built.split))
+        state = built.packing.unpack(state)
         found.append(jax.device_get(state))
     return found
 
@@ -119,21 +119,19 @@ def test_the_run_says_that_no_weight_decay_is_applied(tmp_path, capsys):
 @pytest.mark.parametrize("flags", ["--optimizer.name lyon", "--optimizer.name lion --optimizer.arguments b3 1"])
 def test_an_optimizer_that_is_not_there_is_told_before_data_is_looked_for(flags):
     with pytest.raises(UsageError, match="--optimizer") as raised:
-        make_parts(config_of(f"--data.name no_such_set {flags}"))
+        build_run(config_of(f"--data.name no_such_set {flags}"))
     assert "no_such_set" not in str(raised.value)
 
 
 def test_frozen_blocks_of_a_stack_have_no_update_one_by_one_either():
     """A diagnosis of a run with stacks uses the run's optimizer on single blocks."""
     vit = "--model.name vit_ti16 --model.width 8 --model.depth 2 --model.heads 2 --model.patch 2 --model.scan_blocks"
-    parts = make_parts(
-        config_of(f"{vit} --training.freeze blocks/* --optimizer.layer_decay 0.5 --optimizer.name adamw")
-    )
-    shapes = state_shapes(parts.task, parts.tx, ema=False, layout=parts.layout)
+    built = build_run(config_of(f"{vit} --training.freeze blocks/* --optimizer.layer_decay 0.5 --optimizer.name adamw"))
+    shapes = state_shapes(built.task, built.training.tx, ema=False, layout=built.layout)
 
     def updates_of(state):
-        single = parts.block_by_block(state)
-        return parts.tx.update(single.params, single.opt_state, single.params)[0]
+        single = built.block_by_block(state)
+        return built.training.tx.update(single.params, single.opt_state, single.params)[0]
 
     assert not any("blocks" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(shapes.opt_state))
     assert "blocks/1/mlp/up/kernel" in jax.eval_shape(updates_of, shapes)

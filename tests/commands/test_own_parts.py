@@ -24,6 +24,7 @@ from mpjax.config.schema import Data
 from mpjax.errors import CallbackError, LoggerWarning
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint
 from mpjax.report import read_metrics
+from mpjax.training.mesh import make_mesh
 
 
 PARTS = pathlib.Path(__file__).parents[2] / "docs" / "examples" / "parts"
@@ -110,7 +111,8 @@ def test_the_plan_has_the_own_step(capsys):
     fields = fields_of(config, vocabulary=0)
     step = planned_step(config, fields)
     assert step.batch["image"].shape == (16, 8, 8, 1)
-    _, metrics = jax.eval_shape(step.step_on(None), step.state, step.batch)
+    train_step, abstract = step.on(make_mesh())
+    _, metrics = jax.eval_shape(train_step, *abstract)
     assert {"loss", "teacher", "student", "grad_norm"} <= set(metrics)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.commands.parts import fresh_state, make_parts, resumed_state
+from mpjax.commands.build import build_run, fresh_state, resumed_state
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.errors import PrecisionWarning
@@ -46,23 +46,23 @@ PAIRS = [
 @functools.cache
 def parts_of(form):
     config = load_config(f"{MLP} {FORMS[form]}".split())
-    parts = make_parts(config)
-    batch = jax.device_put(next(parts.batches.from_position(0)), parts.split)
-    return config, parts, batch
+    built = build_run(config)
+    batch = jax.device_put(next(built.batches.from_position(0)), built.split)
+    return built, batch
 
 
 @functools.cache
 def fresh_of(form):
-    config, parts, _ = parts_of(form)
-    return jax.device_get(fresh_state(config, parts))
+    built, _ = parts_of(form)
+    return jax.device_get(fresh_state(built))
 
 
 @functools.cache
 def stored_of(form):
     """The arrays of a checkpoint after one step, on the host."""
-    config, parts, batch = parts_of(form)
-    state, _ = parts.train_step(parts.packing.pack(fresh_state(config, parts)), batch)
-    return jax.device_get(to_arrays(parts.packing.unpack(state)))
+    built, batch = parts_of(form)
+    state, _ = built.train_step(built.packing.pack(fresh_state(built)), batch)
+    return jax.device_get(to_arrays(built.packing.unpack(state)))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -79,13 +79,13 @@ def _small_parts():
 @pytest.mark.parametrize(("stored", "into"), PAIRS)
 def test_every_pair_runs_a_step(stored, into, monkeypatch):
     saved = stored_of(stored)
-    config, parts, batch = parts_of(into)
+    built, batch = parts_of(into)
 
-    def fresh(config, parts):
-        shapes = state_shapes(parts.task, parts.tx, ema=config.training.ema > 0, layout=parts.layout)
+    def fresh(built):
+        shapes = state_shapes(built.task, built.training.tx, ema=built.config.training.ema > 0, layout=built.layout)
         return jax.tree.map(lambda leaf, shape: jax.device_put(leaf, shape.sharding), fresh_of(into), shapes)
 
-    monkeypatch.setattr("mpjax.commands.parts.fresh_state", fresh)  # not compiled for each pair
+    monkeypatch.setattr("mpjax.commands.build.fresh_state", fresh)  # not compiled for each pair
 
     def read(shapes):
         place = places_in(shapes)
@@ -94,15 +94,15 @@ def test_every_pair_runs_a_step(stored, into, monkeypatch):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrecisionWarning)  # of what starts afresh
-        state = resumed_state(config, parts, read)
-    state, metrics = parts.train_step(parts.packing.pack(state), batch)
+        state = resumed_state(built, read)
+    state, metrics = built.train_step(built.packing.pack(state), batch)
     assert (int(state.attempts), bool(jnp.isfinite(metrics["loss"]))) == (2, True)
 
 
 def test_a_moving_average_of_given_parameters_runs_a_step():
-    config, parts, batch = parts_of("ema")
-    given = fresh_state(config, parts).params
-    state, _ = parts.train_step(parts.packing.pack(fresh_state(config, parts, given)), batch)
+    built, batch = parts_of("ema")
+    given = fresh_state(built).params
+    state, _ = built.train_step(built.packing.pack(fresh_state(built, given)), batch)
     assert int(state.attempts) == 1
 
 

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec
 from safetensors.numpy import load_file
 
 from mpjax import cli
+from mpjax.commands.build import build_run, fresh_state, resumed_state
 from mpjax.commands.diagnose import diagnose_run
-from mpjax.commands.parts import fresh_state, make_parts, resumed_state
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.commands.train import run
 from mpjax.config import load_config
@@ -43,12 +43,12 @@ def config_of(flags, base=VIT):
 def trained(flags, steps=2):
     """The state after some steps, and the metrics of each."""
     config = config_of(flags)
-    parts = make_parts(config)
-    state, found = fresh_state(config, parts), []
-    for batch, _ in zip(parts.batches.from_position(0), range(steps), strict=False):
-        state, metrics = parts.train_step(state, jax.device_put(batch, parts.split))
+    built = build_run(config)
+    state, found = fresh_state(built), []
+    for batch, _ in zip(built.batches.from_position(0), range(steps), strict=False):
+        state, metrics = built.train_step(state, jax.device_put(batch, built.split))
         found.append(dict(jax.device_get(metrics)))
-    return config, parts, state, found
+    return config, built, state, found
 
 
 EVERYTHING = (
@@ -67,13 +67,13 @@ EVERYTHING = (
 )
 def test_steps_are_those_of_single_blocks(flags):
     """With the random numbers of dropout, and with rules of autocast, which finds operations by their names."""
-    (_, _, single, metrics), (_, parts, stacked, others) = (trained(f"{flags} {form}") for form in FORMS)
+    (_, _, single, metrics), (_, built, stacked, others) = (trained(f"{flags} {form}") for form in FORMS)
     half = "O1" in flags
     for one, other in zip(metrics, others, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=2e-3 if half else 2e-6)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=2e-2 if half else 1e-5)
         assert other["finite"] == 1
-    rows = parts.block_by_block(stacked)
+    rows = built.block_by_block(stacked)
     assert jax.tree.structure(rows) == jax.tree.structure(single)
     if not half:
         for path, value in single.params.items():
@@ -85,9 +85,9 @@ def test_steps_are_those_of_single_blocks(flags):
 def test_a_skipped_step_of_a_stack_changes_nothing():
     """A loss scale of 2^127 makes gradients overflow."""
     flags = "--precision.policy mixed_float16 --precision.initial_scale 8388608 --precision.max_scale 8388608"
-    config, parts, state, (metrics,) = trained(f"{flags} {FORMS[1]}", steps=1)
+    _, built, state, (metrics,) = trained(f"{flags} {FORMS[1]}", steps=1)
     assert metrics["finite"] == 0
-    before = fresh_state(config, parts)
+    before = fresh_state(built)
     for name, value in state.params.items():
         np.testing.assert_array_equal(value, before.params[name])
 
@@ -118,7 +118,7 @@ def test_a_checkpoint_goes_from_blocks_to_a_stack_and_back_with_every_bit(flags)
     saved = first
     for form in (FORMS[1], FORMS[0]):
         config = config_of(f"{flags} {form}")
-        state = resumed_state(config, make_parts(config), lambda shapes, saved=saved: adopt(shapes, saved))
+        state = resumed_state(build_run(config), lambda shapes, saved=saved: adopt(shapes, saved))
         saved = {name: np.asarray(leaf) for name, leaf in to_arrays(state).items()}
         assert any("blocks/all/" in name for name in saved) == (form == FORMS[1])
     assert saved.keys() == first.keys()
@@ -130,11 +130,11 @@ def test_a_checkpoint_goes_from_blocks_to_a_stack_and_back_with_every_bit(flags)
 def test_a_checkpoint_of_more_blocks_is_of_another_model():
     arrays = to_arrays(trained(FORMS[0], steps=0)[2])
     config = config_of(f"--model.depth 3 {FORMS[1]}")
-    parts = make_parts(config)
+    built = build_run(config)
     with pytest.raises(
         UsageError, match=r"shape: params/blocks/all/attention/key/bias is \(2, 2, 4\), wanted \(3, 2, 4\)"
     ):
-        adopt(fresh_state(config, parts), jax.device_get(arrays))
+        adopt(fresh_state(built), jax.device_get(arrays))
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +188,10 @@ def test_exported_weights_start_both_forms(folders, tmp_path):
     states = []
     for form in FORMS:
         config = config_of(f"--model.pretrained {file} --model.pretrained_skip blocks/1/mlp/* {form}")
-        parts = make_parts(config)
-        arrays, report = pretrained_arrays(parts.task, config.model)
+        built = build_run(config)
+        arrays, report = pretrained_arrays(built.task, config.model)
         assert "blocks/1/mlp/up/kernel" in report.skipped
-        states.append(parts.block_by_block(fresh_state(config, parts, arrays)).params)
+        states.append(built.block_by_block(fresh_state(built, arrays)).params)
     assert states[0].keys() == states[1].keys()
     assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
 
@@ -221,16 +221,16 @@ def test_a_diagnosis_looks_at_the_blocks_one_by_one(folders):
 )
 def test_settings_for_single_blocks_are_errors(flags, message):
     with pytest.raises(UsageError, match=message):
-        make_parts(config_of(f"--precision.policy mixed_float16 {flags} {FORMS[1]}"))
+        build_run(config_of(f"--precision.policy mixed_float16 {flags} {FORMS[1]}"))
 
 
 def test_a_stack_is_not_divided_over_fsdp():
     with pytest.raises(UsageError, match="--mesh.fsdp 2 with --model.scan_blocks: .* write --model.no_scan_blocks"):
-        make_parts(config_of(f"--mesh.data 1 --mesh.fsdp 2 {FORMS[1]}"))
+        build_run(config_of(f"--mesh.data 1 --mesh.fsdp 2 {FORMS[1]}"))
 
 
 @pytest.mark.slow
 def test_a_stack_is_divided_over_tensor_as_its_blocks_are():
     config = config_of(f"--mesh.data 1 --mesh.tensor 2 {FORMS[1]}")
-    spec = fresh_state(config, make_parts(config)).params["blocks/all/mlp/up/kernel"].sharding.spec
+    spec = fresh_state(build_run(config)).params["blocks/all/mlp/up/kernel"].sharding.spec
     assert spec == PartitionSpec(None, None, "tensor")

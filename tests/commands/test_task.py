@@ -4,12 +4,11 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec
 
-from mpjax.commands.parts import fresh_state, make_parts
+from mpjax.commands.build import build_run, fresh_state
 from mpjax.commands.plan import fields_of
-from mpjax.commands.task import make_packing, make_task, set_up_jax
+from mpjax.commands.task import make_task, set_up_jax
 from mpjax.config import load_config
 from mpjax.errors import UsageError
-from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
 from mpjax.training.precision_plan import plan_precision
 
@@ -40,7 +39,7 @@ def test_only_a_float64_policy_switches_64_bit_arrays_on(policy, switched):
 def test_a_policy_in_float8_that_no_layer_follows_is_an_error(mode):
     config = config_of(f"--precision.policy mixed_float8 --precision.mode {mode}")
     with pytest.raises(UsageError, match="no layer multiplies in float8: type:first_or_last"):
-        make_parts(config)
+        build_run(config)
 
 
 def test_compiled_programs_are_kept_in_the_cache_folder(tmp_path):
@@ -53,14 +52,14 @@ def test_compiled_programs_are_kept_in_the_cache_folder(tmp_path):
 def test_the_layout_adds_gradients_and_takes_statistics_as_the_settings_say(mesh, monkeypatch):
     monkeypatch.setattr("mpjax.training.layout.SMALL", 1)
     policy = "params=float32,compute=bfloat16,reduce=bfloat16"
-    layout = make_parts(config_of(f"--precision.policy {policy} --training.batch_norm global {mesh}")).layout
+    layout = build_run(config_of(f"--precision.policy {policy} --training.batch_norm global {mesh}")).layout
     assert (layout.reduce_dtype, layout.batch_norm) == ("bfloat16", "global")
-    assert make_parts(config_of(mesh)).layout.batch_norm == "device"
+    assert build_run(config_of(mesh)).layout.batch_norm == "device"
 
 
 def test_parameters_travel_in_the_dtype_that_every_layer_casts_them_to(monkeypatch):
     monkeypatch.setattr("mpjax.training.layout.SMALL", 1)
-    layout = make_parts(config_of("--mesh.data 1 --mesh.fsdp 2 --precision.policy mixed_bfloat16")).layout
+    layout = build_run(config_of("--mesh.data 1 --mesh.fsdp 2 --precision.policy mixed_bfloat16")).layout
     assert layout.blocks == ("layers/0", "layers/1")
     assert {str(dtype) for dtype in layout.travels.values()} == {"bfloat16"}
     # Biases are repeated for each example before the cast, so that their gradients are added in float32.
@@ -79,10 +78,10 @@ def test_parameters_travel_in_the_dtype_that_every_layer_casts_them_to(monkeypat
 def test_vectors_are_packed_for_optimizers_that_treat_numbers_one_by_one(optimizer, arrays):
     """Three layers: three kernels, and three biases in one array. LAMB divides by the norm of each array."""
     config = config_of(f"--optimizer.name {optimizer}")
-    parts = make_parts(config)
-    state, one = fresh_state(config, parts), Layout(make_mesh(jax.devices()[:1]))
-    assert len(make_packing(config, parts.task, one).pack(state).params) == arrays
-    assert len(parts.packing.pack(state).params) == 6  # on two devices
+    built = build_run(config)
+    state, one = fresh_state(built), make_mesh(jax.devices()[:1])
+    assert len(built.training.on(one).packing.pack(state).params) == arrays
+    assert len(built.packing.pack(state).params) == 6  # on two devices
 
 
 def test_views_of_images_are_for_classification_only():

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mpjax.commands.build import build_run
 from mpjax.commands.evaluate import evaluate_run
-from mpjax.commands.parts import make_parts
 from mpjax.commands.train import run
 from mpjax.config import load_config, to_toml
 from mpjax.config.commands import Evaluation
@@ -242,8 +242,8 @@ def test_a_run_of_several_steps_in_a_call_resumes_bit_identical(tmp_path):
 def test_a_run_on_one_device_packs_its_state_and_resumes_bit_identical(tmp_path, monkeypatch):
     """Steps that overflow included; checkpoints have arrays by path."""
     one_device = functools.partial(make_mesh, jax.devices()[:1])
-    monkeypatch.setattr("mpjax.commands.parts.make_mesh", one_device)
-    assert make_parts(load_config(SMALL)).packing.params.groups
+    monkeypatch.setattr("mpjax.commands.build.make_mesh", one_device)
+    assert build_run(load_config(SMALL)).packing.params.groups
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train(whole)
     shutil.copytree(whole, stopped)
@@ -296,9 +296,7 @@ def test_a_run_on_a_mixture_resumes_bit_identical(tmp_path, flags):
     resume(stopped, "--trust_code")
     assert_same_arrays(whole, stopped, 20)
     epochs = parse_duration("2 epochs")
-    assert (
-        make_parts(dataclasses.replace(load_config([*SMALL, *flags]), steps=epochs)).when.steps == 6
-    )  # of 26 examples
+    assert build_run(dataclasses.replace(load_config([*SMALL, *flags]), steps=epochs)).when.steps == 6  # of 26 examples
 
     # What is evaluated is the first set's, also where there is no other.
     metrics = evaluate_run(Evaluation(run=str(whole), checkpoint="latest", trust_code=True))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mpjax.commands.parts import fresh_state, make_parts
+from mpjax.commands.build import build_run, fresh_state
 from mpjax.commands.plan import fields_of, planned_step
 from mpjax.config import load_config
 from mpjax.errors import UsageError
@@ -29,14 +29,13 @@ def step_of(flags: str):
 )
 def test_it_lowers_to_the_text_of_the_run_s_own_step(more):
     config = load_config(f"{FLAGS} {more}".split())
-    parts = make_parts(config)
-    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh_state(config, parts))
+    built = build_run(config)
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh_state(built))
     step = planned_step(config, fields_of(config))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), step.state) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-    layout = step.layout_on(parts.layout.mesh)
-    planned = step.step_on(layout, step.packing_on(layout))
-    state = jax.eval_shape(parts.packing.pack, state)
-    assert parts.train_step.lower(state, step.batch).as_text() == planned.lower(state, step.batch).as_text()
+    planned = step.place(built.layout.mesh).train_step
+    state = jax.eval_shape(built.packing.pack, state)
+    assert built.train_step.lower(state, step.batch).as_text() == planned.lower(state, step.batch).as_text()
 
 
 def test_state_and_batch_lie_as_in_a_run():
@@ -54,7 +53,7 @@ def test_another_batch_is_the_same_step():
     step = step_of(f"{FLAGS} --model.name mlp")
     other = step.of(48)
     assert (other.batch_size, other.batch["image"].shape, other.batch["label"].shape) == (48, (48, 8, 8, 1), (48,))
-    assert other.step_on is step.step_on
+    assert other.place == step.place
 
 
 def test_a_float64_policy_is_planned_in_float64():

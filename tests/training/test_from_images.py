@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mpjax.commands.parts import fresh_state, make_parts
+from mpjax.commands.build import build_run, fresh_state
 from mpjax.commands.train import run
 from mpjax.config import load_config
 from mpjax.config.schema import Data
@@ -28,9 +28,9 @@ def settings(folder, *arguments):
 
 def test_the_kernel_of_a_new_run_whitens_its_images(tmp_path):
     config = settings(tmp_path / "run")
-    parts = make_parts(config)
-    kernel = np.asarray(fresh_state(config, parts).stats[KERNEL]).reshape(12, 24)[:, :12]
-    x = np.stack([example["image"] for example in parts.source.train.__getitems__(range(16))]) / 255 - 0.5
+    built = build_run(config)
+    kernel = np.asarray(fresh_state(built).stats[KERNEL]).reshape(12, 24)[:, :12]
+    x = np.stack([example["image"] for example in built.source.train.__getitems__(range(16))]) / 255 - 0.5
     patches = np.concatenate([x[:, i : i + 2, j : j + 2].reshape(16, 12) for i in range(11) for j in range(11)])
     variances = np.linalg.eigvalsh(patches.T @ patches / len(patches))
     whitened = (patches @ kernel).T @ (patches @ kernel) / len(patches)
@@ -41,7 +41,7 @@ def test_the_kernel_of_a_new_run_whitens_its_images(tmp_path):
 def test_a_step_leaves_it_and_a_resumed_run_takes_it_from_the_checkpoint(tmp_path, monkeypatch):
     config = settings(tmp_path / "run", "--steps", "1")
     run(config)
-    expected = np.asarray(fresh_state(config, make_parts(config)).stats[KERNEL])
+    expected = np.asarray(fresh_state(build_run(config)).stats[KERNEL])
 
     def unread(*_):
         raise AssertionError("images were read")

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from mpjax.commands.parts import fresh_state, make_parts
+from mpjax.commands.build import build_run, fresh_state
 from mpjax.config import load_config
 from mpjax.errors import UsageError
 from mpjax.precision.presets import get_policy
@@ -25,20 +25,20 @@ def config_of(flags=""):
 def test_every_duration_is_counted_in_steps_of_this_data_set():
     """It has 200 examples: an epoch is two steps."""
     flags = "--steps 3epochs --loop.log_every 500examples --loop.eval_every 1epochs --loop.save_every 2epochs"
-    when = make_parts(config_of(f"{flags} --diagnosis.every 1.5epochs")).when
+    when = build_run(config_of(f"{flags} --diagnosis.every 1.5epochs")).when
     assert (when.steps, when.log, when.evaluate, when.save, when.layers) == (6, 5, 2, 4, 3)
 
 
 def test_a_setting_out_of_range_is_told_before_data_is_looked_for():
     with pytest.raises(UsageError, match="--precision.patience is 0") as raised:
-        make_parts(config_of("--data.name no_such_set --precision.patience 0"))
+        build_run(config_of("--data.name no_such_set --precision.patience 0"))
     assert "no_such_set" not in str(raised.value)
 
 
 @pytest.fixture(scope="module")
 def state():
     config = config_of("--training.ema 0.9")
-    return fresh_state(config, make_parts(config), {"head/bias": np.full(10, 0.25, np.float32)})
+    return fresh_state(build_run(config), {"head/bias": np.full(10, 0.25, np.float32)})
 
 
 def test_a_fresh_state_lies_whole_on_every_device(state):
@@ -53,14 +53,14 @@ def test_an_average_begins_at_the_pretrained_arrays_as_the_parameters_do(state):
 
 def test_no_average_is_kept_that_was_not_asked_for():
     config = config_of()
-    assert not fresh_state(config, make_parts(config)).ema
+    assert not fresh_state(build_run(config)).ema
 
 
 def test_the_task_under_another_policy_stores_what_that_says_and_leaves_the_runs_own():
-    parts = make_parts(config_of("--precision.policy mixed_float16"))
-    other = parts.task_under(get_policy("bfloat16"))
+    built = build_run(config_of("--precision.policy mixed_float16"))
+    other = built.task_under(get_policy("bfloat16"))
     dtypes = [
-        {str(x.dtype) for x in jax.tree.leaves(nnx.state(task.abstract, nnx.Param))} for task in (parts.task, other)
+        {str(x.dtype) for x in jax.tree.leaves(nnx.state(task.abstract, nnx.Param))} for task in (built.task, other)
     ]
     assert dtypes == [{"float32"}, {"bfloat16"}]
 
@@ -73,14 +73,14 @@ def test_a_step_on_parts_is_that_on_two_whole_copies(policy, monkeypatch):
     results = []
     for mesh in ("--mesh.data 2", "--mesh.data 1 --mesh.fsdp 2"):
         config = config_of(f"{mesh} --precision.policy {policy} --optimizer.name sgd --optimizer.learning_rate 1")
-        parts = make_parts(config)
-        state = fresh_state(config, parts)
+        built = build_run(config)
+        state = fresh_state(built)
         rows = {"image": np.arange(100 * 64, dtype=np.uint8).reshape(100, 8, 8, 1), "label": np.arange(100) % 10}
-        batch = jax.device_put({**rows, "label": rows["label"].astype(np.int32)}, parts.split)
-        state = parts.packing.pack(state)
+        batch = jax.device_put({**rows, "label": rows["label"].astype(np.int32)}, built.split)
+        state = built.packing.pack(state)
         for _ in range(3):
-            state, metrics = parts.train_step(state, batch)
-        state = parts.packing.unpack(state)
+            state, metrics = built.train_step(state, batch)
+        state = built.packing.unpack(state)
         results.append((jax.device_get(state.params), dict(jax.device_get(metrics))))
     (whole, metrics), (divided, of_parts) = results
     for name, param in whole.items():
