@@ -1,7 +1,6 @@
 """The training step, a pure function (state, batch) -> (state, metrics)."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -11,16 +10,16 @@ import optax
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.precision.float8.history import add_gradient, end_step, is_history
+from mpjax.precision.float8.history import end_step, is_history
 from mpjax.precision.gradient_norm import global_norm
 from mpjax.precision.scale_state import loss_scale_state, where_finite
 from mpjax.precision.scaled_loss import unscaled
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.precision.updates import moved_by
+from mpjax.training.gradients import gradients_of
 from mpjax.training.layout import Layout
-from mpjax.training.objective import Mean, as_mean
-from mpjax.training.shares import Contribution, shares_of
-from mpjax.training.state import Arrays, Assembly, TrainState, step_key, uncast
+from mpjax.training.shares import shares_of
+from mpjax.training.state import Assembly, TrainState, step_key, uncast
 
 
 @jax.tree_util.register_dataclass
@@ -108,73 +107,37 @@ def make_train_step(
         raise UsageError(f"ema: wanted a decay from 0 up to, not including, 1, got {ema}")
 
     shares = shares_of(layout)
+    gradients = gradients_of(
+        structure, loss_fn, shares, cast=cast, prepare=prepare, accumulate=accumulate, frozen=frozen
+    )
     update = optax.with_extra_args_support(tx).update  # some optimizers take the loss, as `value`
-
-    @cast
-    def loss_of(params, stats, key, batch):
-        histories = {name: stats[name] + params[_BESIDE + name] for name in filter(is_history, stats)}
-        model = structure.assemble(_parameters(params), stats | histories, key)
-        model.train()
-        shares.adapt(model)
-        loss, metrics = loss_fn(model, batch, key)
-        means = {name: as_mean(value, name) for name, value in ({"loss": loss} | metrics | {"loss": loss}).items()}
-        if means["loss"].total.shape:
-            raise UsageError(f"loss is a Mean of shape {means['loss'].total.shape}: wanted scalars to differentiate")
-        loss = means["loss"] if isinstance(loss, Mean) else loss
-        return shares.loss(loss), (structure.stats_of(model), means)
-
-    differentiate = shares.value_and_grad(loss_of, frozen)
-
-    @functools.partial(shares.on_each, frozen=frozen)
-    def run(scaling, params, stats, key, batch):
-        histories = list(filter(is_history, stats))
-        zeros = {_BESIDE + name: jnp.zeros_like(stats[name]) for name in histories}
-        (_, (stats, means)), grads = differentiate(scaling, params | zeros, stats, key, batch)
-        stats |= {name: add_gradient(stats[name], grads[_BESIDE + name]) for name in histories}
-        grads = _parameters(grads)
-        if accumulate > 1:
-            grads = _weighted(grads, shares.add(means["loss"].weight))
-        return stats, Contribution(grads, means)
-
-    def gradients(state: TrainState, key: jax.Array, batch):
-        scaling = loss_scale_state(state.opt_state)._replace(inner_state=())
-
-        def one(stats, key, batch):
-            return run(scaling, state.params, stats, key, prepare(batch, key))
-
-        stats = shares.spread(state.stats)
-        if accumulate == 1:
-            return shares.at_once(one, state.params)(stats, key, batch)
-        keys, batches = jax.random.split(key, accumulate), _micro_batches(batch, accumulate)
-        stats, part = _added(one, stats, keys, batches)
-        weight = jnp.sum(part.means["loss"].weight)  # over all shares
-        weight = jnp.where(weight != 0, weight, 1)
-        # Before the sum: in half precision, gradients times the weight of a batch would overflow.
-        grads = {name: g / weight.astype(g.dtype) for name, g in part.grads.items()}
-        return shares.together(stats, Contribution(grads, part.means))
 
     @jax.jit(donate_argnums=0)
     def train_step(state: TrainState, batch):
-        if bool(state.ema) != (ema > 0):
-            has = "keeps a moving average" if state.ema else "keeps no moving average"
-            raise UsageError(f"ema={ema}, but the state {has}: write create_state(..., ema={ema > 0})")
+        _require_average(state, ema)
+
+        # Forward and backward; the gradients are still scaled.
         stats, part = gradients(state, step_key(seed, state), batch)
         stats |= {name: end_step(stats[name]) for name in filter(is_history, stats)}
-        grads, metrics = part.grads, {name: mean.value for name, mean in part.means.items()}
-        scale = loss_scale_state(state.opt_state).scale
+        metrics = {name: mean.value for name, mean in part.means.items()}
+
+        # The optimizer unscales the gradients. If one is not finite, its updates are -0.0 and its state stays.
         trained = {name: param for name, param in state.params.items() if name not in frozen}
+        scale = loss_scale_state(state.opt_state).scale
         with shares.norms():
-            updates, opt_state = update(grads, state.opt_state, trained, value=metrics["loss"])
-            norm = global_norm(unscaled(grads, scale))
+            updates, opt_state = update(part.grads, state.opt_state, trained, value=metrics["loss"])
+            norm = global_norm(unscaled(part.grads, scale))
         with optax_promotion():
-            changed: Any = moved_by(updates, trained)
-        params = {**state.params, **changed}
+            moved: Any = moved_by(updates, trained)
+        params = {**state.params, **moved}
+
+        # A skipped step keeps statistics and averages too.
+        scaling = loss_scale_state(opt_state)
         stats = {name: state.stats[name] if name in frozen else new for name, new in stats.items()}
-        averaged = {
+        averages = {
             name: mean if name in frozen else ema * mean + (1 - ema) * params[name].astype(mean.dtype)
             for name, mean in state.ema.items()
         }
-        scaling = loss_scale_state(opt_state)
         metrics |= {
             "grad_norm": norm,
             "loss_scale": scale,
@@ -191,52 +154,15 @@ def make_train_step(
             params=params,
             stats=where_finite(opt_state, stats, state.stats),
             opt_state=opt_state,
-            ema=where_finite(opt_state, averaged, state.ema),
+            ema=where_finite(opt_state, averages, state.ema),
         )
         return shares.settle(new_state), pack(metrics)
 
     return train_step
 
 
-_BESIDE = "(zero beside) "
-"""Prefix of the zeros that are added to a history: one backward pass computes its derivative and the gradients."""
-
-
-def _parameters(arrays: Arrays) -> Arrays:
-    """The arrays without the zeros beside histories."""
-    return {name: array for name, array in arrays.items() if not name.startswith(_BESIDE)}
-
-
-def _weighted(grads: Arrays, weight: jax.Array) -> Arrays:
-    """Multiplies gradients by the weight of their micro-batch, in float32 or wider."""
-
-    def weighted(g: jax.Array) -> jax.Array:
-        dtype = widest(g.dtype, FLOAT32)
-        return g.astype(dtype) * weight.astype(dtype)
-
-    return jax.tree.map(weighted, grads)
-
-
-def _added(one: Callable, stats, keys: jax.Array, batches) -> tuple[Any, Contribution]:
-    """Runs `one` on each micro-batch in turn; returns the final statistics and the sum of the parts."""
-    _, shapes = jax.eval_shape(one, stats, keys[0], jax.tree.map(lambda x: x[0], batches))
-    zeros = jax.tree.map(lambda s: jnp.full(s.shape, -0.0, s.dtype), shapes)  # -0.0 + x is x, even if x is -0.0
-
-    def body(carry, micro):
-        stats, total = carry
-        stats, part = one(stats, *micro)
-        return (stats, jax.tree.map(jnp.add, total, part)), None
-
-    (stats, total), _ = jax.lax.scan(body, (stats, zeros), (keys, batches))
-    return stats, total
-
-
-def _micro_batches(batch, count: int):
-    """Reshapes [B, ...] to [count, B / count, ...]. Each takes every count-th example, so no example changes device."""
-
-    def cut(x):
-        if x.shape[0] % count:
-            raise UsageError(f"a batch of {x.shape[0]} examples does not divide into {count} micro-batches")
-        return jnp.moveaxis(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0)
-
-    return jax.tree.map(cut, batch)
+def _require_average(state: TrainState, ema: float) -> None:
+    """Raises UsageError if only one of the state and `ema` has a moving average."""
+    if bool(state.ema) != (ema > 0):
+        has = "keeps a moving average" if state.ema else "keeps no moving average"
+        raise UsageError(f"ema={ema}, but the state {has}: write create_state(..., ema={ema > 0})")
