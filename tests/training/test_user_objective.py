@@ -4,13 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from mpjax.errors import UsageError
 from mpjax.training import Mean
-from mpjax.training.objective import as_stored
-from mpjax.training.user_objective import own_objective, quotients
+from mpjax.training.eval_step import weighted_sums
+from mpjax.training.objective import RunObjective
+from mpjax.training.user_objective import checked_objective, used_arguments
 
 
 BATCH = {"x": jnp.arange(4.0), "weight": jnp.array([1.0, 1.0, 1.0, 0.0])}
@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 
 
 def objective(function) -> Any:
-    return own_objective(function, as_stored, name="NAME")
+    return RunObjective(checked_objective(function, name="NAME"))
 
 
 def test_loss_and_metrics_are_means_over_examples():
@@ -38,14 +38,7 @@ def test_terms_of_examples_are_weighted_by_their_number():
 
 def test_a_set_is_evaluated_by_its_sums():
     own = objective(lambda model, batch, key: {"loss": batch["x"], "rate": Mean(batch["x"], jnp.array([1.0, 2, 3, 0]))})
-    values = own.measure(None, BATCH)
-    sums = {name: np.sum(np.asarray(value, np.float64)) for name, value in values.items()} | {"count": np.float64(4)}
-    assert own.conclude(sums) == {"loss": 1.5, "rate": 1.0}
-
-
-def test_a_quotient_without_weight_is_nan():
-    sums: Any = {"rate": np.float64(0), "rate/weight": np.float64(0), "count": np.float64(3)}
-    assert np.isnan(quotients(sums)["rate"])
+    assert own.conclude(weighted_sums(own.measure(None, BATCH), BATCH)) == {"loss": 1.0, "rate": 0.5}
 
 
 def test_the_key_is_none_in_evaluation():
@@ -84,7 +77,6 @@ def test_half_precision_is_summed_in_float32():
         (lambda x: {"loss": x.mean()}, r"NAME: loss has shape \(\) for a batch of 4: wanted one value per example"),
         (lambda x: {"loss": x[:3]}, r"NAME: loss has shape \(3,\)"),
         (lambda x: {"loss": x, "finite": x}, "finite is the name of something else"),
-        (lambda x: {"loss": x, "a/weight": x}, "a/weight is the name of something else"),
     ],
 )
 def test_other_results_are_errors_that_say_what_is_wanted(result, said):
@@ -98,3 +90,23 @@ def test_other_results_are_errors_that_say_what_is_wanted(result, said):
 def test_a_function_of_other_parameters_is_an_error():
     with pytest.raises(UsageError, match=r"wanted a function of \(model, batch\) or \(model, batch, key\)"):
         objective(lambda model: {})
+
+
+X = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+
+def test_an_argument_counts_if_a_result_depends_on_its_value():
+    assert used_arguments(lambda x, y: jnp.sin(x["a"]) + y.size, {"a": X, "b": X}, X) == (
+        {"a": True, "b": False},
+        False,
+    )
+
+
+def test_the_gradient_of_integers_depends_on_nothing():
+    assert used_arguments(jax.grad(lambda x: jnp.argmax(x).astype(jnp.float32)), X) == (False,)
+    assert used_arguments(jax.grad(lambda x: jnp.sum(jax.lax.stop_gradient(x) ** 2)), X) == (False,)
+    assert used_arguments(jax.grad(lambda x: jnp.sum(x**2)), X) == (True,)
+
+
+def test_a_compiled_function_is_one_operation_that_uses_all_it_is_given():
+    assert used_arguments(jax.jit(lambda x, y: x + 1), X, X) == (True, True)
