@@ -80,7 +80,6 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
 
 
 def _require_one_for_each_class(config: Config, fields: Fields) -> None:
-    """Raises UsageError if the number of weights is not the number of classes."""
     weights: Any = config.training.class_weights
     field: Any = fields["mask" if config.task == "segmentation" else "label"]
     if len(weights) != field.num_classes:

@@ -117,11 +117,11 @@ def as_stored(batch: Batch, key: jax.Array | None) -> Batch:
 
 
 class RunObjective(NamedTuple):
-    """The objective of a run, and what it is computed from and completed with.
+    """An objective with the preparation of its batches, the user's metrics, and the conclusion over a whole set.
 
     Attributes:
-      function: computes values of the examples of a prepared batch. A value [B, ...] is averaged over all its numbers.
-        A `Mean` of [B, K] is one of K quotients.
+      function: computes values of the examples of a prepared batch. A value [B, ...] is averaged over all its numbers,
+        and a `Mean` of [B, K] over its K quotients.
       prepare: `(batch, key) -> batch`, which augments unless the key is None. It takes the whole batch, because it may
         mix examples.
       metrics: compute further values in evaluation, by name, from the function's `outputs`.
@@ -143,17 +143,14 @@ class RunObjective(NamedTuple):
         """Computes the loss and the metrics of a stored batch."""
         return self.loss_of(model, self.prepare(batch, key), key)
 
-    def values_of(self, model: nnx.Module, batch: Batch) -> dict[str, Any]:
-        """Computes the values of a prepared batch in evaluation: [B] each, or a `Mean` or another metric of arrays."""
+    def measure(self, model: nnx.Module, batch: Batch) -> dict[str, Any]:
+        """Computes the values of a stored batch in evaluation: [B] each, or a `Mean` or another metric of arrays."""
+        batch = self.prepare(batch, None)
         values = dict(self.function(model, batch, None))
         outputs = values.pop(OUTPUTS, None)
         for metric in self.metrics:
             values |= metric(outputs, batch)
         return {name: _per_example(value) for name, value in values.items()}
-
-    def measure(self, model: nnx.Module, batch: Batch) -> dict[str, Any]:
-        """Computes the values to sum over a set, for a stored batch."""
-        return self.values_of(model, self.prepare(batch, None))
 
     def conclude(self, sums: Sums) -> dict[str, float]:
         """Computes the metrics of a whole set from its sums, float64."""

@@ -135,8 +135,8 @@ def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: 
         loss does not depend on the mixed labels.
     """
     objective = task.objective
-    plain, augmented = prepared_shapes(task, batch)
-    nnx.eval_shape(objective.values_of, task.abstract, plain)
+    nnx.eval_shape(objective.measure, task.abstract, dict(batch))
+    _, augmented = prepared_shapes(task, batch)
     _, params, stats = take_apart(task.abstract)
     trained = {path: param for path, param in params.items() if path not in task.frozen}
     rest = {path: param for path, param in params.items() if path in task.frozen}
