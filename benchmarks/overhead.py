@@ -39,6 +39,7 @@ from mpjax.training import create_state, take_apart
 from mpjax.training.feed import Resident
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
+from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import classification
 from mpjax.training.train_call import make_train_call
 
@@ -137,7 +138,7 @@ def with_mpjax(config: Model, image_shape, tx) -> tuple[Callable, mpjax.TrainSta
     mpjax.apply_policy(model, "float32")
     structure, params, stats = take_apart(model)
     tx = mpjax.no_loss_scaling(tx)
-    objective = classification(scaled, mpjax.get_policy("float32"))
+    objective = RunObjective(classification(mpjax.get_policy("float32")), scaled)
     return mpjax.make_train_step(structure, tx, objective.loss), create_state(params, stats, tx)
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Objective(Protocol):
-    """The loss and the metrics of a batch, one value per example.
+    """The loss and the metrics of a batch, one value per example. The tasks' own are in mpjax/training/objectives.py.
 
     mpjax sums the values over the micro-batches and devices of a batch, and over the test set, whose last batch is
     padded.

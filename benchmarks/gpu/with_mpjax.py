@@ -17,6 +17,7 @@ from mpjax.models.vit import ViT
 from mpjax.precision.calls import name_scopes
 from mpjax.precision.policy import Policy
 from mpjax.training.losses import cross_entropy_over
+from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import classification, language_modeling
 
 
@@ -79,7 +80,7 @@ def batch(case: Case, key: jax.Array) -> dict[str, jax.Array]:
 def loss_of(case: Case, policy: Policy):
     """Cross entropy: of images, of pixels, of next tokens; `(model, batch, key) -> (loss, metrics)`."""
     if case.length:
-        return language_modeling().loss
+        return RunObjective(language_modeling()).loss
     if case.name == "unet":
 
         def of_pixels(model, batch, key):
@@ -87,7 +88,7 @@ def loss_of(case: Case, policy: Policy):
             return jnp.mean(cross_entropy_over(logits, batch["mask"])), {}
 
         return of_pixels
-    return classification(lambda batch, key: batch, policy).loss
+    return RunObjective(classification(policy)).loss
 
 
 def optimizer(case: Case) -> optax.GradientTransformation:

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,7 +91,6 @@ def _eval_step(task: Task) -> Callable:
     return make_eval_step(task.structure, task.objective.measure, cast=task.cast)
 
 
-def _is_finite(sums: Mapping[str, jax.Array]) -> bool:
-    """True if the loss of a batch is finite; all sums, if an objective derives its loss from other sums."""
-    decisive = [sums["loss"]] if "loss" in sums else list(sums.values())
-    return all(np.isfinite(total).all() for total in jax.device_get(decisive))
+def _is_finite(sums: Mapping[str, Any]) -> bool:
+    """True if the loss of a batch is finite."""
+    return all(np.isfinite(total) for total in jax.tree.leaves(jax.device_get(sums["loss"])))

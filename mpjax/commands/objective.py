@@ -12,17 +12,15 @@ from mpjax.data import Fields
 from mpjax.errors import UsageError
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.policy import Policy
-from mpjax.training.metrics import with_metrics
-from mpjax.training.objective import Objective, Prepare
-from mpjax.training.objectives import objective_of
+from mpjax.training import objectives
+from mpjax.training.objective import OUTPUTS, Prepare, RunObjective
 from mpjax.training.setup import Task
-from mpjax.training.user_objective import OUTPUTS, own_objective
 from mpjax.training.views import predict_with
 
 
 def choose_objective(
     config: Config, prepare: Prepare, policy: Policy, abstract: nnx.Module, fields: Fields
-) -> Objective:
+) -> RunObjective:
     """Builds the objective that `config` names.
 
     Args:
@@ -42,54 +40,71 @@ def choose_objective(
             "the logits of some tokens at a time with; write --training.chunked_loss 0"
         )
     if named := config.training.objective:
+        from mpjax.training.user_objective import checked_objective  # local, because most runs have their task's
+
         function = load_function(named, flag="--training.objective")
-        objective = own_objective(function, prepare, name=f"--training.objective {named}")
+        objective = RunObjective(checked_objective(function, name=f"--training.objective {named}"), prepare)
     else:
-        smoothing = config.training.label_smoothing
-        predict = predict_with(config.data.test_time_augmentation, config.task)
-        losses = _losses(config, fields) if config.training.class_weights or config.data.ignore_index else {}
-        objective = objective_of(
-            config.task, prepare, policy, label_smoothing=smoothing, chunk=chunk, predict=predict, **losses
-        )
+        objective = _of_task(config, prepare, policy, fields)
     return _with_metrics(config, objective, abstract, fields) if config.training.metrics else objective
 
 
-def _losses(config: Config, fields: Fields) -> dict[str, Any]:
-    """Builds the losses for class weights and ignored labels, as arguments of `objective_of`.
+def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -> RunObjective:
+    """Builds the objective of the task.
 
     Raises:
-      UsageError: the number of weights is not the number of classes.
+      UsageError: the number of class weights is not the number of classes, or the task has no views of images.
     """
-    from mpjax.training.class_weights import by_class, pixels_by_class  # local, because few runs need either
+    task, smoothing = config.task, config.training.label_smoothing
+    predict = predict_with(config.data.test_time_augmentation, task)
+    compare, pixel_loss, complete = objectives.equally(smoothing), objectives.cross_entropy_over, dict
+    weights, ignores = config.training.class_weights, bool(config.data.ignore_index)
+    if weights or ignores:
+        from mpjax.training import class_weights  # local, because few runs need it
 
-    weights, smoothing = config.training.class_weights, config.training.label_smoothing
+        compare, complete = class_weights.by_class(weights, smoothing, ignores=ignores), class_weights.require_counted
+        if weights:
+            _require_one_for_each_class(config, fields)
+            pixel_loss = functools.partial(class_weights.pixels_by_class, weights)
+    if task == "language_modeling":
+        chunk = config.training.chunked_loss
+        function = objectives.language_modeling(label_smoothing=smoothing, chunk=chunk)
+        complete = objectives.with_perplexity
+    elif task == "segmentation":
+        function, complete = objectives.segmentation(policy, pixel_loss=pixel_loss), objectives.require_pixels
+    elif task == "text_classification":
+        function = objectives.text_classification(compare)
+    else:
+        function = objectives.classification(policy, compare, predict=predict)
+    return RunObjective(function, prepare, complete=complete)
+
+
+def _require_one_for_each_class(config: Config, fields: Fields) -> None:
+    weights: Any = config.training.class_weights
     field: Any = fields["mask" if config.task == "segmentation" else "label"]
-    if weights and len(weights) != field.num_classes:
+    if len(weights) != field.num_classes:
         raise UsageError(
             f"--training.class_weights has {len(weights)} weights, but '{config.data.name}' has {field.num_classes} "
             "classes; wanted one for each class, in the order of their numbers"
         )
-    if config.task != "segmentation":
-        return {"comparison": by_class(weights, smoothing, ignores=bool(config.data.ignore_index))}
-    # Every segmentation handles ignored pixels.
-    return {"pixel_loss": functools.partial(pixels_by_class, weights)} if weights else {}
 
 
-def _with_metrics(config: Config, objective: Objective, abstract: nnx.Module, fields: Fields) -> Objective:
+def _with_metrics(config: Config, objective: RunObjective, abstract: nnx.Module, fields: Fields) -> RunObjective:
+    from mpjax.training.metrics import checked_metrics  # local, because most runs have none
+
     specs = config.training.metrics
     functions = {spec.rpartition(":")[2]: load_function(spec, flag="--training.metrics") for spec in specs}
     if len(functions) < len(specs):
         raise UsageError(f"--training.metrics {' '.join(specs)}: wanted functions of different names")
     batch = jax.eval_shape(lambda batch: objective.prepare(batch, None), batch_shapes(fields, 2))
-    outputs: Any = nnx.eval_shape(objective.outputs_of, abstract, batch)
-    if not config.training.objective:
-        return with_metrics(objective, functions, outputs, batch)
-    if OUTPUTS not in outputs:
+    values: Any = nnx.eval_shape(lambda model, batch: objective.function(model, batch, None), abstract, batch)
+    if OUTPUTS not in values:
         raise UsageError(
             f"--training.metrics: --training.objective {config.training.objective} returns no `{OUTPUTS}` to compute "
             "them from; return the outputs of the model beside the loss, or the metric itself"
         )
-    return with_metrics(objective, functions, outputs, batch, of_outputs=lambda found: found[OUTPUTS])
+    outputs = values.pop(OUTPUTS)
+    return objective._replace(metrics=checked_metrics(functions, outputs, batch, taken=objective.names(values)))
 
 
 def metrics_of(task: Task, fields: Fields) -> tuple[str, ...]:

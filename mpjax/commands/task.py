@@ -36,7 +36,6 @@ from mpjax.training.schedule import capped_warmup, learning_rate_schedule
 from mpjax.training.setup import Placed, Task, check_fit
 from mpjax.training.state import take_apart, uncast
 from mpjax.training.tensor import tensor_axes
-from mpjax.training.user_objective_check import check_augmentation, check_objective
 
 
 def set_up_jax(config: Config, plan: PrecisionPlan) -> None:
@@ -172,8 +171,12 @@ def make_training(config: Config, plan: PrecisionPlan, fields: data.Fields, *, s
     oriented = {MIRRORED: jax.ShapeDtypeStruct((2,), bool)} if config.data.alternate_flips else {}
     stored = {**batch_shapes(fields, 2), **oriented}
     if config.data.augment:
+        from mpjax.training.user_objective import check_augmentation  # local, because few runs augment by own code
+
         check_augmentation(task, stored, name=f"--data.augment {config.data.augment}")
     if objective := config.training.objective:
+        from mpjax.training.user_objective import check_objective  # local, because most runs have their task's
+
         mixing = [f"--data.{name} {value}" for name in ("mixup", "cutmix") if (value := getattr(config.data, name))]
         check_objective(task, stored, name=f"--training.objective {objective}", mixing=" and ".join(mixing))
     else:

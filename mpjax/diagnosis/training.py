@@ -19,7 +19,7 @@ from mpjax.precision.policy import Policy
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.precision.skip_step import optax_promotion
 from mpjax.training.eval_step import weighted_sums
-from mpjax.training.objective import Objective
+from mpjax.training.objective import Mean, RunObjective
 from mpjax.training.setup import Task
 from mpjax.training.state import TrainState, step_key, take_apart
 
@@ -123,14 +123,11 @@ def program_of_evaluation(task: Task, state: TrainState, batch: Mapping[str, jax
     return _traced(task, loss_of, state, {"statistics": state.stats, "batch": batch})
 
 
-def mean_loss(objective: Objective, model, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The mean loss of a batch of the test set, without padding.
-
-    If the objective has no sum of losses, because its `conclude` computes the loss, this is the total of its mean sums.
-    """
+def mean_loss(objective: RunObjective, model, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """The mean loss of a batch of the test set, without padding."""
     sums = weighted_sums(objective.measure(model, batch), batch)
-    count = jnp.maximum(sums.pop("count"), 1)
-    return (sums["loss"].sum() if "loss" in sums else sum(total.sum() for total in sums.values())) / count
+    loss = sums["loss"]
+    return loss.value if isinstance(loss, Mean) else loss / jnp.maximum(sums["count"], 1)
 
 
 def _traced(task: Task, loss_of: Callable, state: TrainState, others: Mapping[str, Any]) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,9 @@ import jax.numpy as jnp
 from mpjax.data.fields import IGNORED_LABEL
 from mpjax.errors import UsageError
 from mpjax.training.cross_entropy import widened
-from mpjax.training.losses import correct, cross_entropy
-from mpjax.training.objective import Batch, Mean, Means, Metrics, Sums, means
-from mpjax.training.objectives import LabelLoss, scores
+from mpjax.training.losses import correct
+from mpjax.training.objective import Batch, Mean, Values
+from mpjax.training.objectives import Comparison, evaluated
 
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -51,7 +52,7 @@ def weighted_cross_entropy(
     return losses, jnp.sum(targets * weights, axis=-1)
 
 
-def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> LabelLoss:
+def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool) -> Comparison:
     """Creates the comparison of a training loss with a weight for each class.
 
     Metrics and the evaluation loss weight all classes equally.
@@ -62,41 +63,31 @@ def by_class(weights: Sequence[float], label_smoothing: float, *, ignores: bool)
       ignores: True if labels may be `IGNORED_LABEL`; such examples have no loss and no metrics.
     """
 
-    def in_training(logits: jax.Array, batch: Batch) -> tuple[Mean, Means]:
+    def compare(logits: jax.Array, batch: Batch, key: jax.Array | None) -> Values:
         labels, classes = batch["label"], logits.shape[-1]
+        counts = (labels != IGNORED_LABEL).astype(jnp.float32) if ignores else jnp.ones(labels.shape, jnp.float32)
+        if key is None:
+            values = evaluated(logits, jnp.where(counts > 0, labels, 0))
+            return {name: Mean(jnp.where(counts > 0, value, 0), counts) for name, value in values.items()}
         target = batch["target"] if "target" in batch else jax.nn.one_hot(labels, classes, dtype=jnp.float32)
-        each = jnp.asarray(weights or (1.0,) * classes, jnp.float32)
-        losses, counted = weighted_cross_entropy(logits, target, each, label_smoothing=label_smoothing)
+        of_classes = jnp.asarray(weights or (1.0,) * classes, jnp.float32)
+        losses, counted = weighted_cross_entropy(logits, target, of_classes, label_smoothing=label_smoothing)
         known = (labels >= 0) & (labels < classes) | (ignores & (labels == IGNORED_LABEL))
         losses = jnp.where(known, losses, jnp.nan)  # as in the loss without weights
-        accuracy = Mean(jnp.sum(correct(logits, labels)), jnp.sum(_counts(labels)))
-        return Mean(jnp.sum(losses), jnp.sum(counted)), {"accuracy": accuracy}
+        return {"loss": Mean(losses, counted), "accuracy": Mean(correct(logits, labels), counts)}
 
-    def in_evaluation(logits: jax.Array, batch: Batch) -> Metrics:
-        labels = batch["label"]
-        counts = _counts(labels)
-        values = {"loss": cross_entropy(logits, jnp.where(counts > 0, labels, 0)), **scores(logits, labels)}
-        return {name: jnp.where(counts > 0, value, 0) for name, value in values.items()} | {_COUNTED: counts}
-
-    def _counts(labels: jax.Array) -> jax.Array:
-        """float32 [B]: 0 for ignored examples, else 1."""
-        return (labels != IGNORED_LABEL).astype(jnp.float32) if ignores else jnp.ones(labels.shape, jnp.float32)
-
-    return LabelLoss(in_training, in_evaluation, _conclude)
+    return compare
 
 
-_COUNTED = "counted"
-
-
-def _conclude(sums: Sums) -> dict[str, float]:
-    """Divides each sum by the number of examples that are not ignored.
+def require_counted(metrics: dict[str, float]) -> dict[str, float]:
+    """Returns the metrics of a set.
 
     Raises:
       UsageError: all examples are ignored.
     """
-    if not sums[_COUNTED]:
+    if math.isnan(metrics["accuracy"]):
         raise UsageError("label: every example of the set is ignored by --data.ignore_index; wanted some that are not")
-    return means({"count": sums[_COUNTED], **{n: x for n, x in sums.items() if n not in ("count", _COUNTED)}})
+    return metrics
 
 
 def pixels_by_class(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mpjax.training.layout import Layout
-from mpjax.training.objective import means
+from mpjax.training.objective import Batch, Values, means
 from mpjax.training.shares import Shares, shares_of
 from mpjax.training.state import Arrays, Structure, uncast
 
@@ -29,12 +29,13 @@ def make_eval_step(
 
     Args:
       structure: the model taken apart, with its policy applied.
-      measure: `(model, batch) -> values`, one float32 [B, ...] array per quantity; the model is in evaluation mode.
+      measure: `(model, batch) -> values` by name, float32 [B, ...] each, or a pytree of such arrays such as a `Mean`;
+        the model is in evaluation mode.
       cast: as for `make_train_step`.
       layout: as for `make_train_step`.
 
     Returns:
-      `(params, stats, batch) -> sums`, float32 [...]: each quantity summed over the examples, weighted by the batch's
+      `(params, stats, batch) -> sums`, float32 [...]: each array summed over the examples, weighted by the batch's
       `weight` ([B], 0 for padding, else 1; all 1 if absent), and `count`, the sum of the weights.
     """
 
@@ -48,9 +49,9 @@ def make_eval_step(
     return eval_step
 
 
-def weighted_sums(values: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def weighted_sums(values: Values, batch: Batch) -> dict[str, Any]:
     """Sums values [B, ...] with the batch's `weight`; `count` is the sum of the weights."""
-    size = next(iter(values.values())).shape[0]
+    size = jax.tree.leaves(values)[0].shape[0]
     weight = batch.get("weight", jnp.ones(size, jnp.float32))
 
     def total(value: jax.Array) -> jax.Array:
@@ -58,7 +59,7 @@ def weighted_sums(values: Mapping[str, jax.Array], batch: Mapping[str, jax.Array
         each = weight.reshape(size, *[1] * (value.ndim - 1))
         return jnp.sum(jnp.where(each > 0, value * each, 0), axis=0)
 
-    return {name: total(value) for name, value in values.items()} | {"count": jnp.sum(weight)}
+    return jax.tree.map(total, dict(values)) | {"count": jnp.sum(weight)}
 
 
 def in_evaluation(
@@ -97,5 +98,8 @@ def evaluate(
         # Without the wait the host runs ahead, and the whole set accumulates in device memory.
         if len(sums) >= AHEAD:
             jax.block_until_ready(sums[-AHEAD])
-    sums = jax.device_get(sums)
-    return conclude({name: sum(np.asarray(s[name], np.float64) for s in sums) for name in sums[0]})
+
+    def total(*arrays: np.ndarray) -> Any:
+        return sum(np.asarray(x, np.float64) for x in arrays)
+
+    return conclude(jax.tree.map(total, *jax.device_get(sums)))

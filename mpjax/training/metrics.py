@@ -1,8 +1,10 @@
-"""A user's metrics of the test set, added to those of an objective."""
+"""A user's metrics of the test set: checked on shapes, and those of clu and metrax as sums."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,72 +12,64 @@ import numpy as np
 
 from mpjax.config.failures import file_of, named_failure
 from mpjax.errors import UsageError, failure
-from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.training.objective import Batch, Mean, Metrics, Objective, Sums
-from mpjax.training.user_objective import WEIGHT, is_array, kind_of, per_example, quantities, quotients, require_names
+from mpjax.training.objective import Batch, Mean, Values
+from mpjax.training.user_objective import is_array, kind_of, require_names, require_per_example
 
 
-class _Collected(NamedTuple):
-    """A metric of `clu` or `metrax`, whose arrays are sums over examples.
+if TYPE_CHECKING:
+    from mpjax.extend import Metric
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Collected:
+    """A metric of `clu` or `metrax`, whose arrays are sums: of each example, [B, ...], or of a set.
 
     Attributes:
+      arrays: the arrays of the metric, float32 or wider.
+      name: the name of the metric.
       treedef: the structure of the metric.
-      shapes: the shapes and dtypes of its arrays.
+      dtypes: the dtypes of its arrays.
     """
 
-    treedef: Any
-    shapes: list[jax.ShapeDtypeStruct]
+    arrays: list[jax.Array]
+    name: str = dataclasses.field(metadata={"static": True})
+    treedef: Any = dataclasses.field(metadata={"static": True})
+    dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
+
+    def of_set(self) -> float:
+        """Computes the metric of a set; NaN if it divides Python numbers by zero, as JAX's division does."""
+        arrays = [jnp.asarray(x, dtype) for x, dtype in zip(self.arrays, self.dtypes, strict=True)]
+        try:
+            return _number_of(self.name, self.treedef.unflatten(arrays))
+        except ZeroDivisionError:
+            return float("nan")
 
 
-def with_metrics(
-    objective: Objective,
-    metrics: Mapping[str, Callable[[Any, Batch], Any]],
-    outputs: Any,
-    batch: Mapping[str, jax.ShapeDtypeStruct],
-    *,
-    of_outputs: Callable[[Any], Any] = lambda outputs: outputs,
-) -> Objective:
-    """Adds a user's metrics to an objective, in evaluation only.
+def checked_metrics(
+    metrics: Mapping[str, "Metric"], outputs: Any, batch: Mapping[str, jax.ShapeDtypeStruct], *, taken: Iterable[str]
+) -> tuple[Callable[[Any, Batch], Values], ...]:
+    """Checks a user's metrics, and makes each return its values by name.
 
     Args:
-      objective: the objective of the run.
-      metrics: functions (`mpjax.extend.Metric`) by name; a function with one value has its name.
-      outputs: the shapes of the result of `objective.outputs_of` for `batch`.
+      metrics: functions by name; a function with one value has its name.
+      outputs: the shapes of the outputs of the objective for `batch`.
       batch: the shapes of a prepared batch.
-      of_outputs: selects from the outputs the argument of the metrics.
+      taken: the names of the objective's metrics.
 
     Raises:
       UsageError: a metric fails or returns something else on these shapes, or two have the same name. The message names
         it.
     """
     size = next(iter(batch.values())).shape[0]
-    own: dict[str, _Collected | None] = {}
-    taken = objective.names(jax.eval_shape(objective.values_of, outputs, batch))
+    names: list[str] = []
     for flag, function in metrics.items():
-        for name, collected in _kinds(flag, function, of_outputs(outputs), batch, size):
-            if name in own or name in taken:
+        for name in _names(flag, function, outputs, batch, size):
+            if name in names or name in taken:
                 raise UsageError(f"--training.metrics {flag}: there is a metric {name} already; give it another name")
-            own[name] = collected
-    require_names(own, "--training.metrics")
-
-    def values_of(outputs, batch: Batch) -> Metrics:
-        values = dict(objective.values_of(outputs, batch))
-        for name, function in metrics.items():
-            values |= dict(_values(name, function, of_outputs(outputs), batch))
-        return values
-
-    def conclude(sums: Sums) -> dict[str, float]:
-        is_own = {name: name.removesuffix(WEIGHT).partition(_LEAF)[0] in own for name in sums}
-        found = objective.conclude({name: value for name, value in sums.items() if not is_own[name]})
-        simple = {name: value for name, value in sums.items() if is_own[name] and _LEAF not in name}
-        found |= quotients({**simple, "count": sums["count"]})
-        return found | {name: _computed(name, kind, sums) for name, kind in own.items() if kind is not None}
-
-    return objective._replace(values_of=values_of, conclude=conclude)
-
-
-_LEAF = "/sum"
-"""The separator of the name of a collected metric and the number of one of its arrays."""
+            names.append(name)
+    require_names(names, "--training.metrics")
+    return tuple(functools.partial(_values, flag, function) for flag, function in metrics.items())
 
 
 def _is_collected(value: Any) -> bool:
@@ -86,10 +80,8 @@ def _named(flag: str, found: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {flag: found}
 
 
-def _kinds(
-    flag: str, function: Callable, outputs: Any, batch: Any, size: int
-) -> Iterator[tuple[str, _Collected | None]]:
-    """Yields the name of each value of a metric; with its structure if it is a collected metric, else None."""
+def _names(flag: str, function: "Metric", outputs: Any, batch: Any, size: int) -> tuple[str, ...]:
+    """The names of the values of a metric."""
 
     def checked(outputs, batch):
         returned = function(outputs, batch)
@@ -97,19 +89,15 @@ def _kinds(
         return dict(_named(flag, returned))
 
     try:
-        found = jax.eval_shape(checked, outputs, batch)
+        values = jax.eval_shape(checked, outputs, batch)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"--training.metrics {flag}: {type(error).__name__}: {error}") from error
-    for name, value in found.items():
-        if not _is_collected(value):
-            yield name, None
-            continue
-        leaves, treedef = jax.tree.flatten(value)
-        collected = _Collected(treedef, leaves)
-        _require_sums(name, collected)
-        yield name, collected
+    for name, value in values.items():
+        if _is_collected(value):
+            _require_sums(name, value)
+    return tuple(values)
 
 
 def _require_values(flag: str, returned: Any, size: int) -> None:
@@ -125,17 +113,18 @@ def _require_values(flag: str, returned: Any, size: int) -> None:
         )
     for name, value in _named(flag, returned).items():
         if not _is_collected(value):
-            per_example(value, size, where if name == flag else f"{where}: {name}")
+            require_per_example(value, size, where if name == flag else f"{where}: {name}")
 
 
-def _require_sums(name: str, kind: _Collected) -> None:
+def _require_sums(name: str, metric: Any) -> None:
     """Raises UsageError unless a merge of two metrics adds their arrays, and `compute` of the sums returns a number."""
-    one, two = (kind.treedef.unflatten([np.full(x.shape, n, x.dtype) for x in kind.shapes]) for n in (1, 2))
+    shapes, treedef = jax.tree.flatten(metric)
+    one, two = (treedef.unflatten([np.full(x.shape, n, x.dtype) for x in shapes]) for n in (1, 2))
     where = f"--training.metrics {name}: merge() of {type(one).__name__} failed"
     with named_failure(where, one), jax.numpy_dtype_promotion("standard"):  # the default of clu and metrax
         merged = jax.tree.leaves(one.merge(two))
-    added = len(merged) == len(kind.shapes) and all(
-        x.shape == np.shape(m) and np.all(np.asarray(m) == 3) for x, m in zip(kind.shapes, merged, strict=True)
+    added = len(merged) == len(shapes) and all(
+        x.shape == np.shape(m) and np.all(np.asarray(m) == 3) for x, m in zip(shapes, merged, strict=True)
     )
     if not added:
         raise UsageError(
@@ -146,28 +135,19 @@ def _require_sums(name: str, kind: _Collected) -> None:
         _number_of(name, one)
 
 
-def _values(flag: str, function: Callable, outputs: Any, batch: Batch) -> Iterator[tuple[str, jax.Array]]:
-    """Yields the quantities of a metric to sum over a set, [B, ...] each."""
-    size = next(iter(batch.values())).shape[0]
-    for name, value in _named(flag, function(outputs, batch)).items():
-        if not _is_collected(value):
-            yield from quantities({name: value}, size, "--training.metrics")
-            continue
+def _values(flag: str, function: "Metric", outputs: Any, batch: Batch) -> Values:
+    """Computes a metric: one value, or several by name."""
+    returned = _named(flag, function(outputs, batch))
 
-        def of_one(outputs, example, name=name):
+    def collected(name: str, metric: Any) -> _Collected:
+        def of_one(outputs, example):
             alone = jax.tree.map(lambda x: x[None], (outputs, example))
             return jax.tree.leaves(_named(flag, function(*alone))[name])
 
-        for number, leaf in enumerate(jax.vmap(of_one)(outputs, dict(batch))):
-            yield f"{name}{_LEAF}{number}", leaf.astype(widest(FLOAT32, leaf.dtype) if is_floating(leaf) else FLOAT32)
+        arrays = jax.vmap(of_one)(outputs, dict(batch))
+        return _Collected(arrays, name, jax.tree.structure(metric), tuple(x.dtype for x in arrays))
 
-
-def _computed(name: str, kind: _Collected, sums: Sums) -> float:
-    leaves = [jnp.asarray(sums[f"{name}{_LEAF}{n}"], x.dtype) for n, x in enumerate(kind.shapes)]
-    try:
-        return _number_of(name, kind.treedef.unflatten(leaves))
-    except ZeroDivisionError:  # Python numbers, if there is no counted example; JAX's division gives NaN
-        return float("nan")
+    return {name: collected(name, x) if _is_collected(x) else x for name, x in returned.items()}
 
 
 def _number_of(name: str, metric: Any) -> float:

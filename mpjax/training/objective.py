@@ -1,8 +1,8 @@
-"""The objective of a run: its loss and its metrics as functions of (model, batch), and their means."""
+"""The objective of a run: the sums of its values over a batch and over a whole set."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,10 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
+
+
+if TYPE_CHECKING:  # the protocol of a user's own objective, and of the tasks'
+    from mpjax.extend import Objective
 
 
 @jax.tree_util.register_dataclass
@@ -47,11 +51,11 @@ class Mean:
             return quotients
         return jnp.sum(quotients) / jnp.maximum(jnp.sum(counts.astype(quotients.dtype)), 1)
 
-
-def mean_of(values: jax.Array) -> Mean:
-    """Averages floating [B, ...] with equal weights, in float32 or wider."""
-    values = values.astype(widest(values.dtype, FLOAT32))
-    return Mean(jnp.sum(values), jnp.asarray(values.size, values.dtype))
+    def of_set(self) -> float:
+        """The mean in float64, on the host; NaN if all weights are 0. Several quotients are averaged as in `value`."""
+        total, weight = np.asarray(self.total, np.float64), np.asarray(self.weight, np.float64)
+        counts = weight != 0
+        return float(np.mean(total[counts] / weight[counts])) if counts.any() else float("nan")
 
 
 def as_mean(value: Any, name: str) -> Mean:
@@ -61,17 +65,22 @@ def as_mean(value: Any, name: str) -> Mean:
       UsageError: the value is neither a `Mean` nor a scalar, or total and weight have different shapes; the message
         calls it `name`.
     """
+    value = as_floating(value)
     if isinstance(value, Mean):
-        total, weight = jnp.asarray(value.total), jnp.asarray(value.weight)
-        if total.shape != weight.shape:
-            raise UsageError(f"{name} is a Mean of a total {total.shape} and a weight {weight.shape}: wanted one shape")
-        dtype = widest(FLOAT32, *(x.dtype for x in (total, weight) if is_floating(x)))
-        return Mean(total.astype(dtype), jax.lax.stop_gradient(weight).astype(dtype))
-    value = jnp.asarray(value)
+        if value.total.shape != value.weight.shape:
+            shapes = f"a total {value.total.shape} and a weight {value.weight.shape}"
+            raise UsageError(f"{name} is a Mean of {shapes}: wanted one shape")
+        return Mean(value.total, jax.lax.stop_gradient(value.weight))
     if value.shape:
         raise UsageError(f"{name} has shape {value.shape}: wanted a scalar, or an mpjax.training.Mean")
-    value = value.astype(widest(value.dtype, FLOAT32) if is_floating(value) else FLOAT32)
     return Mean(value, jnp.ones((), value.dtype))
+
+
+def as_floating(value: Any) -> Any:
+    """Casts the numbers of a value, such as an array or a `Mean`, to one floating dtype, float32 or wider."""
+    value = jax.tree.map(jnp.asarray, value) if hasattr(value, "of_set") else jnp.asarray(value)
+    dtype = widest(FLOAT32, *(x.dtype for x in jax.tree.leaves(value) if is_floating(x)))
+    return jax.tree.map(lambda x: x.astype(dtype), value)
 
 
 def value_of(value: Any) -> jax.Array:
@@ -81,51 +90,88 @@ def value_of(value: Any) -> jax.Array:
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Values = Mapping[str, Any]
+"""The result of an `mpjax.extend.Objective`: values of the examples of a batch, by name."""
 Means = dict[str, Mean]
-Sums = Mapping[str, np.ndarray]
+Sums = Mapping[str, Any]
+"""Values summed over the examples of a whole set, by name, and their number, `count`."""
 Prepare = Callable[[Batch, jax.Array | None], Batch]
+
+OUTPUTS = "outputs"
+"""The value of an objective that is passed to metrics and is no metric itself."""
 
 
 def means(sums: Sums) -> dict[str, float]:
-    """Divides each sum by `count`, the number of examples."""
-    return {name: float(total / sums["count"]) for name, total in sums.items() if name != "count"}
+    """Concludes the sums of a whole set: an array is divided by `count`, any other value concludes itself."""
 
+    def concluded(total: Any) -> float:
+        return total.of_set() if hasattr(total, "of_set") else Mean(total, sums["count"]).of_set()
 
-class Objective(NamedTuple):
-    """The loss and the metrics of a task.
-
-    Attributes:
-      prepare: `(batch, key) -> batch`, which augments unless the key is None. It takes the whole batch, because it may
-        mix examples.
-      loss_of: `(model, batch, key) -> (loss, metrics)` of a prepared batch or of a device's part of it. The loss and
-        each metric are a `Mean` in float32 or wider.
-      outputs_of: `(model, batch) -> outputs` of a prepared batch in evaluation, such as logits.
-      values_of: `(outputs, batch) -> values`: one float32 [B, ...] array per quantity, to be summed over all examples.
-      conclude: maps these sums over a whole set (float64, with `count`, the number of examples) to metrics.
-    """
-
-    prepare: Prepare
-    loss_of: Callable[[nnx.Module, Batch, jax.Array], tuple[Mean, Means]]
-    outputs_of: Callable[[nnx.Module, Batch], Any]
-    values_of: Callable[[Any, Batch], Metrics]
-    conclude: Callable[[Sums], dict[str, float]] = means
-
-    def names(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names of the metrics over a set, from the shapes of `values_of`."""
-        ones = {name: np.ones(x.shape[1:]) for name, x in values.items()}
-        return tuple(self.conclude({**ones, "count": np.ones(())}))
-
-    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        """Computes the loss and the metrics of a stored batch."""
-        return self.loss_of(model, self.prepare(batch, key), key)
-
-    def measure(self, model: nnx.Module, batch: Batch) -> Metrics:
-        """Computes the quantities to sum over a set, for a stored batch."""
-        batch = self.prepare(batch, None)
-        return self.values_of(self.outputs_of(model, batch), batch)
+    return {name: concluded(total) for name, total in sums.items() if name != "count"}
 
 
 def as_stored(batch: Batch, key: jax.Array | None) -> Batch:
     """Prepares a batch without augmentation: returns it unchanged."""
     del key
     return batch
+
+
+class RunObjective(NamedTuple):
+    """An objective with the preparation of its batches, the user's metrics, and the conclusion over a whole set.
+
+    Attributes:
+      function: computes values of the examples of a prepared batch. A value [B, ...] is averaged over all its numbers,
+        and a `Mean` of [B, K] over its K quotients.
+      prepare: `(batch, key) -> batch`, which augments unless the key is None. It takes the whole batch, because it may
+        mix examples.
+      metrics: compute further values in evaluation, by name, from the function's `outputs`.
+      complete: completes the metrics of a whole set.
+    """
+
+    function: "Objective"
+    prepare: Prepare = as_stored
+    metrics: Sequence[Callable[[Any, Batch], Values]] = ()
+    complete: Callable[[dict[str, float]], dict[str, float]] = dict
+
+    def loss_of(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
+        """Computes the loss and the metrics of a prepared batch, or of a device's part of it."""
+        values = self.function(model, batch, key)
+        totals = {name: _over_batch(value) for name, value in values.items() if name != OUTPUTS}
+        return totals.pop("loss"), totals
+
+    def loss(self, model: nnx.Module, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
+        """Computes the loss and the metrics of a stored batch."""
+        return self.loss_of(model, self.prepare(batch, key), key)
+
+    def measure(self, model: nnx.Module, batch: Batch) -> dict[str, Any]:
+        """Computes the values of a stored batch in evaluation: [B] each, or a `Mean` or another metric of arrays."""
+        batch = self.prepare(batch, None)
+        values = dict(self.function(model, batch, None))
+        outputs = values.pop(OUTPUTS, None)
+        for metric in self.metrics:
+            values |= metric(outputs, batch)
+        return {name: _per_example(value) for name, value in values.items()}
+
+    def conclude(self, sums: Sums) -> dict[str, float]:
+        """Computes the metrics of a whole set from its sums, float64."""
+        return self.complete(means(sums))
+
+    def names(self, values: Values) -> tuple[str, ...]:
+        """The names of the metrics over a set."""
+        return tuple(self.complete(dict.fromkeys(values, 1.0)))
+
+
+def _over_batch(value: Any) -> Mean:
+    """Sums a value over the examples of a batch."""
+    value = as_floating(value)
+    if isinstance(value, Mean):
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), value)
+    return Mean(jnp.sum(value), jnp.asarray(value.size, value.dtype))
+
+
+def _per_example(value: Any) -> Any:
+    """Averages an array over all its axes but the first."""
+    value = as_floating(value)
+    if hasattr(value, "of_set") or value.ndim == 1:
+        return value
+    return jnp.mean(value, axis=tuple(range(1, value.ndim)))

@@ -22,7 +22,7 @@ from mpjax.precision.casting.narrowing import cast_once, narrowed_inputs
 from mpjax.precision.dtypes import FLOAT32
 from mpjax.precision.policy_report import PolicyReport
 from mpjax.training.layout import Layout
-from mpjax.training.objective import Objective
+from mpjax.training.objective import RunObjective
 from mpjax.training.packing import Packing
 from mpjax.training.state import Arrays, Structure, TrainState, create_state, take_apart, without_shared_buffers
 
@@ -102,7 +102,7 @@ class Task:
     """
 
     structure: Structure
-    objective: Objective
+    objective: RunObjective
     cast: Callable[[Callable], Callable]
     precision: PolicyReport
     make_model: Callable[[jax.Array], nnx.Module]

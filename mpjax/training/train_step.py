@@ -18,6 +18,7 @@ from mpjax.precision.skip_step import optax_promotion
 from mpjax.precision.updates import moved_by
 from mpjax.training.gradients import gradients_of
 from mpjax.training.layout import Layout
+from mpjax.training.objective import Prepare, as_stored
 from mpjax.training.shares import shares_of
 from mpjax.training.state import Assembly, TrainState, step_key, uncast
 
@@ -53,11 +54,6 @@ def pack(metrics: Mapping[str, jax.Array]) -> Metrics:
     return Metrics(jnp.stack([value.astype(dtype) for value in metrics.values()]), tuple(metrics))
 
 
-def _as_it_is(batch, key: jax.Array):
-    del key  # by default nothing is augmented
-    return batch
-
-
 def make_train_step(
     structure: Assembly,
     tx: optax.GradientTransformation,
@@ -68,7 +64,7 @@ def make_train_step(
     accumulate: int = 1,
     ema: float = 0.0,
     seed: int = 0,
-    prepare: Callable = _as_it_is,
+    prepare: Prepare = as_stored,
     layout: Layout | None = None,
     frozen: Collection[str] = (),
 ) -> jax.stages.Wrapped:

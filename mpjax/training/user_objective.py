@@ -1,23 +1,28 @@
-"""An objective from a user's function, which computes a loss and metrics for each example."""
+"""Checks a user's objective and augmentation: what they return, and by a trace on shapes that something is learnt."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax.extend import core
 
 from mpjax.config.failures import named_failure
-from mpjax.errors import UsageError
-from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-from mpjax.training.objective import Batch, Mean, Means, Metrics, Objective, Sums
+from mpjax.errors import UsageError, first_line
+from mpjax.precision.dtypes import is_floating
+from mpjax.training.objective import OUTPUTS, Batch, Mean, Values
+from mpjax.training.setup import Task
+from mpjax.training.state import take_apart
 
 
-OUTPUTS = "outputs"
-"""The entry of an objective's result that is passed to metrics and is no metric itself."""
+if TYPE_CHECKING:
+    from mpjax.extend import Objective
 
-WEIGHT = "/weight"
-"""The suffix of a metric's name for the sum of its weights."""
+
+TARGET = "target"
+"""The field of a training batch with the labels of mixed images."""
 
 _A_MEAN = "an mpjax.Mean of totals and weights per example"
 _TAKEN = (
@@ -32,45 +37,36 @@ _TAKEN = (
 )
 
 
-def own_objective(function: Callable, prepare: Callable[[Batch, jax.Array | None], Batch], *, name: str) -> Objective:
-    """Creates the objective of a user's function (`mpjax.extend.Objective`).
+def checked_objective(function: Callable, *, name: str) -> "Objective":
+    """Checks what a user's objective returns, whenever it is traced.
 
     Args:
-      function: maps `(model, batch, key)` or `(model, batch)` to values per example.
-      prepare: `(batch, key) -> batch`, which augments unless the key is None.
+      function: an `mpjax.extend.Objective`; it may have no third parameter.
       name: the name of the function, for messages.
 
     Raises:
       UsageError: the function has another signature. During its trace: it fails, its result is no mapping or has no
         `loss`, a value does not have one entry per example, or its loss is of integers.
     """
-    given = _parameters(function, name)
+    parameters = _parameters(function, name)
 
-    def called(model, batch: Batch, key: jax.Array | None) -> dict[str, Any]:
-        evaluated = " (in evaluation, where `key` is None)" if key is None and given == 3 else ""
+    def checked(model, batch: Batch, key: jax.Array | None) -> Values:
+        evaluated = " (in evaluation, where `key` is None)" if key is None and parameters == 3 else ""
         with named_failure(f"{name} failed{evaluated}", function):
-            found = function(*(model, batch, key)[:given])
-        if not isinstance(found, Mapping) or "loss" not in found:
-            kind = f"a mapping of {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
+            values = function(*(model, batch, key)[:parameters])
+        if not isinstance(values, Mapping) or "loss" not in values:
+            is_mapping = isinstance(values, Mapping)
+            kind = f"a mapping of {', '.join(map(str, values))}" if is_mapping else type(values).__name__
             raise UsageError(f"{name} returned {kind}; wanted a dict with `loss`, [B], and metrics, [B] each")
-        _require_floating(found["loss"], name)
-        return dict(found)
+        _require_floating(values["loss"], name)
+        size = next(iter(batch.values())).shape[0]
+        measured = {metric: value for metric, value in values.items() if metric != OUTPUTS}
+        for metric, value in measured.items():
+            require_per_example(value, size, f"{name}: {metric}")
+        require_names(measured, name)
+        return dict(values)
 
-    def loss_of(model, batch: Batch, key: jax.Array) -> tuple[Mean, Means]:
-        found = called(model, batch, key)
-        found.pop(OUTPUTS, None)
-        size = _size(batch)
-        means = {metric: _mean(per_example(value, size, f"{name}: {metric}")) for metric, value in found.items()}
-        loss = means.pop("loss")
-        require_names(means, name)
-        return loss, means
-
-    def values_of(found: dict[str, Any], batch: Batch) -> Metrics:
-        found = {metric: value for metric, value in found.items() if metric != OUTPUTS}
-        require_names([metric for metric in found if metric != "loss"], name)
-        return dict(quantities(found, _size(batch), name))
-
-    return Objective(prepare, loss_of, lambda model, batch: called(model, batch, None), values_of, quotients)
+    return checked
 
 
 def _parameters(function: Callable, name: str) -> int:
@@ -96,36 +92,23 @@ def _require_floating(loss: Any, name: str) -> None:
         )
 
 
-def _size(batch: Batch) -> int:
-    return next(iter(batch.values())).shape[0]
-
-
-def require_names(names: Any, where: str) -> None:
+def require_names(names: Iterable[str], where: str) -> None:
     """Raises UsageError if a metric has a name that a run uses for another value."""
     for name in names:
-        if name in _TAKEN or name.endswith(WEIGHT):
+        if name in _TAKEN:
             raise UsageError(f"{where}: {name} is the name of something else in a run; give the metric another name")
 
 
-def per_example(value: Any, size: int, name: str) -> Mean:
-    """Converts a value per example to totals and weights, both [B], in float32 or wider.
-
-    Raises:
-      UsageError: the value is no array, or has another shape; the message shows how to write a mean over the batch.
-    """
-    parts = (value.total, value.weight) if isinstance(value, Mean) else (value, jnp.ones(size, FLOAT32))
-    for part in parts:
-        if not is_array(part):
-            raise UsageError(f"{name} is {kind_of(part)}: wanted one value per example, [{size}], or {_A_MEAN}")
-    total, weight = (jnp.asarray(part) for part in parts)
-    for part in (total, weight):
-        if part.shape != (size,):
+def require_per_example(value: Any, size: int, name: str) -> None:
+    """Raises UsageError unless a value is an array [B] or a `Mean` of two; the message tells how to return a mean."""
+    for array in (value.total, value.weight) if isinstance(value, Mean) else (value,):
+        if not is_array(array):
+            raise UsageError(f"{name} is {kind_of(array)}: wanted one value per example, [{size}], or {_A_MEAN}")
+        if jnp.shape(array) != (size,):
             raise UsageError(
-                f"{name} has shape {part.shape} for a batch of {size}: wanted one value per example, [{size}], or "
-                f"{_A_MEAN}; mpjax takes the mean itself, over all devices"
+                f"{name} has shape {jnp.shape(array)} for a batch of {size}: wanted one value per example, [{size}], "
+                f"or {_A_MEAN}; mpjax takes the mean itself, over all devices"
             )
-    dtype = widest(FLOAT32, *(part.dtype for part in (total, weight) if is_floating(part)))
-    return Mean(total.astype(dtype), weight.astype(dtype))
 
 
 def is_array(value: Any) -> bool:
@@ -138,25 +121,112 @@ def kind_of(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _mean(value: Mean) -> Mean:
-    """Sums totals and weights over the batch."""
-    return Mean(jnp.sum(value.total), jnp.sum(value.weight))
+def check_objective(task: Task, batch: Mapping[str, Any], *, name: str, mixing: str = "") -> None:
+    """Checks that a user's objective can be computed and that its loss has a gradient.
+
+    Args:
+      task: the task, with the objective.
+      batch: the shapes of a stored batch.
+      name: the name of the objective in messages.
+      mixing: the settings that mix images with their labels, for messages.
+
+    Raises:
+      UsageError: the objective raises it; the loss does not depend on a trained parameter; or images are mixed, and the
+        loss does not depend on the mixed labels.
+    """
+    objective = task.objective
+    nnx.eval_shape(objective.measure, task.abstract, dict(batch))
+    _, augmented = prepared_shapes(task, batch)
+    _, params, stats = take_apart(task.abstract)
+    trained = {path: param for path, param in params.items() if path not in task.frozen}
+    rest = {path: param for path, param in params.items() if path in task.frozen}
+
+    def loss_of(trained, rest, stats, key, batch):
+        model = task.structure.assemble({**rest, **trained}, stats, key)
+        model.train()
+        return objective.loss_of(model, batch, key)[0].value
+
+    given = trained, rest, stats, _key(), augmented
+    gradient = jax.grad(loss_of)
+    if not any(jax.tree.leaves(used_arguments(gradient, *given))) and _is_zero(gradient, given):
+        raise UsageError(
+            f"{name}: the loss does not depend on any parameter that is trained: its gradient is 0 everywhere; compute "
+            "it from what the model returns, without argmax, rounding or stop_gradient in between"
+        )
+    if mixing and TARGET in augmented and not used_arguments(loss_of, *given)[-1][TARGET]:
+        raise UsageError(
+            f"{mixing}: images are mixed, and {name} does not use their mixed labels, batch['{TARGET}'] "
+            f"{list(augmented[TARGET].shape[1:])} per example, which a training batch has; batch['label'] is that of "
+            "the image before; use it, or leave out what mixes"
+        )
 
 
-def quantities(found: Mapping[str, Any], size: int, where: str) -> Iterator[tuple[str, jax.Array]]:
-    """Yields the values to sum over a set, [B] each: totals, and the weights of each `Mean`."""
-    for name, value in found.items():
-        mean = per_example(value, size, f"{where}: {name}")
-        yield name, mean.total
-        if isinstance(value, Mean):
-            yield name + WEIGHT, mean.weight
+def check_augmentation(task: Task, batch: Mapping[str, Any], *, name: str) -> None:
+    """Checks that a user's augmentation can be computed, and the loss of its result.
+
+    Raises:
+      UsageError: as `preparation_of`; or the loss cannot be computed for images of the returned shape.
+    """
+    plain, augmented = prepared_shapes(task, batch)
+    changed = {field: x for field, x in augmented.items() if field in plain and x.shape != plain[field].shape}
+    if not changed:
+        return
+
+    def loss_of(model: nnx.Module, key: jax.Array, batch: Any):
+        return task.objective.loss_of(model, batch, key)
+
+    try:
+        nnx.eval_shape(loss_of, task.abstract, _key(), augmented)
+    except Exception as error:
+        shapes = ", ".join(
+            f"{field} {list(x.shape[1:])} in place of {list(plain[field].shape[1:])}" for field, x in changed.items()
+        )
+        raise UsageError(
+            f"{name} returned {shapes} per example, of which the loss cannot be computed: {first_line(error)}; return "
+            "the shapes that it is given"
+        ) from error
 
 
-def quotients(sums: Sums) -> dict[str, float]:
-    """Divides each sum by the sum of its weights, or by `count`, the number of examples; NaN if the divisor is 0."""
+def prepared_shapes(task: Task, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The shapes of a batch prepared for evaluation, and of one prepared for training."""
+    prepare = task.objective.prepare
+    plain = jax.eval_shape(lambda batch: prepare(batch, None), batch)
+    return dict(plain), dict(jax.eval_shape(prepare, batch, _key()))
 
-    def quotient(name: str) -> float:
-        weight = sums.get(name + WEIGHT, sums["count"])
-        return float(sums[name] / weight) if weight else float("nan")
 
-    return {name: quotient(name) for name in sums if name != "count" and not name.endswith(WEIGHT)}
+def _key() -> Any:
+    return jax.eval_shape(jax.random.key, 0)
+
+
+def _is_zero(gradient: Any, given: tuple[Any, ...]) -> bool:
+    """True if a gradient that depends on no argument is zero, and not another constant."""
+
+    def zeros(shape: Any) -> jax.Array:
+        if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+            return jax.random.key(0)
+        return jnp.zeros(shape.shape, shape.dtype)
+
+    found = gradient(*jax.tree.map(zeros, given))
+    return not any(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(found))
+
+
+def used_arguments(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """Marks each leaf of the arguments: True if a result of the function may depend on its value.
+
+    An operation depends on all of its operands. A leaf that cannot change a result may be marked True, but a leaf that
+    can is never marked False.
+
+    Args:
+      function: a function that JAX can trace.
+      arguments: arrays, or their shapes.
+
+    >>> import jax.numpy as jnp
+    >>> used_arguments(lambda x, y: jnp.sin(x) + y.shape[0], jnp.ones(2), jnp.ones(2))
+    (True, False)
+    """
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    needed = {var for var in jaxpr.outvars if isinstance(var, core.Var)}
+    for equation in reversed(jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            needed.update(var for var in equation.invars if isinstance(var, core.Var))
+    return jax.tree.unflatten(jax.tree.structure(arguments), [var in needed for var in jaxpr.invars])

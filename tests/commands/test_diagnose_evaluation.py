@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-import types
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from mpjax.config import load_config
 from mpjax.config.commands import Diagnose
 from mpjax.diagnosis.training import mean_loss
 from mpjax.errors import Diverged, UsageError
+from mpjax.training.objective import Mean, RunObjective
 
 
 FLAGS = shlex.split("""
@@ -75,10 +75,14 @@ def test_what_only_a_step_has_is_refused_for_an_evaluation(healthy):
         diagnose_run(Diagnose(run=str(healthy), evaluation=True, step=1))
 
 
-def test_a_user_objective_without_a_loss_among_its_sums_is_still_seen_not_finite():
-    own: Any = types.SimpleNamespace(measure=lambda model, batch: {"squares": batch["image"], "ones": jnp.ones(3)})
+@pytest.mark.parametrize(("weights", "loss"), [(None, 1.5), ([2.0, 1.0, 1.0], 1.0)])
+def test_the_mean_loss_of_a_batch_is_that_of_its_terms_without_padding(weights, loss):
+    def function(model, batch, key):
+        return {"loss": batch["image"] if weights is None else Mean(batch["image"], jnp.array(weights))}
+
+    own: Any = RunObjective(function)
     batch = {"image": jnp.array([1.0, jnp.inf, 2.0]), "weight": jnp.array([1.0, 0.0, 1.0])}
-    assert float(mean_loss(own, None, batch)) == 2.5  # (1 + 2 + 1 + 1) / 2, without the padding
+    assert float(mean_loss(own, None, batch)) == loss
     assert not np.isfinite(mean_loss(own, None, {"image": batch["image"]}))
 
 

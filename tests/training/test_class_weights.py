@@ -9,8 +9,10 @@ from flax import nnx
 from mpjax.data.fields import IGNORED, IGNORED_LABEL
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
-from mpjax.training.class_weights import by_class, pixels_by_class, weighted_cross_entropy
+from mpjax.training.class_weights import by_class, pixels_by_class, require_counted, weighted_cross_entropy
+from mpjax.training.eval_step import weighted_sums
 from mpjax.training.losses import cross_entropy_over, dice_loss
+from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import equally, segmentation
 
 
@@ -30,8 +32,19 @@ def torch_loss(logits, labels, **options):
     return loss.item(), logits.grad.numpy()
 
 
-def loss_of(weights, smoothing, *, ignores=True, **batch):
-    return jax.jit(by_class(weights, smoothing, ignores=ignores).in_training)(LOGITS, batch)
+KEY = jax.random.key(0)
+
+
+def objective_of(compare, **options):
+    """Of a model whose outputs are the field `logits`."""
+    return RunObjective(lambda model, batch, key: compare(batch["logits"], batch, key), **options)
+
+
+def loss_of(weights, smoothing, *, ignores=True, logits=LOGITS, **batch):
+    """The mean loss of a training batch, and its accuracy."""
+    objective = objective_of(by_class(weights, smoothing, ignores=ignores))
+    loss, metrics = jax.jit(lambda batch: objective.loss(None, batch, KEY))({"logits": logits, **batch})
+    return loss, metrics["accuracy"]
 
 
 @pytest.mark.extra
@@ -41,7 +54,7 @@ def test_the_loss_and_its_gradient_are_those_of_torch(weights, smoothing):
     wanted, slope = torch_loss(LOGITS, LABELS, weight=weights, label_smoothing=smoothing, ignore_index=IGNORED_LABEL)
 
     def loss(logits):
-        return by_class(weights, smoothing, ignores=True).in_training(logits, {"label": jnp.asarray(LABELS)})[0].value
+        return loss_of(weights, smoothing, logits=logits, label=jnp.asarray(LABELS))[0].value
 
     value, gradient = jax.value_and_grad(loss)(jnp.asarray(LOGITS))
     assert float(value) == pytest.approx(wanted, rel=1e-6)
@@ -51,17 +64,14 @@ def test_the_loss_and_its_gradient_are_those_of_torch(weights, smoothing):
 def test_the_loss_by_hand():
     # Logits 0 and log 3: probabilities 1/4 and 3/4. Weighted: 1 log 4 + 3 log(4/3), divided by 1 + 3.
     logits = np.log(np.array([[1.0, 3.0], [1.0, 3.0]], np.float32))
-    loss, metrics = jax.jit(by_class((1.0, 3.0), 0.0, ignores=False).in_training)(logits, {"label": np.array([0, 1])})
+    loss, accuracy = loss_of((1.0, 3.0), 0.0, ignores=False, logits=logits, label=np.array([0, 1]))
     assert float(loss.value) == pytest.approx((np.log(4) + 3 * np.log(4 / 3)) / 4, rel=1e-6)
-    assert float(metrics["accuracy"].value) == 0.5  # and not 3/4
+    assert float(accuracy.value) == 0.5  # and not 3/4
 
 
 def test_the_parts_of_a_batch_add_up_to_the_whole():
     whole, _ = loss_of(WEIGHTS, 0.1, label=jnp.asarray(LABELS))
-    parts = [
-        jax.jit(by_class(WEIGHTS, 0.1, ignores=True).in_training)(LOGITS[part], {"label": LABELS[part]})[0]
-        for part in (slice(0, 1), slice(1, 6))
-    ]
+    parts = [loss_of(WEIGHTS, 0.1, logits=LOGITS[part], label=LABELS[part])[0] for part in (slice(0, 1), slice(1, 6))]
     assert float(jax.tree.map(jnp.add, *parts).value) == pytest.approx(float(whole.value), rel=1e-6)
 
 
@@ -77,7 +87,7 @@ def test_a_target_of_one_class_is_its_label_and_an_even_mixture_has_the_mean_wei
 
 def test_equal_weights_change_nothing():
     labels = jnp.asarray(np.maximum(LABELS, 0))
-    wanted, _ = equally(0.1).in_training(jnp.asarray(LOGITS), {"label": labels})
+    wanted, _ = objective_of(equally(0.1)).loss(None, {"logits": jnp.asarray(LOGITS), "label": labels}, KEY)
     found, _ = loss_of((2.0, 2.0, 2.0), 0.1, label=labels)
     assert float(found.value) == pytest.approx(float(wanted.value), rel=1e-6)
 
@@ -85,21 +95,23 @@ def test_equal_weights_change_nothing():
 @pytest.mark.slow
 def test_ignored_examples_count_in_no_metric():
     logits, labels = jnp.eye(3)[jnp.array([0, 1, 1])] * 9, jnp.array([0, 2, IGNORED_LABEL])
-    compared = by_class((), 0.0, ignores=True)
-    _, metrics = compared.in_training(logits, {"label": labels})
-    assert float(metrics["accuracy"].value) == 0.5
-    values = compared.in_evaluation(logits, {"label": labels})
-    sums = {name: np.asarray(x.sum()) for name, x in values.items()} | {"count": np.asarray(3.0)}
-    found = compared.conclude(sums)
-    assert found == {"loss": pytest.approx((0.000247 + 9.000247) / 2, abs=1e-5), "accuracy": 0.5}
+    _, accuracy = loss_of((), 0.0, logits=logits, label=labels)
+    assert float(accuracy.value) == 0.5
+    objective = objective_of(by_class((), 0.0, ignores=True), complete=require_counted)
+
+    def metrics(labels):
+        return objective.conclude(
+            weighted_sums(objective.measure(None, batch := {"logits": logits, "label": labels}), batch)
+        )
+
+    assert metrics(labels) == {"loss": pytest.approx((0.000247 + 9.000247) / 2, abs=1e-5), "accuracy": 0.5}
     with pytest.raises(UsageError, match="every example of the set is ignored by --data.ignore_index"):
-        compared.conclude({**sums, "counted": np.asarray(0.0)})
+        metrics(jnp.full(3, IGNORED_LABEL))
 
 
 def test_a_batch_of_ignored_examples_has_loss_and_gradient_zero():
     def loss(logits):
-        found = by_class((), 0.1, ignores=True).in_training(logits, {"label": jnp.full(6, IGNORED_LABEL)})
-        return found[0].value
+        return loss_of((), 0.1, logits=logits, label=jnp.full(6, IGNORED_LABEL))[0].value
 
     value, slope = jax.value_and_grad(loss)(jnp.asarray(LOGITS))
     assert float(value) == 0.0
@@ -138,12 +150,9 @@ def test_segmentation_is_weighted_in_training_and_not_in_evaluation():
     def weighted(logits, mask, *, ignore):
         return pixels_by_class(WEIGHTS, logits, mask, ignore=ignore)
 
-    def prepare(batch, key):
-        return batch
-
-    objective = segmentation(prepare, get_policy("float32"), pixel_loss=weighted)
+    objective = RunObjective(segmentation(get_policy("float32"), pixel_loss=weighted))
     batch, model = {"image": jnp.asarray(PIXELS), "mask": jnp.asarray(MASK)}, nnx.Sequential()
-    loss, _ = objective.loss(model, batch, jax.random.key(0))
+    loss, _ = objective.loss(model, batch, KEY)
     measured = objective.measure(model, batch)["loss"]
     dice = dice_loss(batch["image"], batch["mask"], ignore=IGNORED)
     assert float(loss.value) == pytest.approx(float((weighted(*batch.values(), ignore=IGNORED) + dice)[0]), rel=1e-6)

@@ -21,7 +21,6 @@ from mpjax.training import create_state, make_train_step, take_apart
 from mpjax.training.feed import Resident, SelectedRows, Single, Stacked, feed_of
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import make_mesh
-from mpjax.training.objective import mean_of
 from mpjax.training.train_call import make_train_call
 
 
@@ -144,7 +143,7 @@ def test_each_image_is_trained_on_in_both_orientations_by_two_devices_in_two_mic
     assert layout.mesh.size == 2
 
     def loss_of(model, batch, key):
-        mirrored, kept = (mean_of(batch["image"][:, 0, side, 0]) for side in (0, 1))
+        mirrored, kept = (jnp.mean(batch["image"][:, 0, side, 0], dtype=jnp.float32) for side in (0, 1))
         return model.number[...], {"mirrored": mirrored, "kept": kept}
 
     structure, params, stats = take_apart(Nothing())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.training.objective import Mean, as_mean, mean_of, value_of
+from mpjax.training.objective import Mean, RunObjective, as_mean, value_of
 
 
 def add(*parts):
@@ -55,7 +55,8 @@ def test_quotients_are_averaged_over_those_with_a_weight():
 
 @pytest.mark.parametrize(("dtype", "wanted"), [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float32")])
 def test_the_mean_of_examples_is_summed_in_float32(dtype, wanted):
-    mean = mean_of(jnp.full((3, 4), 9000, dtype))
+    objective = RunObjective(lambda model, batch, key: {"loss": batch["x"]})
+    mean, _ = objective.loss(None, {"x": jnp.full((3, 4), 9000, dtype)}, jax.random.key(0))
     assert (mean.total.dtype, mean.weight.dtype, float(mean.weight)) == (wanted, wanted, 12.0)
     assert float(mean.total) == 12 * float(jnp.asarray(9000, dtype))
 

@@ -8,14 +8,15 @@ from flax import struct
 
 from mpjax.errors import UsageError
 from mpjax.training import Mean
-from mpjax.training.metrics import with_metrics
-from mpjax.training.objective import Objective, as_stored
+from mpjax.training.eval_step import weighted_sums
+from mpjax.training.metrics import checked_metrics
+from mpjax.training.objective import RunObjective
 
 
 LOGITS = jnp.array([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 1.0], [9.0, 0.0, 0.0]])
 BATCH = {"label": jnp.array([0, 1, 2, 1])}
-WEIGHT = np.array([1.0, 1.0, 1.0, 0.0])  # the last example is padding
-PLAIN = Objective(as_stored, lambda *_: None, lambda model, batch: LOGITS, lambda logits, batch: {"loss": logits[:, 0]})
+PADDED = {**BATCH, "weight": jnp.array([1.0, 1.0, 1.0, 0.0])}
+PLAIN = RunObjective(lambda model, batch, key: {"loss": LOGITS[:, 0], "outputs": LOGITS})
 
 
 @struct.dataclass
@@ -48,11 +49,9 @@ def precision(logits, batch):
     return Precision(jnp.sum(said & (batch["label"] == 0)), jnp.sum(said))
 
 
-def measured(metrics, base=PLAIN):
-    objective = with_metrics(base, metrics, LOGITS, BATCH)
-    values = objective.measure(None, BATCH)
-    sums = {name: np.tensordot(WEIGHT, np.asarray(value, np.float64), 1) for name, value in values.items()}
-    return objective.conclude({**sums, "count": np.float64(3)})
+def measured(metrics):
+    objective = PLAIN._replace(metrics=checked_metrics(metrics, LOGITS, BATCH, taken=["loss"]))
+    return objective.conclude(weighted_sums(objective.measure(None, BATCH), PADDED))
 
 
 def test_a_value_per_example_is_averaged_under_the_name_of_its_function():
@@ -104,7 +103,7 @@ def computing(compute):
 )
 def test_what_is_computed_of_sums_is_tried_before_a_run(compute, said):
     with pytest.raises(UsageError, match=said):
-        with_metrics(PLAIN, computing(compute), LOGITS, BATCH)
+        measured(computing(compute))
 
 
 def test_a_division_of_pythons_numbers_by_zero_is_nan():

@@ -1,4 +1,7 @@
-"""Objectives of the user's own: values per example in, means over batches, devices and sets out."""
+"""Objectives of the user's own: values per example in, means over batches, devices and sets out.
+
+Objectives and augmentations that nothing can be learnt with are errors before a run has a folder.
+"""
 
 from typing import Any
 
@@ -6,19 +9,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from mpjax.commands.train import run
+from mpjax.config import Config
+from mpjax.config.durations import Duration
+from mpjax.config.schema import Data, Report, Training
 from mpjax.errors import UsageError
 from mpjax.training import Mean
-from mpjax.training.objective import as_stored
-from mpjax.training.user_objective import own_objective, quotients
+from mpjax.training.eval_step import weighted_sums
+from mpjax.training.objective import RunObjective
+from mpjax.training.user_objective import checked_objective, used_arguments
 
 
 BATCH = {"x": jnp.arange(4.0), "weight": jnp.array([1.0, 1.0, 1.0, 0.0])}
 KEY = jax.random.key(0)
+X = jax.ShapeDtypeStruct((3,), jnp.float32)
+IMAGES = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 1), np.uint8)
+ARRAYS = {"image": IMAGES, "label": np.arange(8) % 2}
 
 
 def objective(function) -> Any:
-    return own_objective(function, as_stored, name="NAME")
+    return RunObjective(checked_objective(function, name="NAME"))
 
 
 def test_loss_and_metrics_are_means_over_examples():
@@ -38,14 +50,7 @@ def test_terms_of_examples_are_weighted_by_their_number():
 
 def test_a_set_is_evaluated_by_its_sums():
     own = objective(lambda model, batch, key: {"loss": batch["x"], "rate": Mean(batch["x"], jnp.array([1.0, 2, 3, 0]))})
-    values = own.measure(None, BATCH)
-    sums = {name: np.sum(np.asarray(value, np.float64)) for name, value in values.items()} | {"count": np.float64(4)}
-    assert own.conclude(sums) == {"loss": 1.5, "rate": 1.0}
-
-
-def test_a_quotient_without_weight_is_nan():
-    sums: Any = {"rate": np.float64(0), "rate/weight": np.float64(0), "count": np.float64(3)}
-    assert np.isnan(quotients(sums)["rate"])
+    assert own.conclude(weighted_sums(own.measure(None, BATCH), BATCH)) == {"loss": 1.0, "rate": 0.5}
 
 
 def test_the_key_is_none_in_evaluation():
@@ -84,7 +89,6 @@ def test_half_precision_is_summed_in_float32():
         (lambda x: {"loss": x.mean()}, r"NAME: loss has shape \(\) for a batch of 4: wanted one value per example"),
         (lambda x: {"loss": x[:3]}, r"NAME: loss has shape \(3,\)"),
         (lambda x: {"loss": x, "finite": x}, "finite is the name of something else"),
-        (lambda x: {"loss": x, "a/weight": x}, "a/weight is the name of something else"),
     ],
 )
 def test_other_results_are_errors_that_say_what_is_wanted(result, said):
@@ -98,3 +102,142 @@ def test_other_results_are_errors_that_say_what_is_wanted(result, said):
 def test_a_function_of_other_parameters_is_an_error():
     with pytest.raises(UsageError, match=r"wanted a function of \(model, batch\) or \(model, batch, key\)"):
         objective(lambda model: {})
+
+
+def test_an_argument_counts_if_a_result_depends_on_its_value():
+    assert used_arguments(lambda x, y: jnp.sin(x["a"]) + y.size, {"a": X, "b": X}, X) == (
+        {"a": True, "b": False},
+        False,
+    )
+
+
+def test_the_gradient_of_integers_depends_on_nothing():
+    assert used_arguments(jax.grad(lambda x: jnp.argmax(x).astype(jnp.float32)), X) == (False,)
+    assert used_arguments(jax.grad(lambda x: jnp.sum(jax.lax.stop_gradient(x) ** 2)), X) == (False,)
+    assert used_arguments(jax.grad(lambda x: jnp.sum(x**2)), X) == (True,)
+
+
+def test_a_compiled_function_is_one_operation_that_uses_all_it_is_given():
+    assert used_arguments(jax.jit(lambda x, y: x + 1), X, X) == (True, True)
+
+
+class Net(nnx.Module):
+    def __init__(self, fields, *, rngs):
+        self.layer = nnx.Linear(16, 2, rngs=rngs)
+        self.rest = nnx.Linear(2, 2, rngs=rngs)
+
+    def __call__(self, images):
+        return self.rest(self.layer(images.reshape(len(images), -1)))
+
+
+def config(folder, freeze=(), **data):
+    return Config(
+        output_dir=str(folder / "run"),
+        data=Data(**{"num_classes": 2, "batch_size": 4, "eval_batch_size": 8} | data),
+        training=Training(freeze=freeze),
+        report=Report(tensorboard=False, plot=False),
+        steps=Duration(1),
+    )
+
+
+def refused(folder, said, *, freeze=(), augment=None, objective=None, **data):
+    with pytest.raises(UsageError, match=said):
+        run(
+            config(folder, freeze, **data),
+            model=Net,
+            source=(ARRAYS, ARRAYS),
+            augment=augment,
+            objective=objective,
+        )
+    assert not (folder / "run").exists()
+
+
+def entropy(model, batch):
+    logits = model(batch["image"])
+    return -jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(batch["label"], 2), -1)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda model, batch: jnp.ones(len(batch["label"])),
+        lambda model, batch: model(batch["image"]).argmax(-1).astype(jnp.float32),
+        lambda model, batch: jnp.round(jax.lax.stop_gradient(model(batch["image"])))[:, 0],
+    ],
+    ids=["constant", "argmax", "stopped"],
+)
+def test_a_loss_whose_gradient_is_zero_is_an_error(tmp_path, loss):
+    said = "--training.objective python:.*: the loss does not depend on any parameter that is trained"
+    refused(tmp_path, said, objective=lambda model, batch: {"loss": loss(model, batch)})
+
+
+def test_a_loss_of_frozen_parameters_alone_is_an_error(tmp_path):
+    def of_one(model, batch):
+        return {"loss": model.layer(batch["image"].reshape(len(batch["image"]), -1)).mean(-1)}
+
+    refused(tmp_path, "does not depend on any parameter that is trained", freeze=("layer",), objective=of_one)
+
+
+def test_a_loss_of_integers_is_an_error(tmp_path):
+    said = "loss is int32: wanted floating point, because no gradient flows through integers"
+    refused(tmp_path, said, objective=lambda model, batch: {"loss": batch["label"]})
+
+
+def test_a_constant_gradient_is_one(tmp_path):
+    """The sum of a layer's bias: its gradient depends on no value, and is not zero."""
+    summary = run(
+        config(tmp_path),
+        model=Net,
+        source=(ARRAYS, ARRAYS),
+        objective=lambda model, batch: {"loss": jnp.zeros(len(batch["label"])) + jnp.sum(model.rest.bias[...])},
+    )
+    assert summary["steps"] == 1
+
+
+@pytest.mark.parametrize(("setting", "value"), [("mixup", 0.2), ("cutmix", 1.0)])
+def test_an_objective_that_does_not_use_mixed_labels_is_an_error_where_images_are_mixed(tmp_path, setting, value):
+    said = rf"--data.{setting} {value}: images are mixed, and --training.* batch\['target'\] \[2\] per example"
+    refused(tmp_path, said, objective=lambda model, batch: {"loss": entropy(model, batch)}, **{setting: value})
+
+
+@pytest.mark.slow
+def test_an_objective_that_uses_mixed_labels_trains(tmp_path):
+    seen = []
+
+    def mixed(model, batch):
+        seen.append("target" in batch)
+        target = batch.get("target", jax.nn.one_hot(batch["label"], 2))
+        return {"loss": -jnp.sum(jax.nn.log_softmax(model(batch["image"])) * target, -1)}
+
+    summary = run(config(tmp_path, mixup=0.2), model=Net, source=(ARRAYS, ARRAYS), objective=mixed)
+    assert summary["steps"] == 1
+    assert set(seen) == {True, False}
+
+
+def test_an_augmentation_may_change_the_shape_of_images_only_if_the_model_can_be_given_it(tmp_path):
+    said = r"--data.augment python:.* returned image \[2, 4, 1\] in place of \[4, 4, 1\] per example, of which the loss"
+    refused(tmp_path, said, augment=lambda batch, key: {**batch, "image": batch["image"][:, :2]})
+
+
+@pytest.mark.parametrize(
+    ("augment", "said"),
+    [
+        (lambda batch: batch, r"takes \(batch\): it is called with \(batch, key\)"),
+        (
+            lambda batch, key: batch["imag"],
+            r"--data.augment python:.* failed: KeyError: 'imag' \(test_.*, line",
+        ),
+        (lambda batch, key: None, "returned NoneType; wanted a dict of the same fields"),
+    ],
+)
+def test_an_augmentation_that_fails_is_an_error_with_its_line(tmp_path, augment, said):
+    refused(tmp_path, said, augment=augment, flip=True, alternate_flips=True)
+
+
+def test_an_objective_that_fails_is_an_error_with_its_line(tmp_path):
+    def uses_key(model, batch, key):
+        return {"loss": entropy(model, batch) * jax.random.uniform(key)}
+
+    said = r"--training.objective python:.*uses_key failed \(in evaluation, where `key` is None\): .*, line \d+\)"
+    refused(tmp_path, said, objective=uses_key)
+    refused(tmp_path, r"failed: KeyError: 'lable'", objective=lambda model, batch: {"loss": batch["lable"]})

@@ -9,6 +9,7 @@ import pytest
 
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
+from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import classification
 from mpjax.training.views import mirror, mirror_translate, predict_with
 
@@ -53,7 +54,7 @@ def test_evaluation_averages_the_logits_of_the_views_and_training_does_not(views
 
     model: Any = first_two  # the first two pixels are the logits of two classes
 
-    objective = classification(lambda batch, key: batch, get_policy("float32"), predict=predict)
+    objective = RunObjective(classification(get_policy("float32"), predict=predict))
     logits = predict(model, batch["image"])
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, [first, 2 * np.array(first)], rtol=1e-6)

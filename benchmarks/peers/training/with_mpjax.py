@@ -10,6 +10,7 @@ import mpjax
 from mpjax.models import resnet
 from mpjax.models.vit import ViT
 from mpjax.training import create_state, take_apart
+from mpjax.training.objective import RunObjective
 from mpjax.training.objectives import classification
 from peers import tasks
 from peers.tasks import Dtype, TaskName
@@ -36,7 +37,8 @@ def start(task: TaskName, dtype: Dtype) -> Callable[[int], dict]:
     stats = {n: (jnp.ones if n.endswith("var") else jnp.zeros)(s.shape, s.dtype) for n, s in stats.items()}
     wrap = mpjax.dynamic_loss_scaling if dtype == "float16" else mpjax.no_loss_scaling
     tx = wrap(optax.sgd(**tasks.SGD, nesterov=True) if task == "resnet18" else optax.adam(**tasks.ADAM))
-    train_step = mpjax.make_train_step(structure, tx, classification(prepare, policy).loss)
+    objective = RunObjective(classification(policy), prepare)
+    train_step = mpjax.make_train_step(structure, tx, objective.loss)
     return stepping(train_step, create_state(params, stats, tx))
 
 

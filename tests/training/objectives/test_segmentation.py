@@ -9,11 +9,12 @@ from mpjax.data.fields import IGNORED
 from mpjax.errors import UsageError
 from mpjax.precision import get_policy
 from mpjax.training.losses import cross_entropy_over, dice_loss
-from mpjax.training.objectives import segmentation
+from mpjax.training.objective import Mean, RunObjective
+from mpjax.training.objectives import require_pixels, segmentation
 
 
-def prepare(batch, key):
-    return batch
+def objective_under(policy):
+    return RunObjective(segmentation(get_policy(policy)), complete=require_pixels)
 
 
 class Fixed:
@@ -32,12 +33,12 @@ BATCH = {"image": jnp.array([[[0, 1], [1, 2]]], jnp.float32)[..., None], "mask":
 @pytest.mark.parametrize(("policy", "dtype"), [("float32", "float32"), ("mixed_float16", "float16")])
 def test_images_reach_the_model_in_the_compute_dtype(policy, dtype):
     model = Fixed()
-    loss, _ = segmentation(prepare, get_policy(policy)).loss(model, BATCH, jax.random.key(0))
+    loss, _ = objective_under(policy).loss(model, BATCH, jax.random.key(0))
     assert (model.seen.dtype, loss.value.dtype) == (dtype, "float32")
 
 
 def test_the_loss_is_cross_entropy_plus_dice_without_ignored_pixels():
-    objective = segmentation(prepare, get_policy("float32"))
+    objective = objective_under("float32")
     loss, metrics = jax.jit(lambda batch, key: objective.loss(Fixed(), batch, key))(BATCH, jax.random.key(0))
     # Two of three pixels are wrong by 10; classes 0 and 1 and 2 have IoU 1/2, 0 and 0.
     cross = 2 / 3 * 10
@@ -52,27 +53,25 @@ def test_iou_is_of_the_whole_set_and_not_the_mean_over_images():
     sums = {
         "loss": np.float64(3.0),
         "count": np.float64(2.0),
-        "right": np.float64(90.0),
-        "counted": np.float64(100.0),
-        "intersection": np.array([45.0, 21.0, 0.0]),
-        "union": np.array([50.0, 22.0, 0.0]),
+        "accuracy": Mean(np.float64(90.0), np.float64(100.0)),
+        "iou": Mean(np.array([45.0, 21.0, 0.0]), np.array([50.0, 22.0, 0.0])),
     }
-    found = segmentation(prepare, get_policy("float32")).conclude(sums)
+    found = objective_under("float32").conclude(sums)
     assert found == {"loss": 1.5, "accuracy": 0.9, "iou": pytest.approx((0.9 + 21 / 22) / 2)}
 
 
 def test_measures_sum_to_the_metrics():
-    values = segmentation(prepare, get_policy("float32")).measure(Fixed(), BATCH)
+    values = objective_under("float32").measure(Fixed(), BATCH)
     assert values["loss"].shape == (1,)
-    assert values["intersection"].tolist() == [[1, 0, 0]]
-    assert values["union"].tolist() == [[2, 2, 1]]
-    assert (values["right"].tolist(), values["counted"].tolist()) == ([1], [3])
+    assert (values["iou"].total.tolist(), values["iou"].weight.tolist()) == ([[1, 0, 0]], [[2, 2, 1]])
+    assert (values["accuracy"].total.tolist(), values["accuracy"].weight.tolist()) == ([1], [3])
     logits = Fixed()(BATCH["image"])
     both = cross_entropy_over(logits, BATCH["mask"], ignore=IGNORED) + dice_loss(logits, BATCH["mask"], ignore=IGNORED)
     np.testing.assert_allclose(values["loss"], both)
 
 
 def test_a_set_of_which_no_pixel_counts_is_refused():
-    nothing = {name: np.float64(0) for name in ("loss", "count", "right", "counted", "intersection", "union")}
+    none = np.float64(0)
+    nothing = {"loss": none, "count": none, "accuracy": Mean(none, none), "iou": Mean(none, none)}
     with pytest.raises(UsageError, match="mask: every pixel of the set is 255, the ignored label"):
-        segmentation(prepare, get_policy("float32")).conclude(nothing)
+        objective_under("float32").conclude(nothing)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.training.objectives import text_classification
+from mpjax.training.objective import RunObjective
+from mpjax.training.objectives import equally, text_classification
 
 
 class Counting:
@@ -24,17 +25,17 @@ BATCH = {
 
 
 def test_loss_and_accuracy_in_float32():
-    values = text_classification().measure(Counting(), BATCH)
+    values = RunObjective(text_classification()).measure(Counting(), BATCH)
     np.testing.assert_allclose(values["loss"], [0.31326166, 3.0485873], rtol=1e-6)
     assert values["accuracy"].tolist() == [1, 0]
-    loss, metrics = text_classification().loss(Counting(), BATCH, jax.random.key(0))
+    loss, metrics = RunObjective(text_classification()).loss(Counting(), BATCH, jax.random.key(0))
     assert (loss.value.dtype, float(loss.value)) == (jnp.float32, pytest.approx((0.31326166 + 3.0485873) / 2))
     assert float(metrics["accuracy"].value) == 0.5
 
 
 def test_smoothing_is_for_training_only():
-    objective = text_classification(label_smoothing=1.0)
-    loss, _ = objective.loss(Counting(), BATCH, None)
+    objective = RunObjective(text_classification(equally(1.0)))
+    loss, _ = objective.loss(Counting(), BATCH, jax.random.key(0))
     # Half a target for either class: the mean of both negative log-likelihoods.
     assert float(loss.value) == pytest.approx((0.31326166 + 1.3132617 + 3.0485873 + 0.0485873) / 4)
     assert objective.measure(Counting(), BATCH)["loss"].tolist() == pytest.approx([0.31326166, 3.0485873])
