@@ -18,10 +18,10 @@ from mpjax.data.labels import check_labels
 from mpjax.errors import UsageError
 from mpjax.loop.when import When
 from mpjax.models.scan import apart_in, stacks_of
+from mpjax.precision.calls import modules_of
 from mpjax.precision.policy import Policy
 from mpjax.training import TrainState, make_eval_step
 from mpjax.training.feed import Feed, feed_of
-from mpjax.training.from_images import arrays_from_images
 from mpjax.training.layout import Layout
 from mpjax.training.mesh import compiler_options, make_mesh, own_rows
 from mpjax.training.named_rule import find_rule
@@ -175,7 +175,11 @@ def fresh_state(run: Run, pretrained: Arrays | None = None) -> TrainState:
 
     Modules with `from_images` compute their initial values from the training images.
     """
-    from_data = arrays_from_images(run.task, run.source, run.config.data)
+    from_data: Arrays = {}
+    if any(hasattr(module, "from_images") for module in modules_of(run.task.abstract).values()):
+        from mpjax.training.from_images import arrays_from_images
+
+        from_data = arrays_from_images(run.task, run.source, run.config.data)
     return initial_state(
         run.task,
         run.training.tx,

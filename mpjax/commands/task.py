@@ -20,7 +20,7 @@ from mpjax.errors import UsageError
 from mpjax.models.scan import names_apart, require_alike, stacks_of
 from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
-from mpjax.precision.casting import autocast, full_precision, has_own_code, with_sums_in_float32
+from mpjax.precision.casting import has_own_code
 from mpjax.precision.float8.layers import recipe_of
 from mpjax.precision.float8.recipes import E4M3, FLOAT8, capability_of, require_units
 from mpjax.precision.modules import apply_policy, has_products_in_float8, scope_policy
@@ -93,11 +93,11 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
     require_alike(abstract, plan.policy.rules, "--precision.rules")
     frozen = freezing.frozen_paths(abstract, config.training.freeze) if config.training.freeze else frozenset()
     report = set_precision(abstract)
-    # Pixels are not activations: autocast must not cast the operations that augment them.
-    prepare = full_precision(preparation_of(config.data.for_task(config.task), fields))
-    objective = choose_objective(config, prepare, policy, abstract, fields)
-    cast = uncast
+    prepare, cast = preparation_of(config.data.for_task(config.task), fields), uncast
     if plan.mode == "autocast":
+        from mpjax.precision.casting import autocast, full_precision  # local, because few runs need them
+
+        prepare = full_precision(prepare)  # pixels are not activations
         cast = functools.partial(
             autocast,
             policy=scope_policy(abstract, plan.policy),
@@ -105,7 +105,10 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
             require_float8=has_products_in_float8(abstract, plan.policy),
         )
     elif has_own_code(abstract):
+        from mpjax.precision.casting import with_sums_in_float32
+
         cast = with_sums_in_float32
+    objective = choose_objective(config, prepare, policy, abstract, fields)
     return Task(take_apart(abstract)[0], objective, cast, report, make_model, abstract, frozen)
 
 

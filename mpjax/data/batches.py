@@ -11,10 +11,9 @@ from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source, require_examples
 from mpjax.data.fields import Image
 from mpjax.data.images.resizing import draws
-from mpjax.data.mixture import training_split
 from mpjax.data.order import epoch_size, order_of
 from mpjax.data.orientation import orientation_of
-from mpjax.data.read import SplitOfOne, fits_in_memory, read_all
+from mpjax.data.read import Split, SplitOfOne, fits_in_memory, read_all
 from mpjax.data.stacking import require_dtypes
 from mpjax.data.stream import WHOLE, Batch, Batches, BatchesInMemory, EvalBatches, Share, StreamedBatches, prefetched
 from mpjax.errors import UsageError
@@ -88,6 +87,19 @@ def require_batch(source: Source, config: Data) -> None:
             "less",
             repair={"data.batch_size": 2 ** (size.bit_length() - 1)},
         )
+
+
+def training_split(source: Source, config: Data) -> Split:
+    """The training examples, read when they are indexed.
+
+    Raises:
+      UsageError: as `reader`.
+    """
+    if source.mix:
+        from mpjax.data.mixture import mixed_split  # local, because few runs mix sets
+
+        return mixed_split(source, config)
+    return SplitOfOne(source.train, reader(source, config, training=True))
 
 
 def eval_batches(source: Source, config: Data, share: Share = WHOLE) -> EvalBatches:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mpjax.config.schema import Data
+from mpjax.data.batches import training_split
 from mpjax.data.example_reader import reader
 from mpjax.data.examples import Source
-from mpjax.data.mixture import training_split
 from mpjax.data.read import Split, SplitOfOne
 from mpjax.data.stacking import Arrays
 from mpjax.data.stream import Batches, BatchesInMemory, EvalBatches

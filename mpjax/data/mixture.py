@@ -99,9 +99,8 @@ def _require_agreement(first: Source, other: Source, config: Data) -> None:
         if isinstance(field, Label) and isinstance(theirs, Label) and bool(field.names) != bool(theirs.names):
             called, plain = (first, other) if field.names else (other, first)
             _tell_names(field.names or theirs.names, called.name, plain.name, other.name, config)
-    dtypes = [
-        {name: value.dtype for name, value in training_split(source, config).first.items()} for source in (first, other)
-    ]
+    splits = (SplitOfOne(source.train, reader(source, config, training=True)) for source in (first, other))
+    dtypes = [{name: value.dtype for name, value in split.first.items()} for split in splits]
     for name, dtype in dtypes[0].items():
         if dtype != dtypes[1][name]:
             advice = (
@@ -194,11 +193,10 @@ class MixedSplit:
         return {name: stacked([row[name] for row in rows]) for name in self.first}
 
 
-def training_split(source: Source, config: Data) -> Split:
-    """The training examples of a set or a mixture. Each set is read as it would be alone.
+def mixed_split(source: Source, config: Data) -> Split:
+    """The training examples of a mixture. Each set is read as it would be alone.
 
     Raises:
       UsageError: as `reader`.
     """
-    splits = [SplitOfOne(part.train, reader(part, config, training=True)) for part in source.trained_on]
-    return MixedSplit(splits) if source.mix else splits[0]
+    return MixedSplit([SplitOfOne(one.train, reader(one, config, training=True)) for one in source.trained_on])
