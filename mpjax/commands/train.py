@@ -117,18 +117,20 @@ def run(
         from mpjax.commands.own_parts import with_parts  # local, like all imports that few runs need
 
         config = with_parts(config, **parts)
-    own_writers: tuple[report.Writer, ...] = ()
     if writers != ():
-        from mpjax.commands.own_parts import require_writers
+        from mpjax.commands.own_parts import require_several
+        from mpjax.report.user_writers import require_writer
 
-        own_writers = require_writers(writers)
+        writers = require_several("writers", writers)
+        for writer in writers:
+            require_writer(writer, "writers has")
     require_types(config)  # before any slow work
     if config.seeds:
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
         )
     with joined(config) as company:
-        return _train(dataclasses.replace(config, distributed=Distributed()), company, own_writers, stopping)
+        return _train(dataclasses.replace(config, distributed=Distributed()), company, tuple(writers), stopping)
 
 
 def _train(config: Config, company: Alone | Company, writers: Sequence[report.Writer], stopping: Stopping) -> dict:
@@ -167,13 +169,13 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
         # Processes may have different writers, but call the same callbacks.
         failures, callbacks = None, NO_CALLBACKS
         if any(company.gather(bool(writers or config.report.writers))):
-            from mpjax.report.own_writer import Failures
+            from mpjax.report.user_writers import failures_of_writers
 
-            failures = opened.enter_context(Failures().warned_of())
-        if failures or config.loop.callbacks or config.loop.stop_after:
+            failures = opened.enter_context(failures_of_writers())
+        if failures is not None or config.loop.callbacks or config.loop.stop_after:
             from mpjax.commands.own_parts import callbacks_of
 
-            callbacks = callbacks_of(config, company.gather, *filter(None, [failures]))
+            callbacks = callbacks_of(config, company.gather, failures)
 
         folder = run_folder_of(config, company)
         if first:
@@ -212,12 +214,14 @@ def _train(config: Config, company: Alone | Company, writers: Sequence[report.Wr
                 unfinished.callback(files.close)
                 own = (files,)
                 if config.report.writers:
-                    from mpjax.commands.own_parts import open_writers
+                    from mpjax.report.user_writers import open_named_writers
 
-                    writers = *open_writers(config.report.writers, info), *writers
+                    writers = *open_named_writers(config.report.writers, info), *writers
                 unfinished.pop_all()
-        if failures:
-            own = *own, *map(failures.of, writers)
+        if failures is not None:
+            from mpjax.report.user_writers import UserWriters
+
+            own = *own, UserWriters(writers, failures)
         writer = opened.enter_context(contextlib.closing(report.Writers(own)))
         writer.message(f"run folder: {folder}")
         if config.resume:
