@@ -13,6 +13,7 @@ from mpjax.config import Config
 from mpjax.config.folders import run_settings
 from mpjax.config.load import CONFIG_FILE
 from mpjax.errors import CheckpointWarning
+from mpjax.files import write_atomically
 from mpjax.report.history import HISTORY_FILE, History
 
 
@@ -36,7 +37,7 @@ class Records:
         if self._writing and self._waiting:
             self._files[file] = content
         elif self._writing:
-            report.write_atomically(file, content)
+            write_atomically(file, content)
 
     def written_after(self, train_call: Callable) -> Callable:
         """Wraps the training call to write the waiting files after the first call."""
@@ -47,7 +48,7 @@ class Records:
                 jax.block_until_ready(metrics)
             while self._files:
                 file = next(iter(self._files))
-                report.write_atomically(file, self._files[file])
+                write_atomically(file, self._files[file])
                 del self._files[file]
             return state, metrics
 

@@ -1,7 +1,6 @@
 """Writes the results of a run: console output, files and plots."""
 
 from mpjax.extend import Writer
-from mpjax.files import write_atomically
 from mpjax.report.curves import plot_curves, plot_seeds
 from mpjax.report.figure import image_files
 from mpjax.report.history import continued, entries_of, lines_of, other_versions, policies_of
@@ -43,6 +42,5 @@ __all__ = [
     "summary_table",
     "throughput",
     "title_of",
-    "write_atomically",
     "write_summary",
 ]

@@ -17,15 +17,14 @@ from mpjax.report.figure import (
     draw_band,
     dress_scale,
     dress_share,
-    dress_steps,
     legend_above,
     new_figure,
     save_figure,
+    step_panels,
 )
 from mpjax.report.history import History, gaps_of, turns_of
+from mpjax.report.jsonl import Records
 
-
-Records = Sequence[Mapping[str, Any]]
 
 CURVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "train": ("train", {"color": BLUE, "linewidth": 1.3, "zorder": 2}),
@@ -134,9 +133,8 @@ def _figure(
     scaled = any(record.get("train/loss_scale", 1.0) != 1.0 or record.get("train/skipped", 0) > 0 for record in records)
     heights = [3.0] * len(metrics) + [2.0] * scaled or [3.0]
     figure = new_figure(8, 0.9 + 0.2 * len(note.splitlines()) + sum(heights) * 0.85, title, note)
-    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    panels = step_panels(figure, heights)
     for panel in panels:
-        dress_steps(panel)
         panel.margins(x=0.02, y=0.1)  # the margin below holds the marks
     for metric, panel in zip(metrics, panels, strict=False):
         panel.set_title(metric.title, loc="left")
@@ -151,7 +149,6 @@ def _figure(
     if not metrics and not scaled:
         panels[0].text(0.5, 0.5, "no metrics yet", transform=panels[0].transAxes, ha="center", va="center", color=GREY)
         panels[0].set_axis_off()
-    panels[-1].set_xlabel("step (attempted)")
     return figure
 
 
@@ -190,8 +187,8 @@ def _draw_mean(panel, curves: Sequence[Curve], label: str, style: Mapping[str, A
     mean, std = values.mean(axis=0), values.std(axis=0, ddof=1) if len(curves) > 1 else 0.0
     draw_band(panel, steps, mean - std, mean + std, color=color, alpha=0.18)
     marker = style.get("marker", "") if len(steps) <= 40 else ""
-    panel.plot(steps, mean, label=label, **{**style, "linewidth": 2.0, "marker": marker, **_lonely(mean)})
-    return Curve(steps, mean)
+    panel.plot(steps, mean, label=label, **{**style, "linewidth": 2.0, "marker": marker, **_lonely(mean.tolist())})
+    return Curve(steps, mean.tolist())
 
 
 def together(curves: Sequence[Curve]) -> tuple[list[int], np.ndarray]:

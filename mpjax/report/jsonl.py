@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mpjax.diagnosis.layers import Layer
 
 
+Records = Sequence[Mapping[str, Any]]
+"""The lines of a metrics.jsonl: `step`, `time`, and metrics by name."""
+
+
 class JsonlWriter(Writer):
     """Appends one line `{"step": ..., "time": ..., metrics...}` to a metrics file for each call of `write`.
 
@@ -64,7 +68,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [record for _, record in _lines(Path(path))]
 
 
-def missing_steps(records: Sequence[Mapping[str, Any]], step: int) -> tuple[int, int] | None:
+def missing_steps(records: Records, step: int) -> tuple[int, int] | None:
     """The first and the last step up to checkpoint `step` whose lines a metrics.jsonl has lost, or None.
 
     Before it writes a checkpoint, a run writes the metrics of all steps up to it.
