@@ -132,13 +132,14 @@ def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]
         ask: Ask = method(*arguments)
     except (Exception, SystemExit) as error:
         stop = '; to end a run, return "stop"' if isinstance(error, SystemExit) else ""
-        raise CallbackError(f"{named}{_step(event, arguments)}: {failure(error)}{stop}") from error
+        raise CallbackError(f"{named}{at_step(arguments)}: {failure(error)}{stop}") from error
     if ask is not None and ask not in _ASKS:
         raise CallbackError(f'{named} returned {ask!r}: wanted "stop", "save" or None')
     return {ask} if ask else set()
 
 
-def _step(event: str, arguments: Sequence[Any]) -> str:
+def at_step(arguments: Sequence[Any]) -> str:
+    """Names the step of a call, its first argument, for a message; empty if the call has no step."""
     return f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
 
 

@@ -155,10 +155,10 @@ def _figure(
 def _draw_metric(panel, runs: Sequence[Records], metric: PlottedMetric, draw: Callable) -> None:
     """Draws the curves of a metric, and labels the last value of evaluation curves."""
     tested, lost = [], []
-    for label, (part, style) in CURVES.items():
-        curves = [series(run, f"{part}/{metric.name}") for run in runs]
+    for label, (prefix, style) in CURVES.items():
+        curves = [series(run, f"{prefix}/{metric.name}") for run in runs]
         curve = draw(panel, curves, label, style)
-        if part != "train":
+        if prefix != "train":
             tested.append((style["color"], curve))
         lost += [step for steps, values in curves for step, value in zip(steps, values, strict=True) if value != value]
     _label_last(panel, tested, metric)

@@ -10,6 +10,7 @@ from mpjax.config.function_arguments import arguments_of, require_call
 from mpjax.config.user_code import load_function
 from mpjax.errors import CallbackError, LoggerWarning, UsageError, failure
 from mpjax.extend import RunInfo, Writer
+from mpjax.loop.callbacks import at_step
 from mpjax.report.writer import Writers
 
 
@@ -108,12 +109,12 @@ class UserWriters(Writers):
     def _call(self, writer: Any, method: str, *arguments: Any) -> None:
         try:
             getattr(writer, method)(*arguments)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as cause:
             if id(writer) not in self._failed:
-                step = f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
-                told = CallbackError(f"writer {type(writer).__name__}.{method}{step}: {failure(error)}")
-                told.__cause__ = error
-                self._failures.append(told)
+                named = f"writer {type(writer).__name__}.{method}{at_step(arguments)}"
+                error = CallbackError(f"{named}: {failure(cause)}")
+                error.__cause__ = cause
+                self._failures.append(error)
             self._failed.add(id(writer))
 
 
@@ -124,6 +125,6 @@ def failures_of_writers() -> Iterator[list[CallbackError]]:
     try:
         yield failures
     except BaseException:
-        for told in failures:
-            warnings.warn(str(told), LoggerWarning, stacklevel=2)
+        for error in failures:
+            warnings.warn(str(error), LoggerWarning, stacklevel=2)
         raise
