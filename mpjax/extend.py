@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
     import optax
     from flax import nnx
     from jaxtyping import Array, Key
 
     from mpjax.config import Config
-    from mpjax.report.writer import Writer
+    from mpjax.diagnosis.layers import Layer
     from mpjax.training.objective import Mean
 
 
@@ -183,6 +184,39 @@ class Callback:
 
 EVENTS = tuple(name for name in vars(Callback) if not name.startswith("_"))
 """The names of a callback's methods. Your class needs only the methods for its events."""
+
+
+class Writer:
+    """Receives the metrics and messages of a run. Override the methods for what you write; the others do nothing.
+
+    A step is a number of attempted training steps, skipped steps included.
+    """
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes metrics by name, such as `train/loss`, `train/skipped` (total so far) or `test/accuracy`."""
+
+    def layers(self, step: int, layers: Sequence[Layer]) -> None:
+        """Writes the statistics of each module or parameter in each direction of one step."""
+
+    def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+        """Writes images of an evaluation, uint8 [H, W, 3] by name, such as `masks/37` for example 37 of the test split.
+
+        A run draws images only if a writer overrides this method.
+        """
+
+    def saved(self, step: int) -> None:
+        """Receives the step of a checkpoint that is being written. It is complete when `close` is called."""
+
+    def message(self, text: str) -> None:
+        """Shows a message to the user."""
+
+    def close(self) -> None:
+        """Closes files and releases the terminal. Nothing is written afterwards. Closing twice is allowed."""
+
+    @property
+    def takes_images(self) -> bool:
+        """True if the writer overrides `images`."""
+        return getattr(self.images, "__func__", None) is not Writer.images
 
 
 class OpenWriter(Protocol):

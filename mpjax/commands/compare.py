@@ -13,8 +13,8 @@ from mpjax.config.load import CONFIG_FILE
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
 from mpjax.errors import UsageError
-from mpjax.report import comparison as curves
 from mpjax.report import comparison_view
+from mpjax.report.comparison import Comparison, Contrast, Group, compare_groups
 from mpjax.report.history import HISTORY_FILE, changed_settings, read_history
 from mpjax.report.jsonl import read_metrics
 from mpjax.report.wording import short_name, subject_of
@@ -60,7 +60,7 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
     groups = _grouped(runs, settings.seeds)
     found = [
         [
-            curves.compare_groups(
+            compare_groups(
                 metric,
                 groups[0],
                 other,
@@ -150,7 +150,7 @@ def _require_one_task(runs: Sequence[ComparedRun]) -> None:
                 )
 
 
-def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[curves.Group]:
+def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[Group]:
     """Groups runs by all settings but the seed; each group is named by the settings that differ between groups."""
     members: dict[tuple, list[ComparedRun]] = {}
     for run in runs:
@@ -171,7 +171,7 @@ def _grouped(runs: Sequence[ComparedRun], seeds: Sequence[int]) -> list[curves.G
                 has = ", ".join(str(run.seed) for run in found)
                 raise UsageError(f"--seeds: no run of seed {seed} with {name}: it has {has}")
         kept = {run.folder: run.records for run in found if not seeds or run.seed in seeds}
-        groups.append(curves.Group(name, kept))
+        groups.append(Group(name, kept))
     return groups
 
 
@@ -181,16 +181,16 @@ def _title(runs: Sequence[ComparedRun]) -> str:
     return subjects.pop() if len(subjects) == 1 else short_name(runs[0].settings["data.name"])
 
 
-def _count(group: curves.Group) -> str:
+def _count(group: Group) -> str:
     return "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
 
 
-def _described(group: curves.Group, runs: Sequence[ComparedRun]) -> dict[str, Any]:
+def _described(group: Group, runs: Sequence[ComparedRun]) -> dict[str, Any]:
     members = [run for run in runs if run.folder in group.runs]
     return {"name": group.name, "seeds": [run.seed for run in members], "runs": [run.folder for run in members]}
 
 
-def _results(found: Sequence[curves.Comparison]) -> dict[str, Any]:
+def _results(found: Sequence[Comparison]) -> dict[str, Any]:
     return {
         one.metric: {
             "final": _contrast(one.final),
@@ -206,7 +206,7 @@ def _results(found: Sequence[curves.Comparison]) -> dict[str, Any]:
     }
 
 
-def _contrast(found: curves.Contrast) -> dict[str, Any]:
+def _contrast(found: Contrast) -> dict[str, Any]:
     return {
         "reference": found.reference._asdict() | found.seeds[0]._asdict(),
         "other": found.other._asdict() | found.seeds[1]._asdict(),
@@ -215,7 +215,7 @@ def _contrast(found: curves.Contrast) -> dict[str, Any]:
     }
 
 
-def _print(settings: Compare, names: Sequence[str], groups: Sequence[curves.Group], found, says) -> None:
+def _print(settings: Compare, names: Sequence[str], groups: Sequence[Group], found, says) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False)

@@ -3,10 +3,12 @@
 import dataclasses
 import itertools
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from mpjax import report, strict_json
 from mpjax.commands.build import Run, build_run, fresh_state
@@ -17,6 +19,7 @@ from mpjax.config.limits import is_auto
 from mpjax.config.rate_search import RateSearch
 from mpjax.config.user_code import given
 from mpjax.files import write_atomically
+from mpjax.report.figure import BLUE, GREY, VERMILION, dress, legend_above, new_figure, save_figure
 from mpjax.training.range_test import Point, Suggestion, Watch, growing_rates, suggest
 from mpjax.training.setup import pretrained_arrays
 
@@ -64,7 +67,7 @@ def find_rate(settings: RateSearch, config: Config) -> dict[str, Any]:
     }
     write_atomically(folder / "find_lr.json", f"{strict_json.encode(result, indent=1)}\n".encode())
     for file in report.image_files(folder / "find_lr", config.report) if points else ():
-        report.plot_rates(points, found.smoothed, found.rate, file, report.title_of(config))
+        plot_rates(points, found.smoothed, found.rate, file, report.title_of(config))
     print(strict_json.encode(result) if settings.json else _text(settings, found, points, ended, folder))
     return result
 
@@ -111,6 +114,46 @@ def _trained(settings: RateSearch, run: Run) -> tuple[list[Point], int, str]:
             if watch.explodes(loss):
                 return points, skipped, "the loss exploded"
     return points, skipped, "the highest rate was reached"
+
+
+def plot_rates(
+    points: Sequence[tuple[float, float]],
+    smoothed: Sequence[float],
+    suggestion: float | None,
+    path: str | os.PathLike[str],
+    title: str = "",
+) -> None:
+    """Draws the loss of each update and the smoothed loss over the learning rate.
+
+    Args:
+      points: `(rate, loss)` of each update.
+      smoothed: the smoothed loss of each update.
+      suggestion: the suggested rate, or None.
+      path: the image file; its suffix selects the format.
+      title: the title above the panel.
+
+    Raises:
+      OSError: the file cannot be written; the message names the file.
+    """
+    low, high = min(smoothed), max(smoothed[: int(np.argmin(smoothed)) + 1])
+    top = high + 0.5 * (high - low)
+    cut = high > low and max(smoothed) > top  # the end, where the loss explodes
+    figure = new_figure(8, 4, title, "The loss leaves the panel where it explodes." if cut else "")
+    panel = figure.subplots()
+    dress(panel)
+    rates, losses = np.transpose(points)
+    panel.plot(rates, losses, color=GREY, linewidth=0.8, alpha=0.5, label="of each batch")
+    panel.plot(rates, smoothed, color=BLUE, linewidth=1.8, label="smoothed")
+    if suggestion is not None:
+        at = float(np.interp(suggestion, rates, smoothed))
+        panel.plot(suggestion, at, "o", color=VERMILION, markersize=8, label=f"suggested: {suggestion:.2g}")
+    panel.set_xscale("log")
+    if high > low:
+        panel.set_ylim(low - 0.1 * (high - low), top)
+    panel.set_xlabel("learning rate")
+    panel.set_title("loss", loc="left", fontsize=11)
+    legend_above(panel)
+    save_figure(figure, path)
 
 
 def _text(settings: RateSearch, found: Suggestion, points: Sequence[Point], ended: str, folder: object) -> str:

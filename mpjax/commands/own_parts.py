@@ -1,20 +1,15 @@
 """The user's own parts of a run: passed in Python, or named by the settings; see `mpjax/extend.py`."""
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpjax.config import Config
-from mpjax.config.failures import named_failure
-from mpjax.config.function_arguments import arguments_of, require_call
 from mpjax.config.score import score_of
-from mpjax.config.user_code import Given, described, given, load_function
-from mpjax.errors import UsageError
-from mpjax.extend import RunInfo
+from mpjax.config.user_code import Given, described, given
+from mpjax.errors import CallbackError, UsageError
 from mpjax.loop.callbacks import Callbacks, EarlyStopping, load_callbacks
-from mpjax.report.writer import Writer
 
 
 PARTS = {
@@ -69,20 +64,10 @@ def require_several(name: str, parts: Any) -> tuple:
     return tuple(parts)
 
 
-def require_writers(writers: Any) -> tuple[Writer, ...]:
-    """Checks the writers that were passed to `mpjax.run`.
-
-    Raises:
-      UsageError: the argument is a single writer, or one of them is no writer.
-    """
-    found = require_several("writers", writers)
-    for writer in found:
-        require_writer(writer, "writers has")
-    return found
-
-
-def callbacks_of(config: Config, gather: Callable[[Any], list], *others: Any) -> Callbacks:
-    """Loads the callbacks of a run, with early stopping if the settings say so, and `others` last.
+def callbacks_of(
+    config: Config, gather: Callable[[Any], list], failures: list[CallbackError] | None = None
+) -> Callbacks:
+    """Loads the callbacks of a run, with early stopping if the settings say so, and the failures of its writers.
 
     Raises:
       UsageError: the code that a setting names cannot be used.
@@ -92,71 +77,10 @@ def callbacks_of(config: Config, gather: Callable[[Any], list], *others: Any) ->
         score = score_of(config)
         improves = functools.partial(score.improves, delta=config.loop.stop_delta)
         callbacks.append(EarlyStopping(improves, f"test/{score.metric}", config.loop.stop_after))
-    return Callbacks([*callbacks, *others], gather)
+    return Callbacks(callbacks, gather, failures)
 
 
 def require_metric(metric: str, names: Sequence[str]) -> None:
     """Raises UsageError if the metric that chooses the best checkpoint is not a metric of the test set."""
     if metric not in names:
         raise UsageError(f"--loop.best {metric}: the test set has the metrics {', '.join(names)}")
-
-
-def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
-    """Opens the writers that `--report.writers` names.
-
-    Raises:
-      UsageError: there is no such code, or its result is no writer. Open writers are then closed.
-    """
-    with contextlib.ExitStack() as opened:
-        writers: list[Writer] = []
-        for spec in specs:
-            opener = load_function(_logger(spec), flag="--report.writers")
-            with named_failure(f"--report.writers {spec} failed", opener):
-                writer = opener(run)
-            require_writer(writer, f"--report.writers {spec} returned")
-            opened.callback(writer.close)
-            writers.append(writer)
-        opened.pop_all()
-    return writers
-
-
-def require_writer(writer: Any, said: str) -> None:
-    """Raises UsageError if an object is no writer.
-
-    Args:
-      writer: the object.
-      said: its source, as the beginning of the message; a description of the object follows.
-    """
-    wanted = "wanted an object with the methods of mpjax.report.Writer"
-    if isinstance(writer, type):
-        raise UsageError(f"{said} the class {writer.__name__}; {wanted}: write {writer.__name__}(...)")
-    if isinstance(writer, str):
-        raise UsageError(f"{said} the text {writer!r}; {wanted}; names of loggers are for --report.writers")
-    missing = [name for name in _METHODS if not callable(getattr(writer, name, None))]
-    if missing:
-        raise UsageError(f"{said} {type(writer).__name__}, which has no {', '.join(missing)}; {wanted}")
-    for name in _METHODS:
-        named = f"{said} {type(writer).__name__}, whose {name}"
-        require_call(getattr(writer, name), arguments_of(getattr(Writer, name)), named)
-
-
-LOGGERS = {
-    "wandb": "mpjax.report.loggers.weights_and_biases:open_wandb",
-    "mlflow": "mpjax.report.loggers.mlflow:open_mlflow",
-    "comet": "mpjax.report.loggers.comet:open_comet",
-}
-"""The writers that need additional packages."""
-
-
-def _logger(spec: str) -> str:
-    """The import path of a named logger; any other spec is unchanged."""
-    if ":" in spec:
-        return spec
-    if spec not in LOGGERS:
-        raise UsageError(
-            f"--report.writers {spec}: wanted {', '.join(LOGGERS)}, or FILE.py:NAME or package.module:NAME for your own"
-        )
-    return LOGGERS[spec]
-
-
-_METHODS = tuple(name for name in vars(Writer) if not name.startswith("_"))

@@ -1,5 +1,6 @@
-"""Pictures of a segmentation for writers: test images, their masks, and the predicted masks."""
+"""Pictures of a segmentation for writers: test images beside their masks and the predicted masks."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -7,8 +8,8 @@ import numpy as np
 
 from mpjax.commands.build import Run
 from mpjax.data.example_reader import reader
+from mpjax.data.fields import IGNORED
 from mpjax.data.read import read_batch
-from mpjax.report.mask_pictures import side_by_side
 from mpjax.training import TrainState
 from mpjax.training.mesh import place
 from mpjax.training.predict_step import make_predict_step, outputs_for
@@ -39,7 +40,57 @@ def pictures_of(run: Run) -> Callable[[TrainState], Pictures] | None:
 
     def pictures(state: TrainState) -> Pictures:
         masks = np.asarray(predict(state.params, state.stats, place(batch, everywhere)))
-        parts_of_each = zip(examples.tolist(), batch["image"], batch["mask"], masks, strict=True)
-        return {f"masks/{example}": side_by_side(*parts) for example, *parts in parts_of_each}
+        rows = zip(examples.tolist(), batch["image"], batch["mask"], masks, strict=True)
+        return {f"masks/{example}": side_by_side(image, mask, predicted) for example, image, mask, predicted in rows}
 
     return pictures
+
+
+IGNORED_COLOUR = (255, 255, 255)
+"""The colour of ignored pixels, distinct from the colour of every class."""
+
+_GAP = 2  # the number of grey columns between the images
+_GREY = 128
+
+
+def side_by_side(image: np.ndarray, mask: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Joins the image, the mask and the predicted mask from left to right, uint8 [H, 3 W + 4, 3].
+
+    Args:
+      image: [H, W, C], either uint8, which is unchanged, or floating point, which is stretched to the full range.
+      mask: class numbers [H, W], with `IGNORED` at ignored pixels.
+      predicted: class numbers [H, W].
+    """
+    gap = np.full((len(mask), _GAP, 3), _GREY, np.uint8)
+    return np.concatenate([_visible(image), gap, coloured(mask), gap, coloured(predicted)], axis=1)
+
+
+def coloured(mask: np.ndarray) -> np.ndarray:
+    """Maps class numbers [H, W] to colours, uint8 [H, W, 3].
+
+    >>> coloured(np.array([[0, 1, 2, 255]])).tolist()
+    [[[0, 0, 0], [128, 0, 0], [0, 128, 0], [255, 255, 255]]]
+    """
+    return _palette()[mask]
+
+
+@functools.cache
+def _palette() -> np.ndarray:
+    """The colours of Pascal VOC, uint8 [256, 3], with `IGNORED_COLOUR`.
+
+    Bits 0, 1 and 2 of a class number are the highest bits of red, green and blue, bits 3, 4 and 5 the next, and so on.
+    So neighbouring numbers have distant colours.
+    """
+    numbers = np.arange(256)
+    channels = [sum(((numbers >> (3 * bit + channel)) & 1) << (7 - bit) for bit in range(3)) for channel in range(3)]
+    palette = np.stack(channels, axis=-1).astype(np.uint8)
+    palette[IGNORED] = IGNORED_COLOUR
+    return palette
+
+
+def _visible(image: np.ndarray) -> np.ndarray:
+    """Converts an image to uint8 [H, W, 3]: one or two channels become grey; of more, the first three are kept."""
+    if image.dtype != np.uint8:
+        low, high = image.min(), image.max()
+        image = np.round((image - low) * (255 / ((high - low) or 1))).astype(np.uint8)
+    return image[..., :3] if image.shape[-1] >= 3 else np.repeat(image[..., :1], 3, axis=-1)

@@ -7,7 +7,7 @@ import pathlib
 import socket
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpjax.commands.build import CHECKPOINTS
@@ -15,14 +15,13 @@ from mpjax.commands.host_memory import keep_freed_memory
 from mpjax.commands.train import run
 from mpjax.config import Config
 from mpjax.errors import Diverged, Interrupted, UsageError, show_warning
+from mpjax.extend import Writer
 from mpjax.loop.process import Stop
 from mpjax.loop.stored import complete_checkpoints
 
 
 if TYPE_CHECKING:
     import ray.train
-
-    from mpjax.diagnosis.layers import Layer
 
 
 def work(config: Config, exchange: Any, started_in: str) -> dict | None:
@@ -82,7 +81,7 @@ def _stopping(stop: Stop, exchange: Any) -> Iterator[None]:
     yield
 
 
-class Reports:
+class Reports(Writer):
     """Reports metrics at evaluations, and checkpoints once they are complete, to Ray.
 
     Ray waits for the reports of all workers, so each worker has a `Reports`. The first has the checkpoints.
@@ -107,12 +106,6 @@ class Reports:
     def saved(self, step: int) -> None:
         """Reports the metrics so far with the checkpoint."""
         self._report(self._checkpoints / str(step) if self._first else None)
-
-    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        """Does nothing: Ray takes numbers by name."""
-
-    def message(self, text: str) -> None:
-        """Does nothing: the first worker prints."""
 
     def close(self) -> None:
         """Marks the end of the checkpoints: the last one is complete."""

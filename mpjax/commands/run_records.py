@@ -15,6 +15,7 @@ from mpjax.config.folders import run_settings
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.score import score_of
 from mpjax.errors import CheckpointWarning
+from mpjax.files import write_atomically
 from mpjax.precision.scale_state import loss_scale_state
 from mpjax.report.history import HISTORY_FILE, History
 from mpjax.training import TrainState
@@ -40,7 +41,7 @@ class Records:
         if self._writing and self._waiting:
             self._files[file] = content
         elif self._writing:
-            report.write_atomically(file, content)
+            write_atomically(file, content)
 
     def written_after(self, train_call: Callable) -> Callable:
         """Wraps the training call to write the waiting files after the first call."""
@@ -51,7 +52,7 @@ class Records:
                 jax.block_until_ready(metrics)
             while self._files:
                 file = next(iter(self._files))
-                report.write_atomically(file, self._files[file])
+                write_atomically(file, self._files[file])
                 del self._files[file]
             return state, metrics
 

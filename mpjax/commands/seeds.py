@@ -17,6 +17,7 @@ from mpjax.config.load import CONFIG_FILE
 from mpjax.config.save import changes
 from mpjax.config.schema import Distributed
 from mpjax.errors import Diverged, Interrupted, UsageError, printable
+from mpjax.files import write_atomically
 from mpjax.report.wording import number
 
 
@@ -113,11 +114,11 @@ def _config_written(config: Config, folder: pathlib.Path) -> Iterator[Callable[[
     before = file.read_bytes()
     begun = []
     try:
-        report.write_atomically(file, run_settings(config, folder).encode())
+        write_atomically(file, run_settings(config, folder).encode())
         yield lambda: begun.append(True)
     except UsageError:
         if not begun and config.resume:
-            report.write_atomically(file, before)
+            write_atomically(file, before)
         elif not begun:
             file.unlink()
             with contextlib.suppress(OSError):  # not empty

@@ -22,7 +22,7 @@ from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import is_auto, require_types
 from mpjax.config.schema import Distributed
 from mpjax.config.score import score_of
-from mpjax.errors import UsageError
+from mpjax.errors import CallbackError, UsageError
 from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.company import Alone, Company
@@ -106,18 +106,20 @@ def run(
         from mpjax.commands.own_parts import with_parts  # local, like all imports that few runs need
 
         config = with_parts(config, **parts)
-    own_writers: tuple[report.Writer, ...] = ()
     if writers != ():
-        from mpjax.commands.own_parts import require_writers
+        from mpjax.commands.own_parts import require_several
+        from mpjax.report.user_writers import require_writer
 
-        own_writers = require_writers(writers)
+        writers = require_several("writers", writers)
+        for writer in writers:
+            require_writer(writer, "writers has")
     require_types(config)  # before any slow work
     if config.seeds:
         raise UsageError(
             f"seeds {config.seeds}: mpjax.run trains one seed; call mpjax.commands.seeds.sweep for several"
         )
     with joined(config) as company:
-        return _train(dataclasses.replace(config, distributed=Distributed()), company, own_writers, stopping)
+        return _train(dataclasses.replace(config, distributed=Distributed()), company, tuple(writers), stopping)
 
 
 def _train(config: Config, company: Alone | Company, writers: Sequence[report.Writer], stopping: Stopping) -> dict:
@@ -261,25 +263,28 @@ def _built(config: Config, company: Alone | Company) -> tuple[Run, list[str]]:
 
 def _listeners(
     config: Config, company: Alone | Company, writers: Sequence[report.Writer], stack: contextlib.ExitStack
-) -> tuple[Callbacks, Any]:
-    """The callbacks of a run, and what notes the failures of its own writers; None without any.
+) -> tuple[Callbacks, list[CallbackError] | None]:
+    """The callbacks of a run, and an empty list for the failures of its own writers; None if it has no writers.
 
     Processes may have different writers, but call the same callbacks.
     """
     failures = None
     if any(company.gather(bool(writers or config.report.writers))):
-        from mpjax.report.own_writer import Failures
+        from mpjax.report.user_writers import failures_of_writers
 
-        failures = stack.enter_context(Failures().warned_of())
-    if not (failures or config.loop.callbacks or config.loop.stop_after):
+        failures = stack.enter_context(failures_of_writers())
+    if failures is None and not config.loop.callbacks and not config.loop.stop_after:
         return NO_CALLBACKS, None
     from mpjax.commands.own_parts import callbacks_of
 
-    return callbacks_of(config, company.gather, *filter(None, [failures])), failures
+    return callbacks_of(config, company.gather, failures), failures
 
 
 def _opened_writers(
-    info: extend.RunInfo, company: Alone | Company, writers: Sequence[report.Writer], failures: Any
+    info: extend.RunInfo,
+    company: Alone | Company,
+    writers: Sequence[report.Writer],
+    failures: list[CallbackError] | None,
 ) -> tuple[report.Writer, ...]:
     """Opens the files and the console of the first process, and the writers that the settings name."""
     config, opened = info.config, ()
@@ -289,11 +294,15 @@ def _opened_writers(
         with contextlib.ExitStack() as unfinished:
             unfinished.callback(opened[0].close)
             if config.report.writers:
-                from mpjax.commands.own_parts import open_writers
+                from mpjax.report.user_writers import open_named_writers
 
-                writers = *open_writers(config.report.writers, info), *writers
+                writers = *open_named_writers(config.report.writers, info), *writers
             unfinished.pop_all()
-    return (*opened, *map(failures.of, writers)) if failures else opened
+    if failures is None:
+        return opened
+    from mpjax.report.user_writers import UserWriters
+
+    return *opened, UserWriters(writers, failures)
 
 
 def _compiled(

@@ -26,30 +26,36 @@ class Callbacks:
     Args:
       callbacks: objects with some of the methods of `mpjax.extend.Callback`.
       gather: `(value) -> values` of all processes, in their order; by default of this process alone.
+      failures: failures of writers, which the next call raises, one each; None if no process has a user's writers.
 
     Raises:
       UsageError: an object has none of these methods, a method with other arguments, or a method that resembles one of
         these or a hook of another framework.
     """
 
-    def __init__(self, callbacks: Iterable[Any] = (), gather: Callable[[Any], list] = lambda value: [value]):
+    def __init__(
+        self,
+        callbacks: Iterable[Any] = (),
+        gather: Callable[[Any], list] = lambda value: [value],
+        failures: list[CallbackError] | None = None,
+    ):
         self.reason = ""
         self._callbacks = tuple(callbacks)
-        self._gather = gather
+        self._gather, self._failures = gather, failures
         for callback in self._callbacks:
             _require_events(callback)
 
     def __bool__(self) -> bool:
-        return bool(self._callbacks)
+        return bool(self._callbacks) or self._failures is not None
 
     def call(self, event: str, *arguments: Any) -> set[str]:
         """Calls the method of an event of each callback that has it; returns the requests of process 0.
 
         Raises:
           CallbackError: a callback of any process raised an exception, called `sys.exit`, or returned a value other
-            than "stop", "save" or None.
+            than "stop", "save" or None; or a writer of any process has failed.
         """
-        if not self._callbacks:
+        if not self:
             return set()
         asks: set[str] = set()
         failed: CallbackError | None = None
@@ -61,6 +67,8 @@ class Callbacks:
                     if "stop" in asked:
                         own = isinstance(callback, EarlyStopping)
                         self.reason = callback.reason if own else ", as a callback asked"
+            if self._failures:
+                raise self._failures.pop(0)
         except CallbackError as error:
             failed = error
         found = self._gather({"asks": sorted(asks), "error": failed and str(failed)})
@@ -122,17 +130,16 @@ def _asked(callback: Any, event: str, method: Callable, arguments: Sequence[Any]
     named = f"callback {type(callback).__name__}.{event}"
     try:
         ask: Ask = method(*arguments)
-    except CallbackError:  # the message already names the callback
-        raise
     except (Exception, SystemExit) as error:
         stop = '; to end a run, return "stop"' if isinstance(error, SystemExit) else ""
-        raise CallbackError(f"{named}{_step(event, arguments)}: {failure(error)}{stop}") from error
+        raise CallbackError(f"{named}{at_step(arguments)}: {failure(error)}{stop}") from error
     if ask is not None and ask not in _ASKS:
         raise CallbackError(f'{named} returned {ask!r}: wanted "stop", "save" or None')
     return {ask} if ask else set()
 
 
-def _step(event: str, arguments: Sequence[Any]) -> str:
+def at_step(arguments: Sequence[Any]) -> str:
+    """Names the step of a call, its first argument, for a message; empty if the call has no step."""
     return f" at step {arguments[0]}" if arguments and isinstance(arguments[0], int) else ""
 
 

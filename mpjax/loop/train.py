@@ -5,13 +5,14 @@ import dataclasses
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 
 from mpjax.config.score import ACCURACY, Score
 from mpjax.errors import CallbackError, Diverged, Interrupted
+from mpjax.extend import Writer
 from mpjax.loop.callbacks import Callbacks
 from mpjax.loop.process import Stop
 from mpjax.loop.when import When
@@ -74,22 +75,6 @@ class Explain(NamedTuple):
     evaluation: Callable[[int, Any], str]
 
 
-class MetricWriter(Protocol):
-    """A destination of metrics."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of one step."""
-        ...
-
-    def layers(self, step: int, layers: Sequence) -> None:
-        """Writes the layer statistics of one step."""
-        ...
-
-    def images(self, step: int, images: Mapping[str, Any]) -> None:
-        """Writes the pictures of one evaluation."""
-        ...
-
-
 NO_CALLBACKS = Callbacks()
 
 AHEAD = 8
@@ -107,7 +92,7 @@ def train_loop(
     when: When,
     batch_size: int,
     limits: Limits,
-    writer: MetricWriter,
+    writer: Writer,
     evaluate: Callable[[Any], Metrics],
     save: Callable[[int, Any, float | None], None],
     explain: Callable[[], Explain],

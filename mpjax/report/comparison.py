@@ -8,9 +8,7 @@ import numpy as np
 
 from mpjax.config.choices import BEST
 from mpjax.errors import UsageError
-
-
-Records = Sequence[Mapping[str, Any]]
+from mpjax.report.jsonl import Records
 
 
 class Group(NamedTuple):
@@ -103,15 +101,15 @@ def compare_groups(
     Raises:
       UsageError: a run lacks the metric, or the runs have no step in common.
     """
-    found = [[_curve(metric, *run) for run in group.runs.items()] for group in (reference, other)]
-    shared = set.intersection(*(set(curve) for curves in found for curve in curves))
+    curves = [[_curve(metric, *run) for run in group.runs.items()] for group in (reference, other)]
+    shared = set.intersection(*(set(curve) for group in curves for curve in group))
     if not shared:
         folders = ", ".join([*reference.runs, *other.runs])
         every = "log_every" if metric.startswith("train/") else "eval_every"
         raise UsageError(f"no step at which all of {folders} have {metric}: wanted runs with the same loop.{every}")
     steps = sorted(shared)
     window = smoothing if metric.startswith("train/") and metric != "train/loss_scale" else 1
-    values = [np.array([[curve[step] for step in steps] for curve in curves], np.float64) for curves in found]
+    values = [np.array([[curve[step] for step in steps] for curve in group], np.float64) for group in curves]
     smooth = [_band(_smoothed(v, window), band) for v in values]
     single = tolerance if len(reference.runs) == len(other.runs) == 1 else None
     by_design = metric == "train/loss_scale" and len({bool((v == 1).all()) for v in values}) == 2
@@ -119,7 +117,7 @@ def compare_groups(
     together = np.flatnonzero(~apart)
     first = int(together[-1]) + 1 if len(together) else 0
     best = BEST.get(metric.rsplit("/", 1)[-1])
-    bests = best and [np.array([best(_finite(curve)) for curve in curves], np.float64) for curves in found]
+    bests = best and [np.array([best(_finite(curve)) for curve in group], np.float64) for group in curves]
     return Comparison(
         metric,
         steps,
@@ -178,7 +176,7 @@ def _in_bands(reference: Band, other: Band, tolerance: float | None) -> np.ndarr
 
 def _contrast(values: Sequence[np.ndarray], kind: str, tolerance: float | None) -> Contrast:
     """The contrast of the values [runs] of two groups, the reference first."""
-    bands = [_band(each[:, None], kind) for each in values]
+    bands = [_band(group[:, None], kind) for group in values]
     units = float(_in_bands(bands[0], bands[1], tolerance)[0])
     one, two = (Band(float(band.center[0]), float(band.half[0])) for band in bands)
     seeds = _seeds(values[0]), _seeds(values[1])

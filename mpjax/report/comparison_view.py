@@ -4,7 +4,19 @@ import os
 from collections.abc import Sequence
 
 from mpjax.report.comparison import Comparison, Contrast, Group
-from mpjax.report.figure import GREY, draw_band, dress_steps, new_figure, save_figure
+from mpjax.report.figure import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    draw_band,
+    new_figure,
+    save_figure,
+    step_panels,
+)
 from mpjax.report.wording import count, number
 
 
@@ -21,12 +33,12 @@ def comparison_table(names: tuple[str, str], comparisons: Sequence[Comparison]):
     table.add_column("metric", no_wrap=True)
     for head in (*names, f"{names[1]} - {names[0]}", "bands", "parts at"):
         table.add_column(head, justify="right", overflow="fold")
-    for found in comparisons:
-        parts = "never" if found.parts_at is None else f"step {found.parts_at}"
-        parts = "by design" if found.by_design else parts
-        table.add_row(*_cells(found.metric, found.metric, found.final), parts)
-        if found.best is not None:
-            table.add_row(*_cells("  best", found.metric, found.best), "")
+    for one in comparisons:
+        parts = "never" if one.parts_at is None else f"step {one.parts_at}"
+        parts = "by design" if one.by_design else parts
+        table.add_row(*_cells(one.metric, one.metric, one.final), parts)
+        if one.best is not None:
+            table.add_row(*_cells("  best", one.metric, one.best), "")
     return table
 
 
@@ -36,7 +48,7 @@ def evidence(
     """Describes in sentences how two groups are compared, and the result for each metric."""
     runs = len(reference.runs), len(other.runs)
     if runs == (1, 1):
-        says = [
+        sentences = [
             f"one run each: how far seeds alone take such curves apart is not known, and a difference counts from "
             f"{tolerance:.3g} of the value; runs of two or more seeds each would tell"
         ]
@@ -44,35 +56,35 @@ def evidence(
         spread = (
             "from the lowest to the highest seed" if band == "range" else "of two standard deviations over the seeds"
         )
-        says = [f"{runs[0]} and {runs[1]} runs: a difference counts where the bands {spread} do not touch"]
+        sentences = [f"{runs[0]} and {runs[1]} runs: a difference counts where the bands {spread} do not touch"]
         if 1 in runs:
-            says[0] += "; of a single run the band is a line"
-        says[0] += "; shown are mean ± standard deviation"
-    for found in comparisons:
-        points = len(found.steps)
-        if found.by_design:
-            says.append(f"{found.metric}: one policy scales the loss and the other does not; no difference to judge")
-        elif found.parts_at is None:
-            says.append(f"{found.metric}: together at the last of {points} points, step {found.steps[-1]}")
+            sentences[0] += "; of a single run the band is a line"
+        sentences[0] += "; shown are mean ± standard deviation"
+    for one in comparisons:
+        points = len(one.steps)
+        if one.by_design:
+            sentences.append(f"{one.metric}: one policy scales the loss and the other does not; no difference to judge")
+        elif one.parts_at is None:
+            sentences.append(f"{one.metric}: together at the last of {points} points, step {one.steps[-1]}")
         else:
-            says.append(
-                f"{found.metric} parts at step {found.parts_at} and stays apart, {found.apart} of {points} points"
+            sentences.append(
+                f"{one.metric} parts at step {one.parts_at} and stays apart, {one.apart} of {points} points"
             )
-        says[-1] += _averaged(found)
-    return says
+        sentences[-1] += _averaged(one)
+    return sentences
 
 
-def _cells(label: str, metric: str, found: Contrast) -> list[str]:
+def _cells(label: str, metric: str, contrast: Contrast) -> list[str]:
     text = count if metric == "train/loss_scale" else number
-    groups = [text(one.mean) + (f"±{text(one.std)}" if one.std else "") for one in found.seeds]
-    return [label, *groups, f"{found.difference:+.3g}", f"{abs(found.bands):.2f}"]
+    groups = [text(seeds.mean) + (f"±{text(seeds.std)}" if seeds.std else "") for seeds in contrast.seeds]
+    return [label, *groups, f"{contrast.difference:+.3g}", f"{abs(contrast.bands):.2f}"]
 
 
-def _averaged(found: Comparison) -> str:
-    return f", each the mean of up to {found.window} values" if found.window > 1 else ""
+def _averaged(comparison: Comparison) -> str:
+    return f", each the mean of up to {comparison.window} values" if comparison.window > 1 else ""
 
 
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 _BANDS = {
     "range": "Band: from the lowest to the highest seed. Line: its middle.",
@@ -104,10 +116,9 @@ def plot_comparison(
     """
     metrics = list(zip(*comparisons, strict=True))
     figure = new_figure(8, 0.9 + 0.22 * len(names) + 2.2 * len(metrics), note=_note(comparisons, band))
-    panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
+    panels = step_panels(figure, [1.0] * len(metrics))
     for panel, of_metric in zip(panels, metrics, strict=True):
         _draw(panel, of_metric)
-    panels[-1].set_xlabel("step (attempted)")
     handles = panels[0].get_lines()[: len(names)]
     legend = figure.legend(handles, names, loc="outside upper left", frameon=False, fontsize=9, alignment="left")
     if title:  # a title of the figure would overlap the legend
@@ -117,7 +128,7 @@ def plot_comparison(
 
 def _note(comparisons: Sequence[Sequence[Comparison]], band: str) -> str:
     """Explains the bands. A group of one run has no band."""
-    alone = [seeds.std is None for found in comparisons for seeds in found[0].final.seeds]
+    alone = [seeds.std is None for of_group in comparisons for seeds in of_group[0].final.seeds]
     if all(alone):
         return "One run of each: how far seeds alone take them apart is not known, so there is no band."
     return _BANDS[band] + (" A group of one run has no band." if any(alone) else "")
@@ -125,7 +136,7 @@ def _note(comparisons: Sequence[Sequence[Comparison]], band: str) -> str:
 
 def _draw(panel, of_metric: Sequence[Comparison]) -> None:
     first = of_metric[0]
-    bands = [(first.steps, first.reference), *((found.steps, found.other) for found in of_metric)]
+    bands = [(first.steps, first.reference), *((one.steps, one.other) for one in of_metric)]
     for i, (steps, band) in enumerate(bands):
         color = _COLORS[i % len(_COLORS)]
         dot = "o" if len(steps) < 15 else ""
@@ -133,16 +144,15 @@ def _draw(panel, of_metric: Sequence[Comparison]) -> None:
         width = 1.5 + 1.5 * (len(bands) - 1 - i) / max(len(bands) - 1, 1)
         panel.plot(steps, band.center, color=color, linewidth=width, marker=dot, markersize=2 + width, zorder=3)
         draw_band(panel, steps, band.center - band.half, band.center + band.half, color=color, alpha=0.2)
-    parted = [(i, found.parts_at) for i, found in enumerate(of_metric, start=1) if found.parts_at is not None]
+    parted = [(i, one.parts_at) for i, one in enumerate(of_metric, start=1) if one.parts_at is not None]
     for i, step in parted:
         panel.axvline(step, color=_COLORS[i % len(_COLORS)], linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
-    told = ", ".join(f"{letter(i)} parts at step {step:,}" for i, step in parted) or "no parting"
-    told = "differs by design" if any(found.by_design for found in of_metric) and not parted else told
+    parting = ", ".join(f"{letter(i)} parts at step {step:,}" for i, step in parted) or "no parting"
+    parting = "differs by design" if any(one.by_design for one in of_metric) and not parted else parting
     panel.set_title(first.metric + _averaged(first), loc="left", fontsize=11)
-    panel.set_title(told, loc="right", fontsize=9, color=GREY)
+    panel.set_title(parting, loc="right", fontsize=9, color=GREY)
     if first.metric == "train/loss_scale":
         panel.set_yscale("log", base=2)
-    dress_steps(panel)
 
 
 def letter(index: int) -> str:

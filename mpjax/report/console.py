@@ -5,14 +5,38 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Mapping
+from typing import TextIO
 
 from mpjax import notebook
 from mpjax.config.choices import BEST
 from mpjax.errors import printable
+from mpjax.extend import Writer
 from mpjax.report.wording import duration, evaluation_fields, training_fields
-from mpjax.report.writer import Writer
+
+
+def console_writer(
+    total_steps: int,
+    start_step: int = 0,
+    stream: TextIO | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Writer:
+    """Opens a live display for a terminal or a notebook, or plain lines for a file, a pipe or a dumb terminal.
+
+    Args:
+      total_steps: the number of attempted steps at which the run ends.
+      start_step: the number of attempted steps before the run was resumed.
+      stream: the output stream. None: standard output.
+      clock: the function that returns the time in seconds, from an arbitrary start.
+    """
+    target: TextIO = sys.stdout if stream is None else stream
+    pace = Pace(total_steps, clock)
+    if show := _publisher(target):
+        return _LiveTable(total_steps, target, pace, show, clock)
+    if target.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown"):
+        return _LiveConsole(total_steps, start_step, target, pace)
+    return _PlainConsole(total_steps, target, pace)
 
 
 class Pace:
@@ -33,137 +57,7 @@ class Pace:
         return (self._total_steps - step) * (now - first_time) / (step - first_step)
 
 
-if TYPE_CHECKING:
-    from mpjax.diagnosis.layers import Layer
-
-
-ROWS = 12
-"""The number of reports in the table, the newest last."""
-
-PAUSE = 0.25
-"""The seconds between two updates, so that a run with many reports does not wait for the browser."""
-
-_Show = Callable[[dict[str, str], bool], None]  # an output by MIME type, and True to replace the previous output
-
-
-def notebook_writer(total_steps: int, stream: TextIO, pace: Pace, clock: Callable[[], float]) -> Writer | None:
-    """Builds a writer for the notebook that `stream` prints to, or None if it prints elsewhere.
-
-    Args:
-      total_steps: the number of attempted steps at which the run ends.
-      stream: the output stream, for messages.
-      pace: the estimate of the remaining time.
-      clock: the function that returns the time in seconds, from an arbitrary start.
-    """
-    show = _publisher(stream)
-    return _LiveTable(total_steps, stream, pace, show, clock) if show else None
-
-
-def _publisher(stream: TextIO) -> _Show | None:
-    """A function that shows an output in the notebook that `stream` prints to, or None if it prints elsewhere.
-
-    IPython is not imported: a notebook has already imported it.
-    """
-    if not type(stream).__module__.startswith("ipykernel."):
-        return None
-    publish = getattr(getattr(notebook.running_shell(), "display_pub", None), "publish", None)
-    if publish is None:
-        return None
-    transient = {"display_id": uuid.uuid4().hex}
-
-    def show(data: dict[str, str], update: bool) -> None:
-        publish(data=data, metadata={}, transient=transient, update=update)
-
-    return show
-
-
-class _LiveTable:
-    """Shows the newest reports of a run as one table, a row for each step. Messages are printed outside it."""
-
-    def __init__(self, total_steps: int, stream: TextIO, pace: Pace, show: _Show, clock: Callable[[], float]):
-        self._total_steps, self._stream, self._pace, self._clock = total_steps, stream, pace, clock
-        self._show = show
-        self._reports: dict[int, dict[str, str]] = {}
-        self._count, self._step = 0, 0
-        self._remaining: float | None = None
-        self._shown_at: float | None = None
-        self._current = True
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        trained = training_fields(metrics)
-        tested = [(f"test {label}", text) for label, text in evaluation_fields(metrics)]
-        if trained:
-            self._remaining = self._pace.remaining(step)
-        self._count += step not in self._reports
-        self._step = step
-        self._reports.setdefault(step, {}).update([*trained, *tested])
-        while len(self._reports) > ROWS:
-            del self._reports[min(self._reports)]
-        self._current = False
-        if self._shown_at is None or self._clock() - self._shown_at >= PAUSE:
-            self._update()
-
-    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        pass  # too many values for the table; they go to the files
-
-    def saved(self, step: int) -> None:
-        pass  # the files are in the run's folder
-
-    def message(self, text: str) -> None:
-        print(printable(text), file=self._stream, flush=True)
-
-    def close(self) -> None:
-        if not self._current:
-            self._update()
-
-    def _update(self) -> None:
-        self._show(self._rendered(), self._shown_at is not None)
-        self._shown_at, self._current = self._clock(), True
-
-    def _rendered(self) -> dict[str, str]:
-        total = max(1, self._total_steps)
-        line = f"step {self._step}/{self._total_steps}, {self._step / total:.0%}, eta {duration(self._remaining)}"
-        labels = list(dict.fromkeys(label for report in self._reports.values() for label in report))
-        rows = [
-            [str(step), *(report.get(label, "") for label in labels)] for step, report in sorted(self._reports.items())
-        ]
-        hidden = self._count - len(rows)
-        notes = [f"{hidden} earlier reports are in metrics.jsonl."] if hidden else []
-        table = notebook.block(
-            notebook.heading(line), notebook.table(["step", *labels], rows), notebook.paragraphs(notes)
-        )
-        return {"text/html": table, "text/plain": "\n".join([line, *("  ".join(row) for row in rows[-1:])])}
-
-
-if TYPE_CHECKING:
-    from mpjax.diagnosis.layers import Layer
-
-
-def console_writer(
-    total_steps: int,
-    start_step: int = 0,
-    stream: TextIO | None = None,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-) -> Writer:
-    """Opens a live display for a terminal or a notebook, or plain lines for a file, a pipe or a dumb terminal.
-
-    Args:
-      total_steps: the number of attempted steps at which the run ends.
-      start_step: the number of attempted steps before the run was resumed.
-      stream: the output stream. None: standard output.
-      clock: the function that returns the time in seconds, from an arbitrary start.
-    """
-    target: TextIO = sys.stdout if stream is None else stream
-    pace = Pace(total_steps, clock)
-    if writer := notebook_writer(total_steps, target, pace, clock):
-        return writer
-    if target.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown"):
-        return _LiveConsole(total_steps, start_step, target, pace)
-    return _PlainConsole(total_steps, target, pace)
-
-
-class _PlainConsole:
+class _PlainConsole(Writer):
     """Writes one line for each report, with fields separated by two spaces."""
 
     def __init__(self, total_steps: int, stream: TextIO, pace: Pace):
@@ -176,23 +70,14 @@ class _PlainConsole:
         if tested := evaluation_fields(metrics):
             self._line("test", ("step", str(step)), *tested)
 
-    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        pass  # too many values for the console; they go to the files
-
-    def saved(self, step: int) -> None:
-        pass  # the files are in the run's folder
-
     def message(self, text: str) -> None:
         print(printable(text), file=self._stream, flush=True)
-
-    def close(self) -> None:
-        pass  # the caller owns the stream
 
     def _line(self, head: str, *fields: tuple[str, str]) -> None:
         self.message("  ".join([head, *(f"{label} {text}" for label, text in fields)]))
 
 
-class _LiveConsole:
+class _LiveConsole(Writer):
     """Shows a progress bar above the newest values, redrawn in place. Messages and other prints scroll above it.
 
     Each write redraws it, because a background thread would take time from the training loop.
@@ -219,12 +104,6 @@ class _LiveConsole:
         if tested := evaluation_fields(metrics):
             self._tested = tested
         self._live.refresh()
-
-    def layers(self, step: int, layers: "Sequence[Layer]") -> None:
-        pass  # too many values for the console; they go to the files
-
-    def saved(self, step: int) -> None:
-        pass  # the files are in the run's folder
 
     def message(self, text: str) -> None:
         self._console.print(printable(text), markup=False, emoji=False, soft_wrap=True)
@@ -260,3 +139,82 @@ def _numbers(head: str, fields: list[tuple[str, str]]):
     for label, value in fields:
         line.append(f"  {label} ", style="dim").append(value)
     return line
+
+
+ROWS = 12
+"""The number of reports in the table, the newest last."""
+
+PAUSE = 0.25
+"""The seconds between two updates, so that a run with many reports does not wait for the browser."""
+
+_Show = Callable[[dict[str, str], bool], None]  # an output by MIME type, and True to replace the previous output
+
+
+class _LiveTable(Writer):
+    """Shows the newest reports of a run as one table, a row for each step. Messages are printed outside it."""
+
+    def __init__(self, total_steps: int, stream: TextIO, pace: Pace, show: _Show, clock: Callable[[], float]):
+        self._total_steps, self._stream, self._pace, self._clock = total_steps, stream, pace, clock
+        self._show = show
+        self._reports: dict[int, dict[str, str]] = {}
+        self._count, self._step = 0, 0
+        self._remaining: float | None = None
+        self._shown_at: float | None = None
+        self._current = True
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        trained = training_fields(metrics)
+        tested = [(f"test {label}", text) for label, text in evaluation_fields(metrics)]
+        if trained:
+            self._remaining = self._pace.remaining(step)
+        self._count += step not in self._reports
+        self._step = step
+        self._reports.setdefault(step, {}).update([*trained, *tested])
+        while len(self._reports) > ROWS:
+            del self._reports[min(self._reports)]
+        self._current = False
+        if self._shown_at is None or self._clock() - self._shown_at >= PAUSE:
+            self._update()
+
+    def message(self, text: str) -> None:
+        print(printable(text), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if not self._current:
+            self._update()
+
+    def _update(self) -> None:
+        self._show(self._rendered(), self._shown_at is not None)
+        self._shown_at, self._current = self._clock(), True
+
+    def _rendered(self) -> dict[str, str]:
+        total = max(1, self._total_steps)
+        line = f"step {self._step}/{self._total_steps}, {self._step / total:.0%}, eta {duration(self._remaining)}"
+        labels = list(dict.fromkeys(label for report in self._reports.values() for label in report))
+        rows = [
+            [str(step), *(report.get(label, "") for label in labels)] for step, report in sorted(self._reports.items())
+        ]
+        hidden = self._count - len(rows)
+        notes = [f"{hidden} earlier reports are in metrics.jsonl."] if hidden else []
+        table = notebook.block(
+            notebook.heading(line), notebook.table(["step", *labels], rows), notebook.paragraphs(notes)
+        )
+        return {"text/html": table, "text/plain": "\n".join([line, *("  ".join(row) for row in rows[-1:])])}
+
+
+def _publisher(stream: TextIO) -> _Show | None:
+    """A function that shows an output in the notebook that `stream` prints to, or None if it prints elsewhere.
+
+    IPython is not imported: a notebook has already imported it.
+    """
+    if not type(stream).__module__.startswith("ipykernel."):
+        return None
+    publish = getattr(getattr(notebook.running_shell(), "display_pub", None), "publish", None)
+    if publish is None:
+        return None
+    transient = {"display_id": uuid.uuid4().hex}
+
+    def show(data: dict[str, str], update: bool) -> None:
+        publish(data=data, metadata={}, transient=transient, update=update)
+
+    return show

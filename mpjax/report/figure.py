@@ -14,8 +14,11 @@ from mpjax.config.schema import Report
 from mpjax.files import write_atomically
 
 
-BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#4D4D4D"
-"""Okabe and Ito's palette, which colour-blind readers can tell apart, and the grey of text."""
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+"""Okabe and Ito's palette, which colour-blind readers can tell apart."""
+
+GREY = "#4D4D4D"
+"""The colour of text."""
 
 
 def new_figure(width: float, height: float, title: str = "", note: str = "") -> Any:
@@ -49,13 +52,17 @@ def dress(panel, *, grid: Literal["x", "y"] = "y") -> None:
     panel.tick_params(colors=GREY, labelsize=9)
 
 
-def dress_steps(panel) -> None:
-    """Sets the style of a panel over the steps of a run: the style of `dress`, with integer ticks."""
+def step_panels(figure, heights: Sequence[float]) -> Any:
+    """Adds panels of relative heights, one below the other, that share the steps of a run as their x axis."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    dress(panel)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for panel in panels:
+        dress(panel)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    panels[-1].set_xlabel("step (attempted)")
+    return panels
 
 
 def dress_share(panel) -> None:

@@ -102,7 +102,7 @@ def _is_line(line: Any) -> bool:
 
 
 def _is_pair(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(each, kind) for each in value)
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(item, kind) for item in value)
 
 
 def policies_of(history: History, policy: str = "") -> str:
@@ -124,7 +124,7 @@ def changed_settings(history: History) -> dict[str, str]:
     for line in history:
         for name, (old, new) in line["changed"].items():
             values.setdefault(name, [(0, old)]).append((line["step"], new))
-    return {name: _over_steps(found) for name, found in values.items()}
+    return {name: _over_steps(pairs) for name, pairs in values.items()}
 
 
 def _over_steps(values: Sequence[tuple[int, str]]) -> str:
@@ -144,12 +144,12 @@ def turns_of(history: History) -> dict[int, str]:
     >>> turns_of([{"step": 9, "changed": {"seed": ["0", "1"], "loop.keep": ["2", "3"]}}])
     {9: 'seed 1, before 0'}
     """
-    found = {}
+    turns = {}
     for line in history:
         settings = [(name, *pair) for name, pair in line["changed"].items() if not name.startswith(_NOT_OF_RESULTS)]
         if settings:
-            found[line["step"]] = "; ".join(f"{name} {new}, before {old}" for name, old, new in settings)
-    return found
+            turns[line["step"]] = "; ".join(f"{name} {new}, before {old}" for name, old, new in settings)
+    return turns
 
 
 def later_turns(history: History, step: int) -> str:
@@ -189,7 +189,7 @@ def other_versions(history: History) -> Iterator[tuple[str, str, str]]:
 
 def _versions(line: Mapping[str, Any]) -> dict[str, str]:
     packages, devices = line.get("packages"), line.get("devices")
-    found = {name: str(version) for name, version in packages.items()} if isinstance(packages, dict) else {}
+    versions = {name: str(version) for name, version in packages.items()} if isinstance(packages, dict) else {}
     if isinstance(devices, list):
-        found["devices"] = ", ".join(f"{count} {kind}" for kind, count in Counter(map(str, devices)).items())
-    return found | ({"Python": str(line["python"])} if "python" in line else {})
+        versions["devices"] = ", ".join(f"{count} {kind}" for kind, count in Counter(map(str, devices)).items())
+    return versions | ({"Python": str(line["python"])} if "python" in line else {})

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from mpjax import strict_json
 from mpjax.errors import UsageError
+from mpjax.extend import Writer
 from mpjax.files import AppendFile, naming, write_atomically
-from mpjax.report.writer import Writer
 
 
 if TYPE_CHECKING:
     from mpjax.diagnosis.layers import Layer
 
 
-def jsonl_writer(
-    path: str | os.PathLike[str], resume_step: int | None = None, *, clock: Callable[[], float] = time.monotonic
-) -> Writer:
-    """Opens a metrics file. Each call of `write` appends one line `{"step": ..., "time": ..., metrics...}`.
+Records = Sequence[Mapping[str, Any]]
+"""The lines of a metrics.jsonl: `step`, `time`, and metrics by name."""
+
+
+class JsonlWriter(Writer):
+    """Appends one line `{"step": ..., "time": ..., metrics...}` to a metrics file for each call of `write`.
 
     Args:
       path: the file; its folder is created.
@@ -32,40 +34,13 @@ def jsonl_writer(
       UsageError: the file of a new run already exists, or a line of a resumed run is damaged.
       OSError: the file cannot be written, here or in `write`; the message names the file.
     """
-    path = Path(path)
-    if resume_step is None:
-        if path.exists():
+
+    def __init__(self, path: Path, resume_step: int | None = None, *, clock: Callable[[], float] = time.monotonic):
+        if resume_step is None and path.exists():
             raise UsageError(f"{path} belongs to an earlier run: resume that run, or choose another output_dir")
-        return _JsonlWriter(AppendFile(path, new=True), started=clock(), clock=clock)
-    elapsed = _rewind(path, resume_step)
-    return _JsonlWriter(AppendFile(path, new=False), started=clock() - elapsed, clock=clock)
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the lines of a metrics.jsonl, with NaN and infinities as floats, without an incomplete last line.
-
-    Raises:
-      UsageError: a line before the last is damaged; the message names the line.
-    """
-    return [record for _, record in _lines(Path(path))]
-
-
-def missing_steps(records: Sequence[Mapping[str, Any]], step: int) -> tuple[int, int] | None:
-    """The first and the last step up to checkpoint `step` whose lines a metrics.jsonl has lost, or None.
-
-    Before it writes a checkpoint, a run writes the metrics of all steps up to it.
-
-    >>> missing_steps([{"step": 10, "train/loss": 0.5}], 20)
-    (11, 20)
-    """
-    trained = [record["step"] for record in records if any(name.startswith("train/") for name in record)]
-    last = max((position for position in trained if position <= step), default=0)
-    return (last + 1, step) if last < step else None
-
-
-class _JsonlWriter:
-    def __init__(self, file: AppendFile, *, started: float, clock: Callable[[], float]):
-        self._file, self._started, self._clock = file, started, clock
+        elapsed = 0.0 if resume_step is None else _rewind(path, resume_step)
+        self._file = AppendFile(path, new=resume_step is None)
+        self._started, self._clock = clock() - elapsed, clock
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         seconds = round(self._clock() - self._started, 3)
@@ -80,14 +55,30 @@ class _JsonlWriter:
             by_direction.setdefault(fields.pop("direction"), {})[fields.pop("path")] = fields
         self.write(step, {"layers": by_direction})
 
-    def saved(self, step: int) -> None:
-        pass  # a checkpoint is not a metric
-
-    def message(self, text: str) -> None:
-        pass  # messages go to the console only
-
     def close(self) -> None:
         self._file.close()
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads the lines of a metrics.jsonl, with NaN and infinities as floats, without an incomplete last line.
+
+    Raises:
+      UsageError: a line before the last is damaged; the message names the line.
+    """
+    return [record for _, record in _lines(Path(path))]
+
+
+def missing_steps(records: Records, step: int) -> tuple[int, int] | None:
+    """The first and the last step up to checkpoint `step` whose lines a metrics.jsonl has lost, or None.
+
+    Before it writes a checkpoint, a run writes the metrics of all steps up to it.
+
+    >>> missing_steps([{"step": 10, "train/loss": 0.5}], 20)
+    (11, 20)
+    """
+    trained = [record["step"] for record in records if any(name.startswith("train/") for name in record)]
+    last = max((position for position in trained if position <= step), default=0)
+    return (last + 1, step) if last < step else None
 
 
 def _rewind(path: Path, step: int) -> float:

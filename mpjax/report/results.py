@@ -9,7 +9,7 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mpjax import strict_json
 from mpjax.config.choices import BEST
 from mpjax.config.score import ACCURACY, Score
 from mpjax.files import write_atomically
+from mpjax.report.jsonl import Records
 from mpjax.report.wording import count, duration, number, rate
 
 
@@ -90,7 +91,7 @@ def _commit() -> str | None:
 
 
 def summarise(
-    records: Sequence[Mapping[str, Any]],
+    records: Records,
     *,
     steps: int,
     attempts: int,
@@ -147,7 +148,7 @@ def summarise(
 _NOT_FINAL = ("train/skipped", "train/examples_per_second")
 
 
-def throughput(records: Sequence[Mapping[str, Any]]) -> float:
+def throughput(records: Records) -> float:
     """The training throughput: the median over the intervals between reports; NaN without reports.
 
     >>> throughput([{"train/examples_per_second": rate} for rate in (20.0, 950.0, 1000.0)])
@@ -175,10 +176,10 @@ def summary_of(path: Path, ran: Mapping[str, Any]) -> dict[str, Any] | None:
     """Reads a summary.json if its entries equal `ran`, or returns None if they differ or the file is damaged or
     missing."""
     try:
-        found = strict_json.decode(path.read_text())
+        summary = strict_json.decode(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    return found if all(found.get(name) == value for name, value in ran.items()) else None
+    return summary if all(summary.get(name) == value for name, value in ran.items()) else None
 
 
 def summary_table(summary: Mapping[str, Any]) -> str:
@@ -206,13 +207,13 @@ def summary_table(summary: Mapping[str, Any]) -> str:
     return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
 
 
-def _best(records: Sequence[Mapping[str, Any]], score: Score) -> dict[str, float]:
+def _best(records: Records, score: Score) -> dict[str, float]:
     name = f"test/{score.metric}"
-    found = [(record[name], record["step"]) for record in records if math.isfinite(record.get(name, math.nan))]
-    if not found:
+    scores = [(record[name], record["step"]) for record in records if math.isfinite(record.get(name, math.nan))]
+    if not scores:
         return {}
-    value = score.best([value for value, _ in found])
-    return {f"best/{name}": value, "best/step": next(step for other, step in found if other == value)}
+    best = score.best([value for value, _ in scores])
+    return {f"best/{name}": best, "best/step": next(step for value, step in scores if value == best)}
 
 
 def _with_best(name: str, summary: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Writes TensorBoard events, without TensorFlow, and without a background thread that would hide a full disk."""
 
 import io
-import os
 import socket
 import struct
 import time
@@ -9,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpjax.extend import Writer
 from mpjax.files import AppendFile
-from mpjax.report.writer import Writer
 
 
 if TYPE_CHECKING:
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from mpjax.diagnosis.layers import Layer
 
 
-def tensorboard_writer(directory: str | os.PathLike[str], resume_step: int | None = None) -> Writer:
-    """Opens a new event file in `directory`. Every metric becomes a scalar under its own name.
+class TensorBoardWriter(Writer):
+    """Writes a new event file. Every metric becomes a scalar under its own name.
 
     Args:
       directory: the TensorBoard log directory of the run; it is created.
@@ -30,19 +29,15 @@ def tensorboard_writer(directory: str | os.PathLike[str], resume_step: int | Non
     Raises:
       OSError: the file cannot be written, here or in `write`; the message names the file.
     """
-    # TensorBoard reads files in the order of their names. Nanoseconds order files of the same second.
-    name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-    file = AppendFile(Path(directory) / name, new=True)
-    file.append(_record(file_version="brain.Event:2"))
-    if resume_step is not None:
-        # Purges steps from this one on, so the checkpoint's own step stays.
-        file.append(_record(step=resume_step + 1, session_log={"status": "START"}))
-    return _TensorBoardWriter(file)
 
-
-class _TensorBoardWriter:
-    def __init__(self, file: AppendFile):
-        self._file = file
+    def __init__(self, directory: Path, resume_step: int | None = None):
+        # TensorBoard reads files in the order of their names. Nanoseconds order files of the same second.
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
+        self._file = AppendFile(directory / name, new=True)
+        self._file.append(_record(file_version="brain.Event:2"))
+        if resume_step is not None:
+            # Purges steps from this one on, so the checkpoint's own step stays.
+            self._file.append(_record(step=resume_step + 1, session_log={"status": "START"}))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
@@ -59,12 +54,6 @@ class _TensorBoardWriter:
     def images(self, step: int, images: "Mapping[str, np.ndarray]") -> None:
         values = [{"tag": name, "image": _image(pixels)} for name, pixels in images.items()]
         self._file.append(_record(step=step, summary={"value": values}))
-
-    def saved(self, step: int) -> None:
-        pass  # a checkpoint is not a metric
-
-    def message(self, text: str) -> None:
-        pass  # messages go to the console only
 
     def close(self) -> None:
         self._file.close()

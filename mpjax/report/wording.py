@@ -60,9 +60,9 @@ _FILES_ONLY = ("train/grad_norm", "train/learning_rate", "train/consecutive_skip
 
 def training_fields(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """The label and text of each training metric on the console. Metrics of `_FILES_ONLY` go to the files only."""
-    own = [name for name in metrics if name.startswith("train/") and name not in (*_TRAIN, *_FILES_ONLY)]
-    fields = {**{name: (name.removeprefix("train/"), number) for name in own}, **_TRAIN}
-    shown = [name for name in dict.fromkeys((*_QUALITY, *own, *_TRAIN)) if name in metrics]
+    users = [name for name in metrics if name.startswith("train/") and name not in (*_TRAIN, *_FILES_ONLY)]
+    fields = {**{name: (name.removeprefix("train/"), number) for name in users}, **_TRAIN}
+    shown = [name for name in dict.fromkeys((*_QUALITY, *users, *_TRAIN)) if name in metrics]
     return [(label, text(metrics[name])) for name in shown for label, text in [fields[name]]]
 
 

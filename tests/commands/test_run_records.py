@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from mpjax.commands import run_records
 from mpjax.commands.compare import compare_runs
 from mpjax.commands.diagnose import diagnose_run
 from mpjax.commands.evaluate import evaluate_run
@@ -103,9 +104,7 @@ def test_a_process_that_is_killed_between_two_records_leaves_a_history_that_the_
     stopped, monkeypatch, count
 ):
     """The first step has run; no checkpoint of it is there."""
-    from mpjax import report
-
-    write, written = report.write_atomically, []
+    write, written = run_records.write_atomically, []
 
     def killed(file, content):
         if len(written) == count:
@@ -114,7 +113,7 @@ def test_a_process_that_is_killed_between_two_records_leaves_a_history_that_the_
         write(file, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr("mpjax.report.write_atomically", killed)
+        patched.setattr("mpjax.commands.run_records.write_atomically", killed)
         with contextlib.suppress(KeyboardInterrupt):
             resume(stopped, "--precision.policy", "mixed_bfloat16", "--steps", "5")
     assert written == ["history.jsonl", "config.toml", "environment.json", "receipt.json"][:count]

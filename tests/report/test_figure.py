@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Report
-from mpjax.report.figure import dress, dress_steps, image_files, new_figure, save_figure
+from mpjax.report.figure import dress, image_files, new_figure, save_figure, step_panels
 
 
 def test_a_file_without_an_ending_is_png_and_none_is_left_half_written(tmp_path):
@@ -21,12 +21,15 @@ def test_a_file_without_an_ending_is_png_and_none_is_left_half_written(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["plot"]
 
 
-def test_steps_have_integer_ticks_and_rates_need_not():
-    of_steps, of_rates = new_figure(4, 4).subplots(2, 1)
-    for panel, style in ((of_steps, dress_steps), (of_rates, dress)):
+def test_panels_over_steps_share_integer_ticks_and_a_panel_over_rates_need_not():
+    upper, lower = step_panels(new_figure(4, 4), [2.0, 1.0])
+    of_rates = new_figure(4, 4).subplots()
+    dress(of_rates)
+    for panel in (upper, of_rates):
         panel.plot([0, 1], [0, 1])
-        style(panel)
-    assert all(tick == np.round(tick) for tick in of_steps.get_xticks())
+    assert upper.get_shared_x_axes().joined(upper, lower)
+    assert (upper.get_xlabel(), lower.get_xlabel()) == ("", "step (attempted)")
+    assert all(tick == np.round(tick) for tick in lower.get_xticks())
     assert any(tick != np.round(tick) for tick in of_rates.get_xticks())
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpjax.errors import UsageError
-from mpjax.report.jsonl import jsonl_writer, read_metrics
+from mpjax.report.jsonl import JsonlWriter, read_metrics
 
 
 def ticking(*seconds):
@@ -32,7 +32,7 @@ def killed(tmp_path):
 
 def test_each_line_is_on_disk_at_once(tmp_path):
     path = tmp_path / "run" / "metrics.jsonl"
-    writer = jsonl_writer(path, clock=ticking(100.0, 102.5))
+    writer = JsonlWriter(path, clock=ticking(100.0, 102.5))
     writer.message("not a metric")
     writer.write(20, {"train/loss": 0.5, "train/grad_norm": math.inf, "train/skipped": 1})
     expected = '{"step": 20, "time": 2.5, "train/loss": 0.5, "train/grad_norm": "Infinity", "train/skipped": 1}\n'
@@ -42,7 +42,7 @@ def test_each_line_is_on_disk_at_once(tmp_path):
 
 def test_values_come_back_as_they_were(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    writer = jsonl_writer(path, clock=ticking(0.0))
+    writer = JsonlWriter(path, clock=ticking(0.0))
     writer.write(1, {"train/loss": math.nan, "train/grad_norm": -math.inf, "train/accuracy": 0.1})
     writer.close()
     (record,) = read_metrics(path)
@@ -52,7 +52,7 @@ def test_values_come_back_as_they_were(tmp_path):
 
 def test_layers_are_one_line_by_direction_and_path(tmp_path, layer):
     path = tmp_path / "metrics.jsonl"
-    writer = jsonl_writer(path, clock=ticking(0.0))
+    writer = JsonlWriter(path, clock=ticking(0.0))
     writer.layers(100, [layer, layer._replace(direction="backward", mean=math.inf)])
     writer.close()
     (record,) = read_metrics(path)
@@ -75,12 +75,12 @@ def test_layers_are_one_line_by_direction_and_path(tmp_path, layer):
 def test_a_new_run_never_overwrites_an_earlier_one(killed):
     before = killed.read_bytes()
     with pytest.raises(UsageError, match=r"metrics\.jsonl belongs to an earlier run"):
-        jsonl_writer(killed)
+        JsonlWriter(killed)
     assert killed.read_bytes() == before
 
 
 def test_a_resumed_run_reads_as_undisturbed(killed):
-    writer = jsonl_writer(killed, resume_step=20, clock=ticking(100.0, 101.0))
+    writer = JsonlWriter(killed, resume_step=20, clock=ticking(100.0, 101.0))
     writer.write(40, {"train/loss": 1.125})
     writer.close()
     assert killed.read_text() == (
@@ -91,13 +91,13 @@ def test_a_resumed_run_reads_as_undisturbed(killed):
 
 
 def test_resuming_after_the_last_line_drops_only_the_torn_one(killed):
-    jsonl_writer(killed, resume_step=60).close()
+    JsonlWriter(killed, resume_step=60).close()
     assert [record["step"] for record in read_metrics(killed)] == [20, 20, 40]
     assert killed.read_text().endswith('"train/loss": 1.25}\n')
 
 
 def test_a_run_resumed_before_its_first_line_starts_afresh(tmp_path):
-    writer = jsonl_writer(tmp_path / "metrics.jsonl", resume_step=0, clock=ticking(5.0, 6.0))
+    writer = JsonlWriter(tmp_path / "metrics.jsonl", resume_step=0, clock=ticking(5.0, 6.0))
     writer.write(1, {})
     writer.close()
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "time": 1.0}]
@@ -141,7 +141,7 @@ def test_a_line_without_its_numbers_is_named(tmp_path, line):
 
 
 def test_a_file_that_is_deleted_while_it_is_written_is_an_error_that_names_it(tmp_path):
-    writer = jsonl_writer(tmp_path / "run" / "metrics.jsonl")
+    writer = JsonlWriter(tmp_path / "run" / "metrics.jsonl")
     writer.write(1, {"a": 1.0})
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="deleted while being written.*metrics.jsonl"):
@@ -170,7 +170,7 @@ def numbers_or_named(file):
     try:
         for record in read_metrics(file):
             assert isinstance(sum(float(record.get(name, 0)) for name in ("step", "time", "train/loss")), float)
-        jsonl_writer(file, resume_step=2).close()
+        JsonlWriter(file, resume_step=2).close()
     except UsageError as error:
         said = str(error)
     assert said is None or f"{file}, line 1 is damaged" in said

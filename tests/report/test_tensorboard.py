@@ -10,7 +10,7 @@ from PIL import Image
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
-from mpjax.report.tensorboard import tensorboard_writer
+from mpjax.report.tensorboard import TensorBoardWriter
 
 
 def read_events(path):
@@ -26,7 +26,7 @@ def read_events(path):
 
 
 def test_metrics_read_back_as_scalars_at_once(tmp_path):
-    writer = tensorboard_writer(tmp_path / "tensorboard")
+    writer = TensorBoardWriter(tmp_path / "tensorboard")
     writer.write(20, {"train/loss": 0.5, "train/loss_scale": 32768.0})
     writer.write(40, {"train/loss": math.nan})
     (path,) = (tmp_path / "tensorboard").iterdir()
@@ -41,7 +41,7 @@ def test_metrics_read_back_as_scalars_at_once(tmp_path):
 
 
 def test_layers_are_scalars_and_a_histogram_of_logarithms(tmp_path, layer):
-    writer = tensorboard_writer(tmp_path)
+    writer = TensorBoardWriter(tmp_path)
     writer.layers(100, [layer, layer._replace(path="head", histogram=(0,) * 88)])
     writer.close()
     (path,) = tmp_path.iterdir()
@@ -59,7 +59,7 @@ def test_layers_are_scalars_and_a_histogram_of_logarithms(tmp_path, layer):
 
 
 def test_pictures_are_stored_as_png(tmp_path):
-    writer = tensorboard_writer(tmp_path)
+    writer = TensorBoardWriter(tmp_path)
     pixels = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
     writer.images(7, {"masks/3": pixels})
     writer.close()
@@ -72,8 +72,8 @@ def test_pictures_are_stored_as_png(tmp_path):
 
 
 def test_a_resumed_run_purges_the_steps_after_its_checkpoint(tmp_path):
-    tensorboard_writer(tmp_path).close()
-    tensorboard_writer(tmp_path, resume_step=40).close()
+    TensorBoardWriter(tmp_path).close()
+    TensorBoardWriter(tmp_path, resume_step=40).close()
     earlier, later = sorted(tmp_path.iterdir())
     assert [event.step for event in read_events(earlier)] == [0]
     purge = read_events(later)[1]
@@ -82,7 +82,7 @@ def test_a_resumed_run_purges_the_steps_after_its_checkpoint(tmp_path):
 
 
 def test_a_metric_beyond_float32_is_infinite_not_an_error(tmp_path):
-    writer = tensorboard_writer(tmp_path)
+    writer = TensorBoardWriter(tmp_path)
     writer.write(1, {"train/grad_norm": 1e300})
     writer.close()
     (path,) = tmp_path.iterdir()
@@ -90,7 +90,7 @@ def test_a_metric_beyond_float32_is_infinite_not_an_error(tmp_path):
 
 
 def test_a_failed_write_names_the_file(tmp_path):
-    writer = tensorboard_writer(tmp_path)
+    writer = TensorBoardWriter(tmp_path)
 
     whole = writer._file._file
 

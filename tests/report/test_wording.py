@@ -1,10 +1,22 @@
-"""Metrics as text."""
+"""Metrics and titles as text."""
 
 import math
 
 import pytest
 
-from mpjax.report.wording import count, duration, evaluation_fields, number, rate, training_fields
+from mpjax.config import load_config
+from mpjax.config.user_code import given
+from mpjax.report.wording import (
+    count,
+    duration,
+    evaluation_fields,
+    number,
+    rate,
+    short_name,
+    subject_of,
+    title_of,
+    training_fields,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +61,34 @@ def test_a_person_sees_the_metrics_that_matter_in_one_order():
 def test_averaged_parameters_are_told_apart_from_the_plain_ones():
     metrics = {"test/loss": 0.5, "ema/loss": 0.25, "train/loss": 1.0}
     assert evaluation_fields(metrics) == [("loss", "0.5000"), ("ema_loss", "0.2500")]
+
+
+def test_a_run_is_named_by_model_data_policy_and_rules():
+    config = load_config(["--model.name", "mlp", "--precision.policy", "bfloat16"])
+    assert subject_of(config) == "mlp on digits"
+    assert title_of(config) == "mlp on digits, bfloat16"
+    ruled = load_config(["--model.name", "mlp", "--precision.rules", "hidden/0", "float32", "logits", "float32"])
+    assert title_of(ruled) == "mlp on digits, mixed_float16 with 2 rules"
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("/home/me/nets/mine.py:Net", "Net"),
+        ("my.package:Net", "Net"),
+        ("folder:/data/flowers/", "flowers"),
+        ("hf:uoft-cs/cifar100", "cifar100"),
+        ("hf:csv:/data/reviews.csv", "reviews.csv"),
+        ("synthetic:8x8x1:10", "synthetic:8x8x1:10"),
+        ("resnet18", "resnet18"),
+    ],
+)
+def test_a_name_is_without_the_folders_that_it_is_in(spec, name):
+    assert short_name(spec) == name
+
+
+def test_what_was_given_in_python_has_its_own_name():
+    class Net:
+        pass
+
+    assert short_name(given(Net)) == "Net"

@@ -5,8 +5,10 @@ python scripts/train.py --report.writers docs/examples/parts/writer.py:csv_file
 
 import csv
 
+from mpjax.extend import Writer
 
-class CsvFile:
+
+class CsvFile(Writer):
     """Writes a line for each metric."""
 
     def __init__(self, path):
@@ -15,15 +17,6 @@ class CsvFile:
     def write(self, step, metrics):
         """Writes the metrics of one report."""
         csv.writer(self.file).writerows((step, name, value) for name, value in metrics.items())
-
-    def layers(self, step, layers):
-        """Leaves out the statistics of layers (--diagnosis.every)."""
-
-    def saved(self, step):
-        """Leaves out checkpoints."""
-
-    def message(self, text):
-        """Leaves out messages."""
 
     def close(self):
         """Closes the file."""

@@ -1,36 +1,28 @@
 """Runs an experiment logger in its own thread, so that a slow or broken logger never delays a run."""
 
 import contextlib
+import importlib.util
 import pathlib
 import queue
 import threading
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from mpjax.config import Config, to_toml
+from mpjax.config.save import flat
 from mpjax.errors import LoggerWarning, UsageError
+from mpjax.extend import Writer
 
 
-class Logger(Protocol):
-    """An experiment logger, used by one thread. Each method may raise any exception."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of a step."""
-        ...
-
-    def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs images of a step, uint8 [H, W, 3]."""
-        ...
+class Logger(Writer):
+    """A writer for an experiment logger, used by one thread. Each method may raise any exception."""
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
         """Stores files of the run."""
-        ...
-
-    def close(self) -> None:
-        """Sends the remaining data."""
-        ...
 
 
 FILES = (
@@ -48,7 +40,7 @@ PATIENCE = 60.0
 """The seconds to wait for a logger at the end of a run."""
 
 
-class InBackground:
+class InBackground(Writer):
     """A writer for a logger. At the first failure it warns, and sends no more.
 
     Args:
@@ -69,23 +61,10 @@ class InBackground:
         self._thread.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of one report."""
-        self._tell()
-        self._work.put(lambda logger: logger.log(step, dict(metrics)))
+        self._put(lambda logger: logger.write(step, dict(metrics)))
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs images of an evaluation."""
-        self._tell()
-        self._work.put(lambda logger: logger.images(step, dict(images)))
-
-    def layers(self, step: int, layers: Sequence) -> None:
-        """Ignores the statistics of layers, which TensorBoard has."""
-
-    def saved(self, step: int) -> None:
-        """Ignores checkpoints, which stay in the run's folder."""
-
-    def message(self, text: str) -> None:
-        """Ignores messages."""
+        self._put(lambda logger: logger.images(step, dict(images)))
 
     def close(self) -> None:
         """Stores the files of the run, and waits until everything is sent, at most `patience` seconds."""
@@ -99,6 +78,10 @@ class InBackground:
         if self._thread.is_alive():
             self._warn(f"not everything is sent after {self._patience:g} s")
         self._tell()
+
+    def _put(self, work: Callable[[Logger], None]) -> None:
+        self._tell()
+        self._work.put(work)
 
     def _run(self, open_logger: Callable[[], Logger]) -> None:
         try:
@@ -118,7 +101,17 @@ class InBackground:
         warnings.warn(f"{self._name}: {text}", LoggerWarning, stacklevel=3)
 
 
-def require_package(name: str, found: Any) -> None:
+def require_package(name: str, package: str) -> None:
     """Raises UsageError if the package of a logger is not installed."""
-    if found is None:
+    if importlib.util.find_spec(package) is None:
         raise UsageError(f"--report.writers {name}: the package is not installed; write pip install 'mpjax[{name}]'")
+
+
+def stored_id(file: pathlib.Path) -> str | None:
+    """Reads the id under which a resumed run continues, or returns None for a new run."""
+    return file.read_text().strip() if file.exists() else None
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """The settings of a run by their full names, such as `precision.policy`."""
+    return dict(flat(tomllib.loads(to_toml(config))))

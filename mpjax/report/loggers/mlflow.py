@@ -1,65 +1,54 @@
 """MLflow as a writer, `--report.writers mlflow`. Its own settings are variables such as `MLFLOW_TRACKING_URI`."""
 
-import importlib.util
 import math
 import os
 import pathlib
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpjax.config import to_toml
-from mpjax.config.save import flat
 from mpjax.errors import UsageError, first_line
 from mpjax.extend import RunInfo
-from mpjax.report.loggers.background import InBackground, require_package
+from mpjax.report.loggers.background import InBackground, Logger, flat_settings, require_package, stored_id
 
 
 NAME = "mlflow"
 
-_ID = "mlflow_id"
-"""The file in a run's folder with the id under which a resumed run continues."""
-
 _LONGEST = 6000  # the most characters of a parameter that MLflow accepts
 
 
-class MlflowLogger:
+class MlflowLogger(Logger):
     """An MLflow run: metrics by step, settings as parameters, and files as artifacts."""
 
     def __init__(self, run: RunInfo):
         import mlflow
 
         self._client: Any = mlflow.MlflowClient()
-        file = run.folder / _ID
-        if file.exists():
-            self._id = file.read_text().strip()
-            self._client.update_run(self._id, status="RUNNING")
+        id_file = run.folder / "mlflow_id"
+        if known := stored_id(id_file):
+            self._id = known
+            self._client.update_run(known, status="RUNNING")
             return
         experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "mpjax"))
         self._id = self._client.create_run(experiment.experiment_id, run_name=run.folder.name).info.run_id
-        file.write_text(self._id)
-        for name, value in flat(tomllib.loads(to_toml(run.config))):
+        id_file.write_text(self._id)
+        for name, value in flat_settings(run.config).items():
             self._client.log_param(self._id, name, str(value)[:_LONGEST])
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of a step."""
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._client.log_metric(self._id, name, value if math.isfinite(value) else math.nan, step=step)
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs images of a step."""
         for name, pixels in images.items():
             self._client.log_image(self._id, pixels, key=name, step=step)
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
-        """Stores files as artifacts of the run."""
         for path in paths:
             self._client.log_artifact(self._id, str(path))
 
     def close(self) -> None:
-        """Marks the run as finished."""
         self._client.set_terminated(self._id)
 
 
@@ -69,7 +58,7 @@ def open_mlflow(run: RunInfo) -> InBackground:
     Raises:
       UsageError: the package is not installed, or its store on this machine cannot be opened.
     """
-    require_package(NAME, importlib.util.find_spec(NAME))
+    require_package(NAME, NAME)
     _require_store()
     return InBackground(NAME, lambda: MlflowLogger(run), run.folder)
 

@@ -1,6 +1,5 @@
 """Weights & Biases as a writer, `--report.writers wandb`. Its own settings are variables such as `WANDB_PROJECT`."""
 
-import importlib.util
 import pathlib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,49 +9,42 @@ import numpy as np
 from mpjax.config import to_toml
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
-from mpjax.report.loggers.background import InBackground, require_package
+from mpjax.report.loggers.background import InBackground, Logger, require_package, stored_id
 
 
 NAME = "wandb"
 
-_ID = "wandb_id"
-"""The file in a run's folder with the id under which a resumed run continues."""
 
-
-class WandbLogger:
+class WandbLogger(Logger):
     """A W&B run: metrics by step, settings, and files as an artifact."""
 
     def __init__(self, run: RunInfo):
         import wandb
 
-        self._wandb, file = wandb, run.folder / _ID
+        self._wandb, id_file = wandb, run.folder / "wandb_id"
         self._run = wandb.init(
             name=run.folder.name,
             dir=run.folder,
             config=tomllib.loads(to_toml(run.config)),
-            id=file.read_text().strip() if file.exists() else None,
+            id=stored_id(id_file),
             resume="allow",
             settings=wandb.Settings(console="off"),  # the console stays mpjax's
         )
-        file.write_text(self._run.id)
+        id_file.write_text(self._run.id)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of a step."""
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
     def images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        """Logs images of a step."""
         self._run.log({name: self._wandb.Image(pixels) for name, pixels in images.items()}, step=step)
 
     def files(self, paths: Sequence[pathlib.Path]) -> None:
-        """Stores files as an artifact of the run."""
         artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
         for path in paths:
             artifact.add_file(str(path))
         self._run.log_artifact(artifact)
 
     def close(self) -> None:
-        """Sends the remaining data."""
         self._run.finish()
 
 
@@ -62,7 +54,7 @@ def open_wandb(run: RunInfo) -> InBackground:
     Raises:
       UsageError: the package is not installed, or W&B has no key and is not offline.
     """
-    require_package(NAME, importlib.util.find_spec(NAME))
+    require_package(NAME, NAME)
     import wandb
 
     if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):

@@ -6,14 +6,14 @@ import time
 import pytest
 
 from mpjax.errors import LoggerWarning, UsageError
-from mpjax.report.loggers.background import InBackground, require_package
+from mpjax.report.loggers.background import InBackground, Logger, require_package
 
 
-class Recorder:
+class Recorder(Logger):
     def __init__(self, *, fails_at=None, waits=None):
         self.heard, self.fails_at, self.waits = [], fails_at, waits
 
-    def log(self, step, metrics):
+    def write(self, step, metrics):
         if self.waits:
             self.waits.wait(10)
         if step == self.fails_at:
@@ -82,4 +82,4 @@ def test_a_slow_logger_holds_nothing_up(tmp_path):
 
 def test_a_missing_package_is_an_error_with_the_command():
     with pytest.raises(UsageError, match=r"--report.writers mlflow: .*pip install 'mpjax\[mlflow\]'"):
-        require_package("mlflow", None)
+        require_package("mlflow", "mpjax.no_such_package")

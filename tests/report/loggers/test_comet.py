@@ -7,10 +7,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from mpjax.commands.own_parts import open_writers
 from mpjax.config import Config
 from mpjax.errors import LoggerWarning, UsageError
 from mpjax.extend import RunInfo
+from mpjax.report.user_writers import open_named_writers
 
 
 pytestmark = [
@@ -39,7 +39,7 @@ def messages(archive):
 
 def test_metrics_settings_and_files_are_stored_and_a_resumed_run_goes_on(run):
     for step in (1, 2):
-        (writer,) = open_writers(["comet"], run)
+        (writer,) = open_named_writers(["comet"], run)
         writer.write(step, {"train/loss": 1.0 / step})
         writer.close()
     archives = sorted((run.folder / "offline").glob("*.zip"), key=lambda file: file.stat().st_mtime_ns)
@@ -59,7 +59,7 @@ def test_metrics_settings_and_files_are_stored_and_a_resumed_run_goes_on(run):
 
 
 def test_pictures_are_stored_with_their_step(run):
-    (writer,) = open_writers(["comet"], run)
+    (writer,) = open_named_writers(["comet"], run)
     writer.images(7, {"masks/3": np.zeros((2, 3, 3), np.uint8)})
     writer.close()
     (archive,) = (run.folder / "offline").glob("*.zip")
@@ -71,7 +71,7 @@ def test_pictures_are_stored_with_their_step(run):
 def test_a_missing_key_is_an_error_before_the_run(run, monkeypatch):
     monkeypatch.delenv("COMET_START_ONLINE")
     with pytest.raises(UsageError, match="no API key; write `comet login`, or set COMET_START_ONLINE=0"):
-        open_writers(["comet"], run)
+        open_named_writers(["comet"], run)
 
 
 def test_a_server_that_is_down_stops_no_run(run, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_server_that_is_down_stops_no_run(run, monkeypatch):
     monkeypatch.setenv("COMET_URL_OVERRIDE", "http://127.0.0.1:9/clientlib")
     monkeypatch.setenv("COMET_HTTP_SESSION_RETRY_TOTAL", "0")
     monkeypatch.setenv("COMET_GET_OR_ADD_EXPERIMENT_RETRY_TOTAL", "0")
-    (writer,) = open_writers(["comet"], run)
+    (writer,) = open_named_writers(["comet"], run)
     writer._thread.join(60)
     with pytest.warns(LoggerWarning, match="comet: .*nothing more is sent, and the run goes on"):
         writer.write(1, {"train/loss": 1.0})

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from mpjax.commands.own_parts import open_writers
 from mpjax.config import Config
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
 from mpjax.report.loggers.weights_and_biases import open_wandb
+from mpjax.report.user_writers import open_named_writers
 
 
 pytestmark = pytest.mark.extra
@@ -29,7 +29,7 @@ def test_a_run_offline_is_stored_and_goes_on_under_its_id(run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     ids = []
     for step in (1, 2):
-        (writer,) = open_writers(["wandb"], run)
+        (writer,) = open_named_writers(["wandb"], run)
         writer.write(step, {"train/loss": 1.0 / step})
         writer.close()
         ids.append((run.folder / "wandb_id").read_text())
@@ -43,7 +43,7 @@ def test_a_run_offline_is_stored_and_goes_on_under_its_id(run, monkeypatch):
 @pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
 def test_pictures_are_stored(run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    (writer,) = open_writers(["wandb"], run)
+    (writer,) = open_named_writers(["wandb"], run)
     writer.write(7, {"test/loss": 1.0})
     writer.images(7, {"masks/3": np.zeros((2, 3, 3), np.uint8)})
     writer.close()

@@ -1,0 +1,266 @@
+"""Plots loss, scores and loss scale over the steps: curves.png of one run, seeds.png of the runs of several seeds."""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpjax.report.figure import (
+    BLUE,
+    GREEN,
+    GREY,
+    PURPLE,
+    VERMILION,
+    draw_band,
+    dress_scale,
+    dress_share,
+    legend_above,
+    new_figure,
+    save_figure,
+    step_panels,
+)
+from mpjax.report.history import History, gaps_of, turns_of
+from mpjax.report.jsonl import Records
+
+
+CURVES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "train": ("train", {"color": BLUE, "linewidth": 1.3, "zorder": 2}),
+    "test": ("test", {"color": VERMILION, "linewidth": 1.6, "marker": "o", "markersize": 4.5, "zorder": 3}),
+    "test, averaged": (
+        "ema",
+        {"color": GREEN, "linewidth": 1.6, "linestyle": (0, (4, 2)), "marker": "s", "markersize": 4, "zorder": 4},
+    ),
+}
+"""The curves of a metric by label: the first part of their name in metrics.jsonl, and their style."""
+
+MEANS = "A value of training is the mean of the steps since the value before."
+
+
+class PlottedMetric(NamedTuple):
+    """A metric with a panel: its name, the panel's title, and True if it is a share, shown in percent."""
+
+    name: str
+    title: str
+    is_share: bool = False
+
+
+METRICS = (
+    PlottedMetric("loss", "Loss"),
+    PlottedMetric("accuracy", "Accuracy", is_share=True),
+    PlottedMetric("iou", "Intersection over union", is_share=True),
+    PlottedMetric("perplexity", "Perplexity"),
+)
+
+
+class Curve(NamedTuple):
+    """A metric of a run over its steps, with NaN for nonfinite values."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+
+
+def plot_curves(records: Records, path: str | os.PathLike[str], title: str = "", history: History = ()) -> None:
+    """Draws a panel for each of loss, scores and loss scale in the records.
+
+    The loss scale has no panel if it is always 1 and no step was skipped.
+
+    Args:
+      records: the result of `read_metrics`; nonfinite values leave a gap and a mark.
+      path: the image file; its extension selects the format.
+      title: the title above the panels.
+      history: the history of the run: dashed lines mark the steps at which its settings changed.
+
+    Raises:
+      OSError: the file cannot be written; the message names the file.
+    """
+    turns = turns_of(history)
+    note = [MEANS] if any(name.startswith("train/") for record in records for name in record) else []
+    note += [f"Dashed, from step {step:,}: {shorten(text, 120)}." for step, text in turns.items()]
+    note += [f"The metrics of steps {gap} are lost." for gap in gaps_of(history)]
+    scale_style = {"linewidth": 1.5, **_lonely(series(records, "train/loss_scale").values)}
+    figure = _figure([records], _draw_curve, scale_style, "skipped ({:.0f})", title, "\n".join(note), turns)
+    save_figure(figure, path)
+
+
+def plot_seeds(runs: Mapping[int, Records], path: str | os.PathLike[str], title: str = "") -> None:
+    """Draws a panel for each of loss, scores and loss scale: a thin line for each seed, the mean, and a band of the
+    spread.
+
+    Mean and band cover the steps that all runs have, with a gap at nonfinite values.
+
+    Args:
+      runs: the result of `read_metrics` of each seed.
+      path: the image file; its suffix selects the format.
+      title: the title above the panels.
+
+    Raises:
+      OSError: the file cannot be written; the message names the file.
+    """
+    band = "One seed: its spread is not known, so there is no band."
+    if len(runs) > 1:
+        band = f"Thick: mean of {len(runs)} seeds. Band: one standard deviation. Thin: each seed."
+    scale_style = {"linewidth": 1.0, "alpha": 0.6}
+    figure = _figure([*runs.values()], _draw_mean, scale_style, "skipped ({:.0f} in all)", title, f"{band} {MEANS}")
+    save_figure(figure, path)
+
+
+def _figure(
+    runs: Sequence[Records],
+    draw: Callable[[Any, Sequence[Curve], str, Mapping[str, Any]], Curve],
+    scale_style: Mapping[str, Any],
+    skipped: str,
+    title: str,
+    note: str,
+    turns: Iterable[int] = (),
+) -> Any:
+    """Draws a panel for each metric of the runs, and a panel for the loss scale if it is in use.
+
+    Args:
+      runs: the metrics of each run.
+      draw: `(panel, curves, label, style) -> curve` draws a metric of all runs; the end of `curve` is labelled.
+      scale_style: the style of each loss scale.
+      skipped: the label of skipped steps, to format with their number.
+      title: the title above the panels.
+      note: the small print below the panels.
+      turns: the steps that dashed lines mark.
+    """
+    records = [record for run in runs for record in run]
+    names = {name.rpartition("/")[2] for record in records for name in record if "/" in name}
+    metrics = [metric for metric in METRICS if metric.name in names]
+    scaled = any(record.get("train/loss_scale", 1.0) != 1.0 or record.get("train/skipped", 0) > 0 for record in records)
+    heights = [3.0] * len(metrics) + [2.0] * scaled or [3.0]
+    figure = new_figure(8, 0.9 + 0.2 * len(note.splitlines()) + sum(heights) * 0.85, title, note)
+    panels = step_panels(figure, heights)
+    for panel in panels:
+        panel.margins(x=0.02, y=0.1)  # the margin below holds the marks
+    for metric, panel in zip(metrics, panels, strict=False):
+        panel.set_title(metric.title, loc="left")
+        _draw_metric(panel, runs, metric, draw)
+    if scaled:
+        panels[-1].set_title("Loss scale", loc="left")
+        _draw_loss_scale(panels[-1], runs, scale_style, skipped)
+    for panel in panels if metrics or scaled else ():
+        for step in turns:
+            panel.axvline(step, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        legend_above(panel)
+    if not metrics and not scaled:
+        panels[0].text(0.5, 0.5, "no metrics yet", transform=panels[0].transAxes, ha="center", va="center", color=GREY)
+        panels[0].set_axis_off()
+    return figure
+
+
+def _draw_metric(panel, runs: Sequence[Records], metric: PlottedMetric, draw: Callable) -> None:
+    """Draws the curves of a metric, and labels the last value of evaluation curves."""
+    tested, lost = [], []
+    for label, (prefix, style) in CURVES.items():
+        curves = [series(run, f"{prefix}/{metric.name}") for run in runs]
+        curve = draw(panel, curves, label, style)
+        if prefix != "train":
+            tested.append((style["color"], curve))
+        lost += [step for steps, values in curves for step, value in zip(steps, values, strict=True) if value != value]
+    _label_last(panel, tested, metric)
+    _mark_steps(panel, lost, "x", "not finite")
+    if metric.is_share:
+        dress_share(panel)
+
+
+def _draw_curve(panel, curves: Sequence[Curve], label: str, style: Mapping[str, Any]) -> Curve:
+    """Draws the curve of a single run."""
+    (curve,) = curves
+    if curve.steps:
+        panel.plot(*curve, label=label, **{**style, **_crowded(curve.values), **_lonely(curve.values)})
+    return curve
+
+
+def _draw_mean(panel, curves: Sequence[Curve], label: str, style: Mapping[str, Any]) -> Curve:
+    """Draws a thin line for each run, the mean, and a band of the spread. Returns the mean."""
+    color = style["color"]
+    for curve in curves:
+        if curve.steps:
+            panel.plot(*curve, color=color, linewidth=0.7, alpha=0.45, zorder=1, **_lonely(curve.values))
+    steps, values = together(curves)
+    if not steps:
+        return Curve((), ())
+    mean, std = values.mean(axis=0), values.std(axis=0, ddof=1) if len(curves) > 1 else 0.0
+    draw_band(panel, steps, mean - std, mean + std, color=color, alpha=0.18)
+    marker = style.get("marker", "") if len(steps) <= 40 else ""
+    panel.plot(steps, mean, label=label, **{**style, "linewidth": 2.0, "marker": marker, **_lonely(mean.tolist())})
+    return Curve(steps, mean.tolist())
+
+
+def together(curves: Sequence[Curve]) -> tuple[list[int], np.ndarray]:
+    """The steps that all curves have, and the values there, float64 [curves, steps]."""
+    at = [dict(zip(*curve, strict=True)) for curve in curves]
+    steps = sorted(set.intersection(*map(set, at))) if at else []
+    return steps, np.array([[values[step] for step in steps] for values in at], np.float64)
+
+
+def _draw_loss_scale(panel, runs: Sequence[Records], style: Mapping[str, Any], skipped: str) -> None:
+    curves = [series(run, "train/loss_scale") for run in runs]
+    for curve in curves:
+        panel.plot(*curve, color=GREY, drawstyle="steps-post", **style)
+    dress_scale(panel, [scale for curve in curves for scale in curve.values])
+    totals = [series(run, "train/skipped") for run in runs]
+    number = sum(max(total.values, default=0.0) for total in totals)
+    _mark_steps(panel, [step for total in totals for step in _rises(total)], "|", skipped.format(number))
+
+
+def _label_last(panel, curves: Iterable[tuple[str, Curve]], metric: PlottedMetric) -> None:
+    """Writes the last finite value of each of up to two curves beside its point, the higher value above the other."""
+    ends = []
+    for color, curve in curves:
+        finite = [(value, step) for step, value in zip(*curve, strict=True) if math.isfinite(value)]
+        ends += [(*finite[-1], color)] if finite else []
+    places = ("center",) if len(ends) == 1 else ("top", "bottom")
+    for (value, step, color), place in zip(sorted(ends), places, strict=False):
+        panel.annotate(
+            f"{value:.1%}" if metric.is_share else f"{value:.3g}",
+            (step, value),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va=place,
+            fontsize=9,
+            color=color,
+        )
+
+
+def _mark_steps(panel, steps: Sequence[int], marker: str, label: str) -> None:
+    """Draws marks at the lower edge of the panel, independent of its y axis."""
+    if steps:
+        panel.plot(
+            steps,
+            [0.04] * len(steps),
+            transform=panel.get_xaxis_transform(),
+            linestyle="none",
+            marker=marker,
+            markersize=8,
+            markeredgewidth=1.6,
+            color=PURPLE,
+            label=label,
+            clip_on=False,
+        )
+
+
+def series(records: Records, name: str) -> Curve:
+    """The curve of a metric; empty if the metric is missing."""
+    points = [(record["step"], record[name]) for record in records if name in record]
+    return Curve([step for step, _ in points], [value if math.isfinite(value) else math.nan for _, value in points])
+
+
+def _lonely(values: Sequence[float]) -> dict[str, Any]:
+    """A dot marker if fewer than two values are finite, because a line would be invisible."""
+    return {"marker": "o", "markersize": 4.5} if sum(map(math.isfinite, values)) < 2 else {}
+
+
+def _crowded(values: Sequence[float]) -> dict[str, Any]:
+    """The style of a thinner line without dots, if there are too many values to tell dots apart."""
+    return {"marker": "", "linewidth": 0.7 if len(values) > 400 else 1.3} if len(values) > 40 else {}
+
+
+def _rises(total: Curve) -> list[int]:
+    """The steps at which a total increases."""
+    before = [0, *total.values]
+    return [step for step, value, earlier in zip(*total, before, strict=False) if value > earlier]

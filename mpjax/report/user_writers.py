@@ -1,0 +1,130 @@
+"""A user's writers: opened by name, checked, and called so that a failure ends the run with a checkpoint."""
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from mpjax.config.failures import named_failure
+from mpjax.config.function_arguments import arguments_of, require_call
+from mpjax.config.user_code import load_function
+from mpjax.errors import CallbackError, LoggerWarning, UsageError, failure
+from mpjax.extend import RunInfo, Writer
+from mpjax.loop.callbacks import at_step
+from mpjax.report.writer import Writers
+
+
+LOGGERS = {
+    "wandb": "mpjax.report.loggers.weights_and_biases:open_wandb",
+    "mlflow": "mpjax.report.loggers.mlflow:open_mlflow",
+    "comet": "mpjax.report.loggers.comet:open_comet",
+}
+"""The writers that need additional packages."""
+
+_REQUIRED = ("write", "layers", "saved", "message", "close")
+"""The methods that an object needs to be a writer; `images` is optional."""
+
+
+def open_named_writers(specs: Sequence[str], run: RunInfo) -> list[Any]:
+    """Opens the writers that `--report.writers` names.
+
+    Raises:
+      UsageError: there is no such code, or its result is no writer. Open writers are then closed.
+    """
+    with contextlib.ExitStack() as opened:
+        writers = []
+        for spec in specs:
+            opener = load_function(_import_path(spec), flag="--report.writers")
+            with named_failure(f"--report.writers {spec} failed", opener):
+                writer = opener(run)
+            require_writer(writer, f"--report.writers {spec} returned")
+            opened.callback(writer.close)
+            writers.append(writer)
+        opened.pop_all()
+    return writers
+
+
+def _import_path(spec: str) -> str:
+    if ":" in spec:
+        return spec
+    if spec not in LOGGERS:
+        raise UsageError(
+            f"--report.writers {spec}: wanted {', '.join(LOGGERS)}, or FILE.py:NAME or package.module:NAME for your own"
+        )
+    return LOGGERS[spec]
+
+
+def require_writer(writer: Any, source: str) -> None:
+    """Raises UsageError if an object is no writer.
+
+    Args:
+      writer: the object.
+      source: the beginning of the message; a description of the object follows.
+    """
+    wanted = "wanted an object with the methods of mpjax.report.Writer"
+    if isinstance(writer, type):
+        raise UsageError(f"{source} the class {writer.__name__}; {wanted}: write {writer.__name__}(...)")
+    if isinstance(writer, str):
+        raise UsageError(f"{source} the text {writer!r}; {wanted}; names of loggers are for --report.writers")
+    kind = type(writer).__name__
+    if missing := [name for name in _REQUIRED if not _has(writer, name)]:
+        raise UsageError(f"{source} {kind}, which has no {', '.join(missing)}; {wanted}")
+    for name in _REQUIRED:
+        require_call(getattr(writer, name), arguments_of(getattr(Writer, name)), f"{source} {kind}, whose {name}")
+
+
+def _has(writer: Any, method: str) -> bool:
+    return callable(getattr(writer, method, None))
+
+
+class UserWriters(Writers):
+    """Forwards to a user's writers. After its first failure, a writer is only closed.
+
+    A failure is not raised at the call: other processes have other writers, and would wait for this one. `Callbacks`
+    raises it in all of them, at the next event.
+
+    Args:
+      writers: objects with the methods of `Writer`; `images` is optional.
+      failures: receives the first failure of each writer, with a message that names the writer.
+    """
+
+    def __init__(self, writers: Iterable[Any], failures: list[CallbackError]):
+        super().__init__(writers)
+        self._failures = failures
+        self._failed: set[int] = set()
+
+    def close(self) -> None:
+        for writer in reversed(self._writers):
+            self._call(writer, "close")
+
+    @property
+    def takes_images(self) -> bool:
+        return any(getattr(writer, "takes_images", _has(writer, "images")) for writer in self._writers)
+
+    def _forward(self, method: str, *arguments: Any) -> None:
+        for writer in self._writers:
+            if id(writer) not in self._failed and _has(writer, method):
+                self._call(writer, method, *arguments)
+
+    def _call(self, writer: Any, method: str, *arguments: Any) -> None:
+        try:
+            getattr(writer, method)(*arguments)
+        except (Exception, SystemExit) as cause:
+            if id(writer) not in self._failed:
+                named = f"writer {type(writer).__name__}.{method}{at_step(arguments)}"
+                error = CallbackError(f"{named}: {failure(cause)}")
+                error.__cause__ = cause
+                self._failures.append(error)
+            self._failed.add(id(writer))
+
+
+@contextlib.contextmanager
+def failures_of_writers() -> Iterator[list[CallbackError]]:
+    """Yields an empty list for `UserWriters`. If the body raises, warns of the failures that are still in the list."""
+    failures: list[CallbackError] = []
+    try:
+        yield failures
+    except BaseException:
+        for error in failures:
+            warnings.warn(str(error), LoggerWarning, stacklevel=2)
+        raise
