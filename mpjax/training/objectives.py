@@ -1,6 +1,7 @@
-"""The objectives of the tasks, each an `mpjax.extend.Objective` with the outputs of the model as its `outputs`.
+"""The objectives of the tasks, each an `mpjax.extend.Objective` with the logits of the model as its `outputs`.
 
-A key of None stands for evaluation, where labels are not smoothed and all classes count alike.
+A key of None stands for evaluation, where labels are not smoothed and all classes count alike. A text has a value for
+each token, and a mask one for each class. A user's function may not return such arrays: it may have forgotten an axis.
 """
 
 import math

@@ -10,7 +10,7 @@ from mpjax.commands.own_parts import with_parts
 from mpjax.commands.task import make_task
 from mpjax.config import Config
 from mpjax.config.schema import Model
-from mpjax.data import labelled_images
+from mpjax.data import Image, Mask, labelled_images
 from mpjax.errors import UsageError
 from mpjax.training.precision_plan import plan_precision
 
@@ -39,6 +39,17 @@ def test_the_task_has_its_own_metrics():
 
 def test_the_users_metrics_are_added_to_them():
     assert set(metrics_of(task(metrics=[right]), FIELDS)) == {"loss", "accuracy", "top5", "right"}
+
+
+def union(logits, batch):
+    return logits.max((1, 2, 3))
+
+
+def test_a_users_metric_may_have_any_name_but_those_of_the_tasks_metrics():
+    config = with_parts(Config(task="segmentation", model=Model(name="unet", width=4, depth=1)), metrics=[union])
+    fields = {"image": Image((8, 8, 1)), "mask": Mask((8, 8), 3)}
+    built = make_task(config, plan_precision(config.precision), fields)
+    assert set(metrics_of(built, fields)) == {"loss", "accuracy", "iou", "union"}
 
 
 def test_there_is_one_weight_for_each_class():

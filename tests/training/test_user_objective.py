@@ -16,9 +16,11 @@ from mpjax.config import Config
 from mpjax.config.durations import Duration
 from mpjax.config.schema import Data, Report, Training
 from mpjax.errors import UsageError
+from mpjax.precision import get_policy
 from mpjax.training import Mean
 from mpjax.training.eval_step import weighted_sums
 from mpjax.training.objective import RunObjective
+from mpjax.training.objectives import classification, text_classification
 from mpjax.training.user_objective import checked_objective, used_arguments
 
 
@@ -70,6 +72,19 @@ def test_outputs_are_no_metric():
     own = objective(lambda model, batch: {"loss": batch["x"], "outputs": {"any": jnp.zeros((4, 2))}})
     assert list(own.measure(None, BATCH)) == ["loss"]
     assert own.loss(None, BATCH, KEY)[1] == {}
+
+
+@pytest.mark.parametrize(
+    "function", [classification(get_policy("float32")), text_classification()], ids=["classification", "text"]
+)
+def test_the_objective_of_a_task_can_be_a_users_own(function):
+    def model(images, lengths=None):
+        return images
+
+    batch = {"label": jnp.array([1, 0]), "length": jnp.ones(2), "image": jnp.eye(2), "tokens": jnp.eye(2)}
+    loss, metrics = objective(function).loss(model, batch, KEY)
+    assert (round(float(loss.value), 6), float(metrics["accuracy"].value)) == (1.313262, 0.0)
+    assert objective(function).measure(model, batch)["loss"].tolist() == pytest.approx([1.313262, 1.313262])
 
 
 def test_half_precision_is_summed_in_float32():
