@@ -15,7 +15,7 @@ from mpjax.config import Config, Duration, to_toml
 from mpjax.config.folders import check_new_folder, new_folder
 from mpjax.config.limits import is_auto
 from mpjax.config.rate_search import RateSearch
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.files import write_atomically
 from mpjax.training.range_test import Point, Suggestion, Watch, growing_rates, suggest
 from mpjax.training.setup import pretrained_arrays
@@ -79,7 +79,7 @@ def with_growing_rates(config: Config, settings: RateSearch) -> Config:
     return dataclasses.replace(
         config,
         steps=Duration(settings.updates + MOST_SKIPPED),
-        optimizer=dataclasses.replace(config.optimizer, schedule=given(growing), warmup=Duration(0)),
+        optimizer=dataclasses.replace(config.optimizer, schedule=PythonObject(growing), warmup=Duration(0)),
         training=dataclasses.replace(config.training, steps_per_call=1),
     )
 

@@ -77,9 +77,9 @@ def _losses(config: Config, fields: Fields) -> dict[str, Any]:
 
 def _with_metrics(config: Config, objective: Objective, abstract: nnx.Module, fields: Fields) -> Objective:
     specs = config.training.metrics
-    functions = {spec.rpartition(":")[2]: load_function(spec, flag="--training.metrics") for spec in specs}
+    functions = {str(spec).rpartition(":")[2]: load_function(spec, flag="--training.metrics") for spec in specs}
     if len(functions) < len(specs):
-        raise UsageError(f"--training.metrics {' '.join(specs)}: wanted functions of different names")
+        raise UsageError(f"--training.metrics {' '.join(map(str, specs))}: wanted functions of different names")
     batch = jax.eval_shape(lambda batch: objective.prepare(batch, None), batch_shapes(fields, 2))
     outputs: Any = nnx.eval_shape(objective.outputs_of, abstract, batch)
     if not config.training.objective:

@@ -10,7 +10,7 @@ from mpjax.config import Config
 from mpjax.config.failures import named_failure
 from mpjax.config.function_arguments import arguments_of, require_call
 from mpjax.config.score import score_of
-from mpjax.config.user_code import Given, described, given, load_function
+from mpjax.config.user_code import Code, PythonObject, described, load_function
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo
 from mpjax.loop.callbacks import Callbacks, EarlyStopping, load_callbacks
@@ -44,17 +44,21 @@ def with_parts(config: Config, **parts: Any) -> Config:
         several = isinstance(before, tuple)
         those = require_several(name, part) if several else (part,)
         _require_callable(name, those)
-        value = (*before, *map(given, those)) if several else given(part)
+        value = (*before, *map(_wrapped, those)) if several else _wrapped(part)
         changed = dataclasses.replace(getattr(config, section), **{field: value})
         config = dataclasses.replace(config, **{section: changed})
     return config
+
+
+def _wrapped(part: Any) -> PythonObject:
+    return part if isinstance(part, PythonObject) else PythonObject(part)
 
 
 def _require_callable(name: str, parts: Sequence[Any]) -> None:
     if name in ("source", "callbacks"):  # these may be values and objects
         return
     for one in parts:
-        if not (callable(one) or isinstance(one, Given)):
+        if not (callable(one) or isinstance(one, PythonObject)):
             raise UsageError(f"{name} of mpjax.run is not callable: {described(one)}")
 
 
@@ -101,7 +105,7 @@ def require_metric(metric: str, names: Sequence[str]) -> None:
         raise UsageError(f"--loop.best {metric}: the test set has the metrics {', '.join(names)}")
 
 
-def open_writers(specs: Sequence[str], run: RunInfo) -> list[Writer]:
+def open_writers(specs: Sequence[Code], run: RunInfo) -> list[Writer]:
     """Opens the writers that `--report.writers` names.
 
     Raises:
@@ -148,9 +152,9 @@ LOGGERS = {
 """The writers that need additional packages."""
 
 
-def _logger(spec: str) -> str:
+def _logger(spec: Code) -> Code:
     """The import path of a named logger; any other spec is unchanged."""
-    if ":" in spec:
+    if isinstance(spec, PythonObject) or ":" in spec:
         return spec
     if spec not in LOGGERS:
         raise UsageError(

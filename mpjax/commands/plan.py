@@ -153,7 +153,7 @@ def plan_run(
                 step = next(step for step in steps if (step.policy, step.xla) == (plan.policy, plan.xla))
                 plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(step, fields))
     described = [_described(plan) for plan in plans]
-    result = Plans({"model": config.model.name, "data": config.data.name, "plans": described}, plans)
+    result = Plans({"model": str(config.model.name), "data": str(config.data.name), "plans": described}, plans)
     if settings.json:
         print(strict_json.encode(result))
     else:

@@ -50,7 +50,7 @@ def predict_run(settings: Prediction) -> int:
     plan, source, task = open_split(settings, config)
     if config.training.objective:  # its model must have the outputs of the task
         fields = data.batch_fields(source, config.data)
-        check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+        check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
     given = _given(settings, config, source)
     segments = config.task == "segmentation"
     masks = _folder_of_masks(settings, given) if segments else None

@@ -63,13 +63,13 @@ def _key(config: Config, parts: Parts, products: list[Product]) -> dict:
         "device": jax.devices()[0].device_kind,
         "devices": parts.layout.mesh.size,
         "jax": jax.__version__,
-        "model": config.model.name,
+        "model": str(config.model.name),
         "policy": str(parts.plan.policy),
         "mode": parts.plan.mode,
         "batch_size": config.data.batch_size,
         "accumulate": config.training.accumulate,
         "remat": config.training.remat,
-        "optimizer": config.optimizer.name,
+        "optimizer": str(config.optimizer.name),
         "programs": hashlib.sha256(programs.encode()).hexdigest(),
     }
 

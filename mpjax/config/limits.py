@@ -146,8 +146,8 @@ def _data(data: Data) -> Iterator[str]:
         yield f"--data.mean is {data.mean}: wanted finite numbers"
     if len(set(data.header)) < len(data.header):
         yield f"--data.header is {' '.join(data.header)}: wanted different names"
-    if data.header and not data.name.startswith("hf:"):
-        is_file = data.name.endswith((".csv", ".tsv")) or any(expanded(data.name).glob("*.[ct]sv"))
+    if data.header and not (name := str(data.name)).startswith("hf:"):
+        is_file = name.endswith((".csv", ".tsv")) or any(expanded(name).glob("*.[ct]sv"))
         yield (
             f"--data.header is for csv and tsv files, as in --data.name hf:FILE.tsv, not for --data.name {data.name}; "
             + (f"write --data.name hf:{data.name}" if is_file else "leave it out")
@@ -183,7 +183,7 @@ def _others(config: Config) -> Iterator[str]:
     }
     for name, (parse, value) in named.items():
         try:
-            parse(value)
+            parse(str(value))
         except ValueError as error:
             yield f"--{name}: {error}"
     if config.task not in TASKS:
@@ -217,13 +217,13 @@ def _others(config: Config) -> Iterator[str]:
 
 def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
     """Yields settings of other update rules of mpjax; a rule of optax is checked against its own signature."""
-    if optimizer.name not in SETTINGS_OF_RULES:
+    if (rule := str(optimizer.name)) not in SETTINGS_OF_RULES:
         return
     for field in dict.fromkeys(name for names in SETTINGS_OF_RULES.values() for name in names):
         value, usual = getattr(optimizer, field), getattr(Optimizer(), field)
-        if value != usual and field not in SETTINGS_OF_RULES[optimizer.name]:
-            rules = " and ".join(rule for rule, fields in SETTINGS_OF_RULES.items() if field in fields)
-            flag, rule = f"--optimizer.{field}", optimizer.name
+        if value != usual and field not in SETTINGS_OF_RULES[rule]:
+            rules = " and ".join(other for other, fields in SETTINGS_OF_RULES.items() if field in fields)
+            flag = f"--optimizer.{field}"
             yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {usual}"
 
 

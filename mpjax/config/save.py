@@ -9,6 +9,7 @@ from typing import Any
 import tomli_w
 
 from mpjax.config.durations import Duration
+from mpjax.config.flag_types import PythonObject
 from mpjax.config.schema import Config
 
 
@@ -29,6 +30,10 @@ def _tables(section) -> dict:
 def _value(value):
     if isinstance(value, Duration):
         return int(value.amount) if value.unit == "steps" else str(value)
+    if isinstance(value, PythonObject):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_value(item) for item in value]
     return _tables(value) if dataclasses.is_dataclass(value) else value
 
 

@@ -10,9 +10,11 @@ from mpjax.config.choices import TaskName
 from mpjax.config.durations import Duration
 from mpjax.config.flag_types import (
     ModelName,
+    Named,
     OptimizerName,
     OrAuto,
     ScheduleName,
+    SeveralNamed,
     Steps,
     epochs,
     settle_auto,
@@ -25,7 +27,7 @@ from mpjax.config.several_words import FloatByName, Floats, Integers, PlotFormat
 class Data:
     """Data set, preprocessing, batching and augmentation."""
 
-    name: str = "digits"
+    name: Named = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
     prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (also csv, json,
     parquet, arrow and image folders), `synthetic:32x32x3:100` for generated images of that shape and number of
@@ -54,7 +56,7 @@ class Data:
     ignore_index: Integers = ()
     """Stored labels to ignore, of pixels or of examples (`--data.ignore_index 255`): they count in no loss and no
     metric; empty: none."""
-    preprocess: str = ""
+    preprocess: Named = ""
     """Your function from a stored example to an example, both dicts of fields: `FILE.py:NAME` or
     `package.module:NAME`."""
     tokenizer: str = "bytes"
@@ -108,7 +110,7 @@ class Data:
     0: none."""
     cutmix: float = 0.0
     """Augmentation: CutMix of pairs of images, with areas from Beta(cutmix, cutmix) (1 is usual); 0: none."""
-    augment: str = ""
+    augment: Named = ""
     """Augmentation: your function of a batch and a key, in the compiled step after all others: `FILE.py:NAME` or
     `package.module:NAME`."""
     test_time_augmentation: Literal["none", "mirror", "mirror_translate"] = "none"
@@ -268,10 +270,10 @@ class Optimizer:
 class Training:
     """Options of the training step."""
 
-    objective: str = ""
+    objective: Named = ""
     """Your function from model, batch and key to the loss and the metrics of each example, in place of the task's:
     `FILE.py:NAME` or `package.module:NAME`."""
-    metrics: Texts = ()
+    metrics: SeveralNamed = ()
     """Your metrics of the test set, functions from the model's outputs and a batch to values per example or a metric of
     clu or metrax: `FILE.py:NAME` or `package.module:NAME` each."""
     label_smoothing: float = 0.1
@@ -379,7 +381,7 @@ class Loop:
     """Early stopping: training ends after this many evaluations in a row without a better loop.best; 0: never."""
     stop_delta: float = 0.0
     """Early stopping: a value is better if it differs from the best so far by more than this."""
-    callbacks: Texts = ()
+    callbacks: SeveralNamed = ()
     """Your callbacks, classes (or functions that return an object) with methods such as `evaluated`: `FILE.py:NAME` or
     `package.module:NAME` each."""
 
@@ -400,7 +402,7 @@ class Report:
     """Plot the curves of the run at the end: curves.png, and of several seeds seeds.png."""
     plot_format: PlotFormats = ("png",)
     """Formats of plots, one or more: `png`, `pdf`, `svg`."""
-    writers: Texts = ()
+    writers: SeveralNamed = ()
     """Further destinations of metrics: `wandb`, `mlflow`, `comet`, or your own functions of the run that return a
     writer, `FILE.py:NAME` or `package.module:NAME` each."""
 

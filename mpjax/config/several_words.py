@@ -35,11 +35,12 @@ def _one_of(words: Sequence[str]) -> Callable[[str], str]:
 
 def list_of(words: Sequence[str]) -> Any:
     """Builds the parser of a list of some of these words."""
-    spec = _list(str, str, "{" + ",".join(words) + "}")
+    spec = list_of_kind(str, str, "{" + ",".join(words) + "}")
     return dataclasses.replace(spec, choices=tuple(words))
 
 
-def _list(kind: type, parse: Callable[[str], Any], metavar: str) -> Any:
+def list_of_kind(kind: Any, parse: Callable[[str], Any], metavar: str) -> Any:
+    """Builds the parser of a list of values of one kind."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar=f"[{metavar} [{metavar} ...]]",
@@ -49,7 +50,7 @@ def _list(kind: type, parse: Callable[[str], Any], metavar: str) -> Any:
     )
 
 
-def is_a(kind: type, value: Any) -> bool:
+def is_a(kind: Any, value: Any) -> bool:
     """True if a setting of this kind can have the value. A float accepts integers; no number accepts True or False."""
     accepted = (int, float) if kind is float else kind
     return isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
@@ -87,9 +88,9 @@ if TYPE_CHECKING:
     WayByName = dict[str, Way]
     PlotFormats = tuple[PlotFormat, ...]
 else:
-    Texts = Annotated[object, _list(str, str, "STR")]
-    Integers = Annotated[object, _list(int, _whole, "INT")]
-    Floats = Annotated[object, _list(float, _real, "FLOAT")]
+    Texts = Annotated[object, list_of_kind(str, str, "STR")]
+    Integers = Annotated[object, list_of_kind(int, _whole, "INT")]
+    Floats = Annotated[object, list_of_kind(float, _real, "FLOAT")]
     PlotFormats = Annotated[object, list_of(get_args(PlotFormat))]
     TextByName = Annotated[object, _mapping(str, str, "STR")]
     FloatByName = Annotated[object, _mapping(float, _real, "FLOAT")]
