@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 
 from mpjax.config.arguments import parse
 from mpjax.config.paths import expanded
-from mpjax.config.several_words import Texts
+from mpjax.config.setting_types import Texts
 from mpjax.errors import UsageError
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from mpjax.config.commands import check_image, load_settings
-from mpjax.config.several_words import Integers, Texts
+from mpjax.config.setting_types import Integers, Texts
 from mpjax.errors import UsageError
 
 

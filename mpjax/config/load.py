@@ -251,7 +251,9 @@ def _parse(flags: list[str], prog: str) -> Config:
             here = _OF_OTHER_PROGRAMS.get(name.replace("-", "_"), "")
             if here and flag.startswith("--") and f"unrecognized options: {flag}" in str(error):
                 here = here.replace("VALUE", joined or ("VALUE" if value.startswith("--") else value) or "VALUE")
-                raise UsageError(f"unrecognized options: {flag}; write {here} ({prog} --help lists all)") from None
+                unknown = f"unrecognized options: {flag}; write {here} ({prog} --help lists all)"
+                others = [line for line in str(error).splitlines() if not line.startswith(("unrecognized", " "))]
+                raise UsageError("\n".join([unknown, *others])) from None
         raise
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from mpjax.config.commands import check_image
 from mpjax.config.load import load_beside
 from mpjax.config.schema import Config
-from mpjax.config.several_words import Texts, list_of
+from mpjax.config.setting_types import Texts, list_of
 from mpjax.errors import UsageError
 
 

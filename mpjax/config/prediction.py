@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from mpjax.config.commands import load_settings
-from mpjax.config.several_words import Texts
+from mpjax.config.setting_types import Texts
 from mpjax.errors import UsageError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import tomli_w
 
 from mpjax.config.durations import Duration
-from mpjax.config.flag_types import PythonObject
 from mpjax.config.schema import Config
+from mpjax.config.setting_types import PythonObject
 
 
 def to_toml(config: Config) -> str:

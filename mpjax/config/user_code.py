@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from mpjax.config.choices import DATA_KINDS
-from mpjax.config.flag_types import IN_PYTHON, Code, PythonObject
 from mpjax.config.paths import settings_file
 from mpjax.config.schema import Config
+from mpjax.config.setting_types import IN_PYTHON, Code, PythonObject
 from mpjax.errors import UsageError, failure
 
 

@@ -19,7 +19,7 @@ from mpjax.precision.calls import name_scopes
 if TYPE_CHECKING:  # at run time, the networks need neither settings nor data
     from mpjax.config import schema
     from mpjax.config.choices import TaskName
-    from mpjax.config.flag_types import Code
+    from mpjax.config.setting_types import Code
     from mpjax.data.fields import Fields
 
 
