@@ -12,9 +12,9 @@ from mpjax import report, strict_json
 from mpjax.commands.lacking import named_together
 from mpjax.commands.parts import Parts, fresh_state, make_parts
 from mpjax.config import Config, Duration, to_toml
+from mpjax.config.commands import RateSearch
 from mpjax.config.folders import check_new_folder, new_folder
 from mpjax.config.limits import is_auto
-from mpjax.config.rate_search import RateSearch
 from mpjax.config.user_code import PythonObject
 from mpjax.files import write_atomically
 from mpjax.training.range_test import Point, Suggestion, Watch, growing_rates, suggest

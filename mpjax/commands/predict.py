@@ -17,8 +17,8 @@ from PIL import Image
 from mpjax import data, strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.config import Config
+from mpjax.config.commands import Prediction
 from mpjax.config.paths import expanded
-from mpjax.config.prediction import Prediction, check_prediction
 from mpjax.data.given import Inputs, given_batches, given_images, given_split, takes_images
 from mpjax.errors import DataWarning, UsageError, printable
 from mpjax.files import replacing
@@ -41,7 +41,7 @@ def predict_run(settings: Prediction) -> int:
       UsageError: there is no such run, checkpoint, input or split, an input cannot be read (without
         `settings.skip_bad`), or an output of the model is not finite.
     """
-    check_prediction(settings)
+    settings.check()
     config = stored_settings(settings)
     if config.task == "own":
         raise UsageError(

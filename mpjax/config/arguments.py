@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -15,6 +15,7 @@ from mpjax.errors import UsageError
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "") -> T:
@@ -31,15 +32,38 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "
         message has a line each.
       SystemExit: code 0 after `--help`; the help is printed.
     """
-    return _parsed(kind, argv, prog, description, knows_all=True)[0]
+    settings, _, faults = _parsed(kind, argv, prog, description, knows_all=True)
+    if settings is None or faults:
+        raise _error(faults)
+    return settings
 
 
-def parse_known(kind: type[T], argv: Sequence[str], *, prog: str) -> tuple[T, list[str]]:
-    """Parses the flags of `kind` like `parse`, and also returns all other arguments."""
-    return _parsed(kind, argv, prog, "", knows_all=False)
+def parse_with(kind: type[T], argv: Sequence[str], rest: Callable[[list[str]], R], *, prog: str) -> tuple[T, R]:
+    """Parses the flags of `kind` like `parse`, and all other arguments with `rest`."""
+    settings, unknown, faults = _parsed(kind, argv, prog, "", knows_all=False)
+    if settings is None:
+        raise _error(faults)
+    try:
+        others = rest(unknown)
+    except UsageError as error:
+        raise _error([*faults, str(error)]) from None
+    if faults:
+        raise _error(faults)
+    return settings, others
 
 
-def _parsed(kind: type[T], argv: Sequence[str], prog: str, description: str, *, knows_all: bool) -> tuple[T, list[str]]:
+def _error(faults: Sequence[str]) -> UsageError:
+    if len(faults) == 1:
+        return UsageError(faults[0])
+    # What is missing may have been taken for a value of the flag before it.
+    lines = [line for fault in faults for line in fault.splitlines() if not line.startswith((" ", "missing from"))]
+    return UsageError("\n".join(lines))
+
+
+def _parsed(
+    kind: type[T], argv: Sequence[str], prog: str, description: str, *, knows_all: bool
+) -> tuple[T | None, list[str], list[str]]:
+    """Parses as far as possible: returns the settings, the unknown arguments, and the faults."""
     about = (description or inspect.cleandoc(kind.__doc__ or "")).replace("train.py", typed("train"))
 
     def once(argv: Sequence[str], *, knows_all: bool) -> tuple[T, list[str]]:
@@ -56,10 +80,7 @@ def _parsed(kind: type[T], argv: Sequence[str], prog: str, description: str, *, 
         except UsageError as error:
             faults.append(str(error))
         else:
-            if not faults:
-                return settings, unknown
-            faults += out_of_range(settings)
-            break
+            return settings, unknown, [*faults, *(out_of_range(settings) if faults else ())]
         # The parser stops at the first fault. Without it, it finds the next one.
         flag = _FLAG.search(faults[-1])
         if faults[-1].startswith("unrecognized"):
@@ -67,10 +88,7 @@ def _parsed(kind: type[T], argv: Sequence[str], prog: str, description: str, *, 
         elif flag and (fewer := _without(flag[1], argv)) != argv:
             argv = fewer
         else:
-            break
-    if len(faults) > 1:  # what is missing may have been taken for a value of the flag before it
-        faults = [fault.partition("\n")[0] for fault in faults if not fault.startswith("missing from")]
-    raise UsageError("\n".join(faults))
+            return None, [], faults
 
 
 _FLAG = re.compile(r"(?:^|for argument ')(--[\w.]+)")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from mpjax.config.arguments import message_of, parse, parse_known
+from mpjax.config.arguments import message_of, parse, parse_with
 from mpjax.config.setting_types import Integers, Range
 from mpjax.errors import UsageError
 
@@ -103,7 +103,7 @@ def test_a_message_of_another_form_is_kept():
 
 
 def test_arguments_of_others_are_returned():
-    settings, rest = parse_known(Settings, ["--loaf", "rye", "--x.y", "3"], prog="bake")
+    settings, rest = parse_with(Settings, ["--loaf", "rye", "--x.y", "3"], list, prog="bake")
     assert (settings, rest) == (Settings(loaf="rye"), ["--x.y", "3"])
 
 

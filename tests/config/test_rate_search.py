@@ -2,7 +2,9 @@
 
 import pytest
 
-from mpjax.config.rate_search import load_rate_search
+from mpjax.config import Config
+from mpjax.config.commands import RateSearch
+from mpjax.config.load import load_settings
 from mpjax.errors import UsageError
 
 
@@ -23,9 +25,11 @@ from mpjax.errors import UsageError
 )
 def test_settings_that_make_no_sense_are_errors(flags, said):
     with pytest.raises(UsageError, match=said):
-        load_rate_search(flags.split(), prog="find_lr.py")
+        load_settings((RateSearch, Config), flags.split(), prog="find_lr.py")
 
 
 def test_flags_of_the_search_and_of_the_run_stand_side_by_side():
-    settings, config = load_rate_search(["--lowest", "1e-5", "--model.name", "mlp"], prog="find_lr.py")
+    settings, config = load_settings(
+        (RateSearch, Config), ["--lowest", "1e-5", "--model.name", "mlp"], prog="find_lr.py"
+    )
     assert (settings.lowest, settings.highest, settings.updates, config.model.name) == (1e-5, 10.0, 100, "mlp")
