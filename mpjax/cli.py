@@ -104,7 +104,9 @@ def call(name: str, argv: Sequence[str]) -> int:
         _named("mpjax.commands.host_memory:keep_freed_memory")()
         try:
             _named(command.run)(*settings)
-        except SystemExit as error:  # not from --help, which `load` handles: the user's code or a library exits
+        except (
+            SystemExit
+        ) as error:  # not from --help, which `load_settings` handles: the user's code or a library exits
             raise CallbackError(
                 f"the command ended before it was done: {failure(error)}; raise an exception instead, or let a "
                 'callback return "stop"'
