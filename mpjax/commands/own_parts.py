@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpjax.config import Config
-from mpjax.config.failures import named_failure
-from mpjax.config.function_arguments import arguments_of, require_call
 from mpjax.config.score import score_of
+from mpjax.config.user_calls import arguments_of, named_failure, require_call
 from mpjax.config.user_code import Code, PythonObject, described, load_function
 from mpjax.errors import UsageError
 from mpjax.extend import RunInfo

@@ -92,7 +92,7 @@ def load_settings(kinds: Sequence[type], argv: Sequence[str], *, prog: str) -> t
 
 def _run_of(kind: Any, prog: str) -> Callable[[list[str]], Config]:
     """Builds the function that parses the flags that are not of `kind`."""
-    own = [field.name for field in dataclasses.fields(kind)]
+    flags = [field.name for field in dataclasses.fields(kind)]
     runs = {"config", "help", *(field.name for field in dataclasses.fields(Config))}
 
     def run(argv: list[str]) -> Config:
@@ -100,7 +100,7 @@ def _run_of(kind: Any, prog: str) -> Callable[[list[str]], Config]:
             name = word.partition("=")[0].removeprefix("--").replace("-", "_")
             if not word.startswith("--") or "." in name or name.removeprefix("no_") in runs:
                 continue
-            if near := difflib.get_close_matches(name, own, n=1, cutoff=0.75):
+            if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
                 raise UsageError(f"unrecognized option {word}; did you mean --{near[0]}? ({prog} --help lists all)")
         return load_config(argv, prog=prog)
 

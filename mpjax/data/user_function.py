@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpjax.config.failures import named_failure
+from mpjax.config.user_calls import named_failure
 from mpjax.config.user_code import Code, load_function
 from mpjax.data.examples import Example, Examples, array
 from mpjax.data.fields import Image

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mpjax.config.function_arguments import arguments_of, require_call
+from mpjax.config.user_calls import arguments_of, require_call
 from mpjax.config.user_code import Code, load_function
 from mpjax.errors import CallbackError, UsageError, failure
 from mpjax.extend import EVENTS, Ask, Callback

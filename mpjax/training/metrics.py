@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.config.failures import file_of, named_failure
+from mpjax.config.user_calls import file_of, named_failure
 from mpjax.errors import UsageError, failure
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.training.objective import Batch, Mean, Metrics, Objective, Sums

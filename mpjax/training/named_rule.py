@@ -18,7 +18,7 @@ from optax import contrib
 
 from mpjax.config import schema
 from mpjax.config.choices import SETTINGS_OF_RULES
-from mpjax.config.function_arguments import parameters_of, read_arguments
+from mpjax.config.user_calls import parameters_of, read_arguments
 from mpjax.config.user_code import load_function
 from mpjax.errors import UsageError, first_line
 from mpjax.precision.dtypes import FLOAT32, widest

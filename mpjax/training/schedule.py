@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from mpjax.config import schema
-from mpjax.config.function_arguments import parameters_of
+from mpjax.config.user_calls import parameters_of
 from mpjax.config.user_code import Code, load_function
 from mpjax.errors import UsageError, first_line
 from mpjax.precision.skip_step import optax_promotion

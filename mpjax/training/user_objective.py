@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mpjax.config.failures import named_failure
+from mpjax.config.user_calls import named_failure
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
 from mpjax.training.objective import Batch, Mean, Means, Metrics, Objective, Sums

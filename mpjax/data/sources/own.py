@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.config.failures import file_of, named_failure
-from mpjax.config.function_arguments import require_call
 from mpjax.config.schema import Data
+from mpjax.config.user_calls import file_of, named_failure, require_call
 from mpjax.config.user_code import load_function
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Image
