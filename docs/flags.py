@@ -82,6 +82,8 @@ def values(hint: Any) -> str:
     match typing.get_origin(hint), typing.get_args(hint):
         case None, () if hint in KINDS:
             return KINDS[hint]
+        case origin, (kind, *_) if origin is typing.Annotated:
+            return values(kind)
         case origin, words if origin is Literal:
             return "|".join(str(word) for word in words if word != "")
         case origin, (each, *_) if origin is tuple:

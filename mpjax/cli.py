@@ -30,14 +30,11 @@ class Command(NamedTuple):
 
     Attributes:
       about: the purpose of the command, in one line.
-      load: the function `(argv, prog=...)` that reads a command line. Its result, or each element of a tuple, is passed
-        to `run`.
-      run: the function that does the work.
+      run: the function that does the work, called with the settings of each dataclass.
       settings: the dataclasses that define the flags.
     """
 
     about: str
-    load: str
     run: str
     settings: tuple[str, ...]
 
@@ -48,57 +45,48 @@ _CONFIG = "mpjax.config.schema:Config"
 COMMANDS = {
     "train": Command(
         "train a model in mixed precision, or resume a run",
-        "mpjax.config.load:load_config",
         "mpjax.commands.seeds:train",
         (_CONFIG,),
     ),
     "evaluate": Command(
         "evaluate a checkpoint of a run, under any precision policy",
-        "mpjax.config.commands:load_evaluation",
         "mpjax.commands.evaluate:evaluate_run",
         ("mpjax.config.commands:Evaluation",),
     ),
     "predict": Command(
         "predict classes, masks or losses of images and texts with a checkpoint",
-        "mpjax.config.prediction:load_prediction",
         "mpjax.commands.predict:predict_run",
-        ("mpjax.config.prediction:Prediction",),
+        ("mpjax.config.commands:Prediction",),
     ),
     "diagnose": Command(
         "find out whether precision is at fault, where, and what repairs it",
-        "mpjax.config.commands:load_diagnosis",
         "mpjax.commands.diagnose:diagnose_run",
         ("mpjax.config.commands:Diagnose",),
     ),
     "plan": Command(
         "predict memory and speed of a run on a GPU that is not here",
-        "mpjax.config.plan:load_plan",
         "mpjax.commands.plan:plan_run",
         ("mpjax.config.plan:Plan", _CONFIG),
     ),
     "find_lr": Command(
         "find a learning rate: a few updates at growing rates",
-        "mpjax.config.rate_search:load_rate_search",
         "mpjax.commands.find_lr:find_rate",
-        ("mpjax.config.rate_search:RateSearch", _CONFIG),
+        ("mpjax.config.commands:RateSearch", _CONFIG),
     ),
     "compare": Command(
         "find where the training curves of runs diverge",
-        "mpjax.config.comparison:load_comparison",
         "mpjax.commands.compare:compare_runs",
-        ("mpjax.config.comparison:Compare",),
+        ("mpjax.config.commands:Compare",),
     ),
     "export": Command(
         "write the weights of a checkpoint as safetensors",
-        "mpjax.config.commands:load_export",
         "mpjax.commands.export:export_run",
         ("mpjax.config.commands:Export",),
     ),
     "train_ray": Command(
         "train on a Ray cluster",
-        "mpjax.config.on_ray:load_on_ray",
         "mpjax.commands.train_ray:train_on_ray",
-        ("mpjax.config.on_ray:OnRay", _CONFIG),
+        ("mpjax.config.commands:OnRay", _CONFIG),
     ),
 }
 """All commands, by the name that the user types, in the order of `mpjax --help`."""
@@ -109,13 +97,16 @@ def call(name: str, argv: Sequence[str]) -> int:
     command = COMMANDS[name]
 
     def read_and_run() -> None:
+        from mpjax.config.load import load_settings
         from mpjax.config.program import typed
 
-        given = _named(command.load)(argv, prog=typed(name))
+        settings = load_settings([_named(kind) for kind in command.settings], argv, prog=typed(name))
         _named("mpjax.commands.host_memory:keep_freed_memory")()
         try:
-            _named(command.run)(*(given if isinstance(given, tuple) else (given,)))
-        except SystemExit as error:  # not from --help, which `load` handles: the user's code or a library exits
+            _named(command.run)(*settings)
+        except (
+            SystemExit
+        ) as error:  # not from --help, which `load_settings` handles: the user's code or a library exits
             raise CallbackError(
                 f"the command ended before it was done: {failure(error)}; raise an exception instead, or let a "
                 'callback return "stop"'

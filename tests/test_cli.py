@@ -15,9 +15,8 @@ import pytest
 
 from mpjax import cli
 from mpjax.config import Config
-from mpjax.config.commands import Evaluation
+from mpjax.config.commands import Evaluation, OnRay
 from mpjax.config.durations import Duration
-from mpjax.config.on_ray import OnRay
 from mpjax.config.plan import Plan
 from mpjax.errors import Diverged, Interrupted, PrecisionWarning, UsageError, show_warning
 from mpjax.loop.stored import complete_checkpoints, read_checkpoint

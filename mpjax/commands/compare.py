@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mpjax import strict_json
 from mpjax.config import Duration, from_toml
-from mpjax.config.comparison import Compare, check_comparison
+from mpjax.config.commands import Compare
 from mpjax.config.folders import seed_folder, seeds_in
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.paths import expanded
@@ -51,7 +51,7 @@ def compare_runs(settings: Compare) -> dict[str, Any]:
       UsageError: the settings are invalid, a folder has no run, or a run lacks a seed or a metric. Or the runs are of
         different tasks, or differ only in the seed.
     """
-    check_comparison(settings)
+    settings.check()
     folders = [run for folder in settings.runs for run in _runs_in(folder)]
     if len(folders) < 2:
         raise UsageError(f"1 run to compare, {folders[0]}: wanted the folders of two or more")

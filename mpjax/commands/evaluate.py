@@ -12,10 +12,9 @@ from mpjax import data, strict_json
 from mpjax.commands.build import CHECKPOINTS
 from mpjax.commands.task import open_task
 from mpjax.config import Config, to_toml
-from mpjax.config.commands import Evaluation
+from mpjax.config.commands import Evaluation, Prediction
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.load import CONFIG_FILE, from_toml
-from mpjax.config.prediction import Prediction
 from mpjax.config.save import changes
 from mpjax.errors import CheckpointWarning, UsageError, printable
 from mpjax.loop.resume import adopt

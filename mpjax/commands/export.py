@@ -12,7 +12,7 @@ from mpjax import data
 from mpjax.commands.evaluate import trained_state
 from mpjax.commands.task import open_task
 from mpjax.config import Config
-from mpjax.config.commands import Export, check_export
+from mpjax.config.commands import Export
 from mpjax.config.folders import config_of_run, with_policy
 from mpjax.config.paths import expanded
 from mpjax.data.example_reader import reader
@@ -39,7 +39,7 @@ def export_run(settings: Export) -> PretrainedReport | None:
     Raises:
       UsageError: there is no such run or checkpoint, or the model does not support the layout or the export.
     """
-    check_export(settings)
+    settings.check()
     folder = pathlib.Path(settings.run)
     config = config_of_run(folder, trust_code=settings.trust_code)
     if settings.ema and not config.training.ema:

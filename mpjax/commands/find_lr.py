@@ -14,10 +14,10 @@ from mpjax import report, strict_json
 from mpjax.commands.build import Run, build_run, fresh_state
 from mpjax.commands.lacking import named_together
 from mpjax.config import Config, Duration, to_toml
+from mpjax.config.commands import RateSearch
 from mpjax.config.folders import check_new_folder, new_folder
 from mpjax.config.limits import is_auto
-from mpjax.config.rate_search import RateSearch
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.files import write_atomically
 from mpjax.report.figure import BLUE, GREY, VERMILION, dress, legend_above, new_figure, save_figure
 from mpjax.training.range_test import Point, Suggestion, Watch, growing_rates, suggest
@@ -82,7 +82,7 @@ def with_growing_rates(config: Config, settings: RateSearch) -> Config:
     return dataclasses.replace(
         config,
         steps=Duration(settings.updates + MOST_SKIPPED),
-        optimizer=dataclasses.replace(config.optimizer, schedule=given(growing), warmup=Duration(0)),
+        optimizer=dataclasses.replace(config.optimizer, schedule=PythonObject(growing), warmup=Duration(0)),
         training=dataclasses.replace(config.training, steps_per_call=1),
     )
 

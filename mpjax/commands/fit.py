@@ -75,7 +75,7 @@ def fitted(
     if batch == AUTO:
         step = devices * accumulate
         # The size of a generated set, which is made in memory, follows from the batch size.
-        most = _GENERATED if config.data.name.startswith("synthetic:") else data.epoch_size(source)
+        most = _GENERATED if str(config.data.name).startswith("synthetic:") else data.epoch_size(source)
         if step > most:
             raise UsageError(
                 f"--data.batch_size auto: the smallest batch of this mesh and --training.accumulate {accumulate} has "

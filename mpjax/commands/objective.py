@@ -93,9 +93,9 @@ def _with_metrics(config: Config, objective: RunObjective, abstract: nnx.Module,
     from mpjax.training.metrics import checked_metrics  # local, because most runs have none
 
     specs = config.training.metrics
-    functions = {spec.rpartition(":")[2]: load_function(spec, flag="--training.metrics") for spec in specs}
+    functions = {str(spec).rpartition(":")[2]: load_function(spec, flag="--training.metrics") for spec in specs}
     if len(functions) < len(specs):
-        raise UsageError(f"--training.metrics {' '.join(specs)}: wanted functions of different names")
+        raise UsageError(f"--training.metrics {' '.join(map(str, specs))}: wanted functions of different names")
     batch = jax.eval_shape(lambda batch: objective.prepare(batch, None), batch_shapes(fields, 2))
     values: Any = nnx.eval_shape(lambda model, batch: objective.function(model, batch, None), abstract, batch)
     if OUTPUTS not in values:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpjax.config import Config
 from mpjax.config.score import score_of
-from mpjax.config.user_code import Given, described, given
+from mpjax.config.user_code import PythonObject, described
 from mpjax.errors import CallbackError, UsageError
 from mpjax.loop.callbacks import Callbacks, EarlyStopping, load_callbacks
 
@@ -39,17 +39,21 @@ def with_parts(config: Config, **parts: Any) -> Config:
         several = isinstance(before, tuple)
         those = require_several(name, part) if several else (part,)
         _require_callable(name, those)
-        value = (*before, *map(given, those)) if several else given(part)
+        value = (*before, *map(_wrapped, those)) if several else _wrapped(part)
         changed = dataclasses.replace(getattr(config, section), **{field: value})
         config = dataclasses.replace(config, **{section: changed})
     return config
+
+
+def _wrapped(part: Any) -> PythonObject:
+    return part if isinstance(part, PythonObject) else PythonObject(part)
 
 
 def _require_callable(name: str, parts: Sequence[Any]) -> None:
     if name in ("source", "callbacks"):  # these may be values and objects
         return
     for one in parts:
-        if not (callable(one) or isinstance(one, Given)):
+        if not (callable(one) or isinstance(one, PythonObject)):
             raise UsageError(f"{name} of mpjax.run is not callable: {described(one)}")
 
 

@@ -15,7 +15,7 @@ from mpjax.config import Config, Duration
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.paths import expanded
-from mpjax.config.plan import Plan, check_plan
+from mpjax.config.plan import Plan
 from mpjax.data import Fields
 from mpjax.data.orientation import orientation_of
 from mpjax.plan.compiler import install_compiler
@@ -120,7 +120,7 @@ def plan_run(
       UsageError: the settings are invalid, the shapes of the data set are unknown, or XLA's compiler for CUDA is
         missing or cannot be installed.
     """
-    check_plan(settings)
+    settings.check()
     if settings.install:
         print(f"XLA's compiler for CUDA: {install_compiler()}", file=sys.stderr)
         if not settings.gpu:
@@ -153,7 +153,7 @@ def plan_run(
                 step = next(step for step in steps if (step.policy, step.xla) == (plan.policy, plan.xla))
                 plans[plans.index(plan)] = dataclasses.replace(plan, measured=measure(step, fields))
     described = [_described(plan) for plan in plans]
-    result = Plans({"model": config.model.name, "data": config.data.name, "plans": described}, plans)
+    result = Plans({"model": str(config.model.name), "data": str(config.data.name), "plans": described}, plans)
     if settings.json:
         print(strict_json.encode(result))
     else:

@@ -17,8 +17,8 @@ from PIL import Image
 from mpjax import data, strict_json
 from mpjax.commands.evaluate import open_split, stored_settings, trained_state
 from mpjax.config import Config
+from mpjax.config.commands import Prediction
 from mpjax.config.paths import expanded
-from mpjax.config.prediction import Prediction, check_prediction
 from mpjax.data.given import Inputs, given_batches, given_images, given_split, takes_images
 from mpjax.errors import DataWarning, UsageError, printable
 from mpjax.files import replacing
@@ -41,7 +41,7 @@ def predict_run(settings: Prediction) -> int:
       UsageError: there is no such run, checkpoint, input or split, an input cannot be read (without
         `settings.skip_bad`), or an output of the model is not finite.
     """
-    check_prediction(settings)
+    settings.check()
     config = stored_settings(settings)
     if config.task == "own":
         raise UsageError(
@@ -50,7 +50,7 @@ def predict_run(settings: Prediction) -> int:
     plan, source, task = open_split(settings, config)
     if config.training.objective:  # its model must have the outputs of the task
         fields = data.batch_fields(source, config.data)
-        check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+        check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
     given = _given(settings, config, source)
     segments = config.task == "segmentation"
     masks = _folder_of_masks(settings, given) if segments else None

@@ -183,7 +183,7 @@ def make_training(config: Config, plan: PrecisionPlan, fields: data.Fields, *, s
         mixing = [f"--data.{name} {value}" for name in ("mixup", "cutmix") if (value := getattr(config.data, name))]
         check_objective(task, stored, name=f"--training.objective {objective}", mixing=" and ".join(mixing))
     else:
-        check_fit(task.abstract, config.task, fields, name=config.model.name, dtype=plan.policy.compute_dtype)
+        check_fit(task.abstract, config.task, fields, name=str(config.model.name), dtype=plan.policy.compute_dtype)
     schedule = learning_rate_schedule(config.optimizer, steps=steps, warmup=warmup)
     _, params, _ = take_apart(task.abstract)
     factors = {}

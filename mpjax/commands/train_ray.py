@@ -12,10 +12,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from mpjax.config import Config
+from mpjax.config.commands import OnRay
 from mpjax.config.folders import check_run_folder, run_folder
 from mpjax.config.limits import check
 from mpjax.config.load import CONFIG_FILE
-from mpjax.config.on_ray import OnRay, check_on_ray
 from mpjax.errors import UsageError
 from mpjax.loop.process import StopRequest, stop_on_signals
 
@@ -54,7 +54,7 @@ def train_on_ray(settings: OnRay, config: Config) -> "ray.train.Result":
       OSError: workers died more often than `settings.restarts`.
       ray.train.TrainingFailedError: a worker failed more often than that, through a fault of a program.
     """
-    check_on_ray(settings, config)
+    settings.check(config)
     check(config)
     check_run_folder(config)
     resources = _start_ray(settings)

@@ -63,13 +63,13 @@ def _key(run: Run, products: list[Product]) -> dict:
         "device": jax.devices()[0].device_kind,
         "devices": run.layout.mesh.size,
         "jax": jax.__version__,
-        "model": run.config.model.name,
+        "model": str(run.config.model.name),
         "policy": str(run.plan.policy),
         "mode": run.plan.mode,
         "batch_size": run.config.data.batch_size,
         "accumulate": run.config.training.accumulate,
         "remat": run.config.training.remat,
-        "optimizer": run.config.optimizer.name,
+        "optimizer": str(run.config.optimizer.name),
         "programs": hashlib.sha256(programs.encode()).hexdigest(),
     }
 

@@ -4,16 +4,18 @@ import contextlib
 import inspect
 import io
 import re
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import tyro
 
+from mpjax.config.limits import out_of_range
 from mpjax.config.program import typed
 from mpjax.errors import UsageError
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "") -> T:
@@ -26,28 +28,82 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, description: str = "
       description: the first lines of the help; empty: the docstring of `kind`.
 
     Raises:
-      UsageError: a flag is unknown, missing or has a wrong value.
+      UsageError: a flag is unknown, missing or has a wrong value. Of several faults, also values out of range, the
+        message has a line each.
       SystemExit: code 0 after `--help`; the help is printed.
     """
-    with _mistakes_as_usage_errors(prog):
-        return tyro.cli(kind, args=list(argv), prog=prog, description=_about(kind, description), use_underscores=True)
+    settings, _, faults = _parsed(kind, argv, prog, description, knows_all=True)
+    if settings is None or faults:
+        raise _error(faults)
+    return settings
 
 
-def parse_known(kind: type[T], argv: Sequence[str], *, prog: str) -> tuple[T, list[str]]:
-    """Parses the flags of `kind` like `parse`, and also returns all other arguments."""
-    with _mistakes_as_usage_errors(prog):
-        return tyro.cli(
-            kind,
-            args=list(argv),
-            prog=prog,
-            description=_about(kind, ""),
-            use_underscores=True,
-            return_unknown_args=True,
-        )
+def parse_with(kind: type[T], argv: Sequence[str], rest: Callable[[list[str]], R], *, prog: str) -> tuple[T, R]:
+    """Parses the flags of `kind` like `parse`, and all other arguments with `rest`."""
+    settings, unknown, faults = _parsed(kind, argv, prog, "", knows_all=False)
+    if settings is None:
+        raise _error(faults)
+    try:
+        others = rest(unknown)
+    except UsageError as error:
+        raise _error([*faults, str(error)]) from None
+    if faults:
+        raise _error(faults)
+    return settings, others
 
 
-def _about(kind: type, description: str) -> str:
-    return (description or inspect.cleandoc(kind.__doc__ or "")).replace("train.py", typed("train"))
+def _error(faults: Sequence[str]) -> UsageError:
+    if len(faults) == 1:
+        return UsageError(faults[0])
+    # What is missing may have been taken for a value of the flag before it.
+    lines = [line for fault in faults for line in fault.splitlines() if not line.startswith((" ", "missing from"))]
+    return UsageError("\n".join(lines))
+
+
+def _parsed(
+    kind: type[T], argv: Sequence[str], prog: str, description: str, *, knows_all: bool
+) -> tuple[T | None, list[str], list[str]]:
+    """Parses as far as possible: returns the settings, the unknown arguments, and the faults."""
+    about = (description or inspect.cleandoc(kind.__doc__ or "")).replace("train.py", typed("train"))
+
+    def once(argv: Sequence[str], *, knows_all: bool) -> tuple[T, list[str]]:
+        with _mistakes_as_usage_errors(prog):
+            settings: Any = tyro.cli(
+                kind, args=argv, prog=prog, description=about, use_underscores=True, return_unknown_args=not knows_all
+            )
+        return (settings, []) if knows_all else settings
+
+    faults: list[str] = []
+    while True:
+        try:
+            settings, unknown = once(argv, knows_all=knows_all)
+        except UsageError as error:
+            faults.append(str(error))
+        else:
+            return settings, unknown, [*faults, *(out_of_range(settings) if faults else ())]
+        # The parser stops at the first fault. Without it, it finds the next one.
+        flag = _FLAG.search(faults[-1])
+        if faults[-1].startswith("unrecognized"):
+            knows_all = False
+        elif flag and (fewer := _without(flag[1], argv)) != argv:
+            argv = fewer
+        else:
+            return None, [], faults
+
+
+_FLAG = re.compile(r"(?:^|for argument ')(--[\w.]+)")
+"""The flag that a message of the parser is about."""
+
+
+def _without(flag: str, argv: Sequence[str]) -> Sequence[str]:
+    """Drops a flag and its values from a command line."""
+    kept, drops = [], False
+    for word in argv:
+        if word.startswith("--"):
+            drops = "--" + word.partition("=")[0].removeprefix("--").replace("-", "_") == flag
+        if not drops:
+            kept.append(word)
+    return kept
 
 
 @contextlib.contextmanager

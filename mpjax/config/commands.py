@@ -1,44 +1,56 @@
-"""The settings of the commands on a stored run, and their parser."""
+"""The settings of the commands besides train and plan: one dataclass each, whose fields are its flags."""
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from mpjax.config.arguments import parse
+import tyro
+
+from mpjax.config.limits import out_of_range
 from mpjax.config.paths import expanded
-from mpjax.config.several_words import Texts
+from mpjax.config.schema import Config, Distributed
+from mpjax.config.setting_types import Integers, NotNegative, Range, Texts, at_least
 from mpjax.errors import UsageError
 
 
-T = TypeVar("T")
+class CommandSettings:
+    """The settings of a command, which may stand beside those of a run."""
+
+    def check(self, run: Config | None = None) -> None:
+        """Raises UsageError that lists every setting out of range, and all other `faults`."""
+        if faults := [*out_of_range(self), *self.faults(run or Config())]:
+            raise UsageError("\n".join(faults))
+
+    def faults(self, run: Config) -> Iterator[str]:
+        """Yields faults of several settings together."""
+        del run
+        yield from ()
+
 
 ENDINGS = ("png", "pdf", "svg", "jpg", "jpeg", "webp")
 """Image formats of plots."""
 
 
-def check_image(flag: str, path: str) -> None:
-    """Raises UsageError if a plot cannot be written to a path; an empty path means no plot."""
+def faults_of_image(flag: str, path: str) -> Iterator[str]:
+    """Yields why a plot cannot be written to a path, if so; an empty path means no plot."""
     ending = pathlib.PurePath(path).suffix
-    if path and ending.lower().removeprefix(".") not in ENDINGS:
-        raise UsageError(f"{flag} {path} ends in '{ending}': wanted .{', .'.join(ENDINGS)}")
     folder = expanded(path).parent
-    if path and not folder.is_dir():
-        raise UsageError(f"{flag} {path}: there is no folder {folder}")
+    if path and ending.lower().removeprefix(".") not in ENDINGS:
+        yield f"{flag} {path} ends in '{ending}': wanted .{', .'.join(ENDINGS)}"
+    elif path and not folder.is_dir():
+        yield f"{flag} {path}: there is no folder {folder}"
 
 
-def load_settings(kind: type[T], argv: Sequence[str], *, prog: str) -> T:
-    """Parses the command line of a script into its settings, a dataclass of this file.
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""The platforms that JAX can compile a program for."""
 
-    Raises:
-      UsageError: a flag is unknown, missing or has a wrong value.
-      SystemExit: code 0 after `--help`; the help is printed.
-    """
-    return parse(kind, argv, prog=prog)
+LEAST = 20
+"""The smallest number of updates in which a slope differs from noise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(CommandSettings):
     """Evaluate a checkpoint on the test set of its run, with the run's precision policy or another."""
 
     run: str
@@ -61,51 +73,46 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Export:
-    """Export a checkpoint: its weights for mpjax or another library, or a program that needs JAX alone."""
+class Prediction(CommandSettings):
+    """Predict with a checkpoint of a run: a JSON line for each image, text or example of a split, in order.
 
+    Images are files, folders or quoted globs. Texts are the lines of files, or of stdin for `-`, or a column of .csv
+    and .tsv files. They are read as the run's evaluation reads its data set, which has to be there too."""
+
+    inputs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="INPUT ...")] = ()
+    """Images, or files of texts."""
     run: str
     """Folder of the run."""
-    output: str
-    """File to write: `.safetensors` for weights, any other ending for a program."""
-    what: Literal["weights", "program"] = "weights"
-    """weights: the parameters, as safetensors. program: the model with its weights, from a batch as it is stored to
-    logits, as `jax.export` writes it."""
+    split: str = ""
+    """Split of the run's data set to predict instead of inputs, such as `test` or `train[80%:]`."""
     checkpoint: str = "best"
     """`best`, `latest`, or a number of attempted steps."""
+    policy: str = ""
+    """Precision policy; empty: the policy of the run."""
     ema: bool = False
-    """Write the exponential moving average of the parameters."""
-    layout: Literal["mpjax", "huggingface", "timm"] = "mpjax"
-    """Weights: library whose names and layouts the file uses; huggingface, timm only for models that they have too."""
+    """Predict with the exponential moving average of the parameters."""
+    top: Annotated[int, at_least(1)] = 5
+    """Most probable classes to print, at most all."""
+    column: str = "text"
+    """Column of the texts in .csv and .tsv files."""
+    output: str = ""
+    """File of the JSON lines; empty: stdout. For segmentation: folder of the masks, as PNG with class numbers."""
+    batch_size: Annotated[int, at_least(0)] = 0
+    """Examples per batch; 0: as in the run's evaluation."""
+    skip_bad: bool = False
+    """Report an input that cannot be read on stderr and go on without it."""
     trust_code: bool = False
     """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
-    dtype: Literal["", "float32", "bfloat16", "float16"] = ""
-    """Weights: dtype of the parameters in the file; empty: the dtype in the checkpoint."""
-    policy: str = ""
-    """Programs: the precision to compute in; empty: the run's own."""
-    platforms: Texts = ("cpu", "cuda")
-    """Programs: the platforms that can run the file, of `cpu`, `cuda`, `rocm` and `tpu`."""
 
-
-def check_export(settings: Export) -> None:
-    """Raises UsageError if a setting is for the other kind of file."""
-    default = Export(run="", output="")
-    others = ("policy", "platforms") if settings.what == "weights" else ("layout", "dtype")
-    for name in others:
-        if getattr(settings, name) != getattr(default, name):
-            raise UsageError(f"--{name} has no meaning for --what {settings.what}: leave it out")
-    if settings.what == "program" and settings.output.endswith(".safetensors"):
-        raise UsageError(f"--output {settings.output}: .safetensors is for --what weights; wanted another ending")
-    if not settings.platforms or not set(settings.platforms) <= set(PLATFORMS):
-        raise UsageError(f"--platforms {' '.join(settings.platforms)}: wanted some of {', '.join(PLATFORMS)}")
-
-
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-"""The platforms that JAX can compile a program for."""
+    def faults(self, run: Config) -> Iterator[str]:
+        """Yields a lack of inputs, or two kinds of them."""
+        if bool(self.inputs) == bool(self.split):
+            both = "both inputs and --split" if self.split else "neither inputs nor --split"
+            yield f"{both}: wanted one, such as photos/ or 'photos/*.jpg' or --split test"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Diagnose:
+class Diagnose(CommandSettings):
     """Diagnose whether precision is at fault: run one step of a run under its policy and in float32, find where they
     diverge, and find what repairs it."""
 
@@ -131,16 +138,131 @@ class Diagnose:
     """Print one JSON object instead of text."""
 
 
-def load_evaluation(argv: Sequence[str], *, prog: str) -> Evaluation:
-    """Parses a command line of evaluate.py; raises as `load_settings`."""
-    return load_settings(Evaluation, argv, prog=prog)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export(CommandSettings):
+    """Export a checkpoint: its weights for mpjax or another library, or a program that needs JAX alone."""
+
+    run: str
+    """Folder of the run."""
+    output: str
+    """File to write: `.safetensors` for weights, any other ending for a program."""
+    what: Literal["weights", "program"] = "weights"
+    """weights: the parameters, as safetensors. program: the model with its weights, from a batch as it is stored to
+    logits, as `jax.export` writes it."""
+    checkpoint: str = "best"
+    """`best`, `latest`, or a number of attempted steps."""
+    ema: bool = False
+    """Write the exponential moving average of the parameters."""
+    layout: Literal["mpjax", "huggingface", "timm"] = "mpjax"
+    """Weights: library whose names and layouts the file uses; huggingface, timm only for models that they have too."""
+    trust_code: bool = False
+    """Allow execution of code outside mpjax that the run names: a model, or a function for its data."""
+    dtype: Literal["", "float32", "bfloat16", "float16"] = ""
+    """Weights: dtype of the parameters in the file; empty: the dtype in the checkpoint."""
+    policy: str = ""
+    """Programs: the precision to compute in; empty: the run's own."""
+    platforms: Texts = ("cpu", "cuda")
+    """Programs: the platforms that can run the file, of `cpu`, `cuda`, `rocm` and `tpu`."""
+
+    def faults(self, run: Config) -> Iterator[str]:
+        """Yields settings that are for the other kind of file."""
+        others = ("policy", "platforms") if self.what == "weights" else ("layout", "dtype")
+        for name in others:
+            if getattr(self, name) != getattr(Export(run="", output=""), name):
+                yield f"--{name} has no meaning for --what {self.what}: leave it out"
+        if self.what == "program" and self.output.endswith(".safetensors"):
+            yield f"--output {self.output}: .safetensors is for --what weights; wanted another ending"
+        if not self.platforms or not set(self.platforms) <= set(PLATFORMS):
+            yield f"--platforms {' '.join(self.platforms)}: wanted some of {', '.join(PLATFORMS)}"
 
 
-def load_export(argv: Sequence[str], *, prog: str) -> Export:
-    """Parses a command line of export.py; raises as `load_settings`."""
-    return load_settings(Export, argv, prog=prog)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare(CommandSettings):
+    """Find where the training curves of runs diverge. Runs that differ only in the seed form a group, and their spread
+    is its band. Every group is compared with the group of the first run."""
+
+    runs: Annotated[tyro.conf.Positional[Texts], tyro.conf.arg(metavar="RUN RUN ...")]
+    """Folders of two or more runs, or of the runs of `--seeds`."""
+    seeds: Integers = ()
+    """Seeds of each group to compare; empty: all."""
+    metrics: Texts = ("train/loss", "test/accuracy", "train/loss_scale", "train/grad_norm")
+    """Metrics to compare, as named in metrics.jsonl."""
+    band: Literal["range", "std"] = "range"
+    """Band of a group: from the lowest to the highest seed, or two standard deviations around the mean."""
+    tolerance: NotNegative = 0.05
+    """Relative difference up to which two groups of one seed each count as equal."""
+    smoothing: Annotated[int, Range("1 or more reports", lambda value: value >= 1)] = 5
+    """Number of logged values over which training curves (not the loss scale) are averaged; 1: no smoothing."""
+    plot: str = "comparison.png"
+    """Image file of the curves; empty: none."""
+    json: bool = False
+    """Print one JSON object instead of tables."""
+
+    def faults(self, run: Config) -> Iterator[str]:
+        """Yields what is missing, and a plot that cannot be written."""
+        if not self.runs:
+            yield "no run to compare: wanted the folders of two or more"
+        if not self.metrics:
+            yield "--metrics is empty: wanted one or more, such as train/loss"
+        yield from faults_of_image("--plot", self.plot)
 
 
-def load_diagnosis(argv: Sequence[str], *, prog: str) -> Diagnose:
-    """Parses a command line of diagnose.py; raises as `load_settings`."""
-    return load_settings(Diagnose, argv, prog=prog)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RateSearch(CommandSettings):
+    """Find a learning rate: train a few updates at rates that grow from the lowest to the highest, and suggest the rate
+    at which the loss falls fastest.
+
+    --config FILE (repeatable) and all flags of train.py, listed by `train.py --help`, define the run. Its length,
+    learning rate, warm-up and schedule are not used."""
+
+    lowest: float = 1e-6
+    """Learning rate of the first update."""
+    highest: float = 10.0
+    """Learning rate of the last update."""
+    updates: int = 100
+    """Number of updates. Steps that are skipped because of an overflow are repeated at their rate."""
+    stop_above: float = 4.0
+    """Stop when the smoothed loss is this many times its smallest value."""
+    json: bool = False
+    """Print one JSON object instead of lines."""
+
+    def faults(self, run: Config) -> Iterator[str]:
+        """Yields settings that contradict each other or those of the run."""
+        if not 0 < self.lowest < self.highest < float("inf"):
+            yield f"--lowest {self.lowest:g} --highest {self.highest:g}: wanted positive rates, the lowest first"
+        if self.updates < LEAST:
+            yield f"--updates {self.updates}: wanted at least {LEAST}"
+        if not self.stop_above > 1:
+            yield f"--stop_above {self.stop_above:g}: wanted a number above 1"
+        if run.resume:
+            yield "--resume: the search begins with fresh parameters; leave it out"
+        if run.seeds:
+            yield "--seeds: the search trains one model; write --seed"
+        if run.distributed != Distributed():
+            yield "--distributed: the search needs one process; leave it out"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnRay(CommandSettings):
+    """Train on Ray. It starts a worker for each process of the run. If one dies, it starts all again from the last
+    checkpoint.
+
+    --config FILE (repeatable) and all flags of train.py, listed by `train.py --help`, define the run."""
+
+    workers: Annotated[int, at_least(1)] = 1
+    """Number of workers."""
+    gpus: Annotated[int, at_least(-1)] = -1
+    """GPUs of each worker; -1: one if the cluster has GPUs, else none."""
+    cpus: Annotated[int, at_least(0)] = 1
+    """CPUs that Ray reserves for each worker."""
+    restarts: Annotated[int, at_least(-1)] = 3
+    """Times that Ray starts the workers again after one has died; -1: without a limit."""
+    address: str = ""
+    """Address of the Ray cluster; empty: `$RAY_ADDRESS`, else the cluster that this machine belongs to, else this
+    machine alone."""
+
+    def faults(self, run: Config) -> Iterator[str]:
+        """Yields settings of the run that Ray makes itself."""
+        place = run.distributed
+        if (place.coordinator, place.processes, place.process) != ("", 0, -1):
+            yield "Ray numbers the processes: leave out --distributed.coordinator, processes and process"

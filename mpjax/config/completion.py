@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from mpjax.config.choices import MODELS
-from mpjax.config.durations import Duration
-from mpjax.config.flag_types import ModelName
 from mpjax.config.program import NAME
 from mpjax.config.schema import Config
+from mpjax.config.setting_types import ModelName
 from mpjax.errors import UsageError
 
 
@@ -44,7 +43,7 @@ def flags_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Sequence[str]]]
     """Yields the flags of a dataclass and of its nested dataclasses, each with its choices, if any."""
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-        if dataclasses.is_dataclass(inner) and inner is not Duration:
+        if dataclasses.is_dataclass(inner):
             yield from flags_of(inner, f"{prefix}{name}.")
         elif inner is bool:
             yield f"--{prefix}{name}", ()

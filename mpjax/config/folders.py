@@ -13,7 +13,7 @@ from mpjax.config.paths import expanded, tell_data
 from mpjax.config.program import command_line, typed
 from mpjax.config.save import to_toml
 from mpjax.config.schema import Config, Distributed
-from mpjax.config.user_code import Stored, as_stored, code_of, is_given_in_python, is_of_a_run, require_trust
+from mpjax.config.user_code import Stored, as_stored, code_of, is_of_a_run, is_passed_in_python, require_trust
 from mpjax.errors import UsageError
 from mpjax.files import links_in
 
@@ -127,7 +127,7 @@ def _require_no_links(folder: pathlib.Path) -> None:
 def resume_command(config: Config, folder: pathlib.Path) -> str:
     """The shell command that resumes the run in a folder; "" if parts of the run were passed in Python."""
     code = code_of(config).values()
-    if any(map(is_given_in_python, code)):
+    if any(map(is_passed_in_python, code)):
         return ""
     flags = ["--resume", "--output_dir", str(folder)]
     flags += ["--seeds", *map(str, config.seeds)] if config.seeds else []
@@ -206,7 +206,7 @@ def run_settings(config: Config, folder: pathlib.Path) -> str:
 def _default_name(config: Config, prefix: str) -> pathlib.Path:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     words = (config.data.name, config.model.name, config.precision.policy)
-    name = "-".join("".join(c if c.isalnum() else "_" for c in word) for word in words)
+    name = "-".join("".join(c if c.isalnum() else "_" for c in word) for word in map(str, words))
     return pathlib.Path("runs", f"{prefix}{name}-{now}")
 
 

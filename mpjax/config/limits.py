@@ -1,72 +1,16 @@
-"""Checks that settings are in range, and reports all faults at once. All ranges are in this file."""
+"""Checks that settings are valid, and reports all faults at once. The range of one setting stands on its field."""
 
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from mpjax.config.choices import (
-    AUTO,
-    BEST,
-    SETTINGS_OF_RULES,
-    TASKS,
-    PlotFormat,
-    parse_model_name,
-    parse_optimizer_name,
-    parse_schedule_name,
-)
+from mpjax.config.choices import AUTO, BEST, SETTINGS_OF_RULES
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
-from mpjax.config.several_words import is_a
+from mpjax.config.setting_types import Range, is_a
 from mpjax.errors import UsageError
-
-
-AT_LEAST_ONE = (
-    "data.batch_size",
-    "data.eval_batch_size",
-    "data.length",
-    "precision.patience",
-    "training.accumulate",
-    "training.steps_per_call",
-    "loop.keep",
-)
-
-NOT_NEGATIVE = (
-    "data.workers",
-    "data.image_size",
-    "data.num_classes",
-    "model.width",
-    "model.depth",
-    "model.heads",
-    "model.patch",
-    "data.in_memory_mb",
-    "data.on_device_mb",
-    "data.randaugment_ops",
-    "data.mixup",
-    "data.cutmix",
-    "training.chunked_loss",
-    "optimizer.learning_rate",
-    "optimizer.rest_learning_rate",
-    "optimizer.weight_decay",
-    "optimizer.eps",
-    "optimizer.clip_norm",
-    "report.images",
-    "loop.stop_after",
-    "loop.stop_delta",
-    "seed",
-)
-
-BELOW_ONE = (
-    "optimizer.momentum",
-    "optimizer.rest_momentum",
-    "optimizer.b1",
-    "optimizer.b2",
-    "training.label_smoothing",
-    "training.ema",
-    "model.dropout",
-    "data.random_resized_crop",
-)
 
 
 def is_auto(config: Config) -> bool:
@@ -76,78 +20,55 @@ def is_auto(config: Config) -> bool:
 
 def check(config: Config) -> None:
     """Raises UsageError that lists every setting of a wrong type or out of range, with its value and the valid ones."""
-    require_types(config)
-    _require_none([*_ranges(config), *_data(config.data), *_others(config), *_processes(config.distributed)])
+    require_valid(config, rules=_of_config(config))
 
 
 def require_types(config: Config) -> None:
-    """Raises UsageError that lists every setting of a wrong type, which Python code may set."""
-    _require_none([*wrong_types(config)])
+    """Raises UsageError like `check` if a setting is of a wrong type, which Python code may set."""
+    if any(wrong_types(config)):
+        check(config)
 
 
 def check_distributed(distributed: Distributed) -> None:
     """Raises UsageError like `check`, for the `distributed` section alone."""
-    _require_none([*wrong_types(distributed, "distributed.")])
-    _require_none([*_processes(distributed)])
+    require_valid(distributed, "distributed.", _of_distributed(distributed))
 
 
 def check_data(data: Data) -> None:
     """Raises UsageError like `check`, for the `data` section alone."""
-    _require_none([*wrong_types(data, "data.")])
-    _require_none([*_ranges(data, "data."), *_data(data)])
+    require_valid(data, "data.", _of_data(data))
 
 
-def _require_none(faults: list[str]) -> None:
-    if faults:
+def require_valid(settings: Any, prefix: str = "", rules: Iterable[str] = ()) -> None:
+    """Raises UsageError that lists all faults of settings.
+
+    Args:
+      settings: a dataclass of settings, whose fields may be sections.
+      prefix: the name of the section with a dot, for messages.
+      rules: faults of several settings together, which are looked for if each has its type.
+    """
+    wrong = [*wrong_types(settings, prefix)]
+    if faults := [*wrong, *out_of_range(settings, prefix), *(() if wrong else rules)]:
         raise UsageError("\n".join(faults))
 
 
-def _ranges(settings: Config | Data, prefix: str = "") -> Iterator[str]:
-    """Yields the faults by the tables above, for names that start with `prefix`, the name of the section."""
-
-    def values(names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-        for name in names:
-            if name.startswith(prefix):
-                value: Any = settings
-                for part in name.removeprefix(prefix).split("."):
-                    value = getattr(value, part)
-                yield name, value
-
-    for name, value in values(AT_LEAST_ONE):
-        if value == AUTO and name in ("data.batch_size", "training.accumulate"):
-            yield f"--{name} auto: train.py and find_lr.py find the number; for other commands, write it"
-        elif value < 1:
-            yield f"--{name} is {value}: wanted at least 1"
-    for name, value in values(NOT_NEGATIVE):
-        if not 0 <= value < math.inf:
-            yield f"--{name} is {value}: wanted 0 or more"
-    for name, value in values((*AT_LEAST_ONE, *NOT_NEGATIVE)):
-        if isinstance(value, int) and value >= 2**31 and name != "seed":  # the data pipeline checks the seed
-            yield f"--{name} is {value}: wanted at most 2,147,483,647"
-    for name, value in values(BELOW_ONE):
-        if not 0 <= value < 1:
-            yield f"--{name} is {value}: wanted from 0 up to, not including, 1"
+def _of_config(config: Config) -> Iterator[str]:
+    yield from _of_data(config.data)
+    yield from _others(config)
+    yield from _of_distributed(config.distributed)
 
 
-def _data(data: Data) -> Iterator[str]:
-    if not -1 <= data.crop_padding < 2**31:
-        yield f"--data.crop_padding is {data.crop_padding}: wanted a number of pixels, 0 for none"
+def _auto(name: str, value: int) -> Iterator[str]:
+    if value == AUTO:
+        yield f"--{name} auto: train.py and find_lr.py find the number; for other commands, write it"
+
+
+def _of_data(data: Data) -> Iterator[str]:
+    yield from _auto("data.batch_size", data.batch_size)
     if data.crop_edges != "black" and not data.padding:
         yield f"--data.crop_edges {data.crop_edges}: images are not shifted; write --data.crop_padding 2"
-    if not 0 <= data.random_erasing <= 1:
-        yield f"--data.random_erasing is {data.random_erasing}: wanted a share from 0 to 1"
-    if not 0 <= data.randaugment_magnitude <= 10:
-        yield f"--data.randaugment_magnitude is {data.randaugment_magnitude}: wanted 0 to 10"
-    if data.range and (len(data.range) != 2 or len(set(data.range)) != 2 or not all(map(math.isfinite, data.range))):
-        yield f"--data.range is {data.range}: wanted two different numbers, as in --data.range 0 4095"
-    if not all(0 < value < math.inf for value in data.std):
-        yield f"--data.std is {data.std}: wanted positive numbers"
-    if not all(map(math.isfinite, data.mean)):
-        yield f"--data.mean is {data.mean}: wanted finite numbers"
-    if len(set(data.header)) < len(data.header):
-        yield f"--data.header is {' '.join(data.header)}: wanted different names"
-    if data.header and not data.name.startswith("hf:"):
-        is_file = data.name.endswith((".csv", ".tsv")) or any(expanded(data.name).glob("*.[ct]sv"))
+    if data.header and not (name := str(data.name)).startswith("hf:"):
+        is_file = name.endswith((".csv", ".tsv")) or any(expanded(name).glob("*.[ct]sv"))
         yield (
             f"--data.header is for csv and tsv files, as in --data.name hf:FILE.tsv, not for --data.name {data.name}; "
             + (f"write --data.name hf:{data.name}" if is_file else "leave it out")
@@ -176,23 +97,10 @@ def _mix(data: Data) -> Iterator[str]:
 
 
 def _others(config: Config) -> Iterator[str]:
-    named = {
-        "model.name": (parse_model_name, config.model.name),
-        "optimizer.name": (parse_optimizer_name, config.optimizer.name),
-        "optimizer.schedule": (parse_schedule_name, config.optimizer.schedule),
-    }
-    for name, (parse, value) in named.items():
-        try:
-            parse(value)
-        except ValueError as error:
-            yield f"--{name}: {error}"
-    if config.task not in TASKS:
-        yield f"--task is {config.task!r}: wanted one of {', '.join(TASKS)}"
+    yield from _auto("training.accumulate", config.training.accumulate)
     if config.optimizer.rest_learning_rate and not config.optimizer.learning_rate:
         yield "--optimizer.learning_rate is 0: wanted a positive rate, of which rest_learning_rate is a multiple"
     yield from _own_parts(config)
-    if not 0 < config.optimizer.layer_decay <= 1:
-        yield f"--optimizer.layer_decay is {config.optimizer.layer_decay}: wanted above 0, up to 1"
     for pattern, factor in config.optimizer.rates.items():
         if not 0 < factor < math.inf:
             yield (
@@ -201,29 +109,21 @@ def _others(config: Config) -> Iterator[str]:
             )
     if config.optimizer.normalise_filters and config.optimizer.name != "muon":
         yield f"--optimizer.normalise_filters with --optimizer.name {config.optimizer.name}: wanted muon, or neither"
-    if any(not 0 <= seed < 2**32 for seed in config.seeds):
-        yield f"--seeds is {' '.join(map(str, config.seeds))}: wanted 0 to 2**32 - 1"
     if config.seeds and config.seed != Config().seed:
         shown = " ".join(map(str, config.seeds))
         yield f"--seed {config.seed} with --seeds {shown}: each run has its own; leave out --seed, or write --seed 0"
     yield from _of_other_rules(config.optimizer)
-    formats, known = config.report.plot_format, get_args(PlotFormat)
-    if not formats or len(set(formats) & set(known)) < len(formats):
-        shown = " ".join(formats) or "empty"
-        yield f"--report.plot_format is {shown}: wanted one or more of {', '.join(known)}, each once"
-    if config.steps.amount <= 0:
-        yield f"--steps is {config.steps}: wanted at least one step"
 
 
 def _of_other_rules(optimizer: Optimizer) -> Iterator[str]:
     """Yields settings of other update rules of mpjax; a rule of optax is checked against its own signature."""
-    if optimizer.name not in SETTINGS_OF_RULES:
+    if (rule := str(optimizer.name)) not in SETTINGS_OF_RULES:
         return
     for field in dict.fromkeys(name for names in SETTINGS_OF_RULES.values() for name in names):
         value, usual = getattr(optimizer, field), getattr(Optimizer(), field)
-        if value != usual and field not in SETTINGS_OF_RULES[optimizer.name]:
-            rules = " and ".join(rule for rule, fields in SETTINGS_OF_RULES.items() if field in fields)
-            flag, rule = f"--optimizer.{field}", optimizer.name
+        if value != usual and field not in SETTINGS_OF_RULES[rule]:
+            rules = " and ".join(other for other, fields in SETTINGS_OF_RULES.items() if field in fields)
+            flag = f"--optimizer.{field}"
             yield f"{flag} {value} is for {rules}, not for --optimizer.name {rule}: leave it out, or write {usual}"
 
 
@@ -288,12 +188,10 @@ def _classes(config: Config) -> Iterator[str]:
 _TOGETHER = "--distributed.coordinator HOST:PORT --distributed.processes N --distributed.process I"
 
 
-def _processes(distributed: Distributed) -> Iterator[str]:
+def _of_distributed(distributed: Distributed) -> Iterator[str]:
     coordinator, processes, process = distributed.coordinator, distributed.processes, distributed.process
     given = bool(coordinator), processes > 0, process >= 0
     alone = processes == 1 and process in (-1, 0)
-    if not 0 < distributed.timeout < math.inf:
-        yield f"--distributed.timeout is {distributed.timeout}: wanted a positive number of seconds"
     if any(given) and not all(given) and not alone:
         shown = f"coordinator {coordinator or 'not set'}, processes {processes}, process {process}"
         yield f"--distributed: {shown}: wanted all three, {_TOGETHER}, or none"
@@ -304,33 +202,50 @@ def _processes(distributed: Distributed) -> Iterator[str]:
         yield f"--distributed.coordinator is {coordinator!r}: wanted HOST:PORT, as in 10.0.0.1:1234"
 
 
-_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
 
 
 def wrong_types(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yields a line for each setting with a value of another type: the value, and the wanted type.
+    """Yields a line for each setting with a value of another type: the value, and the wanted type."""
+    for name, hint, value in _fields(settings, prefix):
+        if wanted := _wanted(hint, value):
+            yield f"--{name} is {value!r} ({type(value).__name__}): wanted {wanted}"
 
-    Args:
-      settings: a dataclass of settings, whose fields may be sections.
-      prefix: the name of the section with a dot, for messages.
-    """
+
+def out_of_range(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Yields a line for each setting with a value of its type that is not valid: the value, and the valid ones."""
+    for name, hint, value in _fields(settings, prefix):
+        for mark in () if _wanted(hint, value) else getattr(hint, "__metadata__", ()):
+            if isinstance(mark, Range) and not mark.holds(value):
+                yield f"--{name} is {mark.shown(value)}: wanted {mark.wanted}"
+                break
+            if isinstance(value, str) and (parse := getattr(mark, "instance_from_str", None)):
+                try:
+                    parse([value])
+                except UsageError as error:
+                    yield f"--{name}: {error}"
+
+
+def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the name, the type and the value of each setting, also of sections."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
         if dataclasses.is_dataclass(value) and type(value) is hint:
-            yield from wrong_types(value, f"{prefix}{name}.")
-        elif wanted := _wanted(hint, value):
-            yield f"--{prefix}{name} is {value!r} ({type(value).__name__}): wanted {wanted}"
+            yield from _fields(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", hint, value
 
 
 def _wanted(hint: Any, value: Any) -> str:
-    """The wanted type of a field in words; empty if the value has it."""
-    if get_origin(hint) is Annotated:
-        parser = hint.__metadata__[0]
-        kind = "a tuple, " if parser.is_instance(()) else "a dict, " if parser.is_instance({}) else ""
-        return "" if parser.is_instance(value) else f"{kind}{parser.metavar}"
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
+    """The wanted type of a setting in words; empty if the value has it."""
+    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if parser := next((mark for mark in marks if hasattr(mark, "is_instance")), None):
+        several = "a tuple, " if parser.is_instance(()) else "a dict, " if parser.is_instance({}) else ""
+        wanted = _KINDS[str] if parser.metavar == "STR" else parser.metavar
+        return "" if parser.is_instance(value) else f"{several}{wanted}"
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
         return "" if value in choices else f"one of {', '.join(map(str, choices))}"
-    if hint in _NAMES:
-        return "" if is_a(hint, value) else _NAMES[hint]
-    return "" if isinstance(value, hint) else f"a {hint.__name__}"
+    if kind in _KINDS:
+        return "" if is_a(kind, value) else _KINDS[kind]
+    return "" if isinstance(value, kind) else f"a {kind.__name__}"

@@ -5,10 +5,10 @@ import difflib
 import itertools
 import pathlib
 import tomllib
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from mpjax.config.arguments import parse, parse_known
+from mpjax.config.arguments import parse, parse_with
 from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded, names, settings_file, tell_data
 from mpjax.config.program import typed
@@ -66,25 +66,45 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
     return dataclasses.replace(config, trust_code=False)  # trust is for this command only
 
 
-T = TypeVar("T")
+def load_settings(kinds: Sequence[type], argv: Sequence[str], *, prog: str) -> tuple[Any, ...]:
+    """Parses the command line of a command.
 
+    Args:
+      kinds: the dataclasses with its flags: `Config`, the command's own, or its own and `Config`.
+      argv: the arguments, without the program's name.
+      prog: the program's name, for help and messages.
 
-def load_beside(kind: type[T], argv: Sequence[str], *, prog: str) -> tuple[T, Config]:
-    """Parses a command line with the flags of `kind` and those of a run, which `load_config` parses.
+    Returns:
+      The settings of each kind.
 
     Raises:
-      UsageError: as `load_config`; for a mistyped flag of `kind`, the message names the nearest flag.
+      UsageError: a flag is unknown, missing or has a wrong value, or settings contradict each other. For a mistyped
+        flag of the command's own, the message names the nearest flag.
+      SystemExit: code 0 after `--help`; the help is printed.
     """
-    settings, rest = parse_known(kind, argv, prog=prog)
-    own = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    kind, *run = kinds
+    if kind is Config:
+        return (load_config(argv, prog=prog),)
+    settings = parse_with(kind, argv, _run_of(kind, prog), prog=prog) if run else (parse(kind, argv, prog=prog),)
+    settings[0].check(*settings[1:])
+    return settings
+
+
+def _run_of(kind: Any, prog: str) -> Callable[[list[str]], Config]:
+    """Builds the function that parses the flags that are not of `kind`."""
+    flags = [field.name for field in dataclasses.fields(kind)]
     runs = {"config", "help", *(field.name for field in dataclasses.fields(Config))}
-    for word in rest:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or "." in name or name.removeprefix("no_") in runs:
-            continue
-        if near := difflib.get_close_matches(name, own, n=1, cutoff=0.75):
-            raise UsageError(f"unrecognized option {word}; did you mean --{near[0]}? ({prog} --help lists all)")
-    return settings, load_config(rest, prog=prog)
+
+    def run(argv: list[str]) -> Config:
+        for word in argv:
+            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            if not word.startswith("--") or "." in name or name.removeprefix("no_") in runs:
+                continue
+            if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
+                raise UsageError(f"unrecognized option {word}; did you mean --{near[0]}? ({prog} --help lists all)")
+        return load_config(argv, prog=prog)
+
+    return run
 
 
 def split_config_files(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -251,7 +271,9 @@ def _parse(flags: list[str], prog: str) -> Config:
             here = _OF_OTHER_PROGRAMS.get(name.replace("-", "_"), "")
             if here and flag.startswith("--") and f"unrecognized options: {flag}" in str(error):
                 here = here.replace("VALUE", joined or ("VALUE" if value.startswith("--") else value) or "VALUE")
-                raise UsageError(f"unrecognized options: {flag}; write {here} ({prog} --help lists all)") from None
+                unknown = f"unrecognized options: {flag}; write {here} ({prog} --help lists all)"
+                others = [line for line in str(error).splitlines() if not line.startswith(("unrecognized", " "))]
+                raise UsageError("\n".join([unknown, *others])) from None
         raise
 
 

@@ -68,8 +68,8 @@ def tell_data(stored: Config, where: pathlib.Path, said: Config | None = None) -
 
 def _data_of(config: Config) -> Iterator[tuple[str, str]]:
     """Yields the settings that name files, folders or sets of the Hugging Face Hub."""
-    if config.data.name.startswith(_ELSEWHERE):
-        yield "data.name", config.data.name
+    if (name := str(config.data.name)).startswith(_ELSEWHERE):
+        yield "data.name", name
     if mixed := [name for name in config.data.mix if name.startswith(_ELSEWHERE)]:
         yield "data.mix", " ".join(mixed)
     if config.data.data_dir:

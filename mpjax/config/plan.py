@@ -1,13 +1,12 @@
-"""The settings of a plan, and their parser."""
+"""The settings of a plan."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from mpjax.config.commands import check_image
-from mpjax.config.load import load_beside
+from mpjax.config.commands import CommandSettings, faults_of_image
 from mpjax.config.schema import Config
-from mpjax.config.several_words import Texts, list_of
+from mpjax.config.setting_types import NOT_NEGATIVE, Range, Texts, at_least, list_of
 from mpjax.errors import UsageError
 
 
@@ -20,7 +19,7 @@ else:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(CommandSettings):
     """Predict whether a run fits on a GPU and how fast it is, by compiling its training step. No GPU is needed.
 
     --config FILE (repeatable) and all flags of train.py, listed by `train.py --help`, define the run."""
@@ -29,16 +28,16 @@ class Plan:
     """GPUs to plan for, one or more."""
     policies: Texts = ()
     """Precision policies to compare; empty: the policy of the run."""
-    devices: int = 1
+    devices: Annotated[int, at_least(1)] = 1
     """GPUs that a batch is sharded over; memory and time are per GPU."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Attention kernel; auto: the same as a run on that GPU, cuDNN's fused kernel where possible."""
     install: bool = False
     """Download XLA's compiler for CUDA to mpjax's cache folder first, where no other JAX program sees it: 175 MB, once
     for a version of jaxlib. Not needed where JAX is installed for a GPU."""
-    memory_fraction: float = 0.75
+    memory_fraction: Annotated[float, Range("a share above 0, at most 1", lambda share: 0 < share <= 1)] = 0.75
     """Share of GPU memory that a run may use, as XLA_PYTHON_CLIENT_MEM_FRACTION; the default is that of JAX."""
-    vocabulary: int = 0
+    vocabulary: Annotated[int, NOT_NEGATIVE] = 0
     """Vocabulary size, for a tokenizer that is not on this machine; 0: ask the tokenizer."""
     fit: bool = True
     """Estimate the largest batch that fits; needs at most one more compilation per policy and GPU."""
@@ -46,7 +45,7 @@ class Plan:
     """Verify the largest batch by compiling it, with corrections if needed: up to five more compilations."""
     xla: Texts = ()
     """XLA options to compare with the defaults, one or more in each word: "xla_gpu_enable_triton_gemm=false"."""
-    costliest: int = 10
+    costliest: Annotated[int, NOT_NEGATIVE] = 10
     """Number of kinds of kernels to list with the module and source line of each, the costliest first."""
     receipt: bool = False
     """List which dtypes each product, sum over GPUs and update runs in, and what computes it, against the policy."""
@@ -57,26 +56,17 @@ class Plan:
     json: bool = False
     """Print one JSON object instead of tables."""
 
-
-def check_plan(settings: Plan) -> None:
-    """Raises UsageError if the settings of a plan are out of range or incomplete."""
-    if not settings.gpu and not settings.install:
-        raise UsageError("--gpu is empty: wanted one or more, such as h100")
-    for name in ("gpu", "policies", "xla"):
-        given = getattr(settings, name)
-        if twice := [value for i, value in enumerate(given) if value in given[:i]]:
-            raise UsageError(f"--{name} has {twice[0]} twice: wanted different ones")
-    if settings.devices < 1:
-        raise UsageError(f"--devices is {settings.devices}: wanted at least 1")
-    if settings.vocabulary < 0:
-        raise UsageError(f"--vocabulary is {settings.vocabulary}: wanted 0 or more")
-    if not 0 < settings.memory_fraction <= 1:
-        raise UsageError(f"--memory_fraction is {settings.memory_fraction}: wanted a share above 0, at most 1")
-    for words in settings.xla:
-        xla_options(words)
-    if settings.costliest < 0:
-        raise UsageError(f"--costliest is {settings.costliest}: wanted 0 or more")
-    check_image("--plot", settings.plot)
+    def faults(self, run: Config) -> Iterator[str]:
+        """Yields what is missing, named twice or malformed, and a plot that cannot be written."""
+        if not self.gpu and not self.install:
+            yield "--gpu is empty: wanted one or more, such as h100"
+        for name in ("gpu", "policies", "xla"):
+            several = getattr(self, name)
+            if twice := [value for i, value in enumerate(several) if value in several[:i]]:
+                yield f"--{name} has {twice[0]} twice: wanted different ones"
+        for words in self.xla:
+            xla_options(words)
+        yield from faults_of_image("--plot", self.plot)
 
 
 def xla_options(words: str) -> dict[str, Any]:
@@ -97,15 +87,3 @@ def xla_options(words: str) -> dict[str, Any]:
         number = value.removeprefix("-").isdecimal()
         options[name] = value == "true" if value in ("true", "false") else int(value) if number else value
     return options
-
-
-def load_plan(argv: Sequence[str], *, prog: str) -> tuple[Plan, Config]:
-    """Parses a command line of plan.py into the settings of the plan and those of the planned run.
-
-    Raises:
-      UsageError: as `check_plan` and `load_config`.
-      SystemExit: code 0 after `--help`; the help is printed.
-    """
-    settings, config = load_beside(Plan, argv, prog=prog)
-    check_plan(settings)  # after both parsers: an unknown flag may be a misspelling of a missing one
-    return settings, config

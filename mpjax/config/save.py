@@ -10,6 +10,7 @@ import tomli_w
 
 from mpjax.config.durations import Duration
 from mpjax.config.schema import Config
+from mpjax.config.setting_types import PythonObject
 
 
 def to_toml(config: Config) -> str:
@@ -29,6 +30,10 @@ def _tables(section) -> dict:
 def _value(value):
     if isinstance(value, Duration):
         return int(value.amount) if value.unit == "steps" else str(value)
+    if isinstance(value, PythonObject):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_value(item) for item in value]
     return _tables(value) if dataclasses.is_dataclass(value) else value
 
 

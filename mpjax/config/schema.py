@@ -4,28 +4,50 @@ This file imports no JAX, so that `--help` and a mistyped flag answer at once.
 """
 
 import dataclasses
-from typing import Literal
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from mpjax.config.choices import TaskName
 from mpjax.config.durations import Duration
-from mpjax.config.flag_types import (
+from mpjax.config.setting_types import (
+    NOT_NEGATIVE,
+    BelowOne,
+    Count,
+    CountOrZero,
+    FloatByName,
+    Floats,
+    Integers,
     ModelName,
+    Named,
+    NotNegative,
     OptimizerName,
     OrAuto,
+    PlotFormats,
+    Range,
     ScheduleName,
+    SeveralNamed,
     Steps,
+    TextByName,
+    Texts,
+    WayByName,
     epochs,
     settle_auto,
     settle_durations,
+    words,
 )
-from mpjax.config.several_words import FloatByName, Floats, Integers, PlotFormats, TextByName, Texts, WayByName
+
+
+def _are_two(bounds: Sequence[float]) -> bool:
+    """True also for none."""
+    return not bounds or (len(bounds) == len(set(bounds)) == 2 and all(map(math.isfinite, bounds)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
     """Data set, preprocessing, batching and augmentation."""
 
-    name: str = "digits"
+    name: Named = "digits"
     """Data set: `digits`, `digits_canvas` (segmentation), `docstrings` (text), any data set of tensorflow-datasets
     prepared under data_dir, `folder:PATH` of images, `hf:NAME` or `hf:PATH` for Hugging Face datasets (also csv, json,
     parquet, arrow and image folders), `synthetic:32x32x3:100` for generated images of that shape and number of
@@ -43,10 +65,10 @@ class Data:
     columns: TextByName = dataclasses.field(default_factory=dict)
     """Column for each field (image, label, mask, text), if their names differ: `--data.columns image img label
     fine_label`."""
-    header: Texts = ()
+    header: Annotated[Texts, Range("different names", lambda names: len(set(names)) == len(names), words)] = ()
     """Names of the columns of a csv or tsv file whose first line is an example, in order: `--data.header label text`;
     empty: the first line has the names."""
-    num_classes: int = 0
+    num_classes: CountOrZero = 0
     """Number of classes, if the data set does not state it; 0: as the data set states, or as many as mask_values."""
     mask_values: Integers = ()
     """Segmentation: stored value of each class, from class 0 (`--data.mask_values 0 255`); empty: stored values are
@@ -54,37 +76,37 @@ class Data:
     ignore_index: Integers = ()
     """Stored labels to ignore, of pixels or of examples (`--data.ignore_index 255`): they count in no loss and no
     metric; empty: none."""
-    preprocess: str = ""
+    preprocess: Named = ""
     """Your function from a stored example to an example, both dicts of fields: `FILE.py:NAME` or
     `package.module:NAME`."""
     tokenizer: str = "bytes"
     """Tokenizer: `bytes`, `words` (hashed), or a Hugging Face tokenizer as a folder, a tokenizer.json or a name."""
-    length: int = 128
+    length: Count = 128
     """Tokens per example; longer texts are truncated, shorter ones padded."""
     batch_size: OrAuto = 64
     """Examples per training step, over all devices. `auto`: the largest power of two (times devices and micro-batches)
     that fits into memory."""
-    eval_batch_size: int = 360
+    eval_batch_size: Count = 360
     """Examples per evaluation step."""
-    image_size: int = 0
+    image_size: CountOrZero = 0
     """Side of the square image in pixels, resized and cropped on the host; 0: as stored."""
     antialias: bool = True
     """Average all pixels when images are shrunk to image_size; False: interpolate between the nearest pixels, which is
     faster and aliases as tf.data does; needs `pip install 'mpjax[images]'`."""
-    in_memory_mb: int = 2048
+    in_memory_mb: CountOrZero = 2048
     """Data sets of at most this many MB decoded are held in memory; larger ones are streamed."""
-    on_device_mb: int = 1024
+    on_device_mb: CountOrZero = 1024
     """With training.steps_per_call above 1: in-memory data sets of at most this many MiB are kept on the device."""
-    workers: int = 2
+    workers: CountOrZero = 2
     """Threads that read and decode a streamed data set; 0: none, a batch is read when it is requested."""
-    range: Floats = ()
+    range: Annotated[Floats, Range("two different numbers, as in --data.range 0 4095", _are_two)] = ()
     """Numbers of image files of more than 8 bits (16-bit, 32-bit or float grayscale) that become 0 and 1:
     `--data.range 0 4095`; empty: all that the bits hold, and floats as they are stored."""
-    mean: Floats = (0.0,)
+    mean: Annotated[Floats, Range("finite numbers", lambda means: all(map(math.isfinite, means)))] = (0.0,)
     """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels."""
-    std: Floats = (1.0,)
+    std: Annotated[Floats, Range("positive numbers", lambda stds: all(0 < std < math.inf for std in stds))] = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
-    crop_padding: int = -1
+    crop_padding: Annotated[int, Range("a number of pixels, 0 for none", lambda value: -1 <= value < 2**31)] = -1
     """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the task `own`,
     because its other columns stay where they are."""
     crop_edges: Literal["black", "reflect"] = "black"
@@ -94,21 +116,21 @@ class Data:
     alternate_flips: bool = False
     """Augmentation: with flip, each image is flipped in every second epoch, half of them beginning with the first,
     instead of at random."""
-    random_resized_crop: float = 0.0
+    random_resized_crop: BelowOne = 0.0
     """Augmentation on the device: crop a random part of at least this share of the area (0.08 is usual) and resize it;
     0: none. Images of varying size already get a random crop on the host."""
-    randaugment_ops: int = 0
+    randaugment_ops: CountOrZero = 0
     """Augmentation: RandAugment operations per image (2 is usual); 0: none."""
-    randaugment_magnitude: float = 9.0
+    randaugment_magnitude: Annotated[float, Range("0 to 10", lambda value: 0 <= value <= 10)] = 9.0
     """Augmentation: strength of RandAugment, 0 to 10."""
-    random_erasing: float = 0.0
+    random_erasing: Annotated[float, Range("a share from 0 to 1", lambda value: 0 <= value <= 1)] = 0.0
     """Augmentation: share of images in which a rectangle is replaced by noise (0.25 is usual)."""
-    mixup: float = 0.0
+    mixup: NotNegative = 0.0
     """Augmentation: Mixup of pairs of images, with weights from Beta(mixup, mixup) (0.2 is usual, 0.8 with cutmix);
     0: none."""
-    cutmix: float = 0.0
+    cutmix: NotNegative = 0.0
     """Augmentation: CutMix of pairs of images, with areas from Beta(cutmix, cutmix) (1 is usual); 0: none."""
-    augment: str = ""
+    augment: Named = ""
     """Augmentation: your function of a batch and a key, in the compiled step after all others: `FILE.py:NAME` or
     `package.module:NAME`."""
     test_time_augmentation: Literal["none", "mirror", "mirror_translate"] = "none"
@@ -140,19 +162,19 @@ class Model:
     name: ModelName = "resnet18"
     """Architecture, or your own: `FILE.py:NAME` or `package.module:NAME` of a class or function that takes the fields
     of a batch and `rngs`."""
-    width: int = 0
+    width: CountOrZero = 0
     """Channels of the first stage, or units of each layer; 0: as published (ResNet: 64 with the ImageNet stem, 16 with
     the small one; MLP: 16)."""
-    depth: int = 0
+    depth: CountOrZero = 0
     """Number of blocks (Transformers), halvings (U-Net), middle blocks (Xception) or hidden layers (MLP); 0: as
     published (MLP: 2)."""
-    heads: int = 0
+    heads: CountOrZero = 0
     """Transformers: attention heads; 0: as published."""
-    patch: int = 0
+    patch: CountOrZero = 0
     """ViT: side of a patch in pixels. ConvNeXt: the same in the stem. 0: as published."""
     pool: Literal["gap", "cls"] = "gap"
     """ViT: input of the classifier: mean of all patches (gap) or class token (cls, as pretrained weights have it)."""
-    dropout: float = 0.0
+    dropout: BelowOne = 0.0
     """Dropout rate of Transformers and Wide-ResNets."""
     scan_blocks: bool = False
     """Transformers: stack the parameters of all blocks and compile one loop, in less time; rules of the policy have to
@@ -205,7 +227,7 @@ class Precision:
     """Refuse to train if a product, a sum over devices or an update of the compiled step runs in another dtype than
     asked for, or if that cannot be told; `receipt.json` lists all. Half precision that a CPU computes in float32 is
     told and accepted: no program for a CPU could do otherwise."""
-    patience: int = 10
+    patience: Count = 10
     """Training stops after this many consecutive skipped steps, if the last was at the smallest (or static) scale."""
 
 
@@ -221,7 +243,7 @@ class Optimizer:
     arguments: TextByName = dataclasses.field(default_factory=dict)
     """Arguments of an optimizer of optax or of your own, as Python literals: `--optimizer.arguments b2 0.99 nesterov
     True`."""
-    learning_rate: float = 0.1
+    learning_rate: NotNegative = 0.1
     """Peak learning rate."""
     schedule: ScheduleName = "cosine"
     """Learning rate after the warm-up: `cosine`, `linear`, `constant`, `one_cycle` (which includes the warm-up), or
@@ -229,26 +251,26 @@ class Optimizer:
     some of `peak`, `steps` and `warmup`; without `warmup`, it begins after a linear warm-up."""
     warmup: Steps = epochs(2)
     """Linear warm-up from 0 to the peak (one_cycle: its rising part); at most a fifth of training."""
-    momentum: float = 0.9
+    momentum: BelowOne = 0.9
     """sgd, muon: momentum coefficient."""
     nesterov: bool = True
     """sgd, muon: use Nesterov momentum."""
-    rest_learning_rate: float = 0.0
+    rest_learning_rate: NotNegative = 0.0
     """muon: peak learning rate of everything but the filters of convolutions; 0: learning_rate."""
-    rest_momentum: float = 0.9
+    rest_momentum: BelowOne = 0.9
     """muon: momentum coefficient of everything but the filters of convolutions."""
     normalise_filters: bool = False
     """muon: scale each filter to a norm of sqrt(outputs) before its update is added, instead of weight decay."""
-    b1: float = 0.9
+    b1: BelowOne = 0.9
     """adamw, lamb: decay rate of the first moment."""
-    b2: float = 0.999
+    b2: BelowOne = 0.999
     """adamw, lamb: decay rate of the second moment."""
-    eps: float = 1e-8
+    eps: NotNegative = 1e-8
     """adamw, lamb: constant added to the root of the second moment."""
-    weight_decay: float = 5e-4
+    weight_decay: NotNegative = 5e-4
     """Weight decay of kernels, not of norms and biases. sgd: added to the gradient; adamw, lamb: decoupled; muon:
     decoupled for filters, added for everything else; others: as they define it."""
-    clip_norm: float = 0.0
+    clip_norm: NotNegative = 0.0
     """Clip the unscaled gradient to this global norm; 0: no clipping."""
     moments: Literal["float32", "bfloat16", "float8"] = "float32"
     """Dtype of the optimizer moments. bfloat16: half the memory, rounded stochastically (unbiased). float8: first
@@ -256,7 +278,7 @@ class Optimizer:
     squares of gradients below 2e-4 underflow in it."""
     rates: FloatByName = dataclasses.field(default_factory=dict)
     """Factors on the learning rate, by pattern of paths; the first match wins: `--optimizer.rates "head/*" 10`."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Range("above 0, up to 1", lambda value: 0 < value <= 1)] = 1.0
     """Transformers: factor on the learning rate from each block to the one below it; the head has the whole rate, and
     what comes before the blocks the smallest; 1: the same rate for all."""
 
@@ -268,18 +290,18 @@ class Optimizer:
 class Training:
     """Options of the training step."""
 
-    objective: str = ""
+    objective: Named = ""
     """Your function from model, batch and key to the loss and the metrics of each example, in place of the task's:
     `FILE.py:NAME` or `package.module:NAME`."""
-    metrics: Texts = ()
+    metrics: SeveralNamed = ()
     """Your metrics of the test set, functions from the model's outputs and a batch to values per example or a metric of
     clu or metrax: `FILE.py:NAME` or `package.module:NAME` each."""
-    label_smoothing: float = 0.1
+    label_smoothing: BelowOne = 0.1
     """Share of the target probability spread evenly over all classes, in the task's own loss."""
     class_weights: Floats = ()
     """Weight of each class in the training loss, in the order of their numbers: `--training.class_weights 1 10`; the
     weighted sum is divided by the sum of the weights. Empty: all classes count alike. Metrics are not weighted."""
-    chunked_loss: int = 0
+    chunked_loss: CountOrZero = 0
     """Language models: the number of tokens whose logits exist at a time, as in 4096, to save memory; the backward pass
     computes them again. 0: all tokens of a batch at once."""
     accumulate: OrAuto = 1
@@ -289,10 +311,10 @@ class Training:
     """Rematerialisation in the backward pass, to save memory. none: nothing. dots: everything but matrix products and
     convolutions. full: everything in a block (a module in a list) except its input, at about a third more
     computation."""
-    steps_per_call: int = 1
+    steps_per_call: Count = 1
     """Steps per compiled call, for steps so short that the host cannot keep up. A data set that fits into
     data.on_device_mb is kept and read on the device."""
-    ema: float = 0.0
+    ema: BelowOne = 0.0
     """Decay rate of an exponential moving average of the parameters, which is also evaluated; 0: none."""
     freeze: Texts = ()
     """Patterns of parameters and statistics, by path, that are not trained: `--training.freeze "stem/*" "blocks/0"`."""
@@ -355,7 +377,7 @@ class Distributed:
     """Number of processes; 0: as the cluster says; 1: this process alone, whatever the cluster says."""
     process: int = -1
     """Number of this process, from 0; -1: as the cluster says."""
-    timeout: float = 300.0
+    timeout: Annotated[float, Range("a positive number of seconds", lambda value: 0 < value < math.inf)] = 300.0
     """Seconds to wait until all processes are there."""
 
 
@@ -369,17 +391,17 @@ class Loop:
     """Interval between evaluations; there is always one at the end."""
     save_every: Steps = epochs(5)
     """Interval between checkpoints; there is always one at the end and on interruption."""
-    keep: int = 2
+    keep: Count = 2
     """Number of newest checkpoints to keep, besides the best."""
     best: str = ""
     """Metric of the test set that chooses the best checkpoint, as in `loss`; empty: as usual for the task."""
     best_is: Literal["auto", "min", "max"] = "auto"
     """Whether the best value of loop.best is the smallest or the largest; auto: known for mpjax's own metrics."""
-    stop_after: int = 0
+    stop_after: CountOrZero = 0
     """Early stopping: training ends after this many evaluations in a row without a better loop.best; 0: never."""
-    stop_delta: float = 0.0
+    stop_delta: NotNegative = 0.0
     """Early stopping: a value is better if it differs from the best so far by more than this."""
-    callbacks: Texts = ()
+    callbacks: SeveralNamed = ()
     """Your callbacks, classes (or functions that return an object) with methods such as `evaluated`: `FILE.py:NAME` or
     `package.module:NAME` each."""
 
@@ -393,14 +415,14 @@ class Report:
 
     tensorboard: bool = True
     """Write TensorBoard events."""
-    images: int = 4
+    images: CountOrZero = 4
     """Segmentation: number of test images that TensorBoard and loggers get at each evaluation, with their masks and the
     predicted ones; 0: none."""
     plot: bool = True
     """Plot the curves of the run at the end: curves.png, and of several seeds seeds.png."""
     plot_format: PlotFormats = ("png",)
     """Formats of plots, one or more: `png`, `pdf`, `svg`."""
-    writers: Texts = ()
+    writers: SeveralNamed = ()
     """Further destinations of metrics: `wandb`, `mlflow`, `comet`, or your own functions of the run that return a
     writer, `FILE.py:NAME` or `package.module:NAME` each."""
 
@@ -423,11 +445,13 @@ class Diagnosis:
 class Config:
     """Train a model in mixed precision."""
 
-    steps: Steps = epochs(30)
+    steps: Annotated[Steps, Range("at least one step", lambda steps: steps.amount > 0)] = epochs(30)
     """Length of training: attempted steps (skipped ones count), `1e6 examples` or `30 epochs`."""
-    seed: int = 0
+    seed: Annotated[int, NOT_NEGATIVE] = 0
     """Random seed of initialisation, shuffling and augmentation."""
-    seeds: Integers = ()
+    seeds: Annotated[
+        Integers, Range("0 to 2**32 - 1", lambda seeds: all(0 <= seed < 2**32 for seed in seeds), words)
+    ] = ()
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"
     """What the model predicts: the class of an image, of each pixel or of a text, or the next token of a text. own: all

@@ -13,6 +13,7 @@ from typing import Any
 from mpjax.config.choices import DATA_KINDS
 from mpjax.config.paths import settings_file
 from mpjax.config.schema import Config
+from mpjax.config.setting_types import IN_PYTHON, Code, PythonObject
 from mpjax.errors import UsageError, failure
 
 
@@ -31,36 +32,9 @@ CODE = (
 )
 """The settings that may name code outside mpjax."""
 
-_IN_PYTHON = "python:"
-
 
 class Stored(str):
     """The value of a stored run's setting that may name code or a folder to write to; it is not executed or written."""
-
-
-class Given(str):
-    """The value of a setting that names code, for a function or class that was passed in Python.
-
-    A run stores it as the text `python:NAME`. A reader of the stored settings thus sees that the code is not there.
-
-    Attributes:
-      value: the function, class or object.
-    """
-
-    value: Any
-
-
-def given(value: Any) -> Given:
-    """Wraps an object that was passed in Python as the value of a setting.
-
-    >>> given(len), given(len).value
-    ('python:len', <built-in function len>)
-    """
-    if isinstance(value, Given):
-        return value
-    named = Given(_IN_PYTHON + getattr(value, "__qualname__", type(value).__qualname__))
-    named.value = value
-    return named
 
 
 def as_stored(config: Config, said: Config | None = None, *, trusted: bool = False) -> Config:
@@ -81,14 +55,16 @@ def as_stored(config: Config, said: Config | None = None, *, trusted: bool = Fal
         value = getattr(old, field)
         if said and value == getattr(getattr(said, section), field):
             continue
-        if isinstance(value, str):
-            new: Any = Stored(value)
-        elif isinstance(value, dict):
-            new = {Stored(spec): share for spec, share in value.items()}
+        if isinstance(value, dict):
+            new: Any = {_stored(spec): share for spec, share in value.items()}
         else:
-            new = tuple(map(Stored, value))
+            new = tuple(map(_stored, value)) if isinstance(value, tuple | list) else _stored(value)
         config = dataclasses.replace(config, **{section: dataclasses.replace(old, **{field: new})})
     return config
+
+
+def _stored(value: Code) -> Code:
+    return Stored(value) if isinstance(value, str) else value
 
 
 def code_of(config: Config) -> dict[str, str]:
@@ -97,15 +73,16 @@ def code_of(config: Config) -> dict[str, str]:
     for name in CODE:
         section, _, field = name.partition(".")
         value = getattr(getattr(config, section), field)
-        is_code = names_code if section == "data" and field in ("name", "mix") else _has_colon
-        specs = [spec for spec in ([value] if isinstance(value, str) else value) if is_code(spec)]
-        if outside := [spec for spec in specs if not _is_own(spec)]:
+        is_code = names_code if section == "data" and field in ("name", "mix") else has_colon
+        specs = map(str, value if isinstance(value, tuple | list | dict) else [value])
+        if outside := [spec for spec in specs if is_code(spec) and not _is_own(spec)]:
             found[name] = " ".join(outside)
     return found
 
 
-def _has_colon(spec: str) -> bool:
-    return ":" in spec
+def has_colon(spec: Code) -> bool:
+    """True for any code, False for a name that mpjax or optax knows."""
+    return ":" in str(spec)
 
 
 def files_of(config: Config) -> dict[str, pathlib.Path]:
@@ -119,9 +96,9 @@ def files_of(config: Config) -> dict[str, pathlib.Path]:
     return found
 
 
-def names_code(spec: str) -> bool:
+def names_code(spec: Code) -> bool:
     """True for data of `FILE.py:NAME` and `package.module:NAME`, False for `hf:PATH` and the like."""
-    where, colon, _ = spec.partition(":")
+    where, colon, _ = str(spec).partition(":")
     return bool(colon) and where not in DATA_KINDS
 
 
@@ -136,7 +113,7 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
     """
     said_code = code_of(said) if said else {}
     named = {name: value for name, value in code_of(stored).items() if said_code.get(name) != value}
-    if in_python := [f"{name} {value}" for name, value in named.items() if is_given_in_python(value)]:
+    if in_python := [f"{name} {value}" for name, value in named.items() if is_passed_in_python(value)]:
         raise UsageError(
             f"the run in {where} was given parts in Python, which its settings cannot hold: {', '.join(in_python)}; "
             "name them here as FILE.py:NAME, or call mpjax.run with them again"
@@ -149,9 +126,9 @@ def require_trust(stored: Config, where: pathlib.Path, *, trusted: bool, said: C
         )
 
 
-def is_given_in_python(specs: str) -> bool:
+def is_passed_in_python(specs: str) -> bool:
     """True if a value of a setting refers to an object that was passed in Python."""
-    return _IN_PYTHON in specs
+    return IN_PYTHON in specs
 
 
 def _is_own(value: str) -> bool:
@@ -164,24 +141,24 @@ def is_of_a_run(file: pathlib.Path) -> bool:
     return any((file.parent / name).exists() for name in ("checkpoints", "environment.json", "metrics.jsonl"))
 
 
-def load_function(spec: str, *, flag: str) -> Callable:
-    """Loads the function or class of `FILE.py:NAME` or `package.module:NAME`, or returns the value of a `Given`.
+def load_function(spec: Code, *, flag: str) -> Callable:
+    """Loads the function or class of `FILE.py:NAME` or `package.module:NAME`; returns the value of a `PythonObject`.
 
     Args:
-      spec: the file or module, and the name in it; or a `Given`.
+      spec: the file or module, and the name in it; or the object.
       flag: the name of the setting, for messages.
 
     Raises:
       UsageError: a stored run names the code, there is no such file, module, function or class, the file is not valid
         Python, or it calls `sys.exit`. For a missing name the message lists the functions and classes of the module.
     """
-    if isinstance(spec, Given):
+    if isinstance(spec, PythonObject):
         return spec.value
     if isinstance(spec, Stored) and not _is_own(spec):
         raise UsageError(
             f"{flag} {spec} is code that a stored run names; read it, and if you trust it write --trust_code"
         )
-    if spec.startswith(_IN_PYTHON):
+    if spec.startswith(IN_PYTHON):
         raise UsageError(f"{flag} {spec}: the run was given this in Python; name it as FILE.py:NAME")
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):

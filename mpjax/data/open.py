@@ -49,7 +49,7 @@ def as_task(table: Table, task: TaskName, config: Data) -> Source:
         train, test = (MappedExamples(split, with_decoded_mask) for split in (train, test))
     origins = {field: f"column '{column}'" if column != field else "" for field, column in columns.items()}
     if function:
-        train, test = (PreprocessedExamples(split, function, config.preprocess, chosen) for split in (train, test))
+        train, test = (PreprocessedExamples(split, function, str(config.preprocess), chosen) for split in (train, test))
         chosen = _after(train, chosen)
         origins = {field: f"column '{column}' after {config.preprocess}" for field, column in columns.items()}
     if config.ignore_index and "label" in chosen:
@@ -143,7 +143,7 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
     """
     if not config.mix:
         return _opened(config, data_dir, task)
-    with named(config.name, config):
+    with named(str(config.name), config):
         first = _opened(config, data_dir, task)
     # Only the first set is evaluated on, so the others need no test split.
     alone = dataclasses.replace(config, test_split=config.train_split, mix={})
@@ -155,7 +155,7 @@ def open_source(config: Data, data_dir: pathlib.Path, task: TaskName = "classifi
 
 
 def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
-    if config.name.partition(":")[0] == synthetic.NAME:
+    if str(config.name).partition(":")[0] == synthetic.NAME:
         if task not in ("classification", "own"):
             raise UsageError(
                 f"data set '{config.name}' has only images and labels: it supports classification, not {task}"
@@ -168,7 +168,7 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
                 f"data set '{config.name}': its name sets shapes and classes; leave out --data.{ignored[0]}"
             )
         # Two distinct batches are enough to try a configuration.
-        return synthetic.parse_synthetic(config.name, size=2 * config.batch_size)
+        return synthetic.parse_synthetic(str(config.name), size=2 * config.batch_size)
     table = open_own(config) if names_code(config.name) else _table(config, data_dir, task)
     if not isinstance(table, Source):
         return as_task(table, task, config)
@@ -186,7 +186,8 @@ def _opened(config: Data, data_dir: pathlib.Path, task: TaskName) -> Source:
 
 def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
     # A new kind of data set gets a branch here. Imported late, because each library takes seconds to import.
-    kind, _, where = config.name.partition(":")
+    name = str(config.name)
+    kind, _, where = name.partition(":")
     if kind == "folder":
         from mpjax.data.sources.folder import open_folder
 
@@ -197,7 +198,7 @@ def _table(config: Data, data_dir: pathlib.Path, task: TaskName) -> Table:
         return open_huggingface(where, config)
     from mpjax.data.sources.tfds import open_prepared
 
-    return open_prepared(dataclasses.replace(config, name=_written(config.name, data_dir)), data_dir)
+    return open_prepared(dataclasses.replace(config, name=_written(name, data_dir)), data_dir)
 
 
 def _written(name: str, data_dir: pathlib.Path) -> str:

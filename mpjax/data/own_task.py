@@ -39,7 +39,7 @@ def all_columns(table: Table, config: Data) -> Source:
     if not config.preprocess:
         return Source(table.name, _fields(table.name, train, chosen, config), train, test, notes=notes)
     function = load_preprocess(config.preprocess)
-    after, tests = (PreprocessedExamples(split, function, config.preprocess, chosen) for split in (train, test))
+    after, tests = (PreprocessedExamples(split, function, str(config.preprocess), chosen) for split in (train, test))
     shapes = {name: shape_after(after, name) for name, column in chosen.items() if isinstance(column, Image)}
     images: dict[str, Column] = {name: Image(shape) for name, shape in shapes.items() if shape}
     return Source(table.name, _fields(table.name, after, images, config), after, tests, notes=notes)

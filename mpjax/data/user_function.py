@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpjax.config.failures import named_failure
-from mpjax.config.user_code import load_function
+from mpjax.config.user_calls import named_failure
+from mpjax.config.user_code import Code, load_function
 from mpjax.data.examples import Example, Examples, array
 from mpjax.data.fields import Image
 from mpjax.data.images.decoding import decode
@@ -18,7 +18,7 @@ _FLAG = "--data.preprocess"
 _TRIED = 16  # the number of examples that determine the shape of a function's result
 
 
-def load_preprocess(spec: str) -> Callable[[Example], Mapping[str, Any]]:
+def load_preprocess(spec: Code) -> Callable[[Example], Mapping[str, Any]]:
     """Loads the function that `config.preprocess` names.
 
     Raises:
@@ -32,7 +32,7 @@ def load_preprocess(spec: str) -> Callable[[Example], Mapping[str, Any]]:
     try:
         signature.bind({})
     except TypeError as error:
-        name = spec.rpartition(":")[2]
+        name = str(spec).rpartition(":")[2]
         raise UsageError(
             f"{_FLAG} {spec}: {name}{signature} cannot be called with one example: {error}; write\n"
             f"  def {name}(example): ... return {{...}}\n"

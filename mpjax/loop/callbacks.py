@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mpjax.config.function_arguments import arguments_of, require_call
-from mpjax.config.user_code import load_function
+from mpjax.config.user_calls import arguments_of, require_call
+from mpjax.config.user_code import Code, load_function
 from mpjax.errors import CallbackError, UsageError, failure
 from mpjax.extend import EVENTS, Ask, Callback
 
@@ -80,7 +80,7 @@ class Callbacks:
         return set(found[0]["asks"])
 
 
-def load_callbacks(specs: Sequence[str]) -> list[Any]:
+def load_callbacks(specs: Sequence[Code]) -> list[Any]:
     """Makes the callbacks that `--loop.callbacks` names: classes, or functions that return an object.
 
     Raises:

@@ -19,6 +19,7 @@ from mpjax.precision.calls import name_scopes
 if TYPE_CHECKING:  # at run time, the networks need neither settings nor data
     from mpjax.config import schema
     from mpjax.config.choices import TaskName
+    from mpjax.config.setting_types import Code
     from mpjax.data.fields import Fields
 
 
@@ -50,13 +51,13 @@ def build_model(config: schema.Model, *, fields: Fields, rngs: nnx.Rngs) -> nnx.
       UsageError: the model does not accept the fields or one of the settings, or the user's own model does not have
         the required signature or does not return a Flax module.
     """
-    model = _own(config.name, fields, rngs) if ":" in config.name else _named(config, fields, rngs)
+    model = _own(config.name, fields, rngs) if ":" in str(config.name) else _named(config, fields, rngs)
     name_scopes(model)
     return model
 
 
 def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
-    entry = ENTRIES[config.name]
+    entry = ENTRIES[str(config.name)]
     if set(fields) != set(_FIELDS[entry.task]):
         fitting = [name for name, other in ENTRIES.items() if set(_FIELDS[other.task]) == set(fields)]
         raise UsageError(
@@ -71,7 +72,7 @@ def _named(config: schema.Model, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     return entry.make(**{**entry.inputs(fields, config), **given}, rngs=rngs)
 
 
-def _own(name: str, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
+def _own(name: Code, fields: Fields, rngs: nnx.Rngs) -> nnx.Module:
     from mpjax.config.user_code import load_function
 
     make = load_function(name, flag="--model.name")

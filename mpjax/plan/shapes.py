@@ -85,7 +85,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
       UsageError: the data set is neither known nor available, it does not suit the task, or a size is missing. The
         message names the flag to set.
     """
-    known = KNOWN.get(_base(config.name))
+    known = KNOWN.get(_base(str(config.name)))
     if known is None or task == "own":  # the fields of an own task are all columns of the set
         return _of_the_set(task, config, data_dir)
     wanted, has = TASKS[task].fields[0], "text" if known.image is None else "image"
@@ -101,7 +101,7 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
     fields: Fields = {"image": Image(known.image), "label": Label(classes)}
     if task == "segmentation":
         fields = {"image": Image(known.image), "mask": Mask(known.image[:2], classes)}
-    return data.batch_fields(Source(config.name, fields, _NONE, _NONE), config)
+    return data.batch_fields(Source(str(config.name), fields, _NONE, _NONE), config)
 
 
 def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:

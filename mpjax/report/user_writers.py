@@ -5,9 +5,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mpjax.config.failures import named_failure
-from mpjax.config.function_arguments import arguments_of, require_call
-from mpjax.config.user_code import load_function
+from mpjax.config.user_calls import arguments_of, named_failure, require_call
+from mpjax.config.user_code import Code, PythonObject, load_function
 from mpjax.errors import CallbackError, LoggerWarning, UsageError, failure
 from mpjax.extend import RunInfo, Writer
 from mpjax.loop.callbacks import at_step
@@ -25,7 +24,7 @@ _REQUIRED = ("write", "layers", "saved", "message", "close")
 """The methods that an object needs to be a writer; `images` is optional."""
 
 
-def open_named_writers(specs: Sequence[str], run: RunInfo) -> list[Any]:
+def open_named_writers(specs: Sequence[Code], run: RunInfo) -> list[Any]:
     """Opens the writers that `--report.writers` names.
 
     Raises:
@@ -44,8 +43,8 @@ def open_named_writers(specs: Sequence[str], run: RunInfo) -> list[Any]:
     return writers
 
 
-def _import_path(spec: str) -> str:
-    if ":" in spec:
+def _import_path(spec: Code) -> Code:
+    if isinstance(spec, PythonObject) or ":" in spec:
         return spec
     if spec not in LOGGERS:
         raise UsageError(

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 
 from mpjax.config import Config
-from mpjax.config.user_code import names_code
+from mpjax.config.user_code import Code, names_code
 from mpjax.report.history import History, changed_settings, turns_of
 
 
@@ -100,12 +100,13 @@ def subject_of(config: Config) -> str:
     return f"{short_name(config.model.name)} on {short_name(config.data.name)}"
 
 
-def short_name(spec: str) -> str:
+def short_name(spec: Code) -> str:
     """Shortens the name of a model or of data to its last part, if it is a path.
 
     >>> short_name("models/mine.py:Net"), short_name("folder:/data/flowers"), short_name("resnet18")
     ('Net', 'flowers', 'resnet18')
     """
+    spec = str(spec)
     kind, _, where = spec.partition(":")
     if kind in ("folder", "hf"):
         return pathlib.PurePath(where).name or spec

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpjax.config.failures import file_of, named_failure
+from mpjax.config.user_calls import file_of, named_failure
 from mpjax.errors import UsageError, failure
 from mpjax.training.objective import Batch, Mean, Values
 from mpjax.training.user_objective import is_array, kind_of, require_names, require_per_example

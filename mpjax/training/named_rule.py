@@ -18,7 +18,7 @@ from optax import contrib
 
 from mpjax.config import schema
 from mpjax.config.choices import SETTINGS_OF_RULES
-from mpjax.config.function_arguments import parameters_of, read_arguments
+from mpjax.config.user_calls import parameters_of, read_arguments
 from mpjax.config.user_code import load_function
 from mpjax.errors import UsageError, first_line
 from mpjax.precision.dtypes import FLOAT32, widest
@@ -207,9 +207,9 @@ def find_rule(config: schema.Optimizer) -> NamedRule | None:
                 f"--optimizer.{setting}; arguments are for optimizers of optax: --optimizer.name {module}:{config.name}"
             )
         return None
-    is_users = ":" in config.name
+    is_users = ":" in (code := str(config.name))
     name = f"--optimizer.name {config.name}"
-    function = load_function(config.name, flag="--optimizer.name") if is_users else _in_optax(config.name)
+    function = load_function(config.name, flag="--optimizer.name") if is_users else _in_optax(code)
     names = parameters_of(function, name)
     if "learning_rate" not in names:
         raise UsageError(
@@ -222,7 +222,7 @@ def find_rule(config: schema.Optimizer) -> NamedRule | None:
         if (value := getattr(config, field)) != getattr(_DEFAULTS, field):
             others = f"{_FLAG} {field} {value}" if field in names else f"one that it has: {', '.join(names)}"
             raise UsageError(f"--optimizer.{field} {value} is for {', '.join(OWN)}; for {config.name} write {others}")
-    arguments = read_arguments(_FLAG, config.arguments, function, config.name)
+    arguments = read_arguments(_FLAG, config.arguments, function, code)
     decay, notes = _decay(config, names, arguments)
     return NamedRule(name, function, is_users, decay | arguments, tuple(notes))
 

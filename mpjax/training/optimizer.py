@@ -70,7 +70,9 @@ def update_rule(
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     named = find_rule(config)
     if named is None:
-        rule = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb, "muon": _muon}[config.name](config, learning_rate, stacks)
+        rule = {"sgd": _sgd, "adamw": _adamw, "lamb": _lamb, "muon": _muon}[str(config.name)](
+            config, learning_rate, stacks
+        )
     else:
         if stacks and config.name not in ELEMENTWISE:
             raise UsageError(

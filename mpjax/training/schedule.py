@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from mpjax.config import schema
-from mpjax.config.function_arguments import parameters_of
-from mpjax.config.user_code import load_function
+from mpjax.config.user_calls import parameters_of
+from mpjax.config.user_code import Code, load_function
 from mpjax.errors import UsageError, first_line
 from mpjax.precision.skip_step import optax_promotion
 
@@ -30,7 +30,7 @@ def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int)
     warmup = capped_warmup(steps, warmup)
     if config.schedule == "one_cycle":
         return optax.cosine_onecycle_schedule(steps, peak, pct_start=max(warmup, 1) / steps)
-    if ":" in config.schedule:
+    if ":" in (schedule := str(config.schedule)):
         return _own(config.schedule, peak, steps, warmup)
     rest = steps - warmup
     return _after_warmup(
@@ -38,7 +38,7 @@ def learning_rate_schedule(config: schema.Optimizer, *, steps: int, warmup: int)
             "cosine": lambda: optax.cosine_decay_schedule(peak, rest),
             "linear": lambda: optax.linear_schedule(peak, 0.0, rest),
             "constant": lambda: optax.constant_schedule(peak),
-        }[config.schedule](),
+        }[schedule](),
         peak,
         warmup,
     )
@@ -58,7 +58,7 @@ def _after_warmup(schedule: optax.Schedule, peak: float, warmup: int) -> optax.S
 _GIVEN = ("peak", "learning_rate", "steps", "warmup")
 
 
-def _own(spec: str, peak: float, steps: int, warmup: int) -> optax.Schedule:
+def _own(spec: Code, peak: float, steps: int, warmup: int) -> optax.Schedule:
     flag = "--optimizer.schedule"
     function = load_function(spec, flag=flag)
     wanted = parameters_of(function, f"{flag} {spec}")

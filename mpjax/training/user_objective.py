@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend import core
 
-from mpjax.config.failures import named_failure
+from mpjax.config.user_calls import named_failure
 from mpjax.errors import UsageError, first_line
 from mpjax.precision.dtypes import is_floating
 from mpjax.training.objective import OUTPUTS, Batch, Mean, Values

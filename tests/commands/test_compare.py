@@ -13,7 +13,7 @@ import mpjax
 from mpjax import cli
 from mpjax.commands.compare import IRRELEVANT, compare_runs
 from mpjax.config import Config, load_config, save_config
-from mpjax.config.comparison import Compare
+from mpjax.config.commands import Compare
 from mpjax.errors import UsageError
 
 

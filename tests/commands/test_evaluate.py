@@ -8,8 +8,7 @@ from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.predict import predict_run
 from mpjax.commands.train import run
 from mpjax.config import load_config, save_config
-from mpjax.config.commands import Evaluation
-from mpjax.config.prediction import Prediction
+from mpjax.config.commands import Evaluation, Prediction
 from mpjax.errors import UsageError
 from mpjax.report import read_metrics
 

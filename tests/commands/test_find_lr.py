@@ -6,7 +6,9 @@ import shlex
 import pytest
 
 from mpjax.commands.find_lr import find_rate, plot_rates
-from mpjax.config.rate_search import load_rate_search
+from mpjax.config import Config
+from mpjax.config.commands import RateSearch
+from mpjax.config.load import load_settings
 from mpjax.errors import UsageError
 
 
@@ -14,7 +16,9 @@ FLAGS = "--model.name mlp --model.width 32 --model.depth 1 --data.name digits --
 
 
 def search(flags, folder):
-    return find_rate(*load_rate_search([*shlex.split(f"{FLAGS} {flags}"), "--output_dir", str(folder)], prog="x"))
+    return find_rate(
+        *load_settings((RateSearch, Config), [*shlex.split(f"{FLAGS} {flags}"), "--output_dir", str(folder)], prog="x")
+    )
 
 
 def test_each_update_has_its_rate_and_the_files_say_what_was_found(tmp_path, capsys):

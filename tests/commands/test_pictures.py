@@ -15,8 +15,8 @@ from mpjax.commands.predict import predict_run
 from mpjax.commands.task import open_task
 from mpjax.commands.train import run
 from mpjax.config import load_config
+from mpjax.config.commands import Prediction
 from mpjax.config.load import from_toml
-from mpjax.config.prediction import Prediction
 from mpjax.data.images.decoding import decode
 
 

@@ -11,8 +11,7 @@ from PIL import Image
 
 from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.predict import _values, predict_run
-from mpjax.config.commands import Evaluation
-from mpjax.config.prediction import Prediction
+from mpjax.config.commands import Evaluation, Prediction
 from mpjax.data.fields import Mask
 from mpjax.data.images.decoding import decode
 from mpjax.errors import DataWarning, UsageError

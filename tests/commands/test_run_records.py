@@ -14,8 +14,7 @@ from mpjax.commands.evaluate import evaluate_run
 from mpjax.commands.run_records import Records
 from mpjax.commands.train import run
 from mpjax.config import load_config
-from mpjax.config.commands import Diagnose, Evaluation
-from mpjax.config.comparison import Compare
+from mpjax.config.commands import Compare, Diagnose, Evaluation
 from mpjax.errors import CheckpointWarning, PrecisionWarning, UsageError
 from mpjax.loop.stored import read_checkpoint
 from mpjax.report.history import read_history

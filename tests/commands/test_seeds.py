@@ -14,9 +14,7 @@ from mpjax.commands.predict import predict_run
 from mpjax.commands.seeds import summarised, table, train
 from mpjax.commands.train import run
 from mpjax.config import from_toml, load_config, save_config
-from mpjax.config.commands import Diagnose, Evaluation, Export
-from mpjax.config.comparison import Compare
-from mpjax.config.prediction import Prediction
+from mpjax.config.commands import Compare, Diagnose, Evaluation, Export, Prediction
 from mpjax.errors import Diverged, Interrupted, UsageError
 from mpjax.loop.stored import read_checkpoint
 

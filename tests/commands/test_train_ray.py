@@ -20,7 +20,7 @@ from mpjax import cli
 from mpjax.commands.train import run
 from mpjax.commands.train_ray import Exchange, check_reachable, train_on_ray
 from mpjax.config import load_config
-from mpjax.config.on_ray import OnRay
+from mpjax.config.commands import OnRay
 from mpjax.errors import UsageError
 from mpjax.loop.stored import complete_checkpoints
 from mpjax.report import read_metrics

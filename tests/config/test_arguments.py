@@ -2,10 +2,12 @@
 
 import dataclasses
 import sys
+from typing import Annotated, Literal
 
 import pytest
 
-from mpjax.config.arguments import message_of, parse, parse_known
+from mpjax.config.arguments import message_of, parse, parse_with
+from mpjax.config.setting_types import Integers, Range
 from mpjax.errors import UsageError
 
 
@@ -41,6 +43,49 @@ def test_the_first_line_says_what_is_wrong_and_what_is_meant(monkeypatch, argv, 
     assert not set("│─╭╮╰╯|") & set(message)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Oven:
+    """Heats."""
+
+    shelf: Annotated[int, Range("1 or 2", (1, 2).__contains__)] = 1
+    """Which."""
+    heat: float = 180.0
+    """Degrees."""
+    mode: Literal["fan", "grill"] = "fan"
+    """How."""
+    trays: Integers = ()
+    """Numbers."""
+
+
+@pytest.mark.parametrize(
+    ("argv", "lines"),
+    [
+        ("--shelf x --heat y", ["--heat: could not convert", "--shelf: invalid literal for int"]),
+        ("--shelf 3 --heat y", ["--heat: could not convert", "--shelf is 3: wanted 1 or 2"]),
+        ("--shelf=3 --mode off", ["--shelf is 3: wanted 1 or 2", "invalid choice 'off' for argument '--mode'"]),
+        ("--trays 1 b 2 --shelf 3", ["--shelf is 3: wanted 1 or 2", "--trays: wanted whole numbers, got 'b'"]),
+        (
+            "--shlf 3 --heat y --shelf -1",
+            ["--heat: could", "--shelf is -1: wanted", "unrecognized options: --shlf, 3"],
+        ),
+        ("--heat y --shelf 3 --heat z", ["--heat: could not convert", "--shelf is 3: wanted 1 or 2"]),
+        ("--heat --shelf 3", ["--shelf is 3: wanted 1 or 2", "missing value for argument '--heat'"]),
+    ],
+)
+def test_several_faults_have_a_line_each(argv, lines):
+    with pytest.raises(UsageError) as raised:
+        parse(Oven, argv.split(), prog="bake")
+    found = sorted(str(raised.value).splitlines())
+    assert len(found) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(found, lines, strict=True)), found
+
+
+def test_a_value_that_was_taken_for_another_is_not_missing():
+    with pytest.raises(UsageError) as raised:
+        parse(Settings, ["--minutes", "few", "--loaf"], prog="bake")
+    assert "missing from" not in str(raised.value)
+
+
 def test_what_the_parser_adds_stands_below_without_its_box():
     box = "+- Value error -+\n| Error parsing --a: bad  |\n| --- |\n| Argument helptext: |\n|     --a INT |\n+---+\n"
     assert message_of(box, "x") == "--a: bad (x --help lists all)\n  Argument helptext:\n      --a INT"
@@ -58,7 +103,7 @@ def test_a_message_of_another_form_is_kept():
 
 
 def test_arguments_of_others_are_returned():
-    settings, rest = parse_known(Settings, ["--loaf", "rye", "--x.y", "3"], prog="bake")
+    settings, rest = parse_with(Settings, ["--loaf", "rye", "--x.y", "3"], list, prog="bake")
     assert (settings, rest) == (Settings(loaf="rye"), ["--x.y", "3"])
 
 

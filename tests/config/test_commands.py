@@ -2,13 +2,12 @@
 
 import pytest
 
-from mpjax.config.commands import check_image
-from mpjax.errors import UsageError
+from mpjax.config.commands import faults_of_image
 
 
 def test_an_image_in_a_folder_that_is_there_is_taken_and_so_is_none(tmp_path):
     for path in ("", "a.png", str(tmp_path / "a.SVG")):
-        check_image("--plot", path)
+        assert [*faults_of_image("--plot", path)] == []
 
 
 @pytest.mark.parametrize(
@@ -20,5 +19,5 @@ def test_an_image_in_a_folder_that_is_there_is_taken_and_so_is_none(tmp_path):
     ],
 )
 def test_other_files_are_refused(path, says):
-    with pytest.raises(UsageError, match=says):
-        check_image("--plot", path)
+    (fault,) = faults_of_image("--plot", path)
+    assert fault.startswith(says)

@@ -2,19 +2,23 @@
 
 import pytest
 
-from mpjax.config.comparison import Compare, load_comparison
+from mpjax.config.commands import Compare
+from mpjax.config.load import load_settings
 from mpjax.errors import UsageError
 
 
+def loaded(argv):
+    (settings,) = load_settings((Compare,), argv, prog="x")
+    return settings
+
+
 def test_folders_come_without_a_flag_and_the_rest_with_one():
-    settings = load_comparison(
-        ["a", "b", "--seeds", "0", "1", "--band", "std", "--metrics", "test/loss", "--json", "--plot="], prog="x"
-    )
+    settings = loaded(["a", "b", "--seeds", "0", "1", "--band", "std", "--metrics", "test/loss", "--json", "--plot="])
     assert settings == Compare(runs=("a", "b"), seeds=(0, 1), band="std", metrics=("test/loss",), json=True, plot="")
 
 
 def test_the_defaults_compare_loss_accuracy_scale_and_gradient():
-    settings = load_comparison(["a", "b"], prog="x")
+    settings = loaded(["a", "b"])
     assert settings.metrics == ("train/loss", "test/accuracy", "train/loss_scale", "train/grad_norm")
     assert (settings.tolerance, settings.smoothing, settings.plot) == (0.05, 5, "comparison.png")
 
@@ -32,10 +36,10 @@ def test_the_defaults_compare_loss_accuracy_scale_and_gradient():
 )
 def test_settings_that_make_no_comparison_are_refused(arguments, says):
     with pytest.raises(UsageError, match=f"^{says}$"):
-        load_comparison(arguments.split(), prog="x")
+        loaded(arguments.split())
 
 
 @pytest.mark.parametrize("flag", ["--band=mean", "--seeds=one", "--sedes=1"])
 def test_a_wrong_flag_is_named(flag):
     with pytest.raises(UsageError, match=flag.split("=")[0]):
-        load_comparison(["a", "b", flag], prog="x")
+        loaded(["a", "b", flag])

@@ -144,4 +144,4 @@ def test_the_line_that_resumes_a_run_is_one_that_resumes_it(tmp_path, given, fla
 
 
 def test_no_line_resumes_a_run_of_parts_given_in_python(tmp_path):
-    assert resume_command(config_in(tmp_path, report=Report(writers=(user_code.given(len),))), tmp_path) == ""
+    assert resume_command(config_in(tmp_path, report=Report(writers=(user_code.PythonObject(len),))), tmp_path) == ""

@@ -1,6 +1,7 @@
 """Numbers that no run can have are refused by name."""
 
 import dataclasses
+import typing
 
 import pytest
 
@@ -159,9 +160,61 @@ def test_all_faults_are_named_at_once():
     with pytest.raises(UsageError) as raised:
         check(config)
     assert str(raised.value).splitlines() == [
-        "--data.workers is -1: wanted 0 or more",
         "--seed is -1: wanted 0 or more",
+        "--data.workers is -1: wanted 0 or more",
     ]
+
+
+def test_types_and_ranges_are_named_at_once():
+    with pytest.raises(UsageError) as raised:
+        check(Config(seed="1", data=Data(workers=-1, mix=3)))
+    assert str(raised.value).splitlines() == [
+        "--seed is '1' (str): wanted a whole number",
+        "--data.mix is 3 (int): wanted a dict, [STR FLOAT [STR FLOAT ...]]",
+        "--data.workers is -1: wanted 0 or more",
+    ]
+
+
+NOT_LIMITED_ALONE = {
+    "precision.initial_scale",
+    "precision.growth_interval",
+    "precision.min_scale",
+    "precision.max_scale",
+    "precision.hysteresis",
+    "precision.tolerance",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "distributed.processes",
+    "distributed.process",
+}
+"""Numbers whose limits other settings or the devices decide: loss scaling, the mesh, the processes."""
+
+
+def numbers(kind, prefix=""):
+    """Yields the name and the type of every setting that is a number."""
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        if dataclasses.is_dataclass(hint):
+            yield from numbers(hint, f"{prefix}{name}.")
+        elif (typing.get_args(hint) or [hint])[0] in (int, float):
+            yield f"{prefix}{name}", hint
+
+
+def test_every_number_says_its_range():
+    without = {name for name, hint in numbers(Config) if typing.get_origin(hint) is not typing.Annotated}
+    assert without == NOT_LIMITED_ALONE
+    assert len([*numbers(Config)]) > 40
+
+
+@pytest.mark.parametrize(("name", "hint"), [pair for pair in numbers(Config) if pair[0] not in NOT_LIMITED_ALONE])
+def test_no_number_may_be_nan_or_below_minus_one(name, hint):
+    section, _, field = name.rpartition(".")
+    for value in (float("nan"),) * (typing.get_args(hint)[0] is float) + (-2,):
+        settings = getattr(Config(), section) if section else Config()
+        changed = dataclasses.replace(settings, **{field: value})
+        config = dataclasses.replace(Config(), **{section: changed}) if section else changed
+        with pytest.raises(UsageError, match=f"^--{name} is {value}: wanted "):
+            check(config)
 
 
 @pytest.mark.parametrize("count", [2**31, 10**400])

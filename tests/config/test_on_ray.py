@@ -3,12 +3,13 @@
 import pytest
 
 from mpjax.config import Config
-from mpjax.config.on_ray import OnRay, load_on_ray
+from mpjax.config.commands import OnRay
+from mpjax.config.load import load_settings
 from mpjax.errors import UsageError
 
 
 def loaded(line: str):
-    return load_on_ray(line.split(), prog="train_ray.py")
+    return load_settings((OnRay, Config), line.split(), prog="train_ray.py")
 
 
 def test_flags_of_the_workers_and_of_the_run_are_told_apart():

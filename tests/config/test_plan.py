@@ -3,12 +3,13 @@
 import pytest
 
 from mpjax.config import Config
-from mpjax.config.plan import Plan, load_plan
+from mpjax.config.load import load_settings
+from mpjax.config.plan import Plan
 from mpjax.errors import UsageError
 
 
 def loaded(line: str):
-    return load_plan(line.split(), prog="plan.py")
+    return load_settings((Plan, Config), line.split(), prog="plan.py")
 
 
 def test_flags_of_the_plan_and_of_the_run_are_told_apart():

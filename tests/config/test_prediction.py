@@ -2,12 +2,13 @@
 
 import pytest
 
-from mpjax.config.prediction import Prediction, load_prediction
+from mpjax.config.commands import Prediction
+from mpjax.config.load import load_settings
 from mpjax.errors import UsageError
 
 
 def loaded(line):
-    return load_prediction(line.split(), prog="predict.py")
+    return load_settings((Prediction,), line.split(), prog="predict.py")[0]
 
 
 def test_inputs_stand_without_a_flag():

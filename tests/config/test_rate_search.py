@@ -2,8 +2,14 @@
 
 import pytest
 
-from mpjax.config.rate_search import load_rate_search
+from mpjax.config import Config
+from mpjax.config.commands import RateSearch
+from mpjax.config.load import load_settings
 from mpjax.errors import UsageError
+
+
+def loaded(flags):
+    return load_settings((RateSearch, Config), flags.split(), prog="find_lr.py")
 
 
 @pytest.mark.parametrize(
@@ -23,9 +29,34 @@ from mpjax.errors import UsageError
 )
 def test_settings_that_make_no_sense_are_errors(flags, said):
     with pytest.raises(UsageError, match=said):
-        load_rate_search(flags.split(), prog="find_lr.py")
+        loaded(flags)
 
 
 def test_flags_of_the_search_and_of_the_run_stand_side_by_side():
-    settings, config = load_rate_search(["--lowest", "1e-5", "--model.name", "mlp"], prog="find_lr.py")
+    settings, config = loaded("--lowest 1e-5 --model.name mlp")
     assert (settings.lowest, settings.highest, settings.updates, config.model.name) == (1e-5, 10.0, 100, "mlp")
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        (
+            "--lowest 0 --updates 19 --seeds 1",
+            ["--lowest 0 --highest", "--updates 19", "--seeds: the"],
+        ),
+        (
+            "--lowest x --optimizer.momentum y",
+            ["--lowest: could not", "--optimizer.momentum: could not"],
+        ),
+        (
+            "--seed x --optimizer.momentum 2 --lowest x",
+            ["--lowest: could", "--seed: inv", "--optimizer.momentum is"],
+        ),
+    ],
+)
+def test_faults_of_the_search_and_of_the_run_are_named_at_once(flags, lines):
+    with pytest.raises(UsageError) as raised:
+        loaded(flags)
+    found = str(raised.value).splitlines()
+    assert len(found) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(found, lines, strict=True)), found

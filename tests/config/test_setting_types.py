@@ -1,49 +1,92 @@
-"""Settings of Python code have the types that the command line gives them."""
+"""Types of settings with a parser of their own, as flags and back: names, durations, lists and mappings."""
 
 import dataclasses
+from typing import Annotated
 
 import pytest
 
-from mpjax.config import Config, Duration, load_config
-from mpjax.config.limits import check, wrong_types
-from mpjax.config.schema import Data, Loop, Optimizer, Report, Training
+from mpjax.config import load_config, to_toml
+from mpjax.config.arguments import parse
+from mpjax.config.completion import flags_of
+from mpjax.config.durations import Duration
+from mpjax.config.setting_types import FloatByName, Floats, Integers, TextByName, Texts, WayByName, epochs, list_of
 from mpjax.errors import UsageError
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shop:
+    """Sells."""
+
+    names: Texts = ()
+    counts: Integers = (3,)
+    prices: Floats = (0.5, 1.0)
+    labels: TextByName = dataclasses.field(default_factory=dict)
+    rates: FloatByName = dataclasses.field(default_factory=dict)
+    ways: WayByName = dataclasses.field(default_factory=dict)
+    days: Annotated[object, list_of(("mon", "tue"))] = ()
+
+
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("argv", "field", "value"),
     [
-        ({"data": Data(flip="no")}, "--data.flip is 'no' (str): wanted True or False"),
-        ({"data": Data(batch_size="32")}, "--data.batch_size is '32' (str): wanted INT|auto"),
-        ({"data": Data(batch_size=32.5)}, "--data.batch_size is 32.5 (float): wanted INT|auto"),
-        ({"data": Data(batch_size=True)}, "--data.batch_size is True (bool): wanted INT|auto"),
-        ({"data": Data(mix=("a", 0.3))}, "--data.mix is ('a', 0.3) (tuple): wanted a dict, [STR FLOAT"),
-        ({"data": Data(mix={"a": "0.3"})}, "--data.mix is {'a': '0.3'} (dict): wanted a dict, [STR FLOAT"),
-        ({"seed": "1"}, "--seed is '1' (str): wanted a whole number"),
-        ({"seed": True}, "--seed is True (bool): wanted a whole number"),
-        ({"seeds": (1, 2.0)}, "--seeds is (1, 2.0) (tuple): wanted a tuple, [INT [INT ...]]"),
-        ({"training": Training(freeze="head")}, "--training.freeze is 'head' (str): wanted a tuple, [STR [STR ...]]"),
-        ({"report": Report(plot_format="pdf")}, "--report.plot_format is 'pdf' (str): wanted a tuple, [{png,pdf,svg}"),
-        ({"data": 3}, "--data is 3 (int): wanted a Data"),
-        ({"loop": None}, "--loop is None (NoneType): wanted a Loop"),
-        ({"task": "cls"}, "--task is 'cls' (str): wanted one of classification, segmentation"),
+        ("", "counts", (3,)),
+        ("--names", "names", ()),
+        ("--names a b", "names", ("a", "b")),
+        ("--counts -1 20", "counts", (-1, 20)),
+        ("--prices 1 2e-3", "prices", (1.0, 0.002)),
+        ("--labels a 1 b/* x", "labels", {"a": "1", "b/*": "x"}),
+        ("--rates a 2", "rates", {"a": 2.0}),
+        ("--ways a rows b whole", "ways", {"a": "rows", "b": "whole"}),
+        ("--days tue mon", "days", ("tue", "mon")),
     ],
 )
-def test_another_type_is_named_with_what_is_wanted(settings, says):
+def test_words_become_a_list_or_a_mapping(argv, field, value):
+    found = getattr(parse(Shop, argv.split(), prog="shop"), field)
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("--counts 1 x", "--counts: wanted whole numbers, got 'x'"),
+        ("--counts 1.5", "--counts: wanted whole numbers, got '1.5'"),
+        ("--prices dear", "--prices: wanted numbers, got 'dear'"),
+        ("--labels a b c", "--labels: wanted pairs of a name and a value, got 3 words: a b c"),
+        ("--rates a b", "--rates: wanted numbers, got 'b'"),
+        ("--rates a 1 b 2 a 3", "--rates: a is given twice: wanted one value for each name"),
+        ("--ways a row", "--ways: wanted one of columns, rows, whole, got 'row'"),
+        ("--days wed", "invalid choice 'wed' for argument '--days'"),
+    ],
+)
+def test_a_wrong_word_is_named_with_what_is_wanted(argv, says):
     with pytest.raises(UsageError) as refused:
-        check(Config(**settings))
+        parse(Shop, argv.split(), prog="shop")
     assert str(refused.value).startswith(says)
 
 
-def test_what_converts_without_loss_is_taken():
-    check(Config(steps=5, seeds=[1, 2], optimizer=Optimizer(learning_rate=1), loop=Loop(log_every="2 epochs")))
+def test_help_shows_how_many_words_and_the_defaults(capsys):
+    with pytest.raises(SystemExit):
+        parse(Shop, ["--help"], prog="shop")
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--counts [INT [INT ...]] (default: 3)" in out
+    assert "--prices [FLOAT [FLOAT ...]] (default: 0.5 1.0)" in out
+    assert "--ways [STR {columns,rows,whole} [STR {columns,rows,whole} ...]]" in out
 
 
-def test_all_faults_are_named_at_once():
-    assert len([*wrong_types(Config(seed="1", output_dir=3, data=Data(flip="no", workers="2")))]) == 4
+def test_words_that_are_known_are_completed():
+    assert dict(flags_of(Shop))["--days"] == ("mon", "tue")
+    assert dict(flags_of(Shop))["--names"] == ()
 
 
-def test_every_default_and_every_parsed_setting_has_its_type():
-    parsed = load_config(["--data.mix", "a", "1", "--optimizer.rates", "x", "2", "--data.std", "1", "--steps", "3"])
-    assert [*wrong_types(Config()), *wrong_types(parsed)] == []
-    assert [*wrong_types(dataclasses.replace(parsed, steps=Duration(1, "epochs")))] == []
+def test_each_is_parsed_from_a_flag_and_written_as_it_is_read():
+    flags = "--steps=3 epochs", "--model.name=vit_s16", "--optimizer.name=lion", "--optimizer.schedule=linear"
+    config = load_config(flags)
+    assert config.steps == epochs(3) == Duration(3, "epochs")
+    assert (config.model.name, config.optimizer.name, config.optimizer.schedule) == ("vit_s16", "lion", "linear")
+    assert 'steps = "3 epochs"' in to_toml(config)
+
+
+@pytest.mark.parametrize("flag", ["--steps=3 weeks", "--model.name=resnet17", "--optimizer.schedule=cosinus"])
+def test_a_wrong_word_is_an_error_that_names_the_flag(flag):
+    with pytest.raises(UsageError, match=flag.partition("=")[0]):
+        load_config([flag])

@@ -1,7 +1,10 @@
 """A run from elsewhere runs no code unless the user says so."""
 
+import copy
+import dataclasses
 import os
 import pathlib
+import pickle
 import shutil
 
 import pytest
@@ -9,8 +12,9 @@ import pytest
 from mpjax.cli import diagnose, evaluate, export, train
 from mpjax.config import Config, from_toml, load_config, to_toml
 from mpjax.config.folders import cache_folder, check_run_folder, config_of_run
+from mpjax.config.limits import wrong_types
 from mpjax.config.schema import Data, Model, Optimizer
-from mpjax.config.user_code import CODE, code_of, load_function, require_trust
+from mpjax.config.user_code import CODE, PythonObject, code_of, is_passed_in_python, load_function, require_trust
 from mpjax.errors import UsageError
 
 
@@ -179,3 +183,75 @@ def test_the_cache_is_private_whatever_the_umask(tmp_path):
         assert cache_folder(Config(cache_dir=str(tmp_path / "cache"))).stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
+
+
+IN_PYTHON = [setting for setting in CODE if setting != "data.mix"]
+
+
+def with_code(setting, value):
+    """The default settings with an object in a setting that names code."""
+    section, name = setting.split(".")
+    several = isinstance(getattr(getattr(Config(), section), name), tuple)
+    changed = dataclasses.replace(getattr(Config(), section), **{name: (value,) if several else value})
+    return dataclasses.replace(Config(), **{section: changed})
+
+
+@pytest.mark.parametrize("setting", IN_PYTHON)
+def test_settings_with_different_objects_differ(setting):
+    one, other = lambda: 1, lambda: 2
+    assert with_code(setting, PythonObject(one)) == with_code(setting, PythonObject(one))
+    assert with_code(setting, PythonObject(one)) != with_code(setting, PythonObject(other))
+    assert with_code(setting, PythonObject(one)) != with_code(setting, str(PythonObject(one)))
+
+
+@pytest.mark.parametrize("setting", IN_PYTHON)
+def test_a_setting_holds_the_object_and_a_stored_run_its_name(setting):
+    config = with_code(setting, PythonObject(len))
+    assert [*wrong_types(config)] == []
+    assert '"python:len"' in to_toml(config)
+    assert code_of(config) == {setting: "python:len"}
+    assert is_passed_in_python(code_of(config)[setting])
+
+
+def test_an_object_has_no_operation_of_text_that_could_lose_it():
+    value = PythonObject(len)
+    assert not isinstance(value, str)
+    assert [name for name in vars(str) if not name.startswith("__") and hasattr(value, name)] == []
+    for operation in (
+        lambda: value + "",
+        lambda: "" + value,
+        lambda: value[:],
+        lambda: "l" in value,
+        lambda: {**value},
+    ):
+        with pytest.raises(TypeError):
+            operation()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        value.value = max
+
+
+@pytest.mark.parametrize(
+    "again", [lambda x: x, copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), dataclasses.replace]
+)
+def test_a_copy_holds_the_same_object(again):
+    config = with_code("training.objective", PythonObject(len))
+    assert again(config) == config
+    assert load_function(again(config).training.objective, flag="--training.objective") is len
+    assert hash(again(config).training.objective) == hash(PythonObject(len))
+
+
+def test_objects_that_cannot_be_compared_or_hashed_are_values_too():
+    class Awkward:
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise ValueError("ambiguous")
+
+        def method(self):
+            pass
+
+    source = Awkward()
+    assert PythonObject(source) == PythonObject(source) != PythonObject(Awkward())
+    assert {PythonObject(source): 1}[PythonObject(source)] == 1
+    other = Awkward()
+    assert PythonObject(source.method) == PythonObject(source.method) != PythonObject(other.method)

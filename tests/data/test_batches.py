@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data.batches import eval_batches, train_batches
 from mpjax.data.open import open_source
 from mpjax.data.sources.synthetic import synthetic_source
@@ -56,7 +56,9 @@ def test_alternating_flips_without_flips_are_refused():
 def test_the_splits_have_one_dtype(config, dtypes):
     """Only uint8 pixels are scaled on the device: a model would be tested on numbers that it never saw."""
     train, test = ([{"image": np.zeros((4, 4, 1), dtype), "label": 0}] * 4 for dtype in dtypes)
-    source = open_source(dataclasses.replace(config, name=given(lambda: (train, test)), num_classes=2), pathlib.Path())
+    source = open_source(
+        dataclasses.replace(config, name=PythonObject(lambda: (train, test)), num_classes=2), pathlib.Path()
+    )
     said = f"example 0 of split 'test' of .* is {dtypes[1]}, others are {dtypes[0]}; wanted one dtype"
     with pytest.raises(UsageError, match=said):
         eval_batches(source, config)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data import Image, Label, open_source
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.example_reader import batch_fields
@@ -103,9 +103,9 @@ def test_what_is_mixed_with_its_image_is_fine():
 @pytest.mark.parametrize("other", ["depth", "mask"])
 def test_a_crop_on_the_host_beside_a_column_that_is_not_cropped_is_an_error(other):
     rows = [{"image": np.zeros((4, 4 + n, 1), np.uint8), other: np.zeros((2, 2), np.int32)} for n in range(4)]
-    data = Data(name=given(lambda: (rows, rows)), image_size=2)
+    data = Data(name=PythonObject(lambda: (rows, rows)), image_size=2)
     with pytest.raises(UsageError, match=rf"--data.image_size 2: images are cropped, and {other} \[2, 2\] would not"):
         batch_fields(open_source(data, None, "own"), data)
     square = [{"image": np.zeros((4, 4, 1), np.uint8), other: np.zeros((2, 2), np.int32)}] * 4
-    data = Data(name=given(lambda: (square, square)), image_size=2)
+    data = Data(name=PythonObject(lambda: (square, square)), image_size=2)
     assert batch_fields(open_source(data, None, "own"), data)["image"] == Image((2, 2, 1))

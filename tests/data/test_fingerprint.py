@@ -8,7 +8,7 @@ import pytest
 from PIL import Image as Pillow
 
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data import eval_batches, open_source, train_batches
 from mpjax.data import fingerprint as module
 from mpjax.data.examples import Source
@@ -115,7 +115,7 @@ def floats(found):
 
 def arrays(found, tmp_path):
     del tmp_path
-    return given(lambda: floats(found))
+    return PythonObject(lambda: floats(found))
 
 
 def rows(found, tmp_path):
@@ -124,7 +124,7 @@ def rows(found, tmp_path):
         name: [dict(zip(part, values, strict=True)) for values in zip(*part.values(), strict=True)]
         for name, part in floats(found).items()
     }
-    return given(lambda: listed)
+    return PythonObject(lambda: listed)
 
 
 SOURCES = {"folder": folder, "hf": hugging_face, "arrays": arrays, "rows": rows}
@@ -203,7 +203,7 @@ def test_what_a_function_draws_at_random_says_nothing_of_the_data(read, tmp_path
     def drawn(example):
         return {**example, "image": example["image"] ^ np.uint8(next(numbers) % 251)}
 
-    name, settings = arrays(data(), tmp_path), {"preprocess": given(drawn), **read}
+    name, settings = arrays(data(), tmp_path), {"preprocess": PythonObject(drawn), **read}
     before = of(name, tmp_path, **settings)
     assert differences(before, of(name, tmp_path, **settings)) == []
     changed = data()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data import Label, open_source, train_batches
 from mpjax.data.examples import Source, labelled_images
 from mpjax.data.open import with_ignored
@@ -16,7 +16,7 @@ def arrays(*labels, dtype=np.int64):
 
 
 def batch_of(labels, **settings):
-    config = Data(name=given(lambda: (labels, labels)), num_classes=3, batch_size=3, **settings)
+    config = Data(name=PythonObject(lambda: (labels, labels)), num_classes=3, batch_size=3, **settings)
     source = open_source(config, None)
     return source, next(train_batches(source, config, 0).from_position(0))["label"]
 
@@ -47,7 +47,7 @@ def test_unsigned_labels_stay_integers():
 def test_a_source_is_final():
     source = Source("mine", labelled_images(3, (2, 2, 1)), [], [])
     with pytest.raises(UsageError, match="--data.ignore_index: .* returns a Source, whose labels and masks are final"):
-        open_source(Data(name=given(lambda: source), ignore_index=(1,)), None)
+        open_source(Data(name=PythonObject(lambda: source), ignore_index=(1,)), None)
 
 
 @pytest.mark.extra

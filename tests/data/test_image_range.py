@@ -8,7 +8,7 @@ from PIL import Image as Pillow
 
 from mpjax.config.limits import check_data
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data import Image, eval_batches, open_source, train_batches
 from mpjax.data.image_range import in_range
 from mpjax.data.images import headers
@@ -52,7 +52,7 @@ def own(tmp_path, ending, values, dtype):
         return buffer.getvalue()
 
     rows = [{"image": encoded(value), "label": index % 2} for index, value in enumerate(values)]
-    return given(lambda: {"train": rows})
+    return PythonObject(lambda: {"train": rows})
 
 
 SOURCES = {"folder": folder, "hf": hugging_face, "own": own}
@@ -158,7 +158,7 @@ def test_nor_are_those_of_a_task_of_ones_own(tmp_path):
     buffer = io.BytesIO()
     picture(1000, np.uint16).save(buffer, "PNG")
     rows = [{"image": np.zeros((4, 4, 1), np.uint8), "mask": buffer.getvalue()}]
-    source = open_source(Data(name=given(lambda: (rows, rows))), tmp_path, "own")
+    source = open_source(Data(name=PythonObject(lambda: (rows, rows))), tmp_path, "own")
     assert set(source.train[0]["mask"].flat) == {1000}
 
 

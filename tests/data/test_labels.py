@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data import Label, batch_fields, eval_batches, open_source, train_batches
 from mpjax.data.labels import check_labels
 from mpjax.errors import DataWarning, UsageError
@@ -16,7 +16,7 @@ def check(train, test, num_classes=None, names=(), **settings):
     arrays = [{"image": np.zeros((len(x), 1, 1, 1), np.uint8), "label": np.asarray(x)} for x in (train, test)]
     classes = num_classes or int(max(np.max(train), np.max(test))) + 1
     parts = {"batch_size": 1, "eval_batch_size": 4, "num_classes": classes}
-    config = Data(**{"name": given(lambda: tuple(arrays)), **parts, **settings})
+    config = Data(**{"name": PythonObject(lambda: tuple(arrays)), **parts, **settings})
     source = open_source(config, None)
     fields = {**batch_fields(source, config)}
     if names:
@@ -102,7 +102,7 @@ def test_masks_that_are_ignored_as_a_whole_are_an_error():
     train = {"image": np.zeros((4, 2, 2, 1), np.uint8), "mask": np.arange(16).reshape(4, 2, 2) % 2}
     test = {"image": train["image"], "mask": np.full((4, 2, 2), 7)}
     settings = {"num_classes": 2, "ignore_index": (7,), "batch_size": 1, "eval_batch_size": 2}
-    config = Data(name=given(lambda: (train, test)), **settings)
+    config = Data(name=PythonObject(lambda: (train, test)), **settings)
 
     def checked():
         source = open_source(config, None, "segmentation")

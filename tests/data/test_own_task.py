@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data import Image, Label, batch_fields, open_source
 from mpjax.data.batches import train_batches
 from mpjax.data.fields import Numbers
@@ -20,7 +20,7 @@ ARRAYS = {
 
 
 def opened(arrays=ARRAYS, **settings):
-    config = Data(name=given(lambda: (arrays, arrays)), batch_size=4, eval_batch_size=4, **settings)
+    config = Data(name=PythonObject(lambda: (arrays, arrays)), batch_size=4, eval_batch_size=4, **settings)
     return open_source(config, None, "own"), config
 
 
@@ -58,7 +58,9 @@ def test_named_columns_alone_are_read():
 
 
 def test_a_function_says_which_fields_there_are():
-    source, _ = opened(preprocess=given(lambda example: {"image": example["image"][:1], "sum": example["box"].sum()}))
+    source, _ = opened(
+        preprocess=PythonObject(lambda example: {"image": example["image"][:1], "sum": example["box"].sum()})
+    )
     assert source.fields == {"image": Image((1, 2, 3)), "sum": Numbers((), np.dtype(np.float32))}
 
 

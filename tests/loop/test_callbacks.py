@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.errors import CallbackError, UsageError
 from mpjax.extend import Callback, RunInfo
 from mpjax.loop.callbacks import Callbacks, EarlyStopping, load_callbacks
@@ -131,10 +131,10 @@ def test_an_object_without_events_is_an_error():
 
 
 def test_classes_are_made_and_objects_are_taken():
-    (made,) = load_callbacks([given(Saver)])
+    (made,) = load_callbacks([PythonObject(Saver)])
     assert isinstance(made, Saver)
     saver = Saver()
-    assert load_callbacks([given(saver)]) == [saver]
+    assert load_callbacks([PythonObject(saver)]) == [saver]
 
 
 def test_a_class_with_arguments_is_an_error():
@@ -143,7 +143,7 @@ def test_a_class_with_arguments_is_an_error():
             self.folder = folder
 
     with pytest.raises(UsageError, match="missing 1 required positional argument: 'folder'; wanted a class"):
-        load_callbacks([given(Needy)])
+        load_callbacks([PythonObject(Needy)])
 
 
 @pytest.mark.parametrize("error", [ValueError("no table"), SystemExit(0)])
@@ -155,7 +155,7 @@ def test_a_class_that_cannot_be_made_is_an_error(error):
     with pytest.raises(
         UsageError, match=r"Bad: (ValueError: no table|it called sys.exit\(0\)) \(test_callbacks.py, line"
     ):
-        load_callbacks([given(Bad)])
+        load_callbacks([PythonObject(Bad)])
 
 
 def test_the_reason_of_a_stop_is_a_callback_or_an_evaluation_without_improvement():

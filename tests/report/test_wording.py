@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mpjax.config import load_config
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.report.wording import (
     count,
     duration,
@@ -91,4 +91,4 @@ def test_what_was_given_in_python_has_its_own_name():
     class Net:
         pass
 
-    assert short_name(given(Net)) == "Net"
+    assert short_name(PythonObject(Net)) == "Net"

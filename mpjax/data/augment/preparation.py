@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from mpjax.config.failures import named_failure
-from mpjax.config.function_arguments import require_call
 from mpjax.config.schema import Data
+from mpjax.config.user_calls import named_failure, require_call
 from mpjax.config.user_code import load_function
 from mpjax.data.augment.on_device import prepare
 from mpjax.data.beside_images import require_together

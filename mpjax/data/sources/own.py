@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.config.failures import file_of, named_failure
-from mpjax.config.function_arguments import require_call
 from mpjax.config.schema import Data
+from mpjax.config.user_calls import file_of, named_failure, require_call
 from mpjax.config.user_code import load_function
 from mpjax.data.examples import Example, Examples, Source
 from mpjax.data.fields import Image
@@ -132,7 +131,9 @@ def open_own(config: Data) -> Table | Source:
         raise UsageError(f"{where} returned {_described(found)}; {_WANTED}")
     splits = {name: _examples(split, f"{where}, split '{name}'", config) for name, split in found.items()}
     sizes = {name: len(split) for name, split in splits.items()}
-    train, test = (parts_of(expression, sizes, config.name) for expression in (config.train_split, config.test_split))
+    train, test = (
+        parts_of(expression, sizes, str(config.name)) for expression in (config.train_split, config.test_split)
+    )
     first = splits[train[0].split]
     tried = max(1, min(len(first), _TRIED))
     sample = [first[index * len(first) // tried] for index in range(tried)]
@@ -141,7 +142,7 @@ def open_own(config: Data) -> Table | Source:
     def open_columns(names: Sequence[str]) -> tuple[Examples, Examples]:
         return Joined(splits, train, tuple(names)), Joined(splits, test, tuple(names))
 
-    return Table(config.name, columns, open_columns)
+    return Table(str(config.name), columns, open_columns)
 
 
 def _is_column(values: Any) -> bool:

@@ -139,7 +139,7 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
     """
     import tensorflow_datasets as tfds
 
-    folder = _folder(config.name, data_dir)
+    folder = _folder(str(config.name), data_dir)
     with _damage_told(folder):
         _require_features_of_tfds(folder)
         builder: Any = tfds.builder_from_directory(folder)
@@ -161,7 +161,7 @@ def open_prepared(config: Data, data_dir: pathlib.Path) -> Table:
             train, test = (PreparedExamples(_records(builder, split), parse, folder) for split in splits)
         return train, test
 
-    return Table(config.name, columns, open_columns, preferred)
+    return Table(str(config.name), columns, open_columns, preferred)
 
 
 def _columns_of(info: Any) -> tuple[dict[str, Column], dict[str, str]]:

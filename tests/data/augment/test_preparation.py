@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data import Image, Label, Tokens
 from mpjax.data.augment.preparation import preparation_of
 from mpjax.errors import UsageError
@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 
 
 def prepared(augment, batch=BATCH, key=KEY, fields=FIELDS):
-    return preparation_of(Data(crop_padding=0, augment=augment and given(augment)), fields)(batch, key)
+    return preparation_of(Data(crop_padding=0, augment=augment and PythonObject(augment)), fields)(batch, key)
 
 
 def test_images_are_scaled_before_the_users_function_sees_them():

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image as Pillow
 
 from mpjax.config.schema import Data
-from mpjax.config.user_code import given
+from mpjax.config.user_code import PythonObject
 from mpjax.data import Image, Label, open_source
 from mpjax.errors import UsageError
 
@@ -39,7 +39,7 @@ class Tensor:
 
 
 def opened(found, task="classification", **settings):
-    config = Data(**{"name": given(lambda: found), "num_classes": 3, **settings})
+    config = Data(**{"name": PythonObject(lambda: found), "num_classes": 3, **settings})
     return open_source(config, None, task)
 
 
@@ -173,7 +173,7 @@ def no_source():
 )
 def test_a_source_that_fails_is_named_with_its_line(source, said):
     def read():
-        train = open_source(Data(name=given(source), num_classes=3), None).train
+        train = open_source(Data(name=PythonObject(source), num_classes=3), None).train
         train.__getitems__(range(len(train)))
 
     with pytest.raises(UsageError, match=said):

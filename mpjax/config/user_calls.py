@@ -1,12 +1,14 @@
-"""Reads named arguments of a function from settings, and checks them against its signature."""
+"""Calls of the user's code: arguments from settings, checked against its signature, and its errors in one line."""
 
 import ast
+import contextlib
 import difflib
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, failure
 
 
 def read_arguments(flag: str, texts: Mapping[str, str], function: Callable, name: str) -> dict[str, Any]:
@@ -90,3 +92,31 @@ def _wanted(default: Any) -> tuple[str, tuple[type, ...]] | None:
     if isinstance(default, tuple):
         return "a tuple in parentheses", (tuple,)
     return ("a word", (str,)) if isinstance(default, str) else None
+
+
+@contextlib.contextmanager
+def named_failure(what: str, code: Any) -> Iterator[None]:
+    """Turns any exception of the user's code into a UsageError with the failed call and its place; a UsageError stays.
+
+    Args:
+      what: the beginning of the message, such as `--training.objective FILE.py:NAME`.
+      code: the function, class or object that the body calls.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what}: {failure(error, file_of(code))}") from error
+
+
+def file_of(code: Any) -> str:
+    """The file of a function, of a class, or of the class of an object; empty if Python does not know it."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    for one in (code, type(code)):
+        try:
+            return inspect.getsourcefile(inspect.unwrap(one)) or ""
+        except (TypeError, ValueError):
+            continue
+    return ""

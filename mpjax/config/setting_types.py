@@ -1,0 +1,232 @@
+"""Types of settings: how the command line reads a value, and which values are valid.
+
+A field of a section says all of a setting: its name, default, help and type, and the type says the range.
+
+Types with a parser of their own are plain objects to tyro. For `tuple[str, ...]`, it would import typeguard to check
+the default, which takes a quarter of the time of `--help`. Its messages name neither the wrong word nor the valid ones.
+"""
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+
+import tyro
+
+from mpjax.config.choices import (
+    AUTO,
+    PlotFormat,
+    Way,
+    parse_model_name,
+    parse_optimizer_name,
+    parse_or_auto,
+    parse_schedule_name,
+)
+from mpjax.config.durations import Duration, as_duration, parse_duration
+from mpjax.errors import UsageError
+
+
+IN_PYTHON = "python:"
+"""The beginning of the text of a setting that holds an object."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PythonObject:
+    """A function, class or object that was passed in Python as the value of a setting that names code.
+
+    Its text is `python:NAME`. A run stores that, and a reader of the stored settings sees that the code is not there.
+    Two are equal if they hold the same object, whether or not objects of its class can be compared.
+    """
+
+    value: Any
+
+    def __str__(self) -> str:
+        return IN_PYTHON + getattr(self.value, "__qualname__", type(self.value).__qualname__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PythonObject) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple:
+        if isinstance(self.value, types.MethodType):  # a new object each time that it is read
+            return id(self.value.__self__), id(self.value.__func__)
+        return (id(self.value),)
+
+
+Code = str | PythonObject
+"""Text that may name code, or the code itself."""
+
+
+class Range(NamedTuple):
+    """The valid values of a setting, as a mark on its type.
+
+    Attributes:
+      wanted: the valid values in words, for messages.
+      holds: whether a value of the right type is valid.
+      shown: formats a value for messages.
+    """
+
+    wanted: str
+    holds: Callable[[Any], bool]
+    shown: Callable[[Any], str] = str
+
+
+def at_least(least: int) -> Range:
+    """The whole numbers from `least` on."""
+    return Range(f"at least {least}", lambda value: value >= least)
+
+
+def words(values: Sequence[Any]) -> str:
+    """Formats a list as it is typed."""
+    return " ".join(map(str, values))
+
+
+NOT_NEGATIVE = Range("0 or more", lambda value: 0 <= value < math.inf)
+COUNTABLE = Range("at most 2,147,483,647", lambda value: value < 2**31)  # in an int32
+
+if TYPE_CHECKING:
+    Count = CountOrZero = int
+    NotNegative = BelowOne = float
+else:
+    Count = Annotated[int, at_least(1), COUNTABLE]
+    CountOrZero = Annotated[int, NOT_NEGATIVE, COUNTABLE]
+    NotNegative = Annotated[float, NOT_NEGATIVE]
+    BelowOne = Annotated[float, Range("from 0 up to, not including, 1", lambda value: 0 <= value < 1)]
+
+
+def is_a(kind: Any, value: Any) -> bool:
+    """True if a setting of this kind can have the value. A float accepts integers; no number accepts True or False."""
+    accepted = (int, float) if kind is float else kind
+    return isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+
+
+def _one(kind: Any, metavar: str, parse: Callable[[str], Any]) -> Any:
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: parse(words[0]),
+        is_instance=lambda value: is_a(kind, value),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _list(kind: Any, parse: Callable[[str], Any], metavar: str) -> Any:
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"[{metavar} [{metavar} ...]]",
+        instance_from_str=lambda words: tuple(parse(word) for word in words),
+        is_instance=lambda value: isinstance(value, tuple | list) and all(is_a(kind, item) for item in value),
+        str_from_instance=lambda value: [str(item) for item in value],
+    )
+
+
+def list_of(words: Sequence[str]) -> Any:
+    """Builds the parser of a list of some of these words."""
+    spec = _list(str, str, "{" + ",".join(words) + "}")
+    return dataclasses.replace(spec, choices=tuple(words))
+
+
+def _mapping(kind: type, parse: Callable[[str], Any], metavar: str) -> Any:
+    def parsed(words: list[str]) -> dict[str, Any]:
+        if len(words) % 2:
+            raise UsageError(f"wanted pairs of a name and a value, got {len(words)} words: {' '.join(words)}")
+        names = words[::2]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"{twice[0]} is given twice: wanted one value for each name")
+        return {name: parse(value) for name, value in zip(names, words[1::2], strict=True)}
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"[STR {metavar} [STR {metavar} ...]]",
+        instance_from_str=parsed,
+        is_instance=lambda value: (
+            isinstance(value, dict) and all(is_a(str, name) and is_a(kind, item) for name, item in value.items())
+        ),
+        str_from_instance=lambda value: [str(word) for pair in value.items() for word in pair],
+    )
+
+
+def _number(kind: type, wanted: str) -> Callable[[str], Any]:
+    def parse(word: str) -> Any:
+        try:
+            return kind(word)
+        except ValueError:
+            raise UsageError(f"wanted {wanted}, got {word!r}") from None
+
+    return parse
+
+
+def _one_of(words: Sequence[str]) -> Callable[[str], str]:
+    def parse(word: str) -> str:
+        if word not in words:
+            raise UsageError(f"wanted one of {', '.join(words)}, got {word!r}")
+        return word
+
+    return parse
+
+
+_whole, _real = _number(int, "whole numbers"), _number(float, "numbers")
+_ways, _formats = get_args(Way), get_args(PlotFormat)
+
+if TYPE_CHECKING:
+    OrAuto = int
+    Steps = Duration
+    ModelName = OptimizerName = ScheduleName = Named = Code
+    SeveralNamed = tuple[Code, ...]
+    Texts = tuple[str, ...]
+    Integers = tuple[int, ...]
+    Floats = tuple[float, ...]
+    TextByName = dict[str, str]
+    FloatByName = dict[str, float]
+    WayByName = dict[str, Way]
+    PlotFormats = tuple[PlotFormat, ...]
+else:
+    OrAuto = Annotated[
+        object,
+        _one(int, "INT|auto", parse_or_auto),
+        Range("at least 1", lambda value: value == AUTO or value >= 1),
+        COUNTABLE,
+    ]
+    Steps = Annotated[object, _one(Duration, "DURATION", parse_duration)]
+    ModelName = Annotated[object, _one(Code, "MODEL", parse_model_name)]
+    OptimizerName = Annotated[object, _one(Code, "OPTIMIZER", parse_optimizer_name)]
+    ScheduleName = Annotated[object, _one(Code, "SCHEDULE", parse_schedule_name)]
+    Named = Annotated[object, _one(Code, "STR", str)]
+    SeveralNamed = Annotated[object, _list(Code, str, "STR")]
+    Texts = Annotated[object, _list(str, str, "STR")]
+    Integers = Annotated[object, _list(int, _whole, "INT")]
+    Floats = Annotated[object, _list(float, _real, "FLOAT")]
+    TextByName = Annotated[object, _mapping(str, str, "STR")]
+    FloatByName = Annotated[object, _mapping(float, _real, "FLOAT")]
+    WayByName = Annotated[object, _mapping(str, _one_of(_ways), "{" + ",".join(_ways) + "}")]
+    PlotFormats = Annotated[
+        object,
+        list_of(_formats),
+        Range(
+            f"one or more of {', '.join(_formats)}, each once",
+            lambda value: value and len(set(value) & set(_formats)) == len(value),
+            lambda value: words(value) or "empty",
+        ),
+    ]
+
+
+def settle_auto(section: Any, *names: str) -> None:
+    """Converts the text `auto`, which Python code may set, to `AUTO`."""
+    for name in names:
+        if getattr(section, name) == "auto":
+            object.__setattr__(section, name, AUTO)
+
+
+def settle_durations(section: Any, *names: str) -> None:
+    """Converts fields that Python code sets to a number of steps or to text to `Duration`."""
+    for name in names:
+        object.__setattr__(section, name, as_duration(getattr(section, name)))
+
+
+def epochs(amount: float) -> Duration:
+    """Creates a `Duration` in epochs."""
+    return Duration(amount, "epochs")
