@@ -1,6 +1,8 @@
 """Exceptions and warnings of mpjax, with the exit code of each exception."""
 
+import contextlib
 import functools
+import glob
 import pathlib
 import re
 import sys
@@ -114,26 +116,35 @@ def printable(text: object) -> str:
 def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Prints warnings of mpjax on one line and other warnings as Python does; replaces `warnings.showwarning`.
 
-    Warnings that JAX cannot read or write its compiled programs are printed once for each cache folder.
+    A compiled program that JAX cannot read is removed, so that JAX writes it again. This, and that it cannot write one,
+    is printed once for each cache folder.
     """
     if issubclass(category, WARNINGS):
         print(f"warning: {printable(message)}", file=sys.stderr)
-    elif _CACHE.match(str(message)):
-        _say_cache_is_damaged(str(sys.modules["jax"].config.jax_compilation_cache_dir))
+    elif found := _CACHE.match(str(message)):
+        folder = str(sys.modules["jax"].config.jax_compilation_cache_dir)
+        is_read = found[1] == "reading"
+        if is_read:
+            _remove_programs(pathlib.Path(folder), found[2])
+        _say_of_cache(folder, is_read)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
-_CACHE = re.compile("Error (reading|writing) persistent compilation cache entry")
+_CACHE = re.compile("Error (reading|writing) persistent compilation cache entry for '?([^':]*)")
+
+
+def _remove_programs(folder: pathlib.Path, module: str) -> None:
+    """Removes the programs of a name from the cache; JAX never writes over an entry."""
+    for entry in folder.glob(f"{glob.escape(module)}-*-cache"):
+        with contextlib.suppress(OSError):
+            entry.unlink()
 
 
 @functools.cache
-def _say_cache_is_damaged(folder: str) -> None:
-    print(
-        f"warning: compiled programs in {printable(folder)} are damaged and are compiled again each time; delete that "
-        "folder, which is written again",
-        file=sys.stderr,
-    )
+def _say_of_cache(folder: str, is_read: bool) -> None:
+    about = "are damaged and are compiled again" if is_read else "cannot be written; they are compiled again each time"
+    print(f"warning: compiled programs in {printable(folder)} {about}", file=sys.stderr)
 
 
 def first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +21,12 @@ def encode(values: Mapping[str, Any], *, indent: int | None = None, default: Cal
       indent: spaces per level.
       default: converts any other value to one of these.
     """
-    return json.dumps(spelled(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(spelled(values), indent=indent, default=default, allow_nan=False, ensure_ascii=False)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_CONTROL = re.compile("[\x7f-\x9f]")
+"""Control characters that JSON allows and a terminal obeys."""
 
 
 def decode(text: str) -> dict[str, Any]:

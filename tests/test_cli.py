@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 
+import jax
 import pytest
 
 from mpjax import cli
@@ -253,15 +254,22 @@ def test_advice_is_one_line_and_other_warnings_keep_their_place(capsys):
     assert "FutureWarning: old" in rest[0]
 
 
-def test_damaged_compiled_programs_are_said_once(capsys):
-    for entry in (
-        "reading persistent compilation cache entry for 'jit_a'",
-        "writing persistent compilation cache entry",
-    ):
-        show_warning(f"Error {entry}: Error -3 while decompressing", UserWarning, "compiler.py", 7)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: compiled programs in ")
-    assert line.endswith("delete that folder, which is written again")
+def test_damaged_compiled_programs_are_said_once_and_removed_so_that_jax_writes_them_again(tmp_path, capsys):
+    for name in ("jit_a-01-cache", "jit_a-02-cache", "jit_ab-03-cache"):
+        (tmp_path / name).touch()
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        for doing in ("reading", "reading", "writing"):
+            said = f"Error {doing} persistent compilation cache entry for 'jit_a': Error -3 while decompressing"
+            show_warning(said, UserWarning, "compiler.py", 7)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["jit_ab-03-cache"]
+    assert capsys.readouterr().err == (
+        f"warning: compiled programs in {tmp_path} are damaged and are compiled again\n"
+        f"warning: compiled programs in {tmp_path} cannot be written; they are compiled again each time\n"
+    )
 
 
 @pytest.mark.slow

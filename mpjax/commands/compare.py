@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from mpjax import strict_json
 from mpjax.config import Duration, from_toml
 from mpjax.config.commands import Compare
-from mpjax.config.folders import seed_folder, seeds_in
+from mpjax.config.folders import require_no_links, seed_folder, seeds_in
 from mpjax.config.load import CONFIG_FILE
 from mpjax.config.paths import expanded
 from mpjax.config.program import typed
-from mpjax.errors import UsageError
+from mpjax.errors import UsageError, printable
 from mpjax.report import comparison_view
 from mpjax.report.comparison import Comparison, Contrast, Group, compare_groups
 from mpjax.report.history import HISTORY_FILE, changed_settings, read_history
@@ -104,6 +104,7 @@ def _read(folder: str) -> ComparedRun:
     for file in (CONFIG_FILE, METRICS_FILE):
         if not (path / file).is_file():
             raise UsageError(f"no run in {path} (no {file}); wanted the folder that {typed('train')} printed")
+    require_no_links(path)
     config = from_toml(path / CONFIG_FILE)
     settings = _with_changes(dict(_flat(config)), changed_settings(read_history(path / HISTORY_FILE)))
     return ComparedRun(folder, subject_of(config), config.seed, settings, read_metrics(path / METRICS_FILE))
@@ -221,7 +222,7 @@ def _print(settings: Compare, names: Sequence[str], groups: Sequence[Group], fou
     console = Console(highlight=False, soft_wrap=False)
 
     def say(text: str) -> None:
-        console.print(text, markup=False, emoji=False, soft_wrap=True)
+        console.print(printable(text), markup=False, emoji=False, soft_wrap=True)
 
     for name, group in zip(names, groups, strict=True):
         say(f"{name}  ({', '.join(group.runs)})")

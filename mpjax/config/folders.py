@@ -100,7 +100,7 @@ def check_run_folder(config: Config) -> pathlib.Path:
     if not config.resume:
         return check_new_folder(config)
     folder = expanded(config.output_dir)
-    _require_no_links(folder)
+    require_no_links(folder)
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"--resume: no run in {folder} (no {CONFIG_FILE}); leave out --resume to start one")
     if config.seeds and is_of_a_run(folder / CONFIG_FILE):
@@ -117,10 +117,11 @@ _OTHERS = ("wandb",)
 """Folders inside a run's folder that other programs write, with their own links."""
 
 
-def _require_no_links(folder: pathlib.Path) -> None:
+def require_no_links(folder: pathlib.Path) -> None:
     """Raises UsageError if a run's folder holds a link, through which a file elsewhere would be read or overwritten."""
     for link in links_in(folder):
-        if link.relative_to(folder).parts[0] not in _OTHERS:
+        first, *below = link.relative_to(folder).parts
+        if not (below and first in _OTHERS):
             raise UsageError(f"{link} is a link to {os.readlink(link)}: wanted the file itself, or a folder, in a run")
 
 
@@ -211,13 +212,17 @@ def _default_name(config: Config, prefix: str) -> pathlib.Path:
 
 
 def made(folder: pathlib.Path, *, mode: int = 0o777) -> pathlib.Path:
-    """Creates a folder if it is absent, with the permissions `mode` less the umask, and returns it.
+    """Creates a folder and its parents where absent, with the permissions `mode` less the umask, and returns it.
 
     Raises:
       UsageError: it cannot be created.
     """
     try:
-        folder.mkdir(mode, parents=True, exist_ok=True)
+        if not folder.is_dir():
+            for each in reversed(folder.parents):
+                if not each.exists():
+                    each.mkdir(mode, exist_ok=True)
+            folder.mkdir(mode, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make folder {folder}: {error.strerror}") from None
     return folder
@@ -239,7 +244,7 @@ def config_of_run(folder: pathlib.Path, *, trust_code: bool = False) -> Config:
         raise UsageError(f"{folder} holds runs of several seeds: write {each}")
     if not (folder / CONFIG_FILE).exists():
         raise UsageError(f"no run in {folder} (no {CONFIG_FILE}); wanted the folder that {typed('train')} printed")
-    _require_no_links(folder)
+    require_no_links(folder)
     config = settings_in(folder / CONFIG_FILE)
     if config.seeds:
         raise UsageError(f"{folder} is for runs of several seeds, none of which has begun; wanted the folder of a run")

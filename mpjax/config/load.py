@@ -13,7 +13,7 @@ from mpjax.config.durations import Duration
 from mpjax.config.paths import expanded, names, settings_file, tell_data
 from mpjax.config.program import typed
 from mpjax.config.schema import Config
-from mpjax.config.user_code import as_stored, is_of_a_run, require_trust
+from mpjax.config.user_code import as_stored, is_stored, require_trust
 from mpjax.errors import UsageError
 
 
@@ -49,7 +49,7 @@ def load_config(argv: Sequence[str], *, prog: str = "") -> Config:
     paths = [settings_file(file) for file in files]
     from_files = [flag for path in paths for flag in _checked_flags(path, prog)]
     config = _parse([*from_files, *flags], prog)
-    runs = [path for path in paths if is_of_a_run(path)]
+    runs = [path for path in paths if is_stored(path)]
     if config.resume:
         if not config.output_dir:
             raise UsageError("--resume needs --output_dir: the folder of the run to resume")
@@ -287,7 +287,7 @@ def from_toml(file: str | pathlib.Path) -> Config:
       UsageError: the file is missing, unreadable or wrong; the message names it.
     """
     config = settings_in(pathlib.Path(file))
-    return as_stored(config) if is_of_a_run(pathlib.Path(file)) else config
+    return as_stored(config) if is_stored(pathlib.Path(file)) else config
 
 
 def settings_in(file: pathlib.Path) -> Config:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import difflib
+import fnmatch
 import importlib
 import importlib.util
 import inspect
+import os
 import pathlib
 from collections.abc import Callable
 from types import ModuleType
@@ -132,13 +134,29 @@ def is_passed_in_python(specs: str) -> bool:
 
 
 def _is_own(value: str) -> bool:
+    # Only models: a stored run must not call any function of mpjax, such as one that starts a command or a download.
     module = value.rpartition(":")[0]
-    return not module.endswith(".py") and (module == "mpjax" or module.startswith("mpjax."))
+    return module.startswith("mpjax.models.") and not module.endswith(".py")
 
 
 def is_of_a_run(file: pathlib.Path) -> bool:
     """True if a settings file lies in a run's folder."""
-    return any((file.parent / name).exists() for name in ("checkpoints", "environment.json", "metrics.jsonl"))
+    return _is_beside(file, "checkpoints", "environment.json", "metrics.jsonl")
+
+
+def is_stored(file: pathlib.Path) -> bool:
+    """True if a settings file lies beside anything that a run leaves, or runs of several seeds."""
+    return is_of_a_run(file) or _is_beside(
+        file, "history.jsonl", "receipt.json", "summary.json", "tensorboard", "seed_*"
+    )
+
+
+def _is_beside(file: pathlib.Path, *patterns: str) -> bool:
+    try:
+        names = os.listdir(file.parent)  # links to nowhere count too
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def load_function(spec: Code, *, flag: str) -> Callable:

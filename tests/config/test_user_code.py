@@ -2,16 +2,14 @@
 
 import copy
 import dataclasses
-import os
-import pathlib
 import pickle
 import shutil
 
 import pytest
 
-from mpjax.cli import diagnose, evaluate, export, train
-from mpjax.config import Config, from_toml, load_config, to_toml
-from mpjax.config.folders import cache_folder, check_run_folder, config_of_run
+from mpjax.cli import train
+from mpjax.config import Config, load_config, to_toml
+from mpjax.config.folders import check_run_folder
 from mpjax.config.limits import wrong_types
 from mpjax.config.schema import Data, Model, Optimizer
 from mpjax.config.user_code import CODE, PythonObject, code_of, is_passed_in_python, load_function, require_trust
@@ -25,6 +23,7 @@ from mpjax.errors import UsageError
         ("evil.py:Net", "", {"model.name": "evil.py:Net"}),
         ("os:system", "evil.py:f", {"model.name": "os:system", "data.preprocess": "evil.py:f"}),
         ("mpjax.models.mlp:MLP", "", {}),
+        ("mpjax.cli:main", "", {"model.name": "mpjax.cli:main"}),
         ("mpjaxevil:Net", "", {"model.name": "mpjaxevil:Net"}),
         ("mpjax.py:Net", "", {"model.name": "mpjax.py:Net"}),
         ("mpjax.evil.py:Net", "", {"model.name": "mpjax.evil.py:Net"}),
@@ -65,26 +64,6 @@ def downloaded(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments"),
-    [
-        (evaluate, ["--run", "RUN"]),
-        (export, ["--run", "RUN", "--output", "RUN/w.safetensors"]),
-        (diagnose, ["--run", "RUN"]),
-        (train, ["--resume", "--output_dir", "RUN"]),
-        (train, ["--config", "RUN/config.toml", "--output_dir", "RUN/again"]),
-    ],
-)
-def test_no_command_executes_what_a_stored_run_names(command, arguments, downloaded, capsys):
-    arguments = [argument.replace("RUN", str(downloaded)) for argument in arguments]
-    assert command(arguments) == 2
-    assert "evil.py:Net; read it, and if you trust it write --trust_code" in capsys.readouterr().err
-    assert not (downloaded.parent / "trace").exists()
-    assert command([*arguments, "--trust_code"]) == 2
-    assert "has no Net" in capsys.readouterr().err
-    assert (downloaded.parent / "trace").exists()
-
-
 def test_a_file_that_somebody_wrote_may_name_code(downloaded, capsys):
     shutil.copy(downloaded / "config.toml", downloaded.parent / "mine.toml")
     assert train(["--config", str(downloaded.parent / "mine.toml"), "--output_dir", str(downloaded / "again")]) == 2
@@ -103,86 +82,9 @@ def test_trust_is_not_stored(downloaded):
     assert load_config(["--resume", "--output_dir", str(downloaded), "--trust_code"]).trust_code is False
 
 
-PREFIXES = ["", "hf:", "folder:", "synthetic:", "mpjax:", "./"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "prefix"),
-    [
-        pytest.param(setting, prefix, marks=[] if prefix == "" or setting.startswith("data.") else pytest.mark.slow)
-        for setting in CODE
-        for prefix in PREFIXES
-    ],
-)
-def test_no_setting_of_a_stored_run_loads_code_under_any_name(tmp_path, monkeypatch, setting, prefix):
-    monkeypatch.chdir(tmp_path)
-    file = pathlib.Path(f"{prefix}evil.py") if prefix != "hf:" else tmp_path / "hf:" / "evil.py"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("import pathlib; pathlib.Path('trace').touch()\ndef f(*args, **kwargs): pass\n")
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    section, name = setting.split(".")
-    spec = f"{file}:f" if prefix != "hf:" else "hf:/evil.py:f"
-    value = {"data.mix": f"{{{spec!r} = 0.5}}", "training.metrics": f"[{spec!r}]"}.get(setting, repr(spec))
-    value = f"[{spec!r}]" if setting in ("loop.callbacks", "report.writers") else value
-    (tmp_path / "run" / "config.toml").write_text(f"trust_code = true\n[{section}]\n{name} = {value}\n")
-    run = tmp_path / "run"
-    ways = [lambda: config_of_run(run)]
-    if prefix == "":  # the others read the same file
-        ways += [
-            lambda: from_toml(run / "config.toml"),
-            lambda: load_config(["--resume", "--output_dir", str(run)]),
-            lambda: load_config(["--config", str(run / "config.toml")]),
-        ]
-
-    def load(config):
-        found = getattr(getattr(config, section), name)
-        load_function(found if isinstance(found, str) else next(iter(found)), flag=f"--{setting}")
-
-    for read in ways:
-        with pytest.raises(UsageError, match="trust it write --trust_code"):
-            load(read())
-    assert not pathlib.Path("trace").exists()
-    load(config_of_run(run, trust_code=True))
-    assert pathlib.Path("trace").exists()
-
-
-def test_no_cache_comes_from_a_stored_run(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "config.toml").write_text('cache_dir = "/evil"\n')
-    assert config_of_run(tmp_path, trust_code=True).cache_dir == ""
-    assert config_of_run(tmp_path).cache_dir == from_toml(tmp_path / "config.toml").cache_dir == ""
-    resume = ["--resume", "--output_dir", str(tmp_path)]
-    assert load_config(resume).cache_dir == load_config(["--config", str(tmp_path / "config.toml")]).cache_dir == ""
-    assert load_config([*resume, "--cache_dir", "/mine"]).cache_dir == "/mine"
-
-
-@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "checkpoints", "tensorboard/events", "summary.json"])
-def test_a_link_in_a_run_is_refused_before_anything_is_written(tmp_path, name):
-    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    (run / name).parent.mkdir(parents=True)
-    elsewhere.write_text("")
-    (run / "config.toml").touch()
-    (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to(elsewhere)
-    for read in (
-        lambda: config_of_run(run, trust_code=True),
-        lambda: check_run_folder(Config(output_dir=str(run), resume=True)),
-    ):
-        with pytest.raises(UsageError, match=rf"run/{name} is a link to .*/elsewhere: wanted the file itself"):
-            read()
-
-
 def test_a_run_that_was_killed_before_it_began_is_started_again(tmp_path):
     (tmp_path / ".config.toml.0123456789abcdef").write_text("half")
     assert check_run_folder(Config(output_dir=str(tmp_path))) == tmp_path
-
-
-def test_the_cache_is_private_whatever_the_umask(tmp_path):
-    before = os.umask(0)
-    try:
-        assert cache_folder(Config(cache_dir=str(tmp_path / "cache"))).stat().st_mode & 0o777 == 0o700
-    finally:
-        os.umask(before)
 
 
 IN_PYTHON = [setting for setting in CODE if setting != "data.mix"]

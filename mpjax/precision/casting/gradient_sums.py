@@ -8,11 +8,11 @@ import jax
 from jax.extend import core
 
 from mpjax.precision.casting.equations import bind
-from mpjax.precision.casting.jaxprs import opened, scan_counts
-from mpjax.precision.casting.primitives import ADDING, PICKS, REPEATS, SCATTERED_SUMS, STRETCH
+from mpjax.precision.casting.jaxprs import as_function, opened, scan_counts
+from mpjax.precision.casting.primitives import ADDING, DERIVED, PICKS, REPEATS, SCATTERED_SUMS, STRETCH
 from mpjax.precision.casting.values import Value
-from mpjax.precision.casting.walk import held_by
-from mpjax.precision.dtypes import FLOAT32, HALF
+from mpjax.precision.casting.walk import bodies, called, held_by
+from mpjax.precision.dtypes import FLOAT32, HALF, is_floating
 
 
 MANY = 8
@@ -73,13 +73,47 @@ class ManyReads:
 
 
 def adds_in_half(jaxpr) -> bool:
-    """True if a program or its derivative adds many terms in half precision.
-
-    The bodies of functions with their own derivative rules are not inspected.
-    """
+    """True if a program or its derivative adds many terms in half precision."""
     body = opened(jaxpr)[0]
-    inner = (held for eqn in body.eqns if not eqn.primitive.name.startswith("custom_") for held in held_by(eqn))
-    return _body_adds(body) or any(map(adds_in_half, inner))
+    rules = [eqn for eqn in body.eqns if eqn.primitive.name in DERIVED]
+    inner = (held for eqn in body.eqns if eqn.primitive.name not in DERIVED for held in held_by(eqn))
+    return (
+        _body_adds(body)
+        or any(map(adds_in_half, inner))
+        or any(rule_adds_in_half(eqn, body.debug_info) for eqn in rules)
+    )
+
+
+def rule_adds_in_half(eqn, debug_info) -> bool:
+    """True if a function with a derivative rule of its own, or that rule, adds many terms in half precision.
+
+    What the derivative of its body would add does not count: the rule replaces it.
+    """
+    if not any(_is_half(var) for body in bodies(called(eqn)) for each in body.eqns for var in each.invars):
+        return False
+    function, avals = as_function(eqn, debug_info), [var.aval.update(weak_type=False) for var in eqn.invars]
+    moving = [place for place, aval in enumerate(avals) if is_floating(aval)]
+
+    def pulled(*arrays):
+        def of_floats(*floats):
+            of_place = dict(zip(moving, floats, strict=True))
+            return [out for out in function(*(of_place.get(i, x) for i, x in enumerate(arrays))) if is_floating(out)]
+
+        outputs, pull = jax.vjp(of_floats, *(arrays[place] for place in moving))
+        return outputs, pull(outputs)
+
+    try:
+        traced = jax.make_jaxpr(pulled)(*avals)
+    except Exception:  # its devices have no names here; the interpreter asks again where they have
+        return True
+    return any(_adds_now(body) for body in bodies(traced))
+
+
+def _adds_now(body) -> bool:
+    """True if a body itself, not its derivative, adds many terms in half precision."""
+    halves = [eqn for eqn in body.eqns if any(map(_is_half, eqn.invars))]
+    names = collections.Counter(eqn.primitive.name for eqn in halves)
+    return names["add_any"] >= MANY or any(_adds(eqn) for eqn in halves if eqn.primitive.name in _ADDS_NOW)
 
 
 def _body_adds(body) -> bool:
@@ -87,12 +121,16 @@ def _body_adds(body) -> bool:
     return any(count >= MANY and _is_half(var) for var, count in reads.items()) or any(map(_adds, body.eqns))
 
 
+_ADDS_NOW = ADDING | {"reduce_sum", "scan"}
+
+
 def _adds(eqn) -> bool:
     name, operands, params = eqn.primitive.name, eqn.invars, eqn.params
     if name == "scan":
         return params["length"] >= MANY and any(map(_is_half, operands[: scan_counts(params)[0]]))
-    if name in ADDING | PICKS:
-        return _is_half(operands[0]) and (name not in SCATTERED_SUMS | PICKS or adds_between_casts(eqn))
+    if name in ADDING | PICKS | {"reduce_sum"}:
+        always = name in ADDING - SCATTERED_SUMS
+        return _is_half(operands[0]) and (always or adds_between_casts(eqn))
     if name == "all_gather":
         return _is_half(operands[0]) and gathers_from_many(eqn)
     size = math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0
@@ -113,7 +151,7 @@ def adds_between_casts(eqn) -> bool:
         return math.prod(eqn.invars[1].aval.shape[:-1]) >= MANY
     if name in PICKS and "window_dimensions" in params:
         return math.prod(params["window_dimensions"]) >= MANY * math.prod(params["window_strides"])
-    if name in PICKS:
+    if name in PICKS or name == "reduce_sum":
         return math.prod(eqn.invars[0].aval.shape) >= MANY * math.prod(eqn.outvars[0].aval.shape) > 0
     return name in REPEATS
 

@@ -9,7 +9,14 @@ import numpy as np
 
 from mpjax.precision.casting import control_flow, derivatives
 from mpjax.precision.casting.equations import bind, standing_at
-from mpjax.precision.casting.gradient_sums import ManyReads, adds_between_casts, all_gather, gathers_from_many, is_half
+from mpjax.precision.casting.gradient_sums import (
+    ManyReads,
+    adds_between_casts,
+    all_gather,
+    gathers_from_many,
+    is_half,
+    rule_adds_in_half,
+)
 from mpjax.precision.casting.jaxprs import as_function, function_of, is_transposed, opened
 from mpjax.precision.casting.numbers import bounds, computed, holds, number_of
 from mpjax.precision.casting.operations import Operations
@@ -55,20 +62,20 @@ class Interpreter(NamedTuple):
     def run(self, jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Runs a jaxpr, open or closed, with inputs of any floating dtypes."""
         once, many = _CastOnce(), ManyReads(opened(jaxpr)[0])
-        # Under a policy, the derivative rules of its own products are right as traced.
-        handlers = HANDLERS if self.asked else control_flow.HANDLERS
         narrowed = {eqn.outvars[0] for eqn in opened(jaxpr)[0].eqns if _narrows(eqn)}
 
         def apply(eqn, scope: str, inputs: list[Value], debug_info) -> list[Value]:
             inputs = many.operands(eqn, inputs)
-            name, handled = eqn.primitive.name, eqn.primitive.name in handlers and not _is_full_precision(eqn)
+            name, handled = eqn.primitive.name, eqn.primitive.name in HANDLERS and not _is_full_precision(eqn)
+            if handled and not self.asked and name in derivatives.HANDLERS:
+                handled = rule_adds_in_half(eqn, debug_info)
             if not handled and self._keeps_its_dtypes(eqn, inputs, narrowed):
                 if name in MATRIX_PRODUCTS and self.recipe_of(scope) is not None:
                     note([_with_own_dtypes(eqn)])
                 return _as_traced(eqn, inputs, debug_info)  # keeps scopes and source lines by itself
             with standing_at(eqn):
                 if handled:
-                    return handlers[name](self._replace(scope=scope).run, eqn, inputs, debug_info)
+                    return HANDLERS[name](self._replace(scope=scope).run, eqn, inputs, debug_info)
                 return self._apply(eqn, inputs, self.dtype_of(scope), self.recipe_of(scope), once)
 
         return evaluated(jaxpr, inputs, lambda atom, array: self._constant(array), apply, self.scope)

@@ -78,7 +78,26 @@ def loop(h):
     return jax.lax.scan(step, jnp.zeros(8), jnp.ones(TERMS))[0]
 
 
+@jax.custom_vjp
+def rows_with_rule(h):
+    return h[ROWS]
+
+
+rows_with_rule.defvjp(lambda h: (h[ROWS], h), lambda h, g: (jnp.zeros_like(h).at[ROWS].add(g),))
+
+
+@jax.custom_jvp
+def rows_with_forward_rule(h):
+    return h[ROWS]
+
+
+rows_with_forward_rule.defjvp(lambda primals, tangents: (primals[0][ROWS], tangents[0][ROWS]))
+
+
 CODE = {
+    "derivative rule": lambda h: jnp.mean(rows_with_rule(h), 0),
+    "derivative rule forward": lambda h: jnp.mean(rows_with_forward_rule(h), 0),
+    "sum that asks": lambda h: jnp.sum(jnp.tile(h, (256, 1)), 0, dtype=h.dtype) / 4096,
     "neighbours": neighbours,
     "window": window,
     "loop": loop,

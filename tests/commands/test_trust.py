@@ -1,0 +1,269 @@
+"""A run from elsewhere: each attempt to run code, to reach files elsewhere or to command a terminal is refused.
+
+The attempts are made from the schema of the settings, the table of commands and the table of a run's files.
+"""
+
+import ast
+import dataclasses
+import inspect
+import os
+import pathlib
+import re
+
+import pytest
+
+from mpjax import cli, strict_json
+from mpjax.commands.compare import compare_runs
+from mpjax.config import Config, from_toml, load_config, schema, to_toml
+from mpjax.config.commands import Compare
+from mpjax.config.folders import cache_folder, check_run_folder, config_of_run
+from mpjax.config.user_code import CODE, load_function
+from mpjax.errors import UsageError
+
+
+PACKAGE = pathlib.Path(cli.__file__).parent
+DOCS = PACKAGE.parent / "docs"
+
+# Settings
+
+
+def text_settings(section=None, prefix=""):
+    """The settings that hold text, by name, with their defaults."""
+    section, found = section or Config(), {}
+    for field in dataclasses.fields(section):
+        value, name = getattr(section, field.name), prefix + field.name
+        if type(value).__module__ == schema.__name__:
+            found |= text_settings(value, f"{name}.")
+        elif isinstance(value, str | tuple | dict):
+            found[name] = value
+    return found
+
+
+def described_as_code():
+    """The settings whose description offers `FILE.py:NAME`, or names that another setting has."""
+    sections = {type(getattr(Config(), field.name)): f"{field.name}." for field in dataclasses.fields(Config)}
+    for node in ast.walk(ast.parse(inspect.getsource(schema))):
+        kind = getattr(schema, node.name, None) if isinstance(node, ast.ClassDef) else None
+        if kind in sections:
+            for setting, text in zip(node.body, node.body[1:], strict=False):
+                if isinstance(setting, ast.AnnAssign) and re.search("FILE.py:NAME|named as in", ast.unparse(text)):
+                    yield sections[kind] + setting.target.id
+
+
+def with_setting(config, name, value):
+    """The settings with one of them changed to a text, in the form that it has."""
+    section, _, field = name.rpartition(".")
+    old = getattr(getattr(config, section) if section else config, field)
+    new = {value: 0.5} if isinstance(old, dict) else (value,) if isinstance(old, tuple) else value
+    inner = dataclasses.replace(getattr(config, section) if section else config, **{field: new})
+    return dataclasses.replace(config, **{section: inner}) if section else inner
+
+
+def value_of(config, name):
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config if isinstance(config, str) else next(iter(config))
+
+
+# Code
+
+
+def test_each_setting_that_offers_code_is_marked_in_a_stored_run():
+    assert {*described_as_code()} == {*CODE}
+
+
+LOADERS = ("exec_module", "import_module", "__import__", "eval", "exec", "run_path", "load_module")
+
+
+def test_one_function_loads_code_and_is_asked_for_these_settings_alone():
+    loads, asked = set(), set()
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if name in LOADERS and not ast.unparse(node.func).endswith("model.eval"):
+                loads.add(file.relative_to(PACKAGE).as_posix())
+            if name == "load_function":
+                flags = [word.value for word in node.keywords if word.arg == "flag"]
+                asked |= {flag.value.removeprefix("--") for flag in flags if isinstance(flag, ast.Constant)}
+    # The others import modules of mpjax, of JAX and of a logger by names in their own text.
+    of_constants = {"__init__.py", "cli.py", "jax_internals.py", "report/loggers/comet.py"}
+    assert loads - of_constants == {"config/user_code.py"}
+    assert asked <= {*CODE}
+    assert len(asked) >= 8  # the others are asked for by the names in a constant
+
+
+PREFIXES = ["", "hf:", "folder:", "synthetic:", "mpjax:", "python:", "./"]
+ELSEWHERE = [
+    "os:system",
+    "mpjaxevil:f",
+    "mpjax.py:f",
+    "mpjax.evil.py:f",
+    "mpjax.cli:main",
+    "mpjax.files:os",
+    "mpjax:run",
+]
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """Writes a run's folder with settings, in a folder with a file that leaves a trace when it is executed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("evil.py", *(f"{prefix}evil.py" for prefix in PREFIXES if prefix.endswith(":"))):
+        pathlib.Path(name).write_text("import pathlib; pathlib.Path('trace').touch()\ndef f(*a, **k): pass\n")
+
+    def write(config, name="run"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "config.toml").write_text(to_toml(dataclasses.replace(config, trust_code=True)))
+        return pathlib.Path(name)
+
+    return write
+
+
+def naming_code(spec):
+    """The settings of which each that may name code names this."""
+    config = Config()
+    for setting in CODE:
+        config = with_setting(config, setting, spec)
+    return config
+
+
+READ = {
+    "--run": config_of_run,
+    "from_toml": lambda run: from_toml(run / "config.toml"),
+    "--resume": lambda run: load_config(["--resume", "--output_dir", str(run)]),
+    "--config": lambda run: load_config(["--config", str(run / "config.toml")]),
+}
+
+
+@pytest.mark.parametrize("spec", [*(f"{prefix}evil.py:f" for prefix in PREFIXES), *ELSEWHERE])
+def test_no_setting_of_a_stored_run_loads_code_under_any_name(stored, spec):
+    run = stored(naming_code(spec))
+    config = from_toml(run / "config.toml")
+    for setting in CODE:
+        with pytest.raises(UsageError, match=r"write --trust_code|was given this in Python"):
+            load_function(value_of(config, setting), flag=f"--{setting}")
+    with pytest.raises(UsageError, match=r"write --trust_code|was given parts in Python"):
+        config_of_run(run)
+    assert not pathlib.Path("trace").exists()
+
+
+def test_trusted_code_is_loaded(stored):
+    config = config_of_run(stored(naming_code("evil.py:f")), trust_code=True)
+    for setting in CODE:
+        load_function(value_of(config, setting), flag=f"--{setting}")
+        pathlib.Path("trace").unlink()
+
+
+REQUIRED = {"export": ["--output", "w.safetensors"], "plan": ["--gpu", "h100"], "predict": ["--split", "test"]}
+COMMANDS = [
+    (name, form)
+    for name, command in cli.COMMANDS.items()
+    for kind in map(cli._named, command.settings)
+    for field in dataclasses.fields(kind)
+    for form in {"run": ["--run"], "resume": ["--resume --output_dir", "--config"]}.get(field.name, ())
+]
+
+
+@pytest.mark.parametrize(("command", "form"), COMMANDS)
+def test_no_command_executes_what_a_stored_run_names(stored, capsys, command, form):
+    run = stored(naming_code("evil.py:f"))
+    argument = run / "config.toml" if form == "--config" else run
+    assert cli.call(command, [*form.split(), str(argument), *REQUIRED.get(command, ())]) == 2
+    told = capsys.readouterr().err
+    assert f"here: {', '.join(f'{setting} evil.py:f' for setting in CODE)}; read it, and if you trust it" in told
+    assert not pathlib.Path("trace").exists()
+
+
+LEFT = re.findall(r"`([^`/]+)/?`", " ".join(re.findall(r"^\| (`.*?) \|", (DOCS / "training.md").read_text(), re.M)[:8]))
+
+
+@pytest.mark.parametrize("beside", [*(name for name in LEFT if name[-4:] not in ("toml", ".png")), "seed_0"])
+def test_settings_beside_anything_that_a_run_leaves_are_those_of_a_run(tmp_path, monkeypatch, beside):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("config.toml").write_text(to_toml(with_setting(Config(), "model.name", "evil.py:f")))
+    load_config(["--config", "config.toml"])  # a file of one's own
+    pathlib.Path(beside).symlink_to("nowhere")
+    with pytest.raises(UsageError, match="--trust_code"):
+        load_config(["--config", "config.toml"])
+
+
+# Caches
+
+
+@pytest.mark.parametrize("read", READ.values(), ids=READ)
+def test_no_cache_comes_from_a_stored_run(stored, read):
+    assert read(stored(dataclasses.replace(Config(), cache_dir="/evil"))).cache_dir == ""
+
+
+def test_the_cache_is_private_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        folder = cache_folder(Config(cache_dir=str(tmp_path / "new" / "cache")))
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o777 for each in (folder, folder.parent)] == [0o700, 0o700]
+
+
+# Links
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "nowhere"])
+@pytest.mark.parametrize("name", [*LEFT, "wandb", "wandb_id", "mlflow_id", "tensorboard/events", "checkpoints/3/d/0"])
+def test_a_link_in_a_run_is_refused_before_anything_is_read_or_written(stored, name, kind):
+    run, other = stored(Config()), stored(Config(), "other")
+    for each in (run, other):
+        (each / "metrics.jsonl").touch()
+    pathlib.Path("folder").mkdir()
+    pathlib.Path("file").write_text(to_toml(Config()))
+    place = run / name
+    place.parent.mkdir(exist_ok=True, parents=True)
+    place.rmdir() if place.is_dir() else place.unlink(missing_ok=True)
+    place.symlink_to(pathlib.Path(kind).absolute())
+    for read in (
+        lambda: config_of_run(run, trust_code=True),
+        lambda: check_run_folder(Config(output_dir=str(run), resume=True)),
+        lambda: compare_runs(Compare(runs=(str(run), str(other)))),
+    ):
+        # A link to nowhere, or to a folder, in place of a file that is needed is no file.
+        with pytest.raises(UsageError, match=rf"{place} is a link to .*: wanted the file itself|no run in run \("):
+            read()
+    assert list(pathlib.Path("folder").iterdir()) == []
+    assert pathlib.Path("file").read_text() == to_toml(Config())
+    assert not pathlib.Path("nowhere").exists()
+
+
+def test_links_of_another_program_stay_its_own(stored):
+    run = stored(Config())
+    (run / "wandb").mkdir()
+    (run / "wandb" / "latest-run").symlink_to("run-1")
+    config_of_run(run)
+
+
+# Names
+
+COMMAND = "\x1b]0;\x07\x1b[2J\x9b2J"
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+TEXTS = [name for name in text_settings() if name not in ("output_dir", "cache_dir")]
+QUICK = ("data.name", "precision.rules", "precision.policy", "model.pretrained")
+
+
+@pytest.mark.parametrize(
+    "setting", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in TEXTS]
+)
+def test_no_text_of_a_stored_run_commands_the_terminal(stored, capsys, setting):
+    """Two runs without checkpoints, which differ in one setting."""
+    other = with_setting(Config(model=schema.Model(name="mlp")), setting, COMMAND)
+    for name, config in (("a", Config(model=schema.Model(name="mlp"))), ("b", other)):
+        run = stored(config, name)
+        (run / "metrics.jsonl").write_text(strict_json.encode({"step": 1, "time": 1.0, "train/loss": 1.0}) + "\n")
+    for command in (["evaluate", "--run", "b"], ["compare", "a", "b", "--plot", ""]):
+        cli.call(command[0], command[1:])
+        told = capsys.readouterr()
+        assert not CONTROL.search(told.out + told.err)
+
+
+def test_json_has_no_character_that_a_terminal_obeys():
+    assert strict_json.encode({COMMAND: 1}) == '{"\\u001b]0;\\u0007\\u001b[2J\\u009b2J": 1}'
+    assert strict_json.decode(strict_json.encode({COMMAND: 1})) == {COMMAND: 1}
