@@ -205,7 +205,7 @@ class Writer:
         """
 
     def saved(self, step: int) -> None:
-        """Receives the step of a checkpoint that is being written. It is complete when `close` is called."""
+        """Receives the step of a checkpoint that is being written, and is complete at the latest at `close`."""
 
     def message(self, text: str) -> None:
         """Shows a message to the user."""

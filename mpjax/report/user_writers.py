@@ -1,16 +1,17 @@
 """A user's writers: opened by name, checked, and called so that a failure ends the run with a checkpoint."""
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mpjax.config.user_calls import arguments_of, named_failure, require_call
-from mpjax.config.user_code import Code, PythonObject, load_function
+from mpjax.config.user_code import Code, load_function
 from mpjax.errors import CallbackError, LoggerWarning, UsageError, failure
 from mpjax.extend import RunInfo, Writer
 from mpjax.loop.callbacks import at_step
-from mpjax.report.writer import Writers
+from mpjax.report.writer import Writers, open_all
 
 
 LOGGERS = {
@@ -30,27 +31,20 @@ def open_named_writers(specs: Sequence[Code], run: RunInfo) -> list[Any]:
     Raises:
       UsageError: there is no such code, or its result is no writer. Open writers are then closed.
     """
-    with contextlib.ExitStack() as opened:
-        writers = []
-        for spec in specs:
-            opener = load_function(_import_path(spec), flag="--report.writers")
-            with named_failure(f"--report.writers {spec} failed", opener):
-                writer = opener(run)
-            require_writer(writer, f"--report.writers {spec} returned")
-            opened.callback(writer.close)
-            writers.append(writer)
-        opened.pop_all()
-    return writers
+    return open_all(functools.partial(_open, spec, run) for spec in specs)
 
 
-def _import_path(spec: Code) -> Code:
-    if isinstance(spec, PythonObject) or ":" in spec:
-        return spec
-    if spec not in LOGGERS:
+def _open(spec: Code, run: RunInfo) -> Any:
+    code = LOGGERS.get(spec) if isinstance(spec, str) and ":" not in spec else spec
+    if code is None:
         raise UsageError(
             f"--report.writers {spec}: wanted {', '.join(LOGGERS)}, or FILE.py:NAME or package.module:NAME for your own"
         )
-    return LOGGERS[spec]
+    opener = load_function(code, flag="--report.writers")
+    with named_failure(f"--report.writers {spec} failed", opener):
+        writer = opener(run)
+    require_writer(writer, f"--report.writers {spec} returned")
+    return writer
 
 
 def require_writer(writer: Any, source: str) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class Writers(Writer):
         self._forward("message", text)
 
     def close(self) -> None:
-        """Closes every writer, the last opened first, even if one fails. Raises the first failure afterwards."""
+        """Closes every writer, the last opened first, even if one fails. Raises the last failure."""
         with contextlib.ExitStack() as closed:
             for writer in self._writers:
                 closed.callback(writer.close)
@@ -72,13 +72,19 @@ def open_writers(
     folder = Path(run_dir)
     if resume_step is not None and resume_step >= total_steps:
         return Writers([console_writer(total_steps, start_step=resume_step)])
+    openers: list[Callable[[], Writer]] = [lambda: JsonlWriter(folder / "metrics.jsonl", resume_step)]
+    if tensorboard:
+        openers.append(lambda: TensorBoardWriter(folder / "tensorboard", resume_step))
+    # The console is last, so that an error above leaves no live display on the terminal.
+    return Writers(open_all([*openers, lambda: console_writer(total_steps, start_step=resume_step or 0)]))
+
+
+def open_all(openers: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Opens writers in order. If one cannot be opened, closes those before it."""
+    writers = []
     with contextlib.ExitStack() as opened:
-        writers: list[Writer] = [JsonlWriter(folder / "metrics.jsonl", resume_step)]
-        opened.callback(writers[-1].close)
-        if tensorboard:
-            writers.append(TensorBoardWriter(folder / "tensorboard", resume_step))
+        for opener in openers:
+            writers.append(opener())
             opened.callback(writers[-1].close)
-        # The console is last, so that an error above leaves no live display on the terminal.
-        writers.append(console_writer(total_steps, start_step=resume_step or 0))
         opened.pop_all()
-    return Writers(writers)
+    return writers
