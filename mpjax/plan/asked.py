@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpjax.plan.dtype_order import cast_by, rounded_by, together
+from mpjax.plan.hlo import Module, module_named
 from mpjax.plan.runs import in_order
-from mpjax.plan.source import Module, module_named
 from mpjax.precision.casting.flops import product_flops, stands_in
 from mpjax.precision.casting.interpreter import FULL_PRECISION
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scan_counts

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from mpjax.plan.asked import Asked
+from mpjax.plan.hlo import Module
 from mpjax.plan.runs import CompiledProduct
-from mpjax.plan.source import Module
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
 

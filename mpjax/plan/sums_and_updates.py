@@ -5,9 +5,8 @@ import re
 from collections.abc import Sequence
 
 from mpjax.plan.dtype_order import NARROWER, compared, dtype_of_bits
-from mpjax.plan.hlo import Computation, HloProgram, Instruction, shapes_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, Module, module_of, name_of, shapes_of, stacks_of
 from mpjax.plan.runs import dtype_of
-from mpjax.plan.source import Module, module_of, name_of, stacks_of
 
 
 _SUMS = ("all-reduce", "reduce-scatter")

@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from mpjax.plan.dtype_order import AS_ASKED, MISSING, NARROWER, UNKNOWN, compared, narrowest
-from mpjax.plan.hlo import Computation, HloProgram, Instruction, shapes_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, module_of, shapes_of
 from mpjax.plan.pairing import UNCLEAR
 from mpjax.plan.runs import dtype_of
-from mpjax.plan.source import module_of
 from mpjax.plan.sums_and_updates import Sum
 from mpjax.precision.casting.gradient_sums import MANY
 from mpjax.precision.dtypes import HALF

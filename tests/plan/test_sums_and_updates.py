@@ -1,7 +1,6 @@
 """What devices add up in, and what parameters are updated in, from the text of a program."""
 
-from mpjax.plan.hlo import parse
-from mpjax.plan.source import Module
+from mpjax.plan.hlo import Module, parse
 from mpjax.plan.sums_and_updates import sums_of, updates_of
 
 

@@ -1,6 +1,6 @@
 """What is said of a sum and an update."""
 
-from mpjax.plan.source import Module
+from mpjax.plan.hlo import Module
 from mpjax.plan.sums_and_updates import Sum
 from mpjax.plan.verdicts import rows_of_sums, rows_of_updates
 
