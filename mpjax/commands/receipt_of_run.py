@@ -2,16 +2,11 @@
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import jax
 
 from mpjax.commands.parts import Parts
 from mpjax.config import Config
 from mpjax.errors import DtypeError, UsageError
-from mpjax.plan.dtype_order import AS_ASKED
-from mpjax.plan.receipt_of_program import receipt_of, target_of
-from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.receipt import receipt_of
 from mpjax.training.train_call import CallProgram
 
 
@@ -40,7 +35,13 @@ def check_receipt(
     strict = config.precision.strict
     jaxpr, _, executable = programs[max(programs)]
     try:
-        found = _read(parts, jaxpr, executable)
+        found = receipt_of(
+            executable,
+            jaxpr,
+            parts.plan.policy,
+            modules={"": parts.task.abstract},
+            updates=parts.plan.least_update,
+        )
     except Exception as error:  # a run goes on if the text of another XLA cannot be parsed
         if strict:
             raise UsageError(
@@ -59,16 +60,5 @@ def check_receipt(
             ) from error
     if strict and any(row.device_limit for row in found):
         return f"{found.line}; --precision.strict accepts that, as no program for this device could do otherwise"
-    more = "" if all(row.verdict == AS_ASKED or row.device_limit for row in found) else f"; see {RECEIPT_FILE}"
+    more = "" if all(row.verdict == "as asked" or row.device_limit for row in found) else f"; see {RECEIPT_FILE}"
     return f"{found.line}{more}"
-
-
-def _read(parts: Parts, jaxpr: Any, executable: jax.stages.Compiled) -> Receipt:
-    return receipt_of(
-        executable,
-        jaxpr,
-        target_of(executable),
-        parts.plan.policy,
-        modules={"": parts.task.abstract},
-        updates=parts.plan.least_update,
-    )

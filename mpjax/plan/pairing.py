@@ -12,6 +12,7 @@ from typing import TypeVar
 from mpjax.plan.asked import Asked
 from mpjax.plan.hlo import Module
 from mpjax.plan.runs import CompiledProduct
+from mpjax.plan.verdicts import UNCLEAR
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
 
@@ -23,7 +24,6 @@ SHARED = "computed once for two"
 CONSTANT = "XLA computed it while compiling: its operands are constants"
 NOWHERE = "nothing in the program computes it"
 INSIDE = "what a kernel of its own computes inside is not in the program's text"
-UNCLEAR = "the program's text does not say what computes it"
 
 
 @dataclasses.dataclass(frozen=True)

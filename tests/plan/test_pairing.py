@@ -4,8 +4,9 @@ import dataclasses
 
 from mpjax.plan.asked import Asked
 from mpjax.plan.hlo import Module
-from mpjax.plan.pairing import CONSTANT, INSIDE, MERGED, NOWHERE, SHARED, UNCLEAR, paired
+from mpjax.plan.pairing import CONSTANT, INSIDE, MERGED, NOWHERE, SHARED, paired
 from mpjax.plan.runs import CompiledProduct
+from mpjax.plan.verdicts import UNCLEAR
 
 
 F16, F32 = ("float16", "float16"), ("float32", "float32")
