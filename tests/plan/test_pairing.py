@@ -55,6 +55,12 @@ def test_different_sizes_in_one_product():
     assert [pair[2] for pair in pairs(asked, [run("b/query", 47)])] == ["", NOWHERE, NOWHERE]
 
 
+def test_a_product_that_is_whole_takes_no_more_parts():
+    asked = [ask("b/query"), ask("b/key"), ask("b/value"), ask("b/out", 16)]
+    found = pairs(asked, [run("b/query", 24)])
+    assert [pair[2] for pair in found] == ["", f"{MERGED} b/query", f"{MERGED} b/query", NOWHERE]
+
+
 def test_a_product_divided_over_devices():
     assert pairs([ask("a", 16)], [run("a", 4)], partitions=8) == [("a", F16, "")]
 
