@@ -11,7 +11,6 @@ from mpjax.errors import UsageError
 from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start, with_sources
 from mpjax.plan.devices import GPUS
-from mpjax.plan.events import events_of
 from mpjax.plan.float8 import LayerSavings, layers_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
@@ -20,7 +19,7 @@ from mpjax.plan.receipt import Receipt, receipt_of
 from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
 from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import mesh_of, target_of_gpu
-from mpjax.plan.timeline import overlap_of
+from mpjax.plan.timeline import events_of, overlap_of
 from mpjax.plan.traffic import Cost, Traffic, costliest, traffic_of
 
 
