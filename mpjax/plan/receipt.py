@@ -16,10 +16,7 @@ from mpjax.plan.asked import UNTRACED, asked_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.kernels import update_bytes
 from mpjax.plan.pairing import paired
-from mpjax.plan.product_verdicts import paths_of, rows_of_products, rows_of_recipe
-from mpjax.plan.runs import Target, loops_of, runs_of
-from mpjax.plan.sums import rows_of_accumulations, rows_of_casts, rows_of_sums, sums_of
-from mpjax.plan.updates import (
+from mpjax.plan.parameter_updates import (
     other_argument,
     parameters_of,
     returned_of,
@@ -28,6 +25,9 @@ from mpjax.plan.updates import (
     updated_of,
     updates_of,
 )
+from mpjax.plan.product_verdicts import paths_of, rows_of_products, rows_of_recipe
+from mpjax.plan.program_sums import rows_of_accumulations, rows_of_casts, rows_of_sums, sums_of
+from mpjax.plan.runs import Target, loops_of, runs_of
 from mpjax.plan.verdicts import (
     AS_ASKED,
     MISSING,

@@ -3,7 +3,7 @@
 import pytest
 
 from mpjax.plan.hlo import Module, parse
-from mpjax.plan.sums import Sum, rows_of_accumulations, rows_of_sums, sums_of
+from mpjax.plan.program_sums import Sum, rows_of_accumulations, rows_of_sums, sums_of
 
 
 TEXT = """HloModule m, num_partitions=2
