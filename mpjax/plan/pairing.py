@@ -113,15 +113,16 @@ class _Matching:
     def joined(self, parts: int, alike: Callable[[Asked, Asked], bool]) -> None:
         """Pairs a run with several products, the nearest by path, whose multiplications add up to the run's."""
         for run in [run for run in self.runs if run.size]:
-            for seed in [each for each in self.asked if each.module == run.module and each.size]:
-                near = [each for each in self.asked if each.size and alike(each, seed)]
-                near.sort(key=lambda each, seed=seed: (each is not seed, -_common(each.module, seed.module)))
-                missing, ours = parts * run.size, []
+            whole = parts * run.size
+            for seed in [each for each in self.asked if each.module == run.module and 0 < each.size < whole]:
+                near = [each for each in self.asked if each.size and each is not seed and alike(each, seed)]
+                near.sort(key=lambda each, seed=seed: -_common(each.module, seed.module))
+                missing, ours = whole - seed.size, [seed]
                 for each in near:
                     if each.size <= missing:
                         missing -= each.size
                         ours.append(each)
-                if missing == 0 and len(ours) > 1:
+                if missing == 0:
                     note = f"{MERGED} {run.module.path or 'another'}"
                     self.pairs += [PairedProduct(each, run, "" if each is seed else note) for each in ours]
                     self.asked, self.runs = _without(self.asked, ours), _without(self.runs, [run])

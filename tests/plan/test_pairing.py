@@ -61,6 +61,11 @@ def test_a_product_that_is_whole_takes_no_more_parts():
     assert [pair[2] for pair in found] == ["", f"{MERGED} b/query", f"{MERGED} b/query", NOWHERE]
 
 
+def test_a_run_that_is_smaller_than_its_product_is_not_of_others():
+    asked = [ask("b/query", 32), ask("b/key"), ask("b/value")]
+    assert [pair[2] for pair in pairs(asked, [run("b/query", 16)])] == ["", NOWHERE, NOWHERE]
+
+
 def test_a_product_divided_over_devices():
     assert pairs([ask("a", 16)], [run("a", 4)], partitions=8) == [("a", F16, "")]
 
