@@ -30,9 +30,7 @@ from mpjax.config.plan import GpuName
 from mpjax.errors import UsageError
 from mpjax.plan.compiled import start
 from mpjax.plan.devices import GPUS
-from mpjax.plan.dtype_order import AS_ASKED
-from mpjax.plan.receipt_of_program import receipt_of, target_of
-from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.receipt import Receipt, receipt_of
 from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import target_of_gpu
 from mpjax.training.mesh import make_mesh
@@ -81,7 +79,7 @@ def receipt(step: PlannedStep, device: str) -> Receipt:
             train_step, given = step.on(make_mesh(jax.devices()[:1]))
             traced = train_step.trace(*given)
             executable, jaxpr = traced.lower().compile(), traced.jaxpr
-        target = target_of(executable)
+        target = None
     else:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             compiled = start(pool, step, gpu).result()
@@ -89,8 +87,8 @@ def receipt(step: PlannedStep, device: str) -> Receipt:
     return receipt_of(
         executable,
         jaxpr,
-        target,
         step.plan.policy,
+        target=target,
         modules={"": step.task.abstract},
         updates=step.plan.least_update,
     )
@@ -102,7 +100,7 @@ def summary(model: str, preset: str, device: str) -> dict[str, Any]:
         found = receipt(step_of(model, preset), device)
     except UsageError as error:  # such as float8 on a GPU without units for it
         return {"refused": str(error)}
-    rows = [row for row in found if row.verdict != AS_ASKED]
+    rows = [row for row in found if row.verdict != "as asked"]
     return {
         "line": found.line,
         "device_limits": sorted({row.reason for row in rows if row.device_limit}),

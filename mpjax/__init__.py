@@ -45,7 +45,7 @@ _HOMES = {
     "mpjax.diagnosis": ("Diagnosis", "diagnose", "diagnose_function"),
     "mpjax.models.pretrained": ("load_pretrained",),
     "mpjax.plan.receipt_of_function": ("receipt",),
-    "mpjax.plan.receipt_report": ("Receipt",),
+    "mpjax.plan.receipt": ("Receipt",),
     "mpjax.commands.train": ("run",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -27,8 +27,8 @@ from mpjax.errors import UsageError as UsageError
 from mpjax.extend import Callback as Callback
 from mpjax.extend import RunInfo as RunInfo
 from mpjax.models.pretrained import load_pretrained as load_pretrained
+from mpjax.plan.receipt import Receipt as Receipt
 from mpjax.plan.receipt_of_function import receipt as receipt
-from mpjax.plan.receipt_report import Receipt as Receipt
 from mpjax.precision import LossScaleState as LossScaleState
 from mpjax.precision import Policy as Policy
 from mpjax.precision import apply_policy as apply_policy

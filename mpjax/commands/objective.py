@@ -8,9 +8,8 @@ from flax import nnx
 
 from mpjax.config import Config
 from mpjax.config.user_code import load_function
-from mpjax.data import Fields
+from mpjax.data import Fields, batch_shapes
 from mpjax.errors import UsageError
-from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.policy import Policy
 from mpjax.training import objectives
 from mpjax.training.objective import OUTPUTS, Prepare, RunObjective

@@ -16,17 +16,16 @@ from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
 from mpjax.config.paths import expanded
 from mpjax.config.plan import Plan
-from mpjax.data import Fields
+from mpjax.data import Fields, batch_shapes
 from mpjax.data.orientation import orientation_of
 from mpjax.plan.compiler import install_compiler
 from mpjax.plan.devices import GPUS, HOST
 from mpjax.plan.estimate import Estimate, estimates
-from mpjax.plan.float8_report import comparisons
 from mpjax.plan.measure import Measured, is_here, measure_step
 from mpjax.plan.plot import plot_plans
-from mpjax.plan.shapes import batch_shapes, planned_fields
+from mpjax.plan.shapes import planned_fields
 from mpjax.plan.step import PlannedStep, wide
-from mpjax.plan.table import columns, costliest_table, duration, plan_table, rows, title
+from mpjax.plan.table import columns, comparisons, costliest_table, duration, plan_table, rows, title
 from mpjax.report.wording import subject_of
 from mpjax.training.precision_plan import plan_precision
 from mpjax.training.setup import make_state

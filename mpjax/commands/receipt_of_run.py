@@ -2,15 +2,10 @@
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import jax
 
 from mpjax.commands.build import Run
 from mpjax.errors import DtypeError, UsageError
-from mpjax.plan.dtype_order import AS_ASKED
-from mpjax.plan.receipt_of_program import receipt_of, target_of
-from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.receipt import receipt_of
 from mpjax.training.train_call import CallProgram
 
 
@@ -38,7 +33,13 @@ def check_receipt(
     strict = run.config.precision.strict
     jaxpr, _, executable = programs[max(programs)]
     try:
-        found = _read(run, jaxpr, executable)
+        found = receipt_of(
+            executable,
+            jaxpr,
+            run.plan.policy,
+            modules={"": run.task.abstract},
+            updates=run.plan.least_update,
+        )
     except Exception as error:  # a run goes on if the text of another XLA cannot be parsed
         if strict:
             raise UsageError(
@@ -57,16 +58,5 @@ def check_receipt(
             ) from error
     if strict and any(row.device_limit for row in found):
         return f"{found.line}; --precision.strict accepts that, as no program for this device could do otherwise"
-    more = "" if all(row.verdict == AS_ASKED or row.device_limit for row in found) else f"; see {RECEIPT_FILE}"
+    more = "" if all(row.verdict == "as asked" or row.device_limit for row in found) else f"; see {RECEIPT_FILE}"
     return f"{found.line}{more}"
-
-
-def _read(run: Run, jaxpr: Any, executable: jax.stages.Compiled) -> Receipt:
-    return receipt_of(
-        executable,
-        jaxpr,
-        target_of(executable),
-        run.plan.policy,
-        modules={"": run.task.abstract},
-        updates=run.plan.least_update,
-    )

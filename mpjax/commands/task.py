@@ -18,7 +18,6 @@ from mpjax.data.augment.preparation import preparation_of
 from mpjax.data.orientation import MIRRORED
 from mpjax.errors import UsageError
 from mpjax.models.scan import names_apart, require_alike, stacks_of
-from mpjax.plan.shapes import batch_shapes
 from mpjax.precision.calls import modules_of
 from mpjax.precision.casting import has_own_code
 from mpjax.precision.float8.layers import recipe_of
@@ -172,7 +171,7 @@ def make_training(config: Config, plan: PrecisionPlan, fields: data.Fields, *, s
     task = make_task(config, plan, fields)
     # A batch of a run holds these flags of the mirrored examples.
     oriented = {MIRRORED: jax.ShapeDtypeStruct((2,), bool)} if config.data.alternate_flips else {}
-    stored = {**batch_shapes(fields, 2), **oriented}
+    stored = {**data.batch_shapes(fields, 2), **oriented}
     if config.data.augment:
         from mpjax.training.user_objective import check_augmentation  # local, because few runs augment by own code
 
@@ -261,4 +260,4 @@ def _quantised_weights(task: Task, divided: Collection[str]) -> list[str]:
 
 def _prepared(task: Task, fields: data.Fields) -> Any:
     """The shapes of a prepared batch of one example."""
-    return jax.eval_shape(lambda batch: task.objective.prepare(batch, None), batch_shapes(fields, 1))
+    return jax.eval_shape(lambda batch: task.objective.prepare(batch, None), data.batch_shapes(fields, 1))

@@ -4,7 +4,7 @@ from mpjax.data.augment.on_device import prepare
 from mpjax.data.batches import eval_batches, require_batch, train_batches
 from mpjax.data.example_reader import batch_fields
 from mpjax.data.examples import Source, conform, labelled_images
-from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens
+from mpjax.data.fields import Fields, Image, Label, Length, Mask, Tokens, batch_shapes
 from mpjax.data.open import open_source
 from mpjax.data.order import epoch_size
 from mpjax.data.sources.synthetic import synthetic_source
@@ -23,6 +23,7 @@ __all__ = [
     "Source",
     "Tokens",
     "batch_fields",
+    "batch_shapes",
     "conform",
     "epoch_size",
     "eval_batches",

@@ -7,8 +7,10 @@ dtype of the policy once, and casts nothing else.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mpjax.data.images.depth import EIGHT, Depth
@@ -276,6 +278,25 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
 
 def _words(shape: tuple[int | None, ...], *names: str) -> str:
     return f"[{', '.join(str(n) if size is None else str(size) for size, n in zip(shape, names, strict=True))}]"
+
+
+def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...].
+
+    Images of more than 8 bits are float32. Numbers of a user's own task have their own dtype.
+    """
+
+    def shape_of(field) -> tuple[int, ...]:
+        if isinstance(field, Tokens):
+            return (field.length,)
+        return getattr(field, "shape", ())
+
+    def dtype_of(field) -> Any:
+        return field.depth.dtype if isinstance(field, Image) else getattr(field, "dtype", jnp.int32)
+
+    return {
+        name: jax.ShapeDtypeStruct((batch_size, *shape_of(field)), dtype_of(field)) for name, field in fields.items()
+    }
 
 
 def called(name: str, field: Field | None) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mpjax.plan.dtype_order import cast_by, rounded_by, together
+from mpjax.plan.hlo import Module, module_named
 from mpjax.plan.runs import in_order
-from mpjax.plan.source import Module, module_named
+from mpjax.plan.verdicts import NARROWER, WIDER, compared, dtype_of_bits, together
 from mpjax.precision.casting.flops import product_flops, stands_in
 from mpjax.precision.casting.interpreter import FULL_PRECISION
 from mpjax.precision.casting.jaxprs import is_recomputed, is_transposed, opened, scan_counts
-from mpjax.precision.casting.primitives import ARRANGES, CALLS, MATRIX_PRODUCTS, SCALES
+from mpjax.precision.casting.primitives import ARRANGES, CALLS, CASTS, CHOOSES, MATRIX_PRODUCTS, SCALES, TAKES
 from mpjax.precision.casting.walk import Body, equations, evaluated, held_by, holds_bodies
 from mpjax.precision.dtypes import is_floating
 
@@ -23,6 +23,8 @@ _ATTENTION = {"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wr
 _SUMS = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
 _KEEPS = ARRANGES | SCALES | {"clamp", "convert_element_type", "neg", "pad", "slice"}
 """Primitives that only cast, scale or arrange an operand."""
+_MOVES = CASTS | ARRANGES | TAKES | CHOOSES | {"abs", "neg"}
+"""Primitives whose results consist of values of their operands: rounded values stay rounded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,10 @@ class AskedProgram:
     gradients: tuple[bool, ...]
     rounded: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
+
+
+UNTRACED = AskedProgram((), (), ())
+"""What is known of a program that was compiled elsewhere."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -216,8 +222,8 @@ def _avals(eqn: Any) -> list[Any]:
 
 def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
     constant = all(each.constant for each in operands)
-    rounded = rounded_by(eqn, [each.rounded for each in operands])
-    cast = cast_by(eqn, [each.cast for each in operands])
+    rounded = _rounded_by(eqn, [each.rounded for each in operands])
+    cast = _cast_by(eqn, [each.cast for each in operands])
     if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
         return _Value(constant=constant, rounded=rounded)
     own = np.dtype(eqn.outvars[0].aval.dtype)
@@ -297,3 +303,39 @@ def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bo
                 inputs = found
         used |= {id(var) for var, use in zip(eqn.invars, inputs, strict=True) if use}
     return [id(var) in used for var in body.invars]
+
+
+def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
+    """The narrowest dtype that the results of an equation were rounded to since they were computed.
+
+    A sum or a function of rounded numbers is not rounded, unless its dtype is as narrow: then it is rounded again.
+
+    Args:
+      eqn: the equation; neither control flow nor a call.
+      given: the narrowest dtype that each operand was rounded to; empty for no rounding.
+
+    Returns:
+      The name of the dtype; empty if no rounding is known.
+    """
+    if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
+        return ""
+    name, own = eqn.primitive.name, str(eqn.outvars[0].aval.dtype)
+    if name in CASTS:
+        source = eqn.invars[0].aval
+        bits = eqn.params.get("exponent_bits"), eqn.params.get("mantissa_bits")
+        target = dtype_of_bits(*bits) if name == "reduce_precision" else own
+        rounds = is_floating(source) and compared([str(source.dtype)], [target]) == NARROWER
+        return together([given[0], target if rounds else ""])
+    if name in _MOVES:
+        return together(given)
+    if name in SCALES:  # by a scalar, or by a scalar for each row
+        sizes = [var.aval.size for var in eqn.invars]
+        if sizes[0] != sizes[1]:
+            return given[sizes.index(max(sizes))]
+    known = together(given)
+    return own if known and compared([known], [own]) != WIDER else ""
+
+
+def _cast_by(eqn: Any, given: Sequence[str]) -> str:
+    """As `_rounded_by`, but empty for the results of arithmetic, however narrow: they are computed in their dtype."""
+    return _rounded_by(eqn, given) if eqn.primitive.name in _MOVES or eqn.primitive.name in SCALES else ""

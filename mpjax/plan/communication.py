@@ -6,9 +6,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from mpjax.plan.devices import HOST, Gpu
-from mpjax.plan.events import Event, Start
 from mpjax.plan.groups import Groups, along, axes_of, groups_of
-from mpjax.plan.timeline import StepTime, simulate
+from mpjax.plan.timeline import Event, Start, StepTime, simulate
 from mpjax.training.layout import DATA
 from mpjax.training.mesh import settle
 

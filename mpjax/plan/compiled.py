@@ -74,7 +74,7 @@ def start(
 
 @contextlib.contextmanager
 def with_sources() -> Iterator[None]:
-    """Compiles programs with the source lines of all operations, for `mpjax.plan.source`.
+    """Compiles programs with the source lines of all operations, for `mpjax.plan.traffic.costliest`.
 
     JAX keeps ten frames of a traceback by default, so a layer's operations often have no line of the model. A program
     from JAX's compilation cache would have the lines of the code that compiled it.

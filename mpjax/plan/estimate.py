@@ -11,17 +11,15 @@ from mpjax.errors import UsageError
 from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start, with_sources
 from mpjax.plan.devices import GPUS
-from mpjax.plan.events import events_of
 from mpjax.plan.float8 import LayerSavings, layers_of
 from mpjax.plan.hlo import parse
 from mpjax.plan.measure import Measured
 from mpjax.plan.memory import Fit, Memory, largest_batch, other_batch, verified_batch
-from mpjax.plan.receipt_of_program import receipt_of
-from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.receipt import Receipt, receipt_of
 from mpjax.plan.roofline import Roofline, bounds_of, expected_seconds
 from mpjax.plan.step import PlannedStep
 from mpjax.plan.target import mesh_of, target_of_gpu
-from mpjax.plan.timeline import overlap_of
+from mpjax.plan.timeline import events_of, overlap_of
 from mpjax.plan.traffic import Cost, Traffic, costliest, traffic_of
 
 
@@ -212,8 +210,8 @@ def _receipt(program: Compiled, text: str, step: PlannedStep, gpu: GpuName) -> R
     return receipt_of(
         program.executable,
         program.jaxpr,
-        target_of_gpu(GPUS[gpu]),
         step.plan.policy,
+        target=target_of_gpu(GPUS[gpu]),
         text=text,
         modules={"": step.task.abstract},
         updates=step.plan.least_update,

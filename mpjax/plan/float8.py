@@ -11,11 +11,10 @@ import re
 from typing import Any
 
 from mpjax.plan.devices import Gpu
-from mpjax.plan.hlo import Computation, HloProgram, Instruction, shapes_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, module_of, shapes_of
 from mpjax.plan.kernels import moved
 from mpjax.plan.order import counted, order_of
 from mpjax.plan.roofline import COPIES, LAUNCH, PRODUCTS
-from mpjax.plan.source import module_of
 from mpjax.precision.casting.flops import dtype_in, product_flops
 from mpjax.precision.casting.jaxprs import scope_of
 from mpjax.precision.casting.walk import bodies

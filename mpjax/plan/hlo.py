@@ -1,14 +1,19 @@
-"""Parses the HLO text of a compiled program into computations and instructions with their sizes.
+"""Parses the HLO text of a compiled program into computations and instructions, with their sizes and modules.
 
 The text is the result of `compiled.as_text()`: XLA's HLO after all passes. Each instruction of the entry computation is
 a kernel or a library call that reads its operands from memory and writes its result there, unless it only renames a
 value. https://openxla.org/xla/hlo_dumps describes the notation.
+
+XLA keeps the name stack of JAX as the name of an instruction:
+`jit(train_step)/transpose(jvp(blocks/0))/mlp/up/dot_general`.
 """
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 
 _BITS = {
@@ -210,3 +215,92 @@ def bytes_of(type: str) -> int:
             bits *= size
         total += -(-bits // 8)
     return total
+
+
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_WRAPPED = re.compile(r"\b(?:jvp|transpose|vmap|remat|checkpoint)\(([^()]*)\)")
+_REPEATED = re.compile(r"(transpose\()?(jvp\([^()]+\))(\))?/(?:[^/]+/)*?\2/")
+_JOINED = re.compile(r"(?P<around>|.*?/)\((?P<names>.+)\)")
+_FUNCTION_SCOPE = re.compile(r"\b\w+\([^()]*\)")
+_NO_MODULES = {
+    "body",
+    "branch_0_fun",
+    "branch_1_fun",
+    "checkpoint",
+    "closed_call",
+    "cond",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "pallas_call",
+    "rematted_computation",
+    "shard_map",
+    "while",
+}
+"""The scopes that JAX adds to a name stack for calls and loops."""
+
+
+class Module(NamedTuple):
+    """The module that an instruction belongs to.
+
+    Attributes:
+      path: attribute names and indices joined by `/`; empty outside of modules.
+      backward: True in the backward pass.
+    """
+
+    path: str
+    backward: bool
+
+
+def name_of(each: Instruction) -> str:
+    """The name stack of an instruction with the operation at its end; empty if XLA kept none."""
+    found = _OP_NAME.search(each.attributes)
+    return found[1] if found else ""
+
+
+def module_of(each: Instruction) -> Module:
+    """The module of an instruction."""
+    return module_named(name_of(each))
+
+
+def stacks_of(name: str) -> list[str]:
+    """Splits a name into its name stacks: itself, or those of all instructions that XLA joined into one.
+
+    jaxlib 0.12 names a joined instruction after all its parts: `jit(f)/(jvp(up)/add:jvp(down)/add)`.
+    """
+    found = _JOINED.fullmatch(name)
+    if not found:
+        return [name]
+    parts, depth = [""], 0
+    for character in found["names"]:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == ":" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [stack for part in parts for stack in stacks_of(found["around"] + part)]
+
+
+@functools.lru_cache(maxsize=4096)
+def module_named(name: str) -> Module:
+    """The module of a name stack with an operation at its end: `jit(f)/jvp(stem)/conv/add`.
+
+    For several instructions that XLA joined into one, it is the innermost module around all of them.
+    """
+    modules = [_module_of(stack) for stack in stacks_of(name)]
+    levels = zip(*(module.path.split("/") for module in modules), strict=False)
+    around = itertools.takewhile(lambda level: len(set(level)) == 1, levels)
+    return Module("/".join(level[0] for level in around), any(module.backward for module in modules))
+
+
+def _module_of(stack: str) -> Module:
+    backward = "transpose(" in stack
+    while (once := _REPEATED.sub(r"\1\2\3/", stack)) != stack:  # derivative rules repeat the scopes around them
+        stack = once
+    while (inner := _WRAPPED.sub(r"\1", stack)) != stack:
+        stack = inner
+    *scopes, _ = _FUNCTION_SCOPE.sub("", stack).split("/")  # the last is the operation
+    path = [scope for scope in scopes if scope and scope not in _NO_MODULES]
+    if "checkpoint" in scopes:  # recomputed operations have the scopes around them twice
+        repeated = (n for n in range(len(path) // 2, 0, -1) if path[:n] == path[n : 2 * n])
+        path = path[next(repeated, 0) :]
+    return Module("/".join(path), backward)

@@ -6,8 +6,7 @@ even if the previous kernel left them in a cache.
 
 from collections.abc import Iterator, Sequence
 
-from mpjax.plan.hlo import Computation, HloProgram, Instruction, bytes_of, shapes_of
-from mpjax.plan.source import name_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, bytes_of, name_of, shapes_of
 
 
 FREE = {

@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpjax.data import Fields, Image, Length, Tokens
+from mpjax.data import Fields, Image, Length, Tokens, batch_shapes
 from mpjax.plan.devices import gpu_of
-from mpjax.plan.shapes import batch_shapes
 from mpjax.plan.step import PlannedStep
 from mpjax.training.mesh import make_mesh, place
 from mpjax.training.setup import initial_state

@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from mpjax.plan.asked import Asked
+from mpjax.plan.hlo import Module
 from mpjax.plan.runs import CompiledProduct
-from mpjax.plan.source import Module
+from mpjax.plan.verdicts import UNCLEAR
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
 
@@ -23,7 +24,6 @@ SHARED = "computed once for two"
 CONSTANT = "XLA computed it while compiling: its operands are constants"
 NOWHERE = "nothing in the program computes it"
 INSIDE = "what a kernel of its own computes inside is not in the program's text"
-UNCLEAR = "the program's text does not say what computes it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +64,9 @@ def paired(
     # The compiler may divide a product over some of the devices.
     for parts in [count for count in range(1, partitions + 1) if partitions % count == 0]:
         matching.by(lambda a: (a.module, a.kind, _extent(a)), lambda r, p=parts: (r.module, r.kind, p * _extent(r)))
-        matching.joined(parts)
+        matching.joined(parts, _alike)
+    matching.joined(1, lambda each, seed: each.module.backward == seed.module.backward)
     matching.by_module()
-    matching.merged()
     matching.by(lambda a: (a.kind, _extent(a)), lambda r: (r.kind, _extent(r)), alike=True)
     # XLA writes convolutions with a window of one pixel as matrix products, which may have lost their name.
     matching.by(
@@ -96,7 +96,7 @@ class _Matching:
     ):
         """Pairs products with equal keys. With `alike`, pairs only if all candidates run in the same dtypes."""
         candidates = _grouped(self.runs, of_run)
-        by = {key: " or ".join(sorted({run.by for run in found})) for key, found in candidates.items()}
+        by = {key: _by(found) for key, found in candidates.items()}
         unclear = {key for key, found in candidates.items() if alike and len({run.dtypes for run in found}) > 1}
         left, taken = [], []
         for each in self.asked:
@@ -110,45 +110,47 @@ class _Matching:
                 left.append(each)
         self.asked, self.runs = left, _without(self.runs, taken)
 
-    def joined(self, parts: int) -> None:
-        """Pairs a run with several alike products, the nearest by path, whose multiplications add up to the run's."""
+    def joined(self, parts: int, alike: Callable[[Asked, Asked], bool]) -> None:
+        """Pairs a run with several products, the nearest by path, whose multiplications add up to the run's."""
         for run in [run for run in self.runs if run.size]:
-            for seed in [each for each in self.asked if each.module == run.module and each.size]:
-                near = [each for each in self.asked if _alike(each, seed)]
-                near.sort(key=lambda each: -_common(each.module, run.module))
-                count, rest = divmod(parts * run.size, seed.size)
-                if rest == 0 and 1 < count <= len(near):
+            whole = parts * run.size
+            for seed in [each for each in self.asked if each.module == run.module and 0 < each.size < whole]:
+                near = [each for each in self.asked if each.size and each is not seed and alike(each, seed)]
+                near.sort(key=lambda each, seed=seed: -_common(each.module, seed.module))
+                missing, ours = whole - seed.size, [seed]
+                for each in near:
+                    if each.size <= missing:
+                        missing -= each.size
+                        ours.append(each)
+                if missing == 0:
                     note = f"{MERGED} {run.module.path or 'another'}"
-                    ours = near[:count]
                     self.pairs += [PairedProduct(each, run, "" if each is seed else note) for each in ours]
                     self.asked, self.runs = _without(self.asked, ours), _without(self.runs, [run])
                     break
 
     def by_module(self) -> None:
-        """Pairs the products of one module and pass, if their numbers agree and all runs there have the same dtypes."""
-        asked = _grouped(self.asked, lambda each: (each.module, each.kind))
+        """Pairs the products of one module and pass as `all_of`; outside of modules, only one product."""
         runs = _grouped(self.runs, lambda run: (run.module, run.kind))
-        for key, ours in asked.items():
-            theirs = runs.get(key, [])
-            alone = len(ours) == len(theirs) and len({run.dtypes for run in theirs}) == 1
-            if alone and (key[0].path or len(ours) == 1):
-                self.pairs += [PairedProduct(each, run) for each, run in zip(ours, theirs, strict=True)]
-                self.asked, self.runs = _without(self.asked, ours), _without(self.runs, theirs)
+        for key, ours in _grouped(self.asked, lambda each: (each.module, each.kind)).items():
+            if key[0].path or len(ours) == 1:
+                self.all_of(ours, runs.get(key, []))
 
-    def merged(self) -> None:
-        """Pairs products that are part of a larger one: its multiplications are the sum of theirs."""
-        for host in [pair for pair in self.pairs if pair.asked.size and pair.run.size > pair.asked.size]:
-            near = [each for each in self.asked if each.size and each.module.backward == host.asked.module.backward]
-            near.sort(key=lambda each: -_common(each.module, host.asked.module))
-            missing, parts = host.run.size - host.asked.size, []
-            for each in near:
-                if each.size <= missing:
-                    missing -= each.size
-                    parts.append(each)
-            if missing == 0:
-                note = f"{MERGED} {host.asked.module.path or 'another'}"
-                self.pairs += [PairedProduct(each, host.run, note) for each in parts]
-                self.asked = _without(self.asked, parts)
+    def remaining(self) -> None:
+        """Pairs the rest of a kind with the unnamed runs of the kind, as `all_of`.
+
+        XLA computes the gradient of a grouped convolution by a convolution of another size.
+        """
+        for kind in ("convolution", "product"):
+            ours = [each for each in self.asked if each.kind == kind]
+            self.all_of(ours, [run for run in self.runs if run.kind == kind and not run.named])
+
+    def all_of(self, asked: list[Asked], runs: list[CompiledProduct]) -> None:
+        """Pairs products with runs, if their numbers agree and all the runs have the same dtypes."""
+        if len(asked) == len(runs) and len({run.dtypes for run in runs}) == 1:
+            by = _by(runs)
+            pairs = zip(asked, runs, strict=True)
+            self.pairs += [PairedProduct(each, dataclasses.replace(run, by=by)) for each, run in pairs]
+            self.asked, self.runs = _without(self.asked, asked), _without(self.runs, runs)
 
     def shared(self) -> None:
         """Pairs products that have the operands of a paired product, and recomputed products that XLA computes once."""
@@ -167,19 +169,6 @@ class _Matching:
             else:
                 left.append(each)
         self.asked = left
-
-    def remaining(self) -> None:
-        """Pairs the rest, if it has as many products as unnamed runs and all these runs have the same dtypes.
-
-        XLA computes the gradient of a grouped convolution by a convolution of another size.
-        """
-        for kind in ("convolution", "product"):
-            ours = [each for each in self.asked if each.kind == kind]
-            theirs = [run for run in self.runs if run.kind == kind and not run.named]
-            if ours and len(ours) == len(theirs) and len({run.dtypes for run in theirs}) == 1:
-                by = " or ".join(sorted({run.by for run in theirs}))
-                self.pairs += [PairedProduct(each, dataclasses.replace(theirs[0], by=by)) for each in ours]
-                self.asked, self.runs = _without(self.asked, ours), _without(self.runs, theirs)
 
     def in_loops(self, loops: Sequence[CompiledProduct]) -> None:
         """Pairs products with the multiplications of their module in loop fusions."""
@@ -212,6 +201,11 @@ class _Matching:
             again = (run.module, run.dtypes) in ran if run.named else (run.kind, _extent(run), run.dtypes) in sizes
             if not again or (not run.named and any(each.kind == run.kind for each in self.asked)):
                 self.pairs.append(PairedProduct(modules.get(run.module) if run.named else None, run))
+
+
+def _by(runs: Iterable[CompiledProduct]) -> str:
+    """The library of several runs, of which any may compute a product: "Triton or cuBLAS"."""
+    return " or ".join(sorted({run.by for run in runs}))
 
 
 def _extent(each: Asked | CompiledProduct) -> int:

@@ -3,10 +3,23 @@
 from collections.abc import Callable, Collection, Sequence
 
 from mpjax.plan.asked import Asked
-from mpjax.plan.dtype_order import AS_ASKED, HALF, MISSING, NARROWER, UNKNOWN, WIDER, compared, narrowest
 from mpjax.plan.pairing import NOWHERE, PairedProduct
 from mpjax.plan.runs import BLOCK_SCALED, CompiledProduct, Target, in_order
-from mpjax.plan.verdicts import NOT_TRACED, RECIPE, ReceiptRow, counted, written
+from mpjax.plan.verdicts import (
+    AS_ASKED,
+    HALF,
+    MISSING,
+    NARROWER,
+    NOT_TRACED,
+    RECIPE,
+    UNKNOWN,
+    WIDER,
+    ReceiptRow,
+    compared,
+    counted,
+    narrowest,
+    written,
+)
 from mpjax.precision.casting.flops import TENSORFLOAT32
 from mpjax.precision.dtypes import widest
 from mpjax.precision.float8.recipes import Recipe

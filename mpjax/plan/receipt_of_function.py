@@ -9,8 +9,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from mpjax.errors import UsageError
-from mpjax.plan.receipt_of_program import receipt_of, target_of
-from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.receipt import Receipt, receipt_of
 from mpjax.plan.runs import Target
 from mpjax.precision.casting.model_arguments import take_models_apart
 from mpjax.precision.dtype_audit import inputs_of
@@ -75,9 +74,8 @@ def receipt(
         traced, modules = _traced(fn_or_compiled, args, place, params)
         lowered = traced.lower()
     executable = compiled(lowered)
-    target = target or target_of(executable)
     own = 0 if modules else params  # with models taken apart, all parameters are in one argument
-    return receipt_of(executable, traced.jaxpr, target, asked, params=own, modules=modules)
+    return receipt_of(executable, traced.jaxpr, asked, target=target, params=own, modules=modules)
 
 
 def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
@@ -86,7 +84,7 @@ def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
     executable = lowered.compile() if isinstance(lowered, jax.stages.Lowered) else lowered
     jaxpr = None if traced is None else traced.jaxpr
     _require_index(params, len(executable.args_info[0]))
-    return receipt_of(executable, jaxpr, target_of(executable), policy, params=params)
+    return receipt_of(executable, jaxpr, policy, params=params)
 
 
 def _require_index(params: Any, count: int) -> None:

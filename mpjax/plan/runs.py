@@ -5,8 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from mpjax.plan.hlo import Computation, HloProgram, Instruction, shapes_of
-from mpjax.plan.source import Module, module_named, name_of
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, Module, module_named, name_of, shapes_of
 from mpjax.precision.casting.flops import TENSORFLOAT32
 
 

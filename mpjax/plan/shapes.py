@@ -1,12 +1,8 @@
-"""The fields and shapes of a batch, from a table of known data sets or from the data set itself."""
+"""The fields of a batch, from a table of known data sets or from the data set itself."""
 
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from mpjax import data
 from mpjax.config import schema
@@ -102,25 +98,6 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
     if task == "segmentation":
         fields = {"image": Image(known.image), "mask": Mask(known.image[:2], classes)}
     return data.batch_fields(Source(str(config.name), fields, _NONE, _NONE), config)
-
-
-def batch_shapes(fields: Fields, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The abstract arrays of a batch: images are uint8 [B, H, W, C], all other fields int32 [B, ...].
-
-    Images of more than 8 bits are float32. Numbers of a user's own task have their own dtype.
-    """
-
-    def shape_of(field) -> tuple[int, ...]:
-        if isinstance(field, Tokens):
-            return (field.length,)
-        return getattr(field, "shape", ())
-
-    def dtype_of(field) -> Any:
-        return field.depth.dtype if isinstance(field, Image) else getattr(field, "dtype", jnp.int32)
-
-    return {
-        name: jax.ShapeDtypeStruct((batch_size, *shape_of(field)), dtype_of(field)) for name, field in fields.items()
-    }
 
 
 class _NoExamples:

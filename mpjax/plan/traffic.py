@@ -5,14 +5,16 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from mpjax.plan.hlo import HloProgram, Instruction
+from mpjax.plan.hlo import HloProgram, Instruction, module_of
 from mpjax.plan.kernels import COLLECTIVES, moved, only_copies, payload
 from mpjax.plan.order import counted, order_of
-from mpjax.plan.source import Sources, module_of
+from mpjax.precision.casting.equations import LIBRARIES, SourceLine, first_outside
 
 
 SMALL = 4e6
 """Bytes below which a kernel of a GPU takes about as long as its launch."""
+
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,3 +115,62 @@ def costliest(text: str, program: HloProgram, most: int = 10) -> list[Cost]:
 def _kind(each: Instruction) -> str:
     """The library function of an instruction, or its name without numbers."""
     return each.target or re.sub(r"[._]\d+(?=[._]|$)", "", each.name)
+
+
+class Sources:
+    """The source lines of a program's instructions.
+
+    Args:
+      text: the text of the compiled program.
+    """
+
+    def __init__(self, text: str):
+        tables = {name: _table(text, name) for name in ("FileNames", "FunctionNames", "FileLocations", "StackFrames")}
+        self._files, self._functions = tables["FileNames"], tables["FunctionNames"]
+        self._locations = {number: _fields(row) for number, row in tables["FileLocations"].items()}
+        self._frames = {number: _fields(row) for number, row in tables["StackFrames"].items()}
+        # The first frame has no caller. XLA writes 1 for it, and numbers that are 1 too large for all others.
+        self._offset = self._frames.get(1, {}).get("parent_frame_id", 0)
+
+    def line_of(self, each: Instruction) -> str:
+        """The innermost line outside of libraries as `file:line`; else the innermost line; empty if XLA kept none."""
+        found = _FRAME.search(each.attributes)
+        lines = self._lines(int(found[1])) if found else []
+        if not lines:
+            return ""
+        outside = first_outside(lines, LIBRARIES)
+        line = lines[outside] if outside < len(lines) else lines[0]
+        return f"{line.file}:{line.line}"
+
+    def _lines(self, number: int) -> list[SourceLine]:
+        """The lines of a frame and of its callers, innermost first."""
+        lines: list[SourceLine] = []
+        seen: set[int] = set()
+        while number in self._frames and number not in seen:
+            seen.add(number)
+            frame = self._frames[number]
+            location = self._locations.get(frame.get("file_location_id", 0), {})
+            file = self._files.get(location.get("file_name_id", 0), "").strip('"')
+            function = self._functions.get(location.get("function_name_id", 0), "").strip('"')
+            lines.append(SourceLine(file, location.get("line", 0), function))
+            number = frame.get("parent_frame_id", 0) - self._offset
+        return [line for line in lines if line.file]
+
+
+def _table(text: str, name: str) -> dict[int, str]:
+    """The rows of a table before the first computation, by number."""
+    start = text.find(f"\n{name}\n")
+    rows: dict[int, str] = {}
+    if start < 0:
+        return rows
+    for line in text[start + len(name) + 2 :].splitlines():
+        number, space, row = line.partition(" ")
+        if not space or not number.isdecimal():
+            break
+        rows[int(number)] = row
+    return rows
+
+
+def _fields(row: str) -> dict[str, int]:
+    """Parses `{file_location_id=1 parent_frame_id=2}`."""
+    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", row)}

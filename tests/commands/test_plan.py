@@ -11,7 +11,7 @@ from mpjax.commands.plan import plan_run
 from mpjax.config.plan import Plan
 from mpjax.errors import UsageError
 from mpjax.plan.measure import Measured
-from mpjax.plan.receipt_report import Receipt
+from mpjax.plan.receipt import Receipt
 from mpjax.plan.traffic import Cost
 from mpjax.plan.verdicts import ReceiptRow
 

@@ -1,7 +1,8 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpjax.data.fields import Image, Label, Length, Mask, Tokens
+from mpjax.data import Image, Label, Length, Mask, Tokens, batch_shapes
 from mpjax.errors import UsageError
 
 
@@ -85,3 +86,14 @@ def test_labels_beyond_int32():
 def test_any_batch_axes_go_before(field, rank):
     assert field.rank == rank
     assert field.settle("x", np.zeros((4, 5, *[1] * rank), np.uint8)).shape == (4, 5, *[1] * rank)
+
+
+def test_batches_have_the_dtypes_of_the_contract():
+    fields = {"image": Image((8, 6, 3)), "mask": Mask((8, 6), 4), "tokens": Tokens(5, 9), "length": Length(5)}
+    found = {name: (x.shape, x.dtype) for name, x in batch_shapes(fields, 2).items()}
+    assert found == {
+        "image": ((2, 8, 6, 3), jnp.uint8),
+        "mask": ((2, 8, 6), jnp.int32),
+        "tokens": ((2, 5), jnp.int32),
+        "length": ((2,), jnp.int32),
+    }

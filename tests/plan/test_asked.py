@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from mpjax.plan.asked import asked_of
-from mpjax.plan.source import Module
+from mpjax.plan.hlo import Module
 from mpjax.precision import full_precision
 from mpjax.precision.float8.products import product
 from mpjax.precision.float8.recipes import FLOAT8, MXFP8

@@ -11,9 +11,8 @@ from mpjax.config import load_config
 from mpjax.plan.communication import Communication, communication_of
 from mpjax.plan.compiled import Compiled, start
 from mpjax.plan.devices import GPUS
-from mpjax.plan.events import events_of
 from mpjax.plan.hlo import parse
-from mpjax.plan.timeline import overlap_of
+from mpjax.plan.timeline import events_of, overlap_of
 from mpjax.plan.traffic import traffic_of
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from mpjax.plan.communication import communication_of
 from mpjax.plan.devices import GPUS
-from mpjax.plan.events import Start, Wait, Work
 from mpjax.plan.hlo import Instruction
+from mpjax.plan.timeline import Start, Wait, Work
 
 
 H100 = GPUS["h100"]

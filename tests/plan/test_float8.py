@@ -12,7 +12,7 @@ from mpjax.plan.compiled import start
 from mpjax.plan.devices import GPUS
 from mpjax.plan.float8 import layers_of
 from mpjax.plan.hlo import parse
-from mpjax.plan.receipt_of_program import receipt_of
+from mpjax.plan.receipt import receipt_of
 from mpjax.plan.target import target_of_gpu
 
 
@@ -42,7 +42,7 @@ def receipt(name, policy, gpu):
     compiled, planned = program(name, policy, gpu), step(name, policy)
     modules = {"": planned.task.abstract}
     return receipt_of(
-        compiled.executable, compiled.jaxpr, target_of_gpu(GPUS[gpu]), planned.plan.policy, modules=modules
+        compiled.executable, compiled.jaxpr, planned.plan.policy, target=target_of_gpu(GPUS[gpu]), modules=modules
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpjax.plan.hlo import bytes_of, parse, shapes_of
+from mpjax.plan.hlo import Module, bytes_of, module_named, parse, shapes_of
 
 
 TEXT = """\
@@ -69,3 +69,30 @@ def test_arrays_of_a_type():
 def test_a_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="no ENTRY computation in an HLO text that begins 'HloModule x'"):
         parse("HloModule x")
+
+
+@pytest.mark.parametrize(
+    ("stack", "module"),
+    [
+        ("jit(train_step)/jvp(blocks/0)/attention/out/dot_general", Module("blocks/0/attention/out", False)),
+        ("jit(train_step)/transpose(jvp(blocks/0))/norm2/reduce_sum", Module("blocks/0/norm2", True)),
+        ("jit(train_step)/while/body/closed_call/jvp(stem)/conv/conv_general_dilated", Module("stem/conv", False)),
+        ("jit(train_step)/jvp()/jit(_where)/select_n", Module("", False)),
+        ("jit(f)/transpose(jvp(mlp))/checkpoint/rematted_computation/mlp/mul", Module("mlp", True)),
+        (
+            "jit(f)/transpose(jvp(blocks/1))/mlp/jvp(blocks/1)/mlp/checkpoint/rematted_computation/up/add",
+            Module("blocks/1/mlp/up", True),
+        ),
+        ("jit(f)/jvp(layers/0)/layers/0/add", Module("layers/0/layers/0", False)),
+        (
+            "jit(f)/(transpose(jvp(blocks/0/up))/transpose:transpose(jvp(blocks/0/down))/transpose)",
+            Module("blocks/0", True),
+        ),
+        ("jit(f)/jvp(up)/(add:(mul:sub))", Module("up", False)),
+        ("(jit(f)/jvp(up)/add:jit(f)/jvp(down)/add)", Module("", False)),
+        ("jit(train_step)/add", Module("", False)),
+        ("", Module("", False)),
+    ],
+)
+def test_a_name_stack_says_which_module_and_which_pass(stack, module):
+    assert module_named(stack) == module

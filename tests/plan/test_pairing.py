@@ -3,9 +3,10 @@
 import dataclasses
 
 from mpjax.plan.asked import Asked
-from mpjax.plan.pairing import CONSTANT, INSIDE, MERGED, NOWHERE, SHARED, UNCLEAR, paired
+from mpjax.plan.hlo import Module
+from mpjax.plan.pairing import CONSTANT, INSIDE, MERGED, NOWHERE, SHARED, paired
 from mpjax.plan.runs import CompiledProduct
-from mpjax.plan.source import Module
+from mpjax.plan.verdicts import UNCLEAR
 
 
 F16, F32 = ("float16", "float16"), ("float32", "float32")
@@ -52,6 +53,17 @@ def test_different_sizes_in_one_product():
     asked = [ask("b/query", 32), ask("b/key", 8), ask("b/value", 8)]
     assert [pair[1] for pair in pairs(asked, [run("b/query", 48)])] == [F16, F16, F16]
     assert [pair[2] for pair in pairs(asked, [run("b/query", 47)])] == ["", NOWHERE, NOWHERE]
+
+
+def test_a_product_that_is_whole_takes_no_more_parts():
+    asked = [ask("b/query"), ask("b/key"), ask("b/value"), ask("b/out", 16)]
+    found = pairs(asked, [run("b/query", 24)])
+    assert [pair[2] for pair in found] == ["", f"{MERGED} b/query", f"{MERGED} b/query", NOWHERE]
+
+
+def test_a_run_that_is_smaller_than_its_product_is_not_of_others():
+    asked = [ask("b/query", 32), ask("b/key"), ask("b/value")]
+    assert [pair[2] for pair in pairs(asked, [run("b/query", 16)])] == ["", NOWHERE, NOWHERE]
 
 
 def test_a_product_divided_over_devices():

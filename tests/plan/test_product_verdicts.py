@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from mpjax.plan.asked import Asked
-from mpjax.plan.pairing import CONSTANT, NOWHERE, UNCLEAR, PairedProduct
+from mpjax.plan.hlo import Module
+from mpjax.plan.pairing import CONSTANT, NOWHERE, PairedProduct
 from mpjax.plan.product_verdicts import rows_of_products, rows_of_recipe
 from mpjax.plan.runs import CompiledProduct, Target
-from mpjax.plan.source import Module
+from mpjax.plan.verdicts import UNCLEAR
 from mpjax.precision.float8.recipes import FLOAT8, MXFP8, ROWWISE
 from mpjax.precision.product_dtypes import AskedDtypes
 

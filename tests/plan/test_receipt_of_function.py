@@ -15,7 +15,7 @@ import mpjax
 from mpjax.errors import DtypeError, UsageError
 from mpjax.plan.compiled import compiled_for
 from mpjax.plan.devices import GPUS
-from mpjax.plan.receipt_of_program import receipt_of
+from mpjax.plan.receipt import receipt_of
 from mpjax.plan.target import mesh_of, target_of_gpu
 
 
@@ -204,7 +204,7 @@ def test_gradients_that_the_compiler_adds_in_bfloat16_on_gpus_are_narrower(plugi
     traced = jax.jit(step).trace(params, x)
     executable = compiled_for(traced.lower(), "h200")
     policy = mpjax.get_policy("mixed_bfloat16")
-    receipt = receipt_of(executable, traced.jaxpr, target_of_gpu(GPUS["h200"]), policy)
+    receipt = receipt_of(executable, traced.jaxpr, policy, target=target_of_gpu(GPUS["h200"]))
     assert found(receipt, "reduction") == {("", "backward", "bfloat16", "narrower")}
 
 

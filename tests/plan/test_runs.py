@@ -2,9 +2,8 @@
 
 import pytest
 
-from mpjax.plan.hlo import parse
+from mpjax.plan.hlo import Module, parse
 from mpjax.plan.runs import Target, dtype_of, loops_of, runs_of
-from mpjax.plan.source import Module
 
 
 GPU = Target("NVIDIA H200", "gpu", tensorfloat32=True)

@@ -1,6 +1,5 @@
 """What batches hold, without their data sets."""
 
-import jax.numpy as jnp
 import pytest
 
 from mpjax import data
@@ -9,7 +8,7 @@ from mpjax.config import from_toml, load_config
 from mpjax.config.folders import data_folder
 from mpjax.data import Image, Label, Length, Mask, Tokens
 from mpjax.errors import UsageError
-from mpjax.plan.shapes import KNOWN, batch_shapes
+from mpjax.plan.shapes import KNOWN
 
 
 def fields_of(flags: str, **settings):
@@ -80,14 +79,3 @@ def test_every_shipped_configuration_can_be_planned_without_its_data(pytestconfi
         config = from_toml(file)
         assert config.data.name in KNOWN
         assert plan.fields_of(config)
-
-
-def test_batches_have_the_dtypes_of_the_contract():
-    fields = {"image": Image((8, 6, 3)), "mask": Mask((8, 6), 4), "tokens": Tokens(5, 9), "length": Length(5)}
-    found = {name: (x.shape, x.dtype) for name, x in batch_shapes(fields, 2).items()}
-    assert found == {
-        "image": ((2, 8, 6, 3), jnp.uint8),
-        "mask": ((2, 8, 6), jnp.int32),
-        "tokens": ((2, 5), jnp.int32),
-        "length": ((2,), jnp.int32),
-    }

@@ -1,8 +1,61 @@
-"""A step simulated by hand: one second per byte that kernels move."""
+"""The events of a step on one device, and their time and overlap."""
 
-from mpjax.plan.events import Start, Wait, Work
-from mpjax.plan.hlo import Instruction
-from mpjax.plan.timeline import StepTime, simulate
+from mpjax.plan.hlo import Instruction, parse
+from mpjax.plan.timeline import Start, StepTime, Wait, Work, events_of, overlap_of, simulate
+
+
+def loop(body: str) -> str:
+    return f"""HloModule m
+
+%body (s: (s32[], f32[100])) -> (s32[], f32[100]) {{
+  %s = (s32[], f32[100]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[100]{{0}} get-tuple-element(%s), index=1
+{body}
+  ROOT %t = (s32[], f32[100]{{0}}) tuple(%i, %y)
+}}
+
+ENTRY %main (a: (s32[], f32[100]), b: f32[100]) -> f32[100] {{
+  %a = (s32[], f32[100]{{0}}) parameter(0)
+  %b = f32[100]{{0}} parameter(1)
+  %first = f32[100]{{0}} negate(%b)
+  %w = (s32[], f32[100]{{0}}) while(%a), body=%body, backend_config={{"known_trip_count":{{"n":"3"}}}}
+  ROOT %last = f32[100]{{0}} negate(%first)
+}}
+"""
+
+
+def short(events):
+    return [each.moved if isinstance(each, Work) else (type(each), each.name) for each in events]
+
+
+def test_a_loop_that_exchanges_arrays_is_repeated():
+    text = loop(
+        """\
+  %sum = f32[100]{0} all-reduce-start(%x), replica_groups={{0,1}}, to_apply=%add
+  %one = f32[100]{0} negate(%x)
+  %two = f32[100]{0} negate(%one)
+  %y = f32[100]{0} all-reduce-done(%sum)"""
+    )
+    once = [(Start, "sum"), 1600, (Wait, "sum")]
+    events = events_of(parse(text))
+    assert short(events) == [800, *once, *once, *once, 800]
+    assert isinstance(events[1], Start)
+    assert (events[1].kind, events[1].arrays, events[1].bytes, events[1].moved) == (
+        "all-reduce",
+        (("f32", 400),),
+        400,
+        800,
+    )
+
+
+def test_a_loop_of_kernels_alone_is_one_piece_of_work():
+    assert short(events_of(parse(loop("  %y = f32[100]{0} negate(%x)")))) == [800 + 3 * 800 + 800]
+
+
+def test_a_collective_without_a_start_is_waited_for_at_once():
+    text = loop("  %y = f32[100]{0} all-reduce(%x), to_apply=%add").replace('"3"', '"1"')
+    assert short(events_of(parse(text))) == [800, (Start, "y"), (Wait, "y"), 800]
 
 
 def start(name: str, seconds: int, *, moved: int = 0) -> Start:
@@ -42,3 +95,56 @@ def test_a_collective_among_no_others_is_left_out():
 def test_a_loop_starts_the_same_collective_again():
     once = [start("a", 3), Work(1), Wait("a")]
     assert timed(*once, *once) == StepTime(6, 4, 6)
+
+
+TEXT = """HloModule step
+
+ENTRY %main (a: f32[100], b: f32[25]) -> f32[100] {
+  %a = f32[100]{0} parameter(0)
+  %b = f32[25]{0} parameter(1)
+  %sum = f32[100]{0} all-reduce-start(%a), to_apply=%add
+  %work = f32[25]{0} negate(%b)
+  %summed = f32[100]{0} all-reduce-done(%sum)
+  %whole = (f32[25]{0}, f32[100]{0}) all-gather-start(%work), dimensions={0}
+  %name = f32[25]{0} bitcast(%work)
+  %gathered = f32[100]{0} all-gather-done(%whole)
+  ROOT %part = f32[25]{0} reduce-scatter(%gathered), dimensions={0}, to_apply=%add
+}
+"""
+
+
+def test_a_collective_is_hidden_if_a_kernel_stands_between_its_start_and_its_end():
+    """A bitcast is no kernel, and a collective without a start makes the device wait."""
+    found = overlap_of(events_of(parse(TEXT)))
+    assert found.bytes == {"all-reduce": 400, "all-gather": 400, "reduce-scatter": 400}
+    assert found.hidden == {"all-reduce": 400, "all-gather": 0, "reduce-scatter": 0}
+    assert found.share == 1 / 3
+
+
+def test_a_program_of_one_device_has_nothing_to_hide():
+    assert overlap_of([]).share == 1
+
+
+LOOP = """HloModule step
+
+%body (s: (s32[], f32[100])) -> (s32[], f32[100]) {
+  %s = (s32[], f32[100]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[100]{0} get-tuple-element(%s), index=1
+  %sum = f32[100]{0} all-reduce-start(%x), to_apply=%add
+  %work = f32[100]{0} negate(%x)
+  %summed = f32[100]{0} all-reduce-done(%sum)
+  %next = f32[100]{0} all-reduce(%summed), to_apply=%add
+  ROOT %t = (s32[], f32[100]{0}) tuple(%i, %next)
+}
+
+ENTRY %main (a: (s32[], f32[100])) -> (s32[], f32[100]) {
+  %a = (s32[], f32[100]{0}) parameter(0)
+  ROOT %w = (s32[], f32[100]{0}) while(%a), body=%body, backend_config={"known_trip_count":{"n":"3"}}
+}
+"""
+
+
+def test_collectives_of_a_loop_count_as_often_as_it_runs():
+    found = overlap_of(events_of(parse(LOOP)))
+    assert (found.bytes, found.hidden) == ({"all-reduce": 2400}, {"all-reduce": 1200})

@@ -1,47 +1,19 @@
-"""Modules and source lines of kernels, from the text of a program."""
+"""Source lines of kernels, from the text of a program."""
 
 import pathlib
 
 import jax
 import jax.numpy as jnp
-import pytest
 from flax import nnx
 
 from mpjax.plan.compiled import with_sources
-from mpjax.plan.hlo import Instruction, parse
-from mpjax.plan.source import Module, Sources, module_of
+from mpjax.plan.hlo import Instruction, module_of, parse
+from mpjax.plan.traffic import Sources
 from mpjax.precision import name_scopes
 
 
 def named(stack, frame=0):
     return Instruction("add.1", "f32[]", "add", (), f', metadata={{op_name="{stack}" stack_frame_id={frame}}}')
-
-
-@pytest.mark.parametrize(
-    ("stack", "module"),
-    [
-        ("jit(train_step)/jvp(blocks/0)/attention/out/dot_general", Module("blocks/0/attention/out", False)),
-        ("jit(train_step)/transpose(jvp(blocks/0))/norm2/reduce_sum", Module("blocks/0/norm2", True)),
-        ("jit(train_step)/while/body/closed_call/jvp(stem)/conv/conv_general_dilated", Module("stem/conv", False)),
-        ("jit(train_step)/jvp()/jit(_where)/select_n", Module("", False)),
-        ("jit(f)/transpose(jvp(mlp))/checkpoint/rematted_computation/mlp/mul", Module("mlp", True)),
-        (
-            "jit(f)/transpose(jvp(blocks/1))/mlp/jvp(blocks/1)/mlp/checkpoint/rematted_computation/up/add",
-            Module("blocks/1/mlp/up", True),
-        ),
-        ("jit(f)/jvp(layers/0)/layers/0/add", Module("layers/0/layers/0", False)),
-        (
-            "jit(f)/(transpose(jvp(blocks/0/up))/transpose:transpose(jvp(blocks/0/down))/transpose)",
-            Module("blocks/0", True),
-        ),
-        ("jit(f)/jvp(up)/(add:(mul:sub))", Module("up", False)),
-        ("(jit(f)/jvp(up)/add:jit(f)/jvp(down)/add)", Module("", False)),
-        ("jit(train_step)/add", Module("", False)),
-        ("", Module("", False)),
-    ],
-)
-def test_a_name_stack_says_which_module_and_which_pass(stack, module):
-    assert module_of(named(stack)) == module
 
 
 TEXT = """HloModule m

@@ -1,18 +1,57 @@
-"""Reports the dtypes that a compiled program runs in, against the dtypes asked for, as a table or as JSON."""
+"""The receipt of a compiled program, as a table or as JSON: the dtypes that it runs in, and the dtypes asked for."""
 
 import collections
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
+
+import jax
 
 from mpjax import notebook, strict_json
 from mpjax.errors import DtypeError
-from mpjax.plan.dtype_order import AS_ASKED, MISSING, NARROWER, UNKNOWN, WIDER, compared, narrowest
-from mpjax.plan.verdicts import NOT_TRACED, PRODUCTS, RECIPE, ReceiptRow, counted
+from mpjax.plan.asked import UNTRACED, asked_of
+from mpjax.plan.hlo import parse
+from mpjax.plan.kernels import update_bytes
+from mpjax.plan.pairing import paired
+from mpjax.plan.parameter_updates import (
+    other_argument,
+    parameters_of,
+    returned_of,
+    rounded_of,
+    rows_of_updates,
+    updated_of,
+    updates_of,
+)
+from mpjax.plan.product_verdicts import paths_of, rows_of_products, rows_of_recipe
+from mpjax.plan.program_sums import rows_of_accumulations, rows_of_casts, rows_of_sums, sums_of
+from mpjax.plan.runs import Target, loops_of, runs_of
+from mpjax.plan.verdicts import (
+    AS_ASKED,
+    MISSING,
+    NARROWER,
+    NOT_TRACED,
+    PRODUCTS,
+    RECIPE,
+    UNKNOWN,
+    WIDER,
+    ReceiptRow,
+    compared,
+    counted,
+    narrowest,
+)
+from mpjax.precision.casting.walk import equations
+from mpjax.precision.dtypes import HALF
+from mpjax.precision.policy import Policy
+from mpjax.precision.product_dtypes import asked_dtypes
 
 
+_DERIVATIVE = "jvp("
+"""Part of the names of all operations of a differentiated function."""
+
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 _INDEX = re.compile(r"(?<![^/])\d+(?![^/])")
 _COLUMNS = ("module", "pass", "work", "asked", "runs in", "sums in", "result", "by", "count", "verdict")
 _OTHERS = {"reduction": "sums over devices", "accumulation": "sums of many terms", "update": "updates"}
@@ -219,3 +258,93 @@ def _fault(row: ReceiptRow) -> str:
     times = f" ({row.count})" if row.count > 1 else ""
     reason = f": {row.reason}" if row.reason else ""
     return f"{where}, {row.direction} {row.kind}{times}: {asked}{runs}{row.verdict}{_MEANING[row.verdict]}{reason}"
+
+
+def receipt_of(
+    executable: Any,
+    jaxpr: Any,
+    policy: Policy | None,
+    *,
+    target: Target | None = None,
+    text: str = "",
+    modules: Mapping[Any, Any] = MappingProxyType({}),
+    params: int = 0,
+    updates: str = "",
+) -> Receipt:
+    """Reads the receipt of a compiled program.
+
+    Args:
+      executable: the `jax.stages.Compiled`.
+      jaxpr: the traced program; None if unknown.
+      policy: the policy; None to compare with the traced program alone.
+      target: the device that the program was compiled for; None to ask the executable.
+      text: the text of the program, if it is already known.
+      modules: NNX modules whose classes the policy's rules may name, by any key.
+      params: the index among the arguments of the parameters, or of a training state that has `params`.
+      updates: the narrowest dtype allowed for updates of parameters: float32 with master weights.
+
+    Raises:
+      UsageError: a rule of the policy decides nothing.
+    """
+    text, target = text or executable.as_text(), target or _target_of(executable)
+    program, divided = parse(text), _PARTITIONS.search(text[: text.find("\n")])
+    traced = jaxpr is not None
+    asked = asked_of(jaxpr) if traced else UNTRACED
+    runs, partitions = runs_of(program, target), int(divided[1]) if divided else 1
+    pairs = paired(asked.products, runs, lambda: loops_of(program), partitions=partitions)
+    wanted = asked_dtypes(policy, modules)
+    wanted.require_rules({scope for scope, _ in equations(jaxpr)} if traced else None)
+    rounds = {str(dtype) for dtype in wanted.dtypes}
+    products = rows_of_products(pairs, wanted, target, traced=traced, rounds=rounds)
+
+    arguments, results = executable.args_info[0], executable.out_info
+    least = updates or (str(policy.param_dtype) if policy else "")
+    # An array that is both argument and result need not be a parameter, unless something is differentiated.
+    differentiated = any(each.differentiated for each in asked.products) if traced else _DERIVATIVE in text
+    parameters = {}
+    if params < len(arguments):
+        parameters = parameters_of(arguments[params], results, least, narrower=traced and differentiated)
+    updated = updated_of(parameters, asked, differentiated=differentiated)
+    dtypes = updates_of(program, [each.output for each in updated.values()])
+    state = {number for argument in arguments for _, number in returned_of(argument, results).values()}
+    rows = [
+        *products,
+        *rows_of_recipe(wanted.awaited(paths_of(pairs)) if policy else None, products, target, traced=traced),
+        *rows_of_sums(
+            asked.sums,
+            sums_of(program),
+            least=str(policy.reduce_dtype) if policy else None,
+            parameters=[each.dims for each in parameters.values()],
+        ),
+        *(rows_of_accumulations(program) if policy is not None and policy.reduce_dtype not in HALF else ()),
+        *rows_of_casts(asked.sums, asked.cast, rounds),
+        *rows_of_updates(
+            {path: (each.asked, run) for (path, each), run in zip(updated.items(), dtypes, strict=True)},
+            rounded_of(updated, asked),
+        ),
+    ]
+    notes = []
+    if traced and differentiated and not any(dtypes) and not any(asked.gradients):
+        known = "no array of a model comes" if modules else f"argument {params} has no array that comes"
+        other = other_argument(params, arguments, results, asked)
+        notes.append(f"no update was looked at: {known} back changed{other}")
+    return Receipt(
+        target.name,
+        None if policy is None else str(policy),
+        tuple(rows),
+        update_bytes(program, sorted(state)) if any(dtypes) else 0,
+        tuple(notes),
+    )
+
+
+def _target_of(executable: Any) -> Target:
+    """The device that a `jax.stages.Compiled` is for."""
+    shardings = jax.tree.leaves((executable.output_shardings, executable.input_shardings))
+    device = next(iter(shardings[0].device_set)) if shardings else jax.devices()[0]
+    if device.platform == "cpu":
+        return Target("this CPU", "cpu")
+    try:
+        rounds = device.platform == "gpu" and float(device.compute_capability) >= 8.0
+    except (AttributeError, ValueError):  # on AMD, the capability is a name, "gfx942"
+        rounds = False
+    return Target(str(device.device_kind), str(device.platform), rounds)

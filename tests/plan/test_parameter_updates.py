@@ -1,8 +1,24 @@
-"""What devices add up in, and what parameters are updated in, from the text of a program."""
+"""Which outputs are parameters, and the dtypes that they are updated in."""
+
+import jax
+import jax.numpy as jnp
 
 from mpjax.plan.hlo import parse
-from mpjax.plan.source import Module
-from mpjax.plan.sums_and_updates import sums_of, updates_of
+from mpjax.plan.parameter_updates import parameters_of, rows_of_updates, updates_of
+
+
+X = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+
+
+def test_parameters_are_outputs_with_the_path_shape_and_dtype_of_an_input():
+    given = {"params": {"w": X, "b": X}, "count": X}
+    result = ({"params": {"w": X, "b": jax.ShapeDtypeStruct((1,), jnp.float32)}, "count": X}, X)
+    assert {path: known.output for path, known in parameters_of(given, result).items()} == {"w": 2}
+
+
+def test_a_history_of_scales_is_no_parameter():
+    given = {"blocks/1": {"kernel": X, "amax_history": X}}
+    assert parameters_of(given, given).keys() == {"blocks/1/kernel"}
 
 
 TEXT = """HloModule m, num_partitions=2
@@ -45,14 +61,6 @@ ENTRY %main (w: f16[4], g: f32[4], h: bf16[2,4], ok: pred[4]) -> (f16[4], f16[4]
   ROOT %out = (f16[4]{0}, f16[4]{0}, f16[4]{0}, f32[4]{0}) tuple(%first, %half, %w, %second)
 }
 """
-
-
-def test_sums_have_the_dtype_and_dimensions_of_what_is_added():
-    asked, added = sums_of(parse(TEXT))
-    assert (asked.by, asked.arrays) == ("all-reduce", (("float32", (4,)),))
-    assert (asked.named, asked.written) == (True, True)
-    assert (added.arrays, added.written) == ((("bfloat16", (2, 4)),), False)
-    assert added.module == Module("up", True)
 
 
 def test_an_update_has_the_dtype_of_its_last_arithmetic_behind_casts_and_selections():
@@ -109,3 +117,28 @@ ENTRY %main (s: (s32[], bf16[4])) -> bf16[4] {
 
 def test_an_update_in_a_loop_is_read_in_its_body():
     assert updates_of(parse(LOOP), [0]) == [frozenset({"bfloat16"})]
+
+
+def test_updates_are_as_asked_or_wider_or_told():
+    rows = rows_of_updates(
+        {
+            "same": ("float32", frozenset({"float32"})),
+            "wide": ("float16", frozenset({"float32"})),
+            "narrow": ("float32", frozenset({"float32", "float16"})),
+            "frozen": ("float32", frozenset()),
+            "dark": ("float32", None),
+        }
+    )
+    assert [(row.path, row.operands, row.verdict) for row in rows] == [
+        ("same", "float32", "as asked"),
+        ("wide", "float32", "as asked"),
+        ("narrow", "float16", "narrower"),
+        ("dark", "", "unknown"),
+    ]
+
+
+def test_a_parameter_that_the_function_itself_rounds_is_narrower_whatever_the_program_shows():
+    found = {name: ("float32", dtypes) for name, dtypes in {"a": frozenset({"float32"}), "b": None}.items()}
+    rows = rows_of_updates(found, {"a": "bfloat16", "b": "bfloat16"})
+    assert [(row.operands, row.verdict) for row in rows] == [("bfloat16", "narrower")] * 2
+    assert rows[0].reason == "the function itself rounds the new parameter to bfloat16"

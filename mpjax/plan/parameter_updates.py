@@ -1,0 +1,265 @@
+"""Compares the updates of parameters with the dtypes asked for: which outputs are parameters, and their arithmetic."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from mpjax.plan.asked import AskedProgram
+from mpjax.plan.hlo import Computation, HloProgram, Instruction
+from mpjax.plan.runs import dtype_of
+from mpjax.plan.verdicts import AS_ASKED, NARROWER, UNKNOWN, ReceiptRow, compared, dtype_of_bits, narrowest, together
+from mpjax.precision.dtypes import is_floating, path_name, widest
+from mpjax.precision.float8.history import is_history
+
+
+_ARITHMETIC = {"add", "subtract", "multiply", "divide", "negate", "maximum", "minimum"}
+_SAME = {
+    **dict.fromkeys(("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape", "transpose"), (0,)),
+    **dict.fromkeys(("all-gather", "all-gather-done", "all-gather-start", "broadcast", "pad", "slice"), (0,)),
+    **dict.fromkeys(("dynamic-slice", "opt-barrier", "reverse"), (0,)),
+    "dynamic-update-slice": (0, 1),
+    "select": (1, 2),
+}
+"""The operands whose values an operation passes on."""
+_ROUNDS = ("bitcast-convert", "convert")
+_BITS = re.compile(r"\bexponent_bits=(\d+), mantissa_bits=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter that a program returns.
+
+    Attributes:
+      output: the number of its output.
+      asked: the narrowest dtype allowed for its update.
+      dims: its dimensions.
+      stored: the dtype that it is stored in.
+      returned: the dtype that it is returned in.
+    """
+
+    output: int
+    asked: str
+    dims: tuple[int, ...]
+    stored: str
+    returned: str
+
+
+def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = False) -> dict[str, Parameter]:
+    """The parameters that a function takes and returns, by path.
+
+    Args:
+      given: the argument with the parameters, or a training state that has `params`; arrays may be abstract.
+      result: all results, in the program's order.
+      least: the dtype that updates are to be computed in, for parameters of a narrower dtype.
+      narrower: whether parameters with a path may be returned in fewer bits than they are given in.
+    """
+    found = returned_of(given, result, narrower=narrower)
+    dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(result)]
+    if any(path.startswith("params/") for path in _names(given)):
+        found = {path: each for path, each in found.items() if path.startswith("params/")}
+    return {
+        path.removeprefix("params/"): Parameter(
+            number,
+            str(widest(leaf.dtype, least) if least else leaf.dtype),
+            tuple(leaf.shape),
+            str(leaf.dtype),
+            str(dtypes[number]),
+        )
+        for path, (leaf, number) in found.items()
+        if not is_history(path)
+    }
+
+
+def updated_of(
+    parameters: Mapping[str, Parameter], asked: AskedProgram, *, differentiated: bool
+) -> dict[str, Parameter]:
+    """The parameters that are returned, except those whose output is a gradient."""
+    return {
+        path: each
+        for path, each in parameters.items()
+        if not ((asked.gradients and asked.gradients[each.output]) or (not path and not differentiated))
+    }
+
+
+def rounded_of(updated: Mapping[str, Parameter], asked: AskedProgram) -> dict[str, str]:
+    """The dtypes that a traced program rounds new parameters to, where these are narrower than the stored dtypes."""
+    if not asked.rounded:
+        return {}
+    rounded = {path: together([asked.rounded[each.output], each.returned]) for path, each in updated.items()}
+    return {path: dtype for path, dtype in rounded.items() if compared([updated[path].stored], [dtype]) == NARROWER}
+
+
+def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgram) -> str:
+    """Names another argument that is returned as updated parameters are; empty if there is none."""
+    for number, given in enumerate(arguments):
+        found = parameters_of(given, results)
+        if number != params and updated_of(found, asked, differentiated=True):
+            return f"; argument {number} comes back: write params={number} if it has the parameters"
+    return ""
+
+
+def returned_of(given: Any, result: Any, *, narrower: bool = False) -> dict[str, tuple[Any, int]]:
+    """The floating arrays of an argument that are returned in their shape and dtype, with the number of the output.
+
+    With `narrower`, the returned dtype of arrays with a path may have fewer bits. An output has the path of the
+    argument, or that path behind the number of the result.
+    """
+    outputs = list(_names(result).items())
+    numbers = {path.partition("/")[2]: number for number, (path, _) in reversed(list(enumerate(outputs)))}
+    numbers |= {path: number for number, (path, _) in enumerate(outputs)}
+    found = {}
+    for path, leaf in _names(given).items():
+        number = numbers.get(path)
+        if number is not None and is_floating(leaf):
+            out = outputs[number][1]
+            fewer = narrower and path and is_floating(out) and _has_fewer(out, leaf)
+            if out.shape == leaf.shape and (out.dtype == leaf.dtype or fewer):
+                found[path] = leaf, number
+    return found
+
+
+def _has_fewer(out: Any, leaf: Any) -> bool:
+    return compared([str(leaf.dtype)], [str(out.dtype)]) == NARROWER
+
+
+def _names(tree: Any) -> dict[str, Any]:
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def rows_of_updates(
+    found: Mapping[str, tuple[str, frozenset[str] | None]], rounded: Mapping[str, str] = MappingProxyType({})
+) -> list[ReceiptRow]:
+    """Builds the rows of parameters: the dtype asked for and the dtypes of the last arithmetic, by path.
+
+    An update in a wider dtype is as asked: it loses nothing. Parameters that do not change have no row.
+
+    Args:
+      found: the dtypes asked for and run in, by path; None for dtypes that could not be read.
+      rounded: the dtypes that the function itself rounds new parameters to, narrower than their stored dtypes.
+    """
+    rows = []
+    for path, (asked, dtypes) in found.items():
+        if itself := rounded.get(path):
+            reason = f"the function itself rounds the new parameter to {itself}"
+            rows.append(
+                ReceiptRow(path, "update", "update", asked, itself, itself, itself, "XLA loop", 1, NARROWER, reason)
+            )
+        elif dtypes is None:
+            rows.append(
+                ReceiptRow(path, "update", "update", asked, "", "", "", "", 1, UNKNOWN, "nothing that could be read")
+            )
+        elif dtypes:
+            run = narrowest(sorted(dtypes))
+            narrower = compared([asked], [run]) == NARROWER
+            reason = f"the update is computed in {run}, or rounded to it" if narrower else ""
+            verdict = NARROWER if narrower else AS_ASKED
+            rows.append(ReceiptRow(path, "update", "update", asked, run, run, run, "XLA loop", 1, verdict, reason))
+    return rows
+
+
+def updates_of(program: HloProgram, outputs: Sequence[int]) -> list[frozenset[str] | None]:
+    """The dtypes of the last arithmetic before each output of a program, by the numbers of `outputs`.
+
+    Casts, selections between the new and the old value, and changes of layout or of single bits are passed over. A
+    dtype that they round to is in the set if it is narrower than the dtype of the output. The set is empty if an output
+    is an unchanged input, and None if the arithmetic is unknown.
+    """
+    entry = program.computations[program.entry]
+    root, several = entry.root, entry.root.opcode == "tuple"
+    search = _Search(program)
+    found = []
+    for number in outputs:
+        output = entry.instructions[root.operands[number]] if several else root
+        dtypes, own = search.last((entry,), output, 0, ()), dtype_of(output.type)
+        found.append(None if dtypes is None else frozenset(dtype for dtype, by in dtypes if by or _rounds(own, dtype)))
+    return found
+
+
+def _rounds(own: str, dtype: str) -> bool:
+    return bool(own) and compared([own], [dtype]) == NARROWER
+
+
+Dtypes = frozenset[tuple[str, bool]] | None
+"""Dtypes on the way to a value, each with True for arithmetic, and False for a cast that is passed over."""
+
+
+class _Search:
+    """A search for the last arithmetic before a value, with a cache of results."""
+
+    def __init__(self, program: HloProgram):
+        self.program = program
+        self.found: dict[tuple[str, str, int], Dtypes] = {}
+
+    def last(
+        self, inside: tuple[Computation, ...], each: Instruction, index: int, callers: tuple[Instruction, ...]
+    ) -> Dtypes:
+        """The dtypes of the last arithmetic before element `index` of a value.
+
+        Args:
+          inside: the computation of the value, behind the computations that call it.
+          each: the instruction that computes the value.
+          index: the element, if the value is a tuple.
+          callers: the instructions that call the computations of `inside`, without the entry.
+        """
+        key = inside[-1].name, each.name, index
+        if key not in self.found:
+            self.found[key] = None
+            found = self._last(inside, each, index, callers)
+            own = each.opcode in _ROUNDS and dtype_of(each.type)
+            self.found[key] = found if found is None or not own else found | {(own, False)}
+        return self.found[key]
+
+    def _last(
+        self, inside: tuple[Computation, ...], each: Instruction, index: int, callers: tuple[Instruction, ...]
+    ) -> Dtypes:
+        here = inside[-1].instructions
+
+        def of(name: str, index: int = 0) -> Dtypes:
+            return self.last(inside, here[name], index, callers) if name in here else None
+
+        dtype = dtype_of(each.type)
+        match each.opcode:
+            case opcode if opcode in _ARITHMETIC and dtype:
+                return frozenset({(dtype, True)})
+            case "reduce-precision":
+                found = of(each.operands[0])
+                return None if found is None else found | {(_of_bits(each), False)}
+            case opcode if opcode in _SAME:
+                return _together([of(each.operands[number], index) for number in _SAME[opcode]])
+            case "concatenate":
+                return _together([of(name) for name in each.operands])
+            case "add" | "and" | "or" | "bitcast-convert":  # stochastic rounding adds random bits
+                known = [found for found in map(of, each.operands) if found]
+                return frozenset().union(*known) if known else None
+            case "tuple":
+                return of(each.operands[index])
+            case "get-tuple-element":
+                number = each.attributes.partition("index=")[2].partition(",")[0]
+                return of(each.operands[0], int(number))
+            case "parameter" if callers and callers[-1].opcode != "while":
+                outer = inside[:-1]
+                given = outer[-1].instructions[callers[-1].operands[int(each.operands[0])]]
+                return self.last(outer, given, index, callers[:-1])
+            case "parameter" | "constant":
+                return frozenset()
+            case "fusion" | "call" | "while" | "async-start":
+                (called, *_) = each.called("calls", "to_apply", "body")
+                computation = self.program.computations[called]
+                return self.last((*inside, computation), computation.root, index, (*callers, each))
+            case "async-done" | "async-update":
+                return of(each.operands[0], index)
+        return None
+
+
+def _of_bits(each: Instruction) -> str:
+    exponent, mantissa = _BITS.findall(each.attributes)[0]
+    return dtype_of_bits(int(exponent), int(mantissa))
+
+
+def _together(found: Sequence[Dtypes]) -> Dtypes:
+    known = [each for each in found if each is not None]
+    return frozenset().union(*known) if len(known) == len(found) else None

@@ -1,0 +1,221 @@
+"""Compares the sums of a compiled program with the dtypes asked for: over devices, and of many terms on one device."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from mpjax.plan.hlo import Computation, HloProgram, Instruction, Module, module_of, name_of, shapes_of, stacks_of
+from mpjax.plan.runs import dtype_of
+from mpjax.plan.verdicts import (
+    AS_ASKED,
+    HALF,
+    MISSING,
+    NARROWER,
+    UNCLEAR,
+    UNKNOWN,
+    ReceiptRow,
+    compared,
+    counted,
+    narrowest,
+)
+from mpjax.precision.casting.gradient_sums import MANY
+
+
+_OVER_DEVICES = ("all-reduce", "reduce-scatter")
+_WRITTEN = {"psum", "psum2", "psum_invariant", "reduce_scatter", "psum_scatter"}
+"""The last part of the name of a sum that the traced program contains."""
+
+_ON_DEVICE = {"reduce": "a sum", "reduce-window": "a sum over windows", "scatter": "a scatter"}
+_WINDOW = re.compile(r"\bwindow=\{size=([\dx]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """A sum over devices of a compiled program.
+
+    Attributes:
+      by: "all-reduce" or "reduce-scatter".
+      module: the module and pass, from the name of the sum.
+      named: whether XLA kept the name. XLA joins several sums, and then keeps no name.
+      written: whether the name is of a sum in the traced program. Otherwise the compiler added the sum because an array
+        is divided.
+      arrays: the dtype and the dimensions of each array.
+    """
+
+    by: str
+    module: Module
+    named: bool
+    written: bool
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def sums_of(program: HloProgram) -> list[Sum]:
+    """Lists the sums over devices of floating arrays, each instruction once."""
+    found = []
+    for computation in program.computations.values():
+        if not computation.mentions(*(f" {name}" for name in _OVER_DEVICES)):
+            continue
+        for each in computation:
+            by = each.opcode.removesuffix("-start")
+            if by not in _OVER_DEVICES or not _adds(program, each):
+                continue
+            arrays = tuple((dtype, dims) for text, dims in _arrays(computation, each) if (dtype := dtype_of(text)))
+            if arrays:
+                name = name_of(each)
+                written = all(stack.rpartition("/")[2] in _WRITTEN for stack in stacks_of(name))
+                found.append(Sum(by, module_of(each), bool(name), written, arrays))
+    return found
+
+
+def _adds(program: HloProgram, each: Instruction) -> bool:
+    return any(program.computations[name].root.opcode == "add" for name in each.called("to_apply"))
+
+
+def _arrays(computation: Computation, each: Instruction) -> list[tuple[str, tuple[int, ...]]]:
+    """The type and dimensions of each array that is added."""
+    types = [computation.instructions[name].type for name in each.operands if name in computation.instructions]
+    return [(text, dims) for text in types for _, dims in shapes_of(text)]
+
+
+def rows_of_sums(
+    asked: Sequence[str], sums: Sequence[Sum], *, least: str | None, parameters: Sequence[tuple[int, ...]]
+) -> list[ReceiptRow]:
+    """Builds the rows of sums over devices.
+
+    XLA joins sums and keeps no name of them, so the sums of the function are compared dtype by dtype.
+
+    Args:
+      asked: the dtype of each array that the traced program adds.
+      sums: the sums of the compiled program.
+      least: the policy's `reduce_dtype`; None without a policy.
+      parameters: the dimensions of the parameters. A sum with these dimensions that the compiler added is a gradient's.
+    """
+    wanted = set(asked)
+    arrays = [(each, dtype, dims) for each in sums for dtype, dims in each.arrays]
+    explicit = [(each, dtype) for each, dtype, _ in arrays if each.written or (not each.named and dtype in wanted)]
+    runs = {dtype for _, dtype in explicit}
+    others = runs - wanted
+
+    def row(goal: str, run: str, verdict: str, reason: str) -> ReceiptRow:
+        doing = {(id(each), each.by) for each, dtype in explicit if dtype == run}
+        by = " and ".join(sorted({by for _, by in doing}))
+        return ReceiptRow("", "backward", "reduction", goal, run, run, run, by, max(len(doing), 1), verdict, reason)
+
+    rows = []
+    for dtype in sorted(wanted):
+        goal = dtype if least is None or compared([least], [dtype]) != NARROWER else least
+        run = dtype if dtype in runs else narrowest(sorted(others)) if others else ""
+        others -= {run}
+        if run:
+            verdict = compared([goal], [run])
+            who = "the function" if goal != dtype else "XLA"
+            rows.append(row(goal, run, verdict, "" if verdict == AS_ASKED else f"{who} adds over devices in {run}"))
+        else:
+            verdict, reason = (UNKNOWN, UNCLEAR) if runs else (MISSING, "no sum over devices is in the program")
+            rows.append(row(goal, "", verdict, reason))
+    for dtype in sorted(others):
+        verdict = compared([least], [dtype]) if least and not asked else UNKNOWN
+        rows.append(row(least or "", dtype, verdict, "" if verdict == AS_ASKED else f"adds over devices in {dtype}"))
+    added = [entry for entry in arrays if not (entry[0].written or (not entry[0].named and entry[1] in wanted))]
+    return counted([*rows, *(_added(*entry, least, parameters) for entry in added)])
+
+
+def _added(
+    each: Sum, dtype: str, dims: tuple[int, ...], least: str | None, parameters: Sequence[tuple[int, ...]]
+) -> ReceiptRow:
+    """The row of an array in a sum that the compiler added, because an operand is divided over devices."""
+    backward = each.module.backward or not each.named
+    every = sum(map(math.prod, parameters))  # XLA may have joined all gradients in one array
+    gradient = backward and (_ordered(dims) in set(map(_ordered, parameters)) or math.prod(dims) == every)
+    goal = least if gradient and least else dtype
+    verdict = compared([goal], [dtype])
+    reason = "" if verdict == AS_ASKED else f"the compiler adds gradients over devices in {dtype}"
+    if verdict == AS_ASKED and not each.named and least and compared([least], [dtype]) == NARROWER:
+        verdict, reason = UNKNOWN, f"the compiler joined sums in {dtype}, which may be those of gradients"
+    return ReceiptRow(
+        path=each.module.path,
+        direction="backward" if each.module.backward or gradient else "forward",
+        kind="reduction",
+        asked=goal,
+        operands=dtype,
+        accumulation=dtype,
+        result=dtype,
+        by=each.by,
+        count=1,
+        verdict=verdict,
+        reason=reason,
+        note="added by the compiler",
+    )
+
+
+def _ordered(dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in dims if size > 1))
+
+
+def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[str]) -> list[ReceiptRow]:
+    """Builds the rows of arrays that the function itself rounds before it adds them over devices in a wider dtype.
+
+    Args:
+      asked: the dtype of each array that the traced program adds.
+      cast: the narrowest dtype that each array was cast to since it was computed; empty for no cast.
+      rounds: the dtypes that a policy names, which gradients may be rounded to.
+    """
+    rows = []
+    for wide, narrow in zip(asked, cast, strict=True):
+        if narrow and narrow not in rounds and compared([wide], [narrow]) == NARROWER:
+            reason = f"the function itself rounds to {narrow} what it then adds over devices in {wide}"
+            rows.append(ReceiptRow("", "backward", "reduction", wide, narrow, wide, wide, "cast", 1, NARROWER, reason))
+    return counted(rows)
+
+
+def rows_of_accumulations(program: HloProgram) -> list[ReceiptRow]:
+    """Builds a row for each sum of many terms whose accumulator is in half precision; sums in float32 have no row."""
+    return counted(
+        [_half_sum(each) for computation in program.computations.values() for each in _half_sums(program, computation)]
+    )
+
+
+def _half_sums(program: HloProgram, computation: Computation) -> Iterator[Instruction]:
+    if not computation.mentions(*(f" {name}(" for name in _ON_DEVICE)):
+        return
+    for each in computation:
+        half = each.opcode in _ON_DEVICE and dtype_of(each.type) in HALF
+        adds = (program.computations[name].root.opcode == "add" for name in each.called("to_apply"))
+        if half and any(adds) and _terms(computation, each) >= MANY:
+            yield each
+
+
+def _terms(computation: Computation, each: Instruction) -> int:
+    """The maximum number of terms of an element of the result."""
+    if each.opcode == "reduce-window":
+        found = _WINDOW.search(each.attributes)
+        return math.prod(map(int, found[1].split("x"))) if found else 0
+    if each.opcode == "scatter" and "unique_indices=true" in each.attributes:
+        return 1
+    sizes = [math.prod(dims) for name in each.operands for _, dims in _shapes(computation, name)]
+    of_result = math.prod(shapes_of(each.type)[0][1])
+    if each.opcode == "scatter":  # all updates may be for one element
+        return sizes[-1] if sizes else 0
+    return sizes[0] // max(of_result, 1) if sizes else 0
+
+
+def _shapes(computation: Computation, name: str) -> list[tuple[str, tuple[int, ...]]]:
+    return shapes_of(computation.instructions[name].type)[:1] if name in computation.instructions else []
+
+
+def _half_sum(each: Instruction) -> ReceiptRow:
+    module, dtype = module_of(each), dtype_of(each.type)
+    return ReceiptRow(
+        path=module.path,
+        direction="backward" if module.backward else "forward",
+        kind="accumulation",
+        asked="float32",
+        operands=dtype,
+        accumulation=dtype,
+        result=dtype,
+        by=each.opcode,
+        count=1,
+        verdict=NARROWER,
+        reason=f"{_ON_DEVICE[each.opcode]} adds many terms in {dtype}",
+    )
