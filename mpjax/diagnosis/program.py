@@ -51,6 +51,10 @@ class Program(NamedTuple):
         """The arguments of `Emulator.run` for a loss scale."""
         return self.jaxpr, [*self.inputs, jnp.float32(scale)], self.owners, self.progress, self.constants.exact
 
+    def parameter(self, place: int) -> str:
+        """The name, for messages, of the parameter with this gradient; an array that is all parameters has no path."""
+        return self.gradients[place] or "the parameter"
+
     def beside(self, full: "Program") -> "Program":
         """Adds the constants of the float32 program `full`."""
         return self._replace(constants=constants_of(self.jaxpr, full.jaxpr))

@@ -47,7 +47,7 @@ def lost_sum(program: Program, trace: Trace, scale: float, reference: Reference)
         return None
     alone = run(program, scale, isolated=True)
     site, reading = max(long_sums(alone), key=lambda each: each[1].relative_error)
-    wrong = program.gradients[errors.index(worst)] or "the parameter"
+    wrong = program.parameter(errors.index(worst))
     evidence = (
         f"The step is finite and its loss has a relative error of {error:.2g}, but the gradient of {wrong} has one of "
         f"{worst:.2g}. It comes from {sum_in_words(site, program, trace)}: with float32 inputs, its result has a "

@@ -234,7 +234,7 @@ def _underflow(program: Program, trace: Trace, scale: float, reference: Referenc
     else:
         where = f", first in {named(site)}"
     evidence = (
-        f"{flushed:.1%} of the gradient values of {program.gradients[worst]} underflow to zero in half "
+        f"{flushed:.1%} of the gradient values of {program.parameter(worst)} underflow to zero in half "
         f"precision{where}. In float32 they are not zero. The loss scale is {scale:g}."
     )
     return Finding("underflow", site, evidence, healthy_scale(reference, program, scale, 2.0**4))
@@ -320,7 +320,7 @@ def _rounding(program: Program, trace: Trace, scale: float, reference: Reference
     site, own = alone.sites[worst[path]], alone.readings[worst[path]].relative_error
     evidence = f"The loss has a relative error of {error:.2g}, although the step is finite and {_NO_UNDERFLOW}. "
     if lost:
-        evidence += f"The gradient of {program.gradients[int(np.argmax(gradients))]} has one of {max(gradients):.2g}. "
+        evidence += f"The gradient of {program.parameter(int(np.argmax(gradients)))} has one of {max(gradients):.2g}. "
     evidence += (
         f"Most of the error comes from {named(site)}: with float32 inputs, its result has a relative error of "
         f"{own:.2g}. Without rounding in its module, "

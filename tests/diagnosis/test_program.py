@@ -24,6 +24,12 @@ def test_a_loss_with_more_beside_it_is_that_loss(aux):
     assert str(beside.jaxpr) == str(alone.jaxpr)
 
 
+def test_a_parameter_without_a_path_has_a_name_in_messages():
+    assert program_of_function(loss, PARAMS, BATCH, HALF).parameter(0) == "w"
+    alone = program_of_function(lambda w, batch: loss({"w": w}, batch), PARAMS["w"], BATCH, HALF)
+    assert alone.parameter(0) == "the parameter"
+
+
 def test_flops_are_by_scope_and_leave_padding_out():
     """Along one side of 4 pixels a kernel of 3 has 2 + 3 + 3 + 2 pixels under it; one gradient doubles the count."""
 
