@@ -92,21 +92,23 @@ COMMANDS = {
 """All commands, by the name that the user types, in the order of `mpjax --help`."""
 
 
+def settings_of(name: str, argv: Sequence[str]) -> tuple[Any, ...]:
+    """Parses a command line of one of `COMMANDS`; raises as `mpjax.config.load.load_settings`."""
+    from mpjax.config.load import load_settings
+    from mpjax.config.program import typed
+
+    return load_settings([_named(kind) for kind in COMMANDS[name].settings], argv, prog=typed(name))
+
+
 def call(name: str, argv: Sequence[str]) -> int:
     """Runs one of `COMMANDS` and returns its exit code; see `exit_code`."""
-    command = COMMANDS[name]
 
     def read_and_run() -> None:
-        from mpjax.config.load import load_settings
-        from mpjax.config.program import typed
-
-        settings = load_settings([_named(kind) for kind in command.settings], argv, prog=typed(name))
+        settings = settings_of(name, argv)
         _named("mpjax.commands.host_memory:keep_freed_memory")()
         try:
-            _named(command.run)(*settings)
-        except (
-            SystemExit
-        ) as error:  # not from --help, which `load_settings` handles: the user's code or a library exits
+            _named(COMMANDS[name].run)(*settings)
+        except SystemExit as error:  # not from --help, which was handled before: the user's code or a library exits
             raise CallbackError(
                 f"the command ended before it was done: {failure(error)}; raise an exception instead, or let a "
                 'callback return "stop"'

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from mpjax.config.limits import out_of_range
 from mpjax.config.program import typed
+from mpjax.config.setting_types import out_of_range
 from mpjax.errors import UsageError
 
 

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mpjax.config.limits import out_of_range
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Distributed
-from mpjax.config.setting_types import Integers, NotNegative, Range, Texts, at_least
+from mpjax.config.setting_types import Integers, NotNegative, Range, Texts, at_least, out_of_range
 from mpjax.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from mpjax.errors import UsageError
 
@@ -86,3 +86,14 @@ def parse_duration(text: str) -> Duration:
     if not math.isfinite(amount) or (unit == "steps" and amount != int(amount)):
         raise UsageError(f"bad duration '{text}': wanted a whole number of steps")
     return Duration(amount, unit)
+
+
+def settle_durations(section: Any, *names: str) -> None:
+    """Converts fields that Python code sets to a number of steps or to text to `Duration`."""
+    for name in names:
+        object.__setattr__(section, name, as_duration(getattr(section, name)))
+
+
+def epochs(amount: float) -> Duration:
+    """Creates a `Duration` in epochs."""
+    return Duration(amount, "epochs")

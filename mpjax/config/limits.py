@@ -1,15 +1,14 @@
 """Checks that settings are valid, and reports all faults at once. The range of one setting stands on its field."""
 
-import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from mpjax.config.choices import AUTO, BEST, SETTINGS_OF_RULES
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Data, Distributed, Optimizer, Training
-from mpjax.config.setting_types import Range, is_a
+from mpjax.config.setting_types import out_of_range, wrong_types
 from mpjax.errors import UsageError
 
 
@@ -200,52 +199,3 @@ def _of_distributed(distributed: Distributed) -> Iterator[str]:
     host, _, port = coordinator.rpartition(":")
     if coordinator and not (host and port.isdecimal() and 0 < int(port) < 65536):
         yield f"--distributed.coordinator is {coordinator!r}: wanted HOST:PORT, as in 10.0.0.1:1234"
-
-
-_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
-
-
-def wrong_types(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yields a line for each setting with a value of another type: the value, and the wanted type."""
-    for name, hint, value in _fields(settings, prefix):
-        if wanted := _wanted(hint, value):
-            yield f"--{name} is {value!r} ({type(value).__name__}): wanted {wanted}"
-
-
-def out_of_range(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yields a line for each setting with a value of its type that is not valid: the value, and the valid ones."""
-    for name, hint, value in _fields(settings, prefix):
-        for mark in () if _wanted(hint, value) else getattr(hint, "__metadata__", ()):
-            if isinstance(mark, Range) and not mark.holds(value):
-                yield f"--{name} is {mark.shown(value)}: wanted {mark.wanted}"
-                break
-            if isinstance(value, str) and (parse := getattr(mark, "instance_from_str", None)):
-                try:
-                    parse([value])
-                except UsageError as error:
-                    yield f"--{name}: {error}"
-
-
-def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the name, the type and the value of each setting, also of sections."""
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        value = getattr(settings, name)
-        if dataclasses.is_dataclass(value) and type(value) is hint:
-            yield from _fields(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", hint, value
-
-
-def _wanted(hint: Any, value: Any) -> str:
-    """The wanted type of a setting in words; empty if the value has it."""
-    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if parser := next((mark for mark in marks if hasattr(mark, "is_instance")), None):
-        several = "a tuple, " if parser.is_instance(()) else "a dict, " if parser.is_instance({}) else ""
-        wanted = _KINDS[str] if parser.metavar == "STR" else parser.metavar
-        return "" if parser.is_instance(value) else f"{several}{wanted}"
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        return "" if value in choices else f"one of {', '.join(map(str, choices))}"
-    if kind in _KINDS:
-        return "" if is_a(kind, value) else _KINDS[kind]
-    return "" if isinstance(value, kind) else f"a {kind.__name__}"

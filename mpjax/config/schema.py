@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from mpjax.config.choices import TaskName
-from mpjax.config.durations import Duration
+from mpjax.config.durations import Duration, epochs, settle_durations
 from mpjax.config.setting_types import (
     NOT_NEGATIVE,
     BelowOne,
@@ -31,9 +31,7 @@ from mpjax.config.setting_types import (
     TextByName,
     Texts,
     WayByName,
-    epochs,
     settle_auto,
-    settle_durations,
     words,
 )
 

@@ -9,8 +9,8 @@ the default, which takes a quarter of the time of `--help`. Its messages name ne
 import dataclasses
 import math
 import types
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -23,7 +23,7 @@ from mpjax.config.choices import (
     parse_or_auto,
     parse_schedule_name,
 )
-from mpjax.config.durations import Duration, as_duration, parse_duration
+from mpjax.config.durations import Duration, parse_duration
 from mpjax.errors import UsageError
 
 
@@ -221,12 +221,50 @@ def settle_auto(section: Any, *names: str) -> None:
             object.__setattr__(section, name, AUTO)
 
 
-def settle_durations(section: Any, *names: str) -> None:
-    """Converts fields that Python code sets to a number of steps or to text to `Duration`."""
-    for name in names:
-        object.__setattr__(section, name, as_duration(getattr(section, name)))
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
 
 
-def epochs(amount: float) -> Duration:
-    """Creates a `Duration` in epochs."""
-    return Duration(amount, "epochs")
+def wrong_types(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Yields a line for each setting with a value of another type: the value, and the wanted type."""
+    for name, hint, value in _fields(settings, prefix):
+        if wanted := _wanted(hint, value):
+            yield f"--{name} is {value!r} ({type(value).__name__}): wanted {wanted}"
+
+
+def out_of_range(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Yields a line for each setting with a value of its type that is not valid: the value, and the valid ones."""
+    for name, hint, value in _fields(settings, prefix):
+        for mark in () if _wanted(hint, value) else getattr(hint, "__metadata__", ()):
+            if isinstance(mark, Range) and not mark.holds(value):
+                yield f"--{name} is {mark.shown(value)}: wanted {mark.wanted}"
+                break
+            if isinstance(value, str) and (parse := getattr(mark, "instance_from_str", None)):
+                try:
+                    parse([value])
+                except UsageError as error:
+                    yield f"--{name}: {error}"
+
+
+def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the name, the type and the value of each setting, also of sections."""
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        if dataclasses.is_dataclass(value) and type(value) is hint:
+            yield from _fields(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", hint, value
+
+
+def _wanted(hint: Any, value: Any) -> str:
+    """The wanted type of a setting in words; empty if the value has it."""
+    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if parser := next((mark for mark in marks if hasattr(mark, "is_instance")), None):
+        several = "a tuple, " if parser.is_instance(()) else "a dict, " if parser.is_instance({}) else ""
+        wanted = _KINDS[str] if parser.metavar == "STR" else parser.metavar
+        return "" if parser.is_instance(value) else f"{several}{wanted}"
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return "" if value in choices else f"one of {', '.join(map(str, choices))}"
+    if kind in _KINDS:
+        return "" if is_a(kind, value) else _KINDS[kind]
+    return "" if isinstance(value, kind) else f"a {kind.__name__}"

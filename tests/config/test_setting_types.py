@@ -8,8 +8,8 @@ import pytest
 from mpjax.config import load_config, to_toml
 from mpjax.config.arguments import parse
 from mpjax.config.completion import flags_of
-from mpjax.config.durations import Duration
-from mpjax.config.setting_types import FloatByName, Floats, Integers, TextByName, Texts, WayByName, epochs, list_of
+from mpjax.config.durations import Duration, epochs
+from mpjax.config.setting_types import FloatByName, Floats, Integers, TextByName, Texts, WayByName, list_of
 from mpjax.errors import UsageError
 
 

@@ -10,8 +10,8 @@ import pytest
 from mpjax.cli import train
 from mpjax.config import Config, load_config, to_toml
 from mpjax.config.folders import check_run_folder
-from mpjax.config.limits import wrong_types
 from mpjax.config.schema import Data, Model, Optimizer
+from mpjax.config.setting_types import wrong_types
 from mpjax.config.user_code import CODE, PythonObject, code_of, is_passed_in_python, load_function, require_trust
 from mpjax.errors import UsageError
 

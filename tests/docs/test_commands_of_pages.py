@@ -4,7 +4,6 @@ Commands are parsed as their programs parse them, and not run. Those with `pip i
 for the files and extras that they name.
 """
 
-import importlib
 import pathlib
 import re
 import shlex
@@ -12,7 +11,7 @@ import tomllib
 
 import pytest
 
-from mpjax.cli import COMMANDS
+from mpjax.cli import COMMANDS, settings_of
 from mpjax.config import from_toml
 
 
@@ -55,9 +54,8 @@ def fault(words):
         return f"no file {words[1]}"
     script = re.fullmatch(r"scripts/(\w+)\.py", words[1]) if words[0] == "python" else None
     if script and "--help" not in words:
-        module, _, load = COMMANDS[script[1]].load.partition(":")
         try:
-            getattr(importlib.import_module(module), load)([word for word in words[2:] if word != "..."], prog=words[1])
+            settings_of(script[1], [word for word in words[2:] if word != "..."])
         except ValueError as error:
             return str(error)
     return None

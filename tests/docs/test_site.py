@@ -57,7 +57,7 @@ def test_every_name_and_flag_has_an_anchor(site):
     pages = "\n".join(page.read_text() for page in (site / "reference").glob("*.html"))
     anchors = set(re.findall(r' id="([^"]+)"', pages))
     assert {f"mpjax.{name}" for name in mpjax.__all__} <= anchors
-    for command, (_, _, _, settings) in COMMANDS.items():
+    for command, (_, _, settings) in COMMANDS.items():
         for place in settings[:1]:
             module, _, kind = place.partition(":")
             flags = dict(flags_of(getattr(importlib.import_module(module), kind)))
