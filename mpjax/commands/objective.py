@@ -12,6 +12,7 @@ from mpjax.data import Fields, batch_shapes
 from mpjax.errors import UsageError
 from mpjax.precision.policy import Policy
 from mpjax.training import objectives
+from mpjax.training.losses import cross_entropy_over
 from mpjax.training.objective import OUTPUTS, Prepare, RunObjective
 from mpjax.training.setup import Task
 from mpjax.training.views import predict_with
@@ -56,7 +57,7 @@ def _of_task(config: Config, prepare: Prepare, policy: Policy, fields: Fields) -
     """
     task, smoothing = config.task, config.training.label_smoothing
     predict = predict_with(config.data.test_time_augmentation, task)
-    compare, pixel_loss, complete = objectives.equally(smoothing), objectives.cross_entropy_over, dict
+    compare, pixel_loss, complete = objectives.equally(smoothing), cross_entropy_over, dict
     weights, ignores = config.training.class_weights, bool(config.data.ignore_index)
     if weights or ignores:
         from mpjax.training import class_weights  # local, because few runs need it
