@@ -9,7 +9,7 @@ import tyro
 
 from mpjax.config.paths import expanded
 from mpjax.config.schema import Config, Distributed
-from mpjax.config.setting_types import Integers, NotNegative, Range, Texts, at_least, out_of_range
+from mpjax.config.setting_types import Integers, Limit, NotNegative, Texts, at_least, out_of_range
 from mpjax.errors import UsageError
 
 
@@ -190,7 +190,7 @@ class Compare(CommandSettings):
     """Band of a group: from the lowest to the highest seed, or two standard deviations around the mean."""
     tolerance: NotNegative = 0.05
     """Relative difference up to which two groups of one seed each count as equal."""
-    smoothing: Annotated[int, Range("1 or more reports", lambda value: value >= 1)] = 5
+    smoothing: Annotated[int, Limit("1 or more reports", lambda value: value >= 1)] = 5
     """Number of logged values over which training curves (not the loss scale) are averaged; 1: no smoothing."""
     plot: str = "comparison.png"
     """Image file of the curves; empty: none."""

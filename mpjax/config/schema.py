@@ -18,13 +18,13 @@ from mpjax.config.setting_types import (
     FloatByName,
     Floats,
     Integers,
+    Limit,
     ModelName,
     Named,
     NotNegative,
     OptimizerName,
     OrAuto,
     PlotFormats,
-    Range,
     ScheduleName,
     SeveralNamed,
     Steps,
@@ -63,7 +63,7 @@ class Data:
     columns: TextByName = dataclasses.field(default_factory=dict)
     """Column for each field (image, label, mask, text), if their names differ: `--data.columns image img label
     fine_label`."""
-    header: Annotated[Texts, Range("different names", lambda names: len(set(names)) == len(names), words)] = ()
+    header: Annotated[Texts, Limit("different names", lambda names: len(set(names)) == len(names), words)] = ()
     """Names of the columns of a csv or tsv file whose first line is an example, in order: `--data.header label text`;
     empty: the first line has the names."""
     num_classes: CountOrZero = 0
@@ -97,14 +97,14 @@ class Data:
     """With training.steps_per_call above 1: in-memory data sets of at most this many MiB are kept on the device."""
     workers: CountOrZero = 2
     """Threads that read and decode a streamed data set; 0: none, a batch is read when it is requested."""
-    range: Annotated[Floats, Range("two different numbers, as in --data.range 0 4095", _are_two)] = ()
+    range: Annotated[Floats, Limit("two different numbers, as in --data.range 0 4095", _are_two)] = ()
     """Numbers of image files of more than 8 bits (16-bit, 32-bit or float grayscale) that become 0 and 1:
     `--data.range 0 4095`; empty: all that the bits hold, and floats as they are stored."""
-    mean: Annotated[Floats, Range("finite numbers", lambda means: all(map(math.isfinite, means)))] = (0.0,)
+    mean: Annotated[Floats, Limit("finite numbers", lambda means: all(map(math.isfinite, means)))] = (0.0,)
     """Mean per channel, subtracted from images scaled to [0, 1]; one value applies to all channels."""
-    std: Annotated[Floats, Range("positive numbers", lambda stds: all(0 < std < math.inf for std in stds))] = (1.0,)
+    std: Annotated[Floats, Limit("positive numbers", lambda stds: all(0 < std < math.inf for std in stds))] = (1.0,)
     """Standard deviation per channel; images are divided by it after the mean is subtracted."""
-    crop_padding: Annotated[int, Range("a number of pixels, 0 for none", lambda value: -1 <= value < 2**31)] = -1
+    crop_padding: Annotated[int, Limit("a number of pixels, 0 for none", lambda value: -1 <= value < 2**31)] = -1
     """Augmentation: pixels of padding before a random crop back to size; 0: none; -1: 1, and none for the task `own`,
     because its other columns stay where they are."""
     crop_edges: Literal["black", "reflect"] = "black"
@@ -119,9 +119,9 @@ class Data:
     0: none. Images of varying size already get a random crop on the host."""
     randaugment_ops: CountOrZero = 0
     """Augmentation: RandAugment operations per image (2 is usual); 0: none."""
-    randaugment_magnitude: Annotated[float, Range("0 to 10", lambda value: 0 <= value <= 10)] = 9.0
+    randaugment_magnitude: Annotated[float, Limit("0 to 10", lambda value: 0 <= value <= 10)] = 9.0
     """Augmentation: strength of RandAugment, 0 to 10."""
-    random_erasing: Annotated[float, Range("a share from 0 to 1", lambda value: 0 <= value <= 1)] = 0.0
+    random_erasing: Annotated[float, Limit("a share from 0 to 1", lambda value: 0 <= value <= 1)] = 0.0
     """Augmentation: share of images in which a rectangle is replaced by noise (0.25 is usual)."""
     mixup: NotNegative = 0.0
     """Augmentation: Mixup of pairs of images, with weights from Beta(mixup, mixup) (0.2 is usual, 0.8 with cutmix);
@@ -276,7 +276,7 @@ class Optimizer:
     squares of gradients below 2e-4 underflow in it."""
     rates: FloatByName = dataclasses.field(default_factory=dict)
     """Factors on the learning rate, by pattern of paths; the first match wins: `--optimizer.rates "head/*" 10`."""
-    layer_decay: Annotated[float, Range("above 0, up to 1", lambda value: 0 < value <= 1)] = 1.0
+    layer_decay: Annotated[float, Limit("above 0, up to 1", lambda value: 0 < value <= 1)] = 1.0
     """Transformers: factor on the learning rate from each block to the one below it; the head has the whole rate, and
     what comes before the blocks the smallest; 1: the same rate for all."""
 
@@ -375,7 +375,7 @@ class Distributed:
     """Number of processes; 0: as the cluster says; 1: this process alone, whatever the cluster says."""
     process: int = -1
     """Number of this process, from 0; -1: as the cluster says."""
-    timeout: Annotated[float, Range("a positive number of seconds", lambda value: 0 < value < math.inf)] = 300.0
+    timeout: Annotated[float, Limit("a positive number of seconds", lambda value: 0 < value < math.inf)] = 300.0
     """Seconds to wait until all processes are there."""
 
 
@@ -443,12 +443,12 @@ class Diagnosis:
 class Config:
     """Train a model in mixed precision."""
 
-    steps: Annotated[Steps, Range("at least one step", lambda steps: steps.amount > 0)] = epochs(30)
+    steps: Annotated[Steps, Limit("at least one step", lambda steps: steps.amount > 0)] = epochs(30)
     """Length of training: attempted steps (skipped ones count), `1e6 examples` or `30 epochs`."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
     """Random seed of initialisation, shuffling and augmentation."""
     seeds: Annotated[
-        Integers, Range("0 to 2**32 - 1", lambda seeds: all(0 <= seed < 2**32 for seed in seeds), words)
+        Integers, Limit("0 to 2**32 - 1", lambda seeds: all(0 <= seed < 2**32 for seed in seeds), words)
     ] = ()
     """Train one run for each of these seeds in place of seed, in `seed_N` of output_dir; empty: one run."""
     task: TaskName = "classification"

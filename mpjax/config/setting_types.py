@@ -61,7 +61,7 @@ Code = str | PythonObject
 """Text that may name code, or the code itself."""
 
 
-class Range(NamedTuple):
+class Limit(NamedTuple):
     """The valid values of a setting, as a mark on its type.
 
     Attributes:
@@ -75,9 +75,9 @@ class Range(NamedTuple):
     shown: Callable[[Any], str] = str
 
 
-def at_least(least: int) -> Range:
+def at_least(least: int) -> Limit:
     """The whole numbers from `least` on."""
-    return Range(f"at least {least}", lambda value: value >= least)
+    return Limit(f"at least {least}", lambda value: value >= least)
 
 
 def words(values: Sequence[Any]) -> str:
@@ -85,8 +85,8 @@ def words(values: Sequence[Any]) -> str:
     return " ".join(map(str, values))
 
 
-NOT_NEGATIVE = Range("0 or more", lambda value: 0 <= value < math.inf)
-COUNTABLE = Range("at most 2,147,483,647", lambda value: value < 2**31)  # in an int32
+NOT_NEGATIVE = Limit("0 or more", lambda value: 0 <= value < math.inf)
+COUNTABLE = Limit("at most 2,147,483,647", lambda value: value < 2**31)  # in an int32
 
 if TYPE_CHECKING:
     Count = CountOrZero = int
@@ -95,7 +95,7 @@ else:
     Count = Annotated[int, at_least(1), COUNTABLE]
     CountOrZero = Annotated[int, NOT_NEGATIVE, COUNTABLE]
     NotNegative = Annotated[float, NOT_NEGATIVE]
-    BelowOne = Annotated[float, Range("from 0 up to, not including, 1", lambda value: 0 <= value < 1)]
+    BelowOne = Annotated[float, Limit("from 0 up to, not including, 1", lambda value: 0 <= value < 1)]
 
 
 def is_a(kind: Any, value: Any) -> bool:
@@ -188,7 +188,7 @@ else:
     OrAuto = Annotated[
         object,
         _one(int, "INT|auto", parse_or_auto),
-        Range("at least 1", lambda value: value == AUTO or value >= 1),
+        Limit("at least 1", lambda value: value == AUTO or value >= 1),
         COUNTABLE,
     ]
     Steps = Annotated[object, _one(Duration, "DURATION", parse_duration)]
@@ -206,7 +206,7 @@ else:
     PlotFormats = Annotated[
         object,
         list_of(_formats),
-        Range(
+        Limit(
             f"one or more of {', '.join(_formats)}, each once",
             lambda value: value and len(set(value) & set(_formats)) == len(value),
             lambda value: words(value) or "empty",
@@ -235,7 +235,7 @@ def out_of_range(settings: Any, prefix: str = "") -> Iterator[str]:
     """Yields a line for each setting with a value of its type that is not valid: the value, and the valid ones."""
     for name, hint, value in _fields(settings, prefix):
         for mark in () if _wanted(hint, value) else getattr(hint, "__metadata__", ()):
-            if isinstance(mark, Range) and not mark.holds(value):
+            if isinstance(mark, Limit) and not mark.holds(value):
                 yield f"--{name} is {mark.shown(value)}: wanted {mark.wanted}"
                 break
             if isinstance(value, str) and (parse := getattr(mark, "instance_from_str", None)):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 
 from mpjax.config.arguments import message_of, parse, parse_with
-from mpjax.config.setting_types import Integers, Range
+from mpjax.config.setting_types import Integers, Limit
 from mpjax.errors import UsageError
 
 
@@ -47,7 +47,7 @@ def test_the_first_line_says_what_is_wrong_and_what_is_meant(monkeypatch, argv, 
 class Oven:
     """Heats."""
 
-    shelf: Annotated[int, Range("1 or 2", (1, 2).__contains__)] = 1
+    shelf: Annotated[int, Limit("1 or 2", (1, 2).__contains__)] = 1
     """Which."""
     heat: float = 180.0
     """Degrees."""
