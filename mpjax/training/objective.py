@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,6 @@ from flax import nnx
 
 from mpjax.errors import UsageError
 from mpjax.precision.dtypes import FLOAT32, is_floating, widest
-
-
-if TYPE_CHECKING:  # the protocol of a user's own objective, and of the tasks'
-    from mpjax.extend import Objective
 
 
 @jax.tree_util.register_dataclass
@@ -120,15 +116,15 @@ class RunObjective(NamedTuple):
     """An objective with the preparation of its batches, the user's metrics, and the conclusion over a whole set.
 
     Attributes:
-      function: computes values of the examples of a prepared batch. A value [B, ...] is averaged over all its numbers,
-        and a `Mean` of [B, K] over its K quotients.
+      function: an `mpjax.extend.Objective`, which computes values of the examples of a prepared batch. A value [B, ...]
+        is averaged over all its numbers, and a `Mean` of [B, K] over its K quotients.
       prepare: `(batch, key) -> batch`, which augments unless the key is None. It takes the whole batch, because it may
         mix examples.
       metrics: compute further values in evaluation, by name, from the function's `outputs`.
       complete: completes the metrics of a whole set.
     """
 
-    function: "Objective"
+    function: Callable[[nnx.Module, Batch, jax.Array | None], Values]
     prepare: Prepare = as_stored
     metrics: Sequence[Callable[[Any, Batch], Values]] = ()
     complete: Callable[[dict[str, float]], dict[str, float]] = dict
