@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from mpjax import data
-from mpjax.commands.task import Training, make_task, make_training, set_up_jax
+from mpjax.commands.task import Learner, make_learner, make_task, set_up_jax
 from mpjax.config import Config
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
@@ -46,7 +46,7 @@ class Run:
 
     Attributes:
       config: the settings.
-      training: the model, its objective, its precision and the optimizer.
+      learner: the model, its objective, its precision and the optimizer.
       layout: all devices, and the division of the run's arrays over them.
       packing: packs states for the calls below, and unpacks their results; all other code has states by path.
       source: the training and test examples.
@@ -61,7 +61,7 @@ class Run:
     """
 
     config: Config
-    training: Training
+    learner: Learner
     layout: Layout
     packing: Packing
     source: data.Source
@@ -77,12 +77,12 @@ class Run:
     @property
     def plan(self) -> PrecisionPlan:
         """The precision of the run."""
-        return self.training.plan
+        return self.learner.plan
 
     @property
     def task(self) -> Task:
         """The model and its objective."""
-        return self.training.task
+        return self.learner.task
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Run:
         # In a loop, the layers of all blocks have one name.
         model = dataclasses.replace(self.config.model, scan_blocks=False)
         unrolled = dataclasses.replace(self.config, model=model)
-        return make_task(unrolled, self.plan._replace(policy=policy), self.training.fields)
+        return make_task(unrolled, self.plan._replace(policy=policy), self.learner.fields)
 
     def block_by_block(self, state: TrainState) -> TrainState:
         """Replaces the stacks of a state by single blocks, for the same optimizer."""
@@ -136,12 +136,12 @@ def build_run(config: Config) -> Run:
 
     fields = data.batch_fields(source, config.data)
     check_labels(fields, batches, tests, config.data)
-    training = make_training(config, plan, fields, steps=when.steps, warmup=steps(config.optimizer.warmup))
-    layout, packing, train_step = training.on(mesh)
-    task = training.task
+    learner = make_learner(config, plan, fields, steps=when.steps, warmup=steps(config.optimizer.warmup))
+    layout, packing, train_step = learner.on(mesh)
+    task = learner.task
     return Run(
         config=config,
-        training=training,
+        learner=learner,
         layout=layout,
         packing=packing,
         source=source,
@@ -161,7 +161,7 @@ def layer_probe(run: Run) -> jax.stages.Wrapped:
     from mpjax.diagnosis.training import make_probe  # local, like all imports that few runs need
 
     single = run.task_under(run.plan.policy) if stacks_of(run.task.abstract) else run.task
-    look = make_probe(single, run.training.tx, seed=run.config.seed, accumulate=run.config.training.accumulate)
+    look = make_probe(single, run.learner.tx, seed=run.config.seed, accumulate=run.config.training.accumulate)
 
     def probe(packed, fed, count: int):
         del count
@@ -182,7 +182,7 @@ def fresh_state(run: Run, pretrained: Arrays | None = None) -> TrainState:
         from_data = arrays_from_images(run.task, run.source, run.config.data)
     return initial_state(
         run.task,
-        run.training.tx,
+        run.learner.tx,
         seed=run.config.seed,
         ema=run.config.training.ema > 0,
         layout=run.layout,
@@ -196,7 +196,7 @@ def resumed_state(run: Run, adopt: Callable[[TrainState], TrainState]) -> TrainS
     The devices thus do not hold an initial state beside the adopted one. An array that `adopt` uses twice, such as
     parameters at which a moving average starts, is copied.
     """
-    state = adopt(state_shapes(run.task, run.training.tx, ema=run.config.training.ema > 0, layout=run.layout))
+    state = adopt(state_shapes(run.task, run.learner.tx, ema=run.config.training.ema > 0, layout=run.layout))
 
     def is_missing(leaf) -> bool:
         return isinstance(leaf, jax.ShapeDtypeStruct)

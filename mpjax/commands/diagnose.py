@@ -89,7 +89,7 @@ def _of_step(settings: Diagnose, run: Run, folder: pathlib.Path) -> tuple[str, s
             tolerance=tolerance,
             search=settings.search == "repair",
             progress=progress,
-            tx=None if settings.policy else run.training.tx,  # its state has the dtypes of the run's own policy
+            tx=None if settings.policy else run.learner.tx,  # its state has the dtypes of the run's own policy
         )
     return what, str(number), in_view_of_float32(found, run.config, state, number)
 
@@ -143,7 +143,7 @@ def explain_now(run: Run, train_call: Callable, folder: pathlib.Path) -> Explain
     def step(number: int) -> str:
         state, batch = replay(run, train_call, folder, number)
         seed, single = config.seed, run.block_by_block(state)
-        policy, tx = run.plan.policy, run.training.tx
+        policy, tx = run.plan.policy, run.learner.tx
         found = diagnose_step(run.task_under, policy, single, batch, seed=seed, search=search, tx=tx)
         found = in_view_of_float32(found, config, state, number, diverged=True)
         page = write(found, folder, str(number))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mpjax import notebook, strict_json
-from mpjax.commands.task import make_training
+from mpjax.commands.task import make_learner
 from mpjax.config import Config, Duration
 from mpjax.config.folders import data_folder
 from mpjax.config.limits import check
@@ -181,8 +181,8 @@ def planned_step(config: Config, fields: Fields) -> PlannedStep:
 
     with wide(plan):
         warmup = steps(config.optimizer.warmup)
-        training = make_training(config, plan, fields, steps=steps(config.steps), warmup=warmup)
-        make = functools.partial(make_state, training.task, training.tx, ema=config.training.ema > 0)
+        learner = make_learner(config, plan, fields, steps=steps(config.steps), warmup=warmup)
+        make = functools.partial(make_state, learner.task, learner.tx, ema=config.training.ema > 0)
         state = jax.eval_shape(make, jax.random.key(config.seed), {})
     size = config.data.batch_size
     oriented = {}
@@ -192,9 +192,9 @@ def planned_step(config: Config, fields: Fields) -> PlannedStep:
     return PlannedStep(
         config.precision.policy,
         plan,
-        training.task,
-        training.tx,
-        training.on,
+        learner.task,
+        learner.tx,
+        learner.on,
         state,
         batch,
         accumulate=config.training.accumulate,

@@ -112,7 +112,7 @@ def make_task(config: Config, plan: PrecisionPlan, fields: data.Fields) -> Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class Learner:
     """What a run trains, and how, before its devices are chosen.
 
     Attributes:
@@ -155,7 +155,7 @@ class Training:
         return Placed(layout, packing, train_step)
 
 
-def make_training(config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int) -> Training:
+def make_learner(config: Config, plan: PrecisionPlan, fields: data.Fields, *, steps: int, warmup: int) -> Learner:
     """Builds the model, the objective and the optimizer that `config` describes, without creating an array.
 
     Args:
@@ -202,7 +202,7 @@ def make_training(config: Config, plan: PrecisionPlan, fields: data.Fields, *, s
         # A diagnosis passes the blocks of a stack one by one.
         single = {name for path in task.frozen for name in names_apart(path, stacks_of(task.abstract))}
         tx = freezing.trained_only(tx, task.frozen | single)
-    return Training(config, plan, fields, task, tx, schedule)
+    return Learner(config, plan, fields, task, tx, schedule)
 
 
 def _packing(config: Config, task: Task, layout: Layout) -> Packing:

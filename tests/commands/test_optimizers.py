@@ -127,11 +127,11 @@ def test_frozen_blocks_of_a_stack_have_no_update_one_by_one_either():
     """A diagnosis of a run with stacks uses the run's optimizer on single blocks."""
     vit = "--model.name vit_ti16 --model.width 8 --model.depth 2 --model.heads 2 --model.patch 2 --model.scan_blocks"
     built = build_run(config_of(f"{vit} --training.freeze blocks/* --optimizer.layer_decay 0.5 --optimizer.name adamw"))
-    shapes = state_shapes(built.task, built.training.tx, ema=False, layout=built.layout)
+    shapes = state_shapes(built.task, built.learner.tx, ema=False, layout=built.layout)
 
     def updates_of(state):
         single = built.block_by_block(state)
-        return built.training.tx.update(single.params, single.opt_state, single.params)[0]
+        return built.learner.tx.update(single.params, single.opt_state, single.params)[0]
 
     assert not any("blocks" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(shapes.opt_state))
     assert "blocks/1/mlp/up/kernel" in jax.eval_shape(updates_of, shapes)

@@ -82,7 +82,7 @@ def test_every_pair_runs_a_step(stored, into, monkeypatch):
     built, batch = parts_of(into)
 
     def fresh(built):
-        shapes = state_shapes(built.task, built.training.tx, ema=built.config.training.ema > 0, layout=built.layout)
+        shapes = state_shapes(built.task, built.learner.tx, ema=built.config.training.ema > 0, layout=built.layout)
         return jax.tree.map(lambda leaf, shape: jax.device_put(leaf, shape.sharding), fresh_of(into), shapes)
 
     monkeypatch.setattr("mpjax.commands.build.fresh_state", fresh)  # not compiled for each pair

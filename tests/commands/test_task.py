@@ -80,7 +80,7 @@ def test_vectors_are_packed_for_optimizers_that_treat_numbers_one_by_one(optimiz
     config = config_of(f"--optimizer.name {optimizer}")
     built = build_run(config)
     state, one = fresh_state(built), make_mesh(jax.devices()[:1])
-    assert len(built.training.on(one).packing.pack(state).params) == arrays
+    assert len(built.learner.on(one).packing.pack(state).params) == arrays
     assert len(built.packing.pack(state).params) == 6  # on two devices
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpjax.commands.plan import fields_of
-from mpjax.commands.task import make_training
+from mpjax.commands.task import make_learner
 from mpjax.config import load_config
 from mpjax.loop.checkpoint import Checkpoints
 from mpjax.loop.resume import adopt, places_in
@@ -64,8 +64,8 @@ class Run:
     def __init__(self, config, sizes):
         devices = jax.devices() if sizes else jax.local_devices()[:1]
         plan, fields = plan_precision(config.precision), fields_of(config)
-        training = make_training(config, plan, fields, steps=STEPS, warmup=2)
-        task, tx, layout = training.task, training.tx, training.on(make_mesh(devices, **sizes)).layout
+        learner = make_learner(config, plan, fields, steps=STEPS, warmup=2)
+        task, tx, layout = learner.task, learner.tx, learner.on(make_mesh(devices, **sizes)).layout
         self.split = layout.batch(size=BATCH, accumulate=2)
         self.divided = len(layout.divided)
         self.whole = NamedSharding(layout.mesh, PartitionSpec())
