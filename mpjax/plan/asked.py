@@ -133,13 +133,13 @@ def asked_of(jaxpr: Any) -> AskedProgram:
     body = opened(jaxpr)[0]
     needed: set[int] = set()
     _mark_needed(body, [True] * len(body.outvars), needed)
-    found: list[Asked] = []
+    products: list[Asked] = []
     sums: list[tuple[str, str]] = []
-    apply = functools.partial(_apply, place=_Place(), needed=needed, found=found, sums=sums)
+    apply = functools.partial(_apply, place=_Place(), needed=needed, found=products, sums=sums)
     outputs = evaluated(jaxpr, [_Value() for _ in body.invars], _constant, apply)
-    gradients, rounded = (each.gradient for each in outputs), (each.rounded for each in outputs)
-    dtypes, cast = ([each[part] for each in sums] for part in (0, 1))
-    return AskedProgram(tuple(found), tuple(dtypes), tuple(gradients), tuple(rounded), tuple(cast))
+    gradients, rounded = (output.gradient for output in outputs), (output.rounded for output in outputs)
+    dtypes, cast = ([pair[index] for pair in sums] for index in (0, 1))
+    return AskedProgram(tuple(products), tuple(dtypes), tuple(gradients), tuple(rounded), tuple(cast))
 
 
 def _constant(variable: Any, value: Any) -> _Value:
@@ -180,7 +180,7 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
     attention = name in _ATTENTION
     stack = _joined(place.stack, str(eqn.source_info.name_stack))
     module = module_named(_joined(stack, name))
-    own = [str(aval.dtype) for aval in _avals(eqn)]
+    dtypes = [str(aval.dtype) for aval in _avals(eqn)]
     quantised = ["" if attention else value.narrow for value in operands[:2]]
     result = eqn.outvars[0].aval
     convolution = name == "conv_general_dilated"
@@ -188,17 +188,17 @@ def _asked(eqn: Any, operands: list[_Value], place: _Place) -> Asked:
         kind="attention" if attention else "convolution" if convolution else "product",
         module=module,
         differentiated="jvp(" in stack,
-        operands=in_order(narrow or dtype for narrow, dtype in zip(quantised, own, strict=True)),
+        operands=in_order(narrow or dtype for narrow, dtype in zip(quantised, dtypes, strict=True)),
         result=str(result.dtype),
         size=product_flops(eqn) // 2 if name == "dot_general" else 0,
         elements=math.prod(result.shape),
-        quantised=any(narrow and narrow != dtype for narrow, dtype in zip(quantised, own, strict=True)),
+        quantised=any(narrow and narrow != dtype for narrow, dtype in zip(quantised, dtypes, strict=True)),
         rounded=tuple(filter(None, (value.rounded for value in operands[:2]))),
         blocks=place.blocks,
         kept=place.kept,
         recomputed=is_recomputed(eqn) or "rematted_computation" in stack,
         in_loop=place.in_loop,
-        constant=all(each.constant for each in operands[:2]),
+        constant=all(value.constant for value in operands[:2]),
         same=(name, *operands[:2], str(result.dtype), str(eqn.params.get("dimension_numbers"))),
     )
 
@@ -221,14 +221,14 @@ def _avals(eqn: Any) -> list[Any]:
 
 
 def _result(eqn: Any, operands: list[_Value], place: _Place) -> _Value:
-    constant = all(each.constant for each in operands)
-    rounded = _rounded_by(eqn, [each.rounded for each in operands])
-    cast = _cast_by(eqn, [each.cast for each in operands])
+    constant = all(value.constant for value in operands)
+    rounded = _rounded_by(eqn, [value.rounded for value in operands])
+    cast = _cast_by(eqn, [value.cast for value in operands])
     if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
         return _Value(constant=constant, rounded=rounded)
-    own = np.dtype(eqn.outvars[0].aval.dtype)
+    dtype = np.dtype(eqn.outvars[0].aval.dtype)
     gradient = is_transposed(eqn) or "transpose(" in place.stack
-    narrow = str(own) if own.itemsize == 1 else ""
+    narrow = str(dtype) if dtype.itemsize == 1 else ""
     if operands and eqn.primitive.name in _KEEPS:
         sizes = [math.prod(var.aval.shape) for var in eqn.invars]
         main = operands[sizes.index(max(sizes))]
@@ -262,22 +262,22 @@ def _entered(eqn: Any, operands: list[_Value], apply: Any) -> list[_Value]:
     """Walks the bodies of an equation and returns the values of its results."""
     bodies = held_by(eqn)
     name = eqn.primitive.name
-    found: list[list[_Value]] = []
+    outputs: list[list[_Value]] = []
     for held in bodies:
         inputs = opened(held)[0].invars
-        given = operands[1:] if name == "cond" else operands
+        arguments = operands[1:] if name == "cond" else operands
         # The carry of a loop may be quantised in some iterations only.
-        known = len(given) == len(inputs) and name != "while"
-        values = list(given) if known and name != "scan" else [_Value() for _ in inputs]
+        known = len(arguments) == len(inputs) and name != "while"
+        values = list(arguments) if known and name != "scan" else [_Value() for _ in inputs]
         if known and name == "scan":
-            values = [_Value(rounded=each.rounded) for each in given]
+            values = [_Value(rounded=value.rounded) for value in arguments]
             consts, carried = scan_counts(eqn.params)
             # A rounded carry is an operand of the next iteration.
             once = evaluated(held, list(values), _constant, functools.partial(apply, found=[], sums=[]))
-            for number, each in enumerate(once[:carried], start=consts):
-                values[number] = _Value(rounded=together([values[number].rounded, each.rounded]))
-        found.append(evaluated(held, values, _constant, apply))
-    fitting = [results for results in found if len(results) == len(eqn.outvars)]
+            for number, carry in enumerate(once[:carried], start=consts):
+                values[number] = _Value(rounded=together([values[number].rounded, carry.rounded]))
+        outputs.append(evaluated(held, values, _constant, apply))
+    fitting = [results for results in outputs if len(results) == len(eqn.outvars)]
     if len(bodies) == 1 and name != "scan" and fitting:
         return fitting[0]
     return [_Value(rounded=together([results[n].rounded for results in fitting])) for n in range(len(eqn.outvars))]
@@ -298,9 +298,9 @@ def _mark_needed(body: Any, wanted: Iterable[bool], needed: set[int]) -> list[bo
         bodies = [opened(held)[0] for held in held_by(eqn)]
         for inner in bodies:
             straight = eqn.primitive.name in (CALLS | {"shard_map"}) and len(inner.outvars) == len(outputs)
-            found = _mark_needed(inner, outputs if straight else [True] * len(inner.outvars), needed)
-            if straight and len(bodies) == 1 and len(found) == len(inputs):
-                inputs = found
+            inner_inputs = _mark_needed(inner, outputs if straight else [True] * len(inner.outvars), needed)
+            if straight and len(bodies) == 1 and len(inner_inputs) == len(inputs):
+                inputs = inner_inputs
         used |= {id(var) for var, use in zip(eqn.invars, inputs, strict=True) if use}
     return [id(var) in used for var in body.invars]
 
@@ -319,11 +319,11 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
     """
     if not eqn.outvars or not is_floating(eqn.outvars[0].aval):
         return ""
-    name, own = eqn.primitive.name, str(eqn.outvars[0].aval.dtype)
+    name, dtype = eqn.primitive.name, str(eqn.outvars[0].aval.dtype)
     if name in CASTS:
         source = eqn.invars[0].aval
         bits = eqn.params.get("exponent_bits"), eqn.params.get("mantissa_bits")
-        target = dtype_of_bits(*bits) if name == "reduce_precision" else own
+        target = dtype_of_bits(*bits) if name == "reduce_precision" else dtype
         rounds = is_floating(source) and compared([str(source.dtype)], [target]) == NARROWER
         return together([given[0], target if rounds else ""])
     if name in _MOVES:
@@ -333,7 +333,7 @@ def _rounded_by(eqn: Any, given: Sequence[str]) -> str:
         if sizes[0] != sizes[1]:
             return given[sizes.index(max(sizes))]
     known = together(given)
-    return own if known and compared([known], [own]) != WIDER else ""
+    return dtype if known and compared([known], [dtype]) != WIDER else ""
 
 
 def _cast_by(eqn: Any, given: Sequence[str]) -> str:

@@ -148,12 +148,12 @@ def communication_of(
 
     alone = simulate(events, pace, lambda _: 0.0).step
     counts = sorted({*COUNTS, devices}) if sizes[grows] > 1 else []
-    found = {count: timing(count) for count in counts if count * sizes[grows] % devices == 0}
+    timings = {count: timing(count) for count in counts if count * sizes[grows] % devices == 0}
     return Communication(
         bytes=_bytes(events, axes),
         timing=timing(devices),
         grows=grows,
-        scaling=[Scale(count, each, alone / each.step) for count, each in found.items() if each],
+        scaling=[Scale(count, step_time, alone / step_time.step) for count, step_time in timings.items() if step_time],
     )
 
 
@@ -169,11 +169,11 @@ def _as_compiled(start: Start, devices: int, count: int) -> Reach:
 
 
 def _bytes(events: Iterable[Event], axes: Mapping[str, tuple[str, ...] | None]) -> dict[str, dict[str, dict[str, int]]]:
-    found: dict[str, dict[str, dict[str, int]]] = {}
+    totals: dict[str, dict[str, dict[str, int]]] = {}
     for event in events:
         if isinstance(event, Start):
             for dtype, size in event.arrays:
-                by_axes = found.setdefault(event.kind, {}).setdefault(dtype, {})
+                by_axes = totals.setdefault(event.kind, {}).setdefault(dtype, {})
                 name = label(axes[event.name])
                 by_axes[name] = by_axes.get(name, 0) + size
-    return found
+    return totals

@@ -58,16 +58,16 @@ def start(
     require_units(step.plan.policy.recipes, GPUS[name].capability, f"--gpu {name}: {GPUS[name].name}")
     mesh = mesh_of(name, devices, **step.sizes)
     with step.wide(), traced_for(GPUS[name], mesh.devices.flat[0], attention):
-        train_step, given = step.on(mesh)
-        traced = train_step.trace(*given)
+        train_step, arguments = step.on(mesh)
+        traced = train_step.trace(*arguments)
         lowered = traced.lower()
     # Shapes in the step are of a device's share of the batch, but whole over `tensor`, which the compiler divides.
-    parts = mesh.shape[TENSOR]
-    flops = {dtype: count / parts for dtype, count in flops_of(traced.jaxpr).items()}
+    shards = mesh.shape[TENSOR]
+    flops = {dtype: count / shards for dtype, count in flops_of(traced.jaxpr).items()}
 
     def finish() -> Compiled:
         executable = compiled_for(lowered, name, step.compiler_options(mesh))
-        return Compiled(executable, traced.jaxpr, memory_of(*given, executable.memory_analysis()), flops)
+        return Compiled(executable, traced.jaxpr, memory_of(*arguments, executable.memory_analysis()), flops)
 
     return pool.submit(finish)
 

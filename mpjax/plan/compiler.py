@@ -51,22 +51,24 @@ def require_compiler() -> None:
 
     JAX's own packages for a GPU come first: JAX loads them if it finds them, in any version.
     """
-    wanted, install = jaxlib_version(), command_line("plan", "--install")
-    found = [{package: _version(package) for package in pair} for pair in PACKAGES]
-    if any(set(pair.values()) == {wanted} for pair in found):
+    expected, install = jaxlib_version(), command_line("plan", "--install")
+    versions = [{package: _version(package) for package in pair} for pair in PACKAGES]
+    if any(set(pair.values()) == {expected} for pair in versions):
         return
-    some = next((pair for pair in found if any(pair.values())), None)
+    some = next((pair for pair in versions if any(pair.values())), None)
     if some:
-        wrong = [f"{package} {version or 'is not installed'}" for package, version in some.items() if version != wanted]
-        exact = " ".join(f"{package}=={wanted}" for package in some)
+        wrong = [
+            f"{package} {version or 'is not installed'}" for package, version in some.items() if version != expected
+        ]
+        exact = " ".join(f"{package}=={expected}" for package in some)
         present = " ".join(package for package, version in some.items() if version)
         raise UsageError(
-            f"a plan needs jaxlib's CUDA packages in jaxlib's version {wanted}; {', '.join(wrong)}; write: "
+            f"a plan needs jaxlib's CUDA packages in jaxlib's version {expected}; {', '.join(wrong)}; write: "
             f"pip install --no-deps {exact}, or without a GPU: pip uninstall {present}, then {install}"
         )
     if not (compiler_folder() / LIBRARY).is_file():
         raise UsageError(
-            f"a plan needs XLA's compiler for CUDA of jaxlib {wanted}; write: {install}, which downloads it to "
+            f"a plan needs XLA's compiler for CUDA of jaxlib {expected}; write: {install}, which downloads it to "
             f"{compiler_folder()} (175 MB, 460 MB unpacked), where no other JAX program sees it"
         )
 
@@ -142,12 +144,12 @@ def absent_devices(topology: str, target: str) -> list[Any]:
 def _without_cuda() -> Iterator[None]:
     """Disables the start-up check for CUDA libraries in JAX's own packages. Compilation does not need them."""
     variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-    given = os.environ.get(variable)
+    setting = os.environ.get(variable)
     os.environ.setdefault(variable, "1")
     try:
         yield
     finally:
-        if given is None:
+        if setting is None:
             del os.environ[variable]
 
 

@@ -164,29 +164,31 @@ def estimates(
                 receipt=_receipt(program, text, steps[number], gpu) if receipts else None,
             )
 
-        found: dict[tuple[GpuName, int], Estimate]
-        found = {(gpu, number): plan(gpu, number) for gpu, number in programs}
+        plans: dict[tuple[GpuName, int], Estimate]
+        plans = {(gpu, number): plan(gpu, number) for gpu, number in programs}
 
         def fitted(gpu: GpuName, number: int) -> Fit | None:
-            own, first = found[gpu, number], found[gpus[0], number]
-            ratio = own.memory.temporary / first.memory.temporary
-            if own.attention == first.attention and abs(ratio - 1) < ALIKE:
+            estimate, first = plans[gpu, number], plans[gpus[0], number]
+            ratio = estimate.memory.temporary / first.memory.temporary
+            if estimate.attention == first.attention and abs(ratio - 1) < ALIKE:
                 # The smaller batch's saving scales with temporary memory: reuse the first GPU's program.
                 saved = first.memory.total - smaller[number].result().memory.total
-                other_bytes = own.memory.total - round(saved * ratio)
+                other_bytes = estimate.memory.total - round(saved * ratio)
             else:
                 other_bytes = begin(number, gpu, other).result().memory.total
-            points = {batch: own.memory.total, other: other_bytes}
-            if own.memory.total == other_bytes or (own.memory.total > other_bytes) != (batch > other):
+            points = {batch: estimate.memory.total, other: other_bytes}
+            if estimate.memory.total == other_bytes or (estimate.memory.total > other_bytes) != (batch > other):
                 return None  # the batch is so small that workspaces outweigh it
             if not verify:
-                return largest_batch(points, own.limit, step=multiple)
+                return largest_batch(points, estimate.limit, step=multiple)
             compiled = functools.partial(begin, number, gpu)
-            return verified_batch(points, own.limit, lambda size: compiled(size).result().memory.total, step=multiple)
+            return verified_batch(
+                points, estimate.limit, lambda size: compiled(size).result().memory.total, step=multiple
+            )
 
         if fit:
-            found = {key: dataclasses.replace(own, fit=fitted(*key)) for key, own in found.items()}
-    return [found[gpu, number] for gpu in gpus for number in range(len(steps))]
+            plans = {key: dataclasses.replace(estimate, fit=fitted(*key)) for key, estimate in plans.items()}
+    return [plans[gpu, number] for gpu in gpus for number in range(len(steps))]
 
 
 def require_attention(asked: str, used: str, *, gpu: str, policy: str) -> None:

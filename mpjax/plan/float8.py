@@ -83,6 +83,8 @@ def _converts(program: HloProgram, each: Instruction) -> bool:
 
 def _finds_largest(program: HloProgram, fused: Computation) -> bool:
     """True if every reduction of a fusion finds a maximum, and there is at least one reduction."""
-    reduces = [each for each in fused if each.opcode == "reduce"]
-    inside = [program.computations[name] for each in reduces for name in each.called("to_apply")]
-    return bool(inside) and all(any(each.opcode == "maximum" for each in one) for one in inside)
+    reduces = [instruction for instruction in fused if instruction.opcode == "reduce"]
+    inside = [program.computations[name] for reduction in reduces for name in reduction.called("to_apply")]
+    return bool(inside) and all(
+        any(instruction.opcode == "maximum" for instruction in computation) for computation in inside
+    )

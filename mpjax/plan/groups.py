@@ -33,12 +33,12 @@ def groups_of(each: Instruction, devices: int) -> Groups:
       ValueError: the instruction has groups in another form.
     """
     text = each.attributes
-    if found := _LISTED.search(text):
-        groups = tuple(_numbers(group) for group in re.findall(r"\{([\d, ]*)\}", found[1]))
-    elif found := _IOTA.search(text):
-        groups = _rows(_ordered(found[2], found[3]).reshape(_numbers(found[1])))
-    elif found := _MESH.search(text):
-        groups = _along_mesh(found[1], found[2] or "", found[3])
+    if match := _LISTED.search(text):
+        groups = tuple(_numbers(group) for group in re.findall(r"\{([\d, ]*)\}", match[1]))
+    elif match := _IOTA.search(text):
+        groups = _rows(_ordered(match[2], match[3]).reshape(_numbers(match[1])))
+    elif match := _MESH.search(text):
+        groups = _along_mesh(match[1], match[2] or "", match[3])
     elif "replica_groups=" in text:
         raise ValueError(f"unknown form of replica groups in {text[:200]!r}")
     else:
@@ -79,10 +79,10 @@ def axes_of(each: Instruction, sizes: Mapping[str, int]) -> tuple[str, ...] | No
         places = np.asarray(np.unravel_index(np.asarray(groups), tuple(sizes.values())))  # axis, pair, end
         moved = (places[:, :, 0] != places[:, :, 1]).any(axis=1)
         return tuple(name for name, differs in zip(sizes, moved, strict=True) if differs)
-    wanted = {frozenset(group) for group in groups}
+    expected = {frozenset(group) for group in groups}
     for count in range(len(long) + 1):
         for axes in itertools.combinations(long, count):
-            if {frozenset(group) for group in along(axes, sizes)} == wanted:
+            if {frozenset(group) for group in along(axes, sizes)} == expected:
                 return axes
     return None
 
@@ -116,13 +116,13 @@ def _along_mesh(mesh: str, devices: str, axes: str) -> Groups:
     shape, chosen = [], []
     for name, size in sizes.items():
         done = 1
-        for before, part in sorted(split.get(name, [])):
-            shape += [before // done, part]
+        for before, extent in sorted(split.get(name, [])):
+            shape += [before // done, extent]
             chosen.append(len(shape) - 1)
-            done = before * part
+            done = before * extent
         shape.append(size // done)
-    if found := _ORDER.fullmatch(devices):
-        numbers = _ordered(found[1], found[2])
+    if match := _ORDER.fullmatch(devices):
+        numbers = _ordered(match[1], match[2])
     else:
         numbers = np.asarray(_numbers(devices) or range(math.prod(sizes.values())))
     return _lines(numbers.reshape(shape), chosen)

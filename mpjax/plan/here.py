@@ -41,9 +41,9 @@ def memory_limit(devices: Sequence[Any], *, processes: int = 1) -> int:
 def memory_here(step: PlannedStep, mesh: Mesh) -> Memory:
     """Compiles a step for a mesh of present devices, and returns the memory that it takes on each."""
     with step.wide():
-        train_step, given = step.on(mesh)
-        compiled = train_step.lower(*given).compile(step.compiler_options(mesh))
-    return memory_of(*given, compiled.memory_analysis())
+        train_step, arguments = step.on(mesh)
+        compiled = train_step.lower(*arguments).compile(step.compiler_options(mesh))
+    return memory_of(*arguments, compiled.memory_analysis())
 
 
 def needed(memory: Memory) -> int:

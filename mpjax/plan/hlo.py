@@ -73,14 +73,14 @@ class Instruction:
     @property
     def trips(self) -> int:
         """The trip count of a while loop; 1 if XLA does not know it."""
-        found = _TRIPS.search(self.attributes)
-        return int(found[1]) if found else 1
+        match = _TRIPS.search(self.attributes)
+        return int(match[1]) if match else 1
 
     @property
     def target(self) -> str:
         """The library function of a custom call; empty for other instructions."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        match = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return match[1] if match else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Computation:
     @functools.cached_property
     def instructions(self) -> Mapping[str, Instruction]:
         """The instructions by name, in order."""
-        found = (_instruction(line.strip()) for line in self.text.splitlines())
-        return {each.name: each for each in found if each}
+        instructions = (_instruction(line.strip()) for line in self.text.splitlines())
+        return {instruction.name: instruction for instruction in instructions if instruction}
 
     def mentions(self, *words: str) -> bool:
         """True if the text contains one of `words`. Does not parse the text."""
@@ -111,22 +111,22 @@ class Computation:
     @property
     def root(self) -> Instruction:
         """The instruction whose value is the result."""
-        return next((each for each in self if each.is_root), list(self)[-1])
+        return next((instruction for instruction in self if instruction.is_root), list(self)[-1])
 
     @functools.cached_property
     def parameters(self) -> dict[int, Instruction]:
         """The parameters by number."""
         # HLO writes the number of a parameter in place of operands.
-        return {int(each.operands[0]): each for each in self if each.opcode == "parameter"}
+        return {int(instruction.operands[0]): instruction for instruction in self if instruction.opcode == "parameter"}
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
         """The instructions that use each value, with the operand index."""
-        found: dict[str, list[tuple[Instruction, int]]] = {}
-        for each in self:
-            for index, operand in enumerate(each.operands):
-                found.setdefault(operand, []).append((each, index))
-        return found
+        users: dict[str, list[tuple[Instruction, int]]] = {}
+        for instruction in self:
+            for index, operand in enumerate(instruction.operands):
+                users.setdefault(operand, []).append((instruction, index))
+        return users
 
     def operand_bytes(self, instruction: Instruction) -> list[int]:
         """The bytes of each operand."""
@@ -174,13 +174,13 @@ def _instruction(line: str) -> Instruction | None:
     if not equals:
         return None
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    found = _OPCODE.match(rest, end + 1 if rest[end] == " " else end)
-    if not found:
+    match = _OPCODE.match(rest, end + 1 if rest[end] == " " else end)
+    if not match:
         return None
-    close = _closing(rest, found.end() - 1)
-    inside = rest[found.end() : close]
-    operands = (inside,) if found[1] == "parameter" else tuple(_OPERAND.findall(inside))
-    return Instruction(name.lstrip("%"), rest[:end], found[1], operands, rest[close + 1 :], is_root)
+    close = _closing(rest, match.end() - 1)
+    inside = rest[match.end() : close]
+    operands = (inside,) if match[1] == "parameter" else tuple(_OPERAND.findall(inside))
+    return Instruction(name.lstrip("%"), rest[:end], match[1], operands, rest[close + 1 :], is_root)
 
 
 def _closing(text: str, start: int) -> int:
@@ -253,8 +253,8 @@ class Module(NamedTuple):
 
 def name_of(each: Instruction) -> str:
     """The name stack of an instruction with the operation at its end; empty if XLA kept none."""
-    found = _OP_NAME.search(each.attributes)
-    return found[1] if found else ""
+    match = _OP_NAME.search(each.attributes)
+    return match[1] if match else ""
 
 
 def module_of(each: Instruction) -> Module:
@@ -267,17 +267,17 @@ def stacks_of(name: str) -> list[str]:
 
     jaxlib 0.12 names a joined instruction after all its parts: `jit(f)/(jvp(up)/add:jvp(down)/add)`.
     """
-    found = _JOINED.fullmatch(name)
-    if not found:
+    match = _JOINED.fullmatch(name)
+    if not match:
         return [name]
     parts, depth = [""], 0
-    for character in found["names"]:
+    for character in match["names"]:
         depth += {"(": 1, ")": -1}.get(character, 0)
         if character == ":" and depth == 0:
             parts.append("")
         else:
             parts[-1] += character
-    return [stack for part in parts for stack in stacks_of(found["around"] + part)]
+    return [stack for part in parts for stack in stacks_of(match["around"] + part)]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -68,10 +68,10 @@ def _read(fused: Computation, number: int, size: int) -> int:
 
 
 def _uses(fused: Computation, value: Instruction) -> list[tuple[Instruction, int]]:
-    found = []
+    uses = []
     for user, index in fused.users.get(value.name, []):
-        found += _uses(fused, user) if user.opcode == "bitcast" else [(user, index)]
-    return found
+        uses += _uses(fused, user) if user.opcode == "bitcast" else [(user, index)]
+    return uses
 
 
 def _written(fused: Computation, root: Instruction) -> int:
@@ -106,9 +106,9 @@ def only_copies(program: HloProgram, each: Instruction) -> bool:
 def payload(computation: Computation, each: Instruction) -> list[tuple[str, int]]:
     """The dtype and bytes of each whole array that devices exchange: the larger of operand and result."""
     sizes = computation.operand_bytes(each)
-    given = sum(sizes)
-    result = each.bytes - given if _holds_operands(each) else each.bytes
-    grown = max(given, result) / given if given else 1
+    operand_bytes = sum(sizes)
+    result = each.bytes - operand_bytes if _holds_operands(each) else each.bytes
+    grown = max(operand_bytes, result) / operand_bytes if operand_bytes else 1
     dtypes = [shapes_of(computation.instructions[name].type)[0][0] for name in each.operands]
     return [(dtype, round(size * grown)) for dtype, size in zip(dtypes, sizes, strict=True)]
 
@@ -136,10 +136,10 @@ def update_bytes(program: HloProgram, outputs: Sequence[int]) -> int:
     entry = program.computations[program.entry]
     starts = [_source(program, entry, entry.root, number) for number in outputs]
     kernels: dict[tuple[str, str], tuple[Computation, Instruction]] = {}
-    for computation, each in starts:
-        for kernel in _before(computation, each, kernels):
+    for computation, start in starts:
+        for kernel in _before(computation, start, kernels):
             kernels[computation.name, kernel.name] = computation, kernel
-    return sum(moved(program, computation, each) for computation, each in kernels.values())
+    return sum(moved(program, computation, kernel) for computation, kernel in kernels.values())
 
 
 def _source(

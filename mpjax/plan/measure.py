@@ -40,8 +40,8 @@ class Measured:
 
 def is_here(name: str, devices: int = 1) -> bool:
     """True if JAX computes on exactly `devices` GPUs of this kind."""
-    found = jax.devices()
-    return found[0].platform == "gpu" and gpu_of(found[0].device_kind) == name and len(found) == devices
+    available = jax.devices()
+    return available[0].platform == "gpu" and gpu_of(available[0].device_kind) == name and len(available) == devices
 
 
 def measure_step(step: PlannedStep, fields: Fields, *, seed: int = 0, ema: bool = False) -> Measured:
@@ -90,10 +90,10 @@ def times_of(
     """
     times = []
     for index in range(warm_up + repeats):
-        began = clock()
+        start = clock()
         state = jax.block_until_ready(step(state))
         if index >= warm_up:
-            times.append(clock() - began)
+            times.append(clock() - start)
     return times
 
 

@@ -113,8 +113,8 @@ def largest_batch(points: Mapping[int, int], limit: int, *, step: int) -> Fit:
     slope = (high_bytes - low_bytes) / (high - low)
     if slope <= 0:
         raise ValueError(f"{low} examples take {low_bytes} bytes, {high} take {high_bytes}: memory does not grow")
-    found = max(int(low + (limit - low_bytes) / slope) // step * step, 0)
-    return Fit(found, found in points)
+    batch = max(int(low + (limit - low_bytes) / slope) // step * step, 0)
+    return Fit(batch, batch in points)
 
 
 def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[int], int], *, step: int) -> Fit:
@@ -132,13 +132,13 @@ def verified_batch(points: Mapping[int, int], limit: int, memory_of: Callable[[i
     points = dict(points)
     fitting = None
     for _ in range(ROUNDS):
-        found = largest_batch(points, limit, step=step)
-        if found.compiled or not found.batch:
-            return found
-        points[found.batch] = memory_of(found.batch)
-        if points[found.batch] <= limit:
-            fitting = Fit(found.batch, compiled=True)
-        if NEAR * limit <= points[found.batch] <= limit or not _grows(points):
+        estimate = largest_batch(points, limit, step=step)
+        if estimate.compiled or not estimate.batch:
+            return estimate
+        points[estimate.batch] = memory_of(estimate.batch)
+        if points[estimate.batch] <= limit:
+            fitting = Fit(estimate.batch, compiled=True)
+        if NEAR * limit <= points[estimate.batch] <= limit or not _grows(points):
             break
     return fitting or largest_batch(points, limit, step=step)
 

@@ -44,28 +44,28 @@ def order_of(program: HloProgram) -> tuple[Launch | WhileLoop, ...]:
 
 def counted(order: tuple[Launch | WhileLoop, ...], times: int = 1) -> Iterator[tuple[Launch, int]]:
     """Yields each launch once, with the number of its executions."""
-    for each in order:
-        if isinstance(each, WhileLoop):
-            yield from counted(each.body, times * each.trips)
+    for launch in order:
+        if isinstance(launch, WhileLoop):
+            yield from counted(launch.body, times * launch.trips)
         else:
-            yield each, times
+            yield launch, times
 
 
 def _launches(program: HloProgram, computation: Computation) -> Iterator[Launch | WhileLoop]:
-    for each in computation:
-        kind = each.opcode
+    for instruction in computation:
+        kind = instruction.opcode
         if kind in FREE or kind.endswith("-update"):
             continue
         if kind == "while":
-            (body,) = each.called("body")
-            yield WhileLoop(each.trips, tuple(_launches(program, program.computations[body])))
+            (body,) = instruction.called("body")
+            yield WhileLoop(instruction.trips, tuple(_launches(program, program.computations[body])))
         elif kind in ("call", "async-start"):
-            for called in each.called("to_apply", "calls"):
+            for called in instruction.called("to_apply", "calls"):
                 yield from _launches(program, program.computations[called])
         elif kind == "conditional":
-            yield from _largest(program, each)
+            yield from _largest(program, instruction)
         else:
-            yield Launch(each, computation)
+            yield Launch(instruction, computation)
 
 
 def _largest(program: HloProgram, conditional: Instruction) -> tuple[Launch | WhileLoop, ...]:
@@ -76,7 +76,7 @@ def _largest(program: HloProgram, conditional: Instruction) -> tuple[Launch | Wh
 
 def _moved(program: HloProgram, order: tuple[Launch | WhileLoop, ...]) -> int:
     return sum(
-        times * moved(program, each.computation, each.instruction)
-        for each, times in counted(order)
-        if not each.instruction.opcode.endswith("-done")
+        times * moved(program, launch.computation, launch.instruction)
+        for launch, times in counted(order)
+        if not launch.instruction.opcode.endswith("-done")
     )

@@ -62,10 +62,10 @@ def paired(
     """
     matching = _Matching(list(asked), list(runs))
     # The compiler may divide a product over some of the devices.
-    for parts in [count for count in range(1, partitions + 1) if partitions % count == 0]:
-        matching.by(lambda a: (a.module, a.kind, _extent(a)), lambda r, p=parts: (r.module, r.kind, p * _extent(r)))
-        matching.joined(parts, _alike)
-    matching.joined(1, lambda each, seed: each.module.backward == seed.module.backward)
+    for shards in [count for count in range(1, partitions + 1) if partitions % count == 0]:
+        matching.by(lambda a: (a.module, a.kind, _extent(a)), lambda r, p=shards: (r.module, r.kind, p * _extent(r)))
+        matching.joined(shards, _alike)
+    matching.joined(1, lambda product, seed: product.module.backward == seed.module.backward)
     matching.by_module()
     matching.by(lambda a: (a.kind, _extent(a)), lambda r: (r.kind, _extent(r)), alike=True)
     # XLA writes convolutions with a window of one pixel as matrix products, which may have lost their name.
@@ -74,10 +74,10 @@ def paired(
     )
     matching.shared()
     matching.remaining()
-    if any(each.kind != "kernel" for each in matching.asked):
+    if any(product.kind != "kernel" for product in matching.asked):
         matching.in_loops(loops())
     matching.rest()
-    order = {id(each): number for number, each in enumerate(asked)}
+    order = {id(product): number for number, product in enumerate(asked)}
     return sorted(matching.pairs, key=lambda pair: order.get(id(pair.asked), len(order)))
 
 
@@ -96,42 +96,46 @@ class _Matching:
     ):
         """Pairs products with equal keys. With `alike`, pairs only if all candidates run in the same dtypes."""
         candidates = _grouped(self.runs, of_run)
-        by = {key: _by(found) for key, found in candidates.items()}
-        unclear = {key for key, found in candidates.items() if alike and len({run.dtypes for run in found}) > 1}
-        left, taken = [], []
-        for each in self.asked:
-            key = of_asked(each)
+        by = {key: _by(runs) for key, runs in candidates.items()}
+        unclear = {key for key, runs in candidates.items() if alike and len({run.dtypes for run in runs}) > 1}
+        left, matched = [], []
+        for product in self.asked:
+            key = of_asked(product)
             if candidates.get(key) and key not in unclear:
                 # A program's products are not in the order of its trace.
-                near = [(not _same_dtypes(each, run), run.result != each.result) for run in candidates[key]]
-                taken.append(run := candidates[key].pop(near.index(min(near))))
-                self.pairs.append(PairedProduct(each, dataclasses.replace(run, by=by[key]) if alike else run))
+                near = [(not _same_dtypes(product, run), run.result != product.result) for run in candidates[key]]
+                matched.append(run := candidates[key].pop(near.index(min(near))))
+                self.pairs.append(PairedProduct(product, dataclasses.replace(run, by=by[key]) if alike else run))
             else:
-                left.append(each)
-        self.asked, self.runs = left, _without(self.runs, taken)
+                left.append(product)
+        self.asked, self.runs = left, _without(self.runs, matched)
 
     def joined(self, parts: int, alike: Callable[[Asked, Asked], bool]) -> None:
         """Pairs a run with several products, the nearest by path, whose multiplications add up to the run's."""
         for run in [run for run in self.runs if run.size]:
             whole = parts * run.size
-            for seed in [each for each in self.asked if each.module == run.module and 0 < each.size < whole]:
-                near = [each for each in self.asked if each.size and each is not seed and alike(each, seed)]
-                near.sort(key=lambda each, seed=seed: -_common(each.module, seed.module))
+            for seed in [
+                product for product in self.asked if product.module == run.module and 0 < product.size < whole
+            ]:
+                near = [
+                    product for product in self.asked if product.size and product is not seed and alike(product, seed)
+                ]
+                near.sort(key=lambda product, seed=seed: -_common(product.module, seed.module))
                 missing, ours = whole - seed.size, [seed]
-                for each in near:
-                    if each.size <= missing:
-                        missing -= each.size
-                        ours.append(each)
+                for product in near:
+                    if product.size <= missing:
+                        missing -= product.size
+                        ours.append(product)
                 if missing == 0:
                     note = f"{MERGED} {run.module.path or 'another'}"
-                    self.pairs += [PairedProduct(each, run, "" if each is seed else note) for each in ours]
+                    self.pairs += [PairedProduct(product, run, "" if product is seed else note) for product in ours]
                     self.asked, self.runs = _without(self.asked, ours), _without(self.runs, [run])
                     break
 
     def by_module(self) -> None:
         """Pairs the products of one module and pass as `all_of`; outside of modules, only one product."""
         runs = _grouped(self.runs, lambda run: (run.module, run.kind))
-        for key, ours in _grouped(self.asked, lambda each: (each.module, each.kind)).items():
+        for key, ours in _grouped(self.asked, lambda product: (product.module, product.kind)).items():
             if key[0].path or len(ours) == 1:
                 self.all_of(ours, runs.get(key, []))
 
@@ -141,7 +145,7 @@ class _Matching:
         XLA computes the gradient of a grouped convolution by a convolution of another size.
         """
         for kind in ("convolution", "product"):
-            ours = [each for each in self.asked if each.kind == kind]
+            ours = [product for product in self.asked if product.kind == kind]
             self.all_of(ours, [run for run in self.runs if run.kind == kind and not run.named])
 
     def all_of(self, asked: list[Asked], runs: list[CompiledProduct]) -> None:
@@ -149,7 +153,7 @@ class _Matching:
         if len(asked) == len(runs) and len({run.dtypes for run in runs}) == 1:
             by = _by(runs)
             pairs = zip(asked, runs, strict=True)
-            self.pairs += [PairedProduct(each, dataclasses.replace(run, by=by)) for each, run in pairs]
+            self.pairs += [PairedProduct(product, dataclasses.replace(run, by=by)) for product, run in pairs]
             self.asked, self.runs = _without(self.asked, asked), _without(self.runs, runs)
 
     def shared(self) -> None:
@@ -161,45 +165,45 @@ class _Matching:
             if not pair.asked.module.backward
         }
         left = []
-        for each in self.asked:
-            again = (each.module.path, each.kind, _extent(each), each.operands)
-            run = same.get(each.same) or (forward.get(again) if each.recomputed else None)
+        for product in self.asked:
+            again = (product.module.path, product.kind, _extent(product), product.operands)
+            run = same.get(product.same) or (forward.get(again) if product.recomputed else None)
             if run:
-                self.pairs.append(PairedProduct(each, run, SHARED))
+                self.pairs.append(PairedProduct(product, run, SHARED))
             else:
-                left.append(each)
+                left.append(product)
         self.asked = left
 
     def in_loops(self, loops: Sequence[CompiledProduct]) -> None:
         """Pairs products with the multiplications of their module in loop fusions."""
-        found = _grouped(loops, lambda run: (run.module, run.kind))
+        groups = _grouped(loops, lambda run: (run.module, run.kind))
         left = []
-        for each in self.asked:
-            theirs = found.get((each.module, each.kind), [])
+        for product in self.asked:
+            theirs = groups.get((product.module, product.kind), [])
             if len({run.dtypes for run in theirs}) == 1:
-                self.pairs.append(PairedProduct(each, theirs[0]))
+                self.pairs.append(PairedProduct(product, theirs[0]))
             else:
-                left.append(each)
+                left.append(product)
         self.asked = left
 
     def rest(self) -> None:
         """Adds a pair with a note for each product that is missing or unknown, and a pair for each new run."""
         modules = {pair.asked.module: pair.asked for pair in self.pairs if pair.asked}
-        for each in self.asked:
-            if each.kind == "kernel":
+        for product in self.asked:
+            if product.kind == "kernel":
                 note = INSIDE
-            elif each.constant:
+            elif product.constant:
                 note = CONSTANT
             else:
-                candidates = [run for run in self.runs if (run.kind == "attention") == (each.kind == "attention")]
+                candidates = [run for run in self.runs if (run.kind == "attention") == (product.kind == "attention")]
                 note = UNCLEAR if candidates else NOWHERE
-            self.pairs.append(PairedProduct(each, None, note))
+            self.pairs.append(PairedProduct(product, None, note))
         ran = {(pair.asked.module, pair.run.dtypes) for pair in self.pairs if pair.asked and pair.run}
         sizes = {(pair.run.kind, _extent(pair.run), pair.run.dtypes) for pair in self.pairs if pair.run}
         for run in self.runs:
             # XLA computes some products twice instead of keeping them, and unrolls short loops.
             again = (run.module, run.dtypes) in ran if run.named else (run.kind, _extent(run), run.dtypes) in sizes
-            if not again or (not run.named and any(each.kind == run.kind for each in self.asked)):
+            if not again or (not run.named and any(product.kind == run.kind for product in self.asked)):
                 self.pairs.append(PairedProduct(modules.get(run.module) if run.named else None, run))
 
 
@@ -237,10 +241,10 @@ def _common(first: Module, second: Module) -> int:
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    found: dict[K, list[T]] = collections.defaultdict(list)
+    groups: dict[K, list[T]] = collections.defaultdict(list)
     for item in items:
-        found[key(item)].append(item)
-    return found
+        groups[key(item)].append(item)
+    return groups
 
 
 def _without(items: list[T], taken: Iterable[T]) -> list[T]:

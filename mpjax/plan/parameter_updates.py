@@ -57,10 +57,10 @@ def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = 
       least: the dtype that updates are to be computed in, for parameters of a narrower dtype.
       narrower: whether parameters with a path may be returned in fewer bits than they are given in.
     """
-    found = returned_of(given, result, narrower=narrower)
+    arrays = returned_of(given, result, narrower=narrower)
     dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(result)]
     if any(path.startswith("params/") for path in _names(given)):
-        found = {path: each for path, each in found.items() if path.startswith("params/")}
+        arrays = {path: entry for path, entry in arrays.items() if path.startswith("params/")}
     return {
         path.removeprefix("params/"): Parameter(
             number,
@@ -69,7 +69,7 @@ def parameters_of(given: Any, result: Any, least: str = "", *, narrower: bool = 
             str(leaf.dtype),
             str(dtypes[number]),
         )
-        for path, (leaf, number) in found.items()
+        for path, (leaf, number) in arrays.items()
         if not is_history(path)
     }
 
@@ -79,9 +79,9 @@ def updated_of(
 ) -> dict[str, Parameter]:
     """The parameters that are returned, except those whose output is a gradient."""
     return {
-        path: each
-        for path, each in parameters.items()
-        if not ((asked.gradients and asked.gradients[each.output]) or (not path and not differentiated))
+        path: parameter
+        for path, parameter in parameters.items()
+        if not ((asked.gradients and asked.gradients[parameter.output]) or (not path and not differentiated))
     }
 
 
@@ -89,15 +89,17 @@ def rounded_of(updated: Mapping[str, Parameter], asked: AskedProgram) -> dict[st
     """The dtypes that a traced program rounds new parameters to, where these are narrower than the stored dtypes."""
     if not asked.rounded:
         return {}
-    rounded = {path: together([asked.rounded[each.output], each.returned]) for path, each in updated.items()}
+    rounded = {
+        path: together([asked.rounded[parameter.output], parameter.returned]) for path, parameter in updated.items()
+    }
     return {path: dtype for path, dtype in rounded.items() if compared([updated[path].stored], [dtype]) == NARROWER}
 
 
 def other_argument(params: int, arguments: Any, results: Any, asked: AskedProgram) -> str:
     """Names another argument that is returned as updated parameters are; empty if there is none."""
-    for number, given in enumerate(arguments):
-        found = parameters_of(given, results)
-        if number != params and updated_of(found, asked, differentiated=True):
+    for number, argument in enumerate(arguments):
+        parameters = parameters_of(argument, results)
+        if number != params and updated_of(parameters, asked, differentiated=True):
             return f"; argument {number} comes back: write params={number} if it has the parameters"
     return ""
 
@@ -111,15 +113,15 @@ def returned_of(given: Any, result: Any, *, narrower: bool = False) -> dict[str,
     outputs = list(_names(result).items())
     numbers = {path.partition("/")[2]: number for number, (path, _) in reversed(list(enumerate(outputs)))}
     numbers |= {path: number for number, (path, _) in enumerate(outputs)}
-    found = {}
+    arrays = {}
     for path, leaf in _names(given).items():
         number = numbers.get(path)
         if number is not None and is_floating(leaf):
             out = outputs[number][1]
             fewer = narrower and path and is_floating(out) and _has_fewer(out, leaf)
             if out.shape == leaf.shape and (out.dtype == leaf.dtype or fewer):
-                found[path] = leaf, number
-    return found
+                arrays[path] = leaf, number
+    return arrays
 
 
 def _has_fewer(out: Any, leaf: Any) -> bool:
@@ -142,22 +144,22 @@ def rows_of_updates(
       rounded: the dtypes that the function itself rounds new parameters to, narrower than their stored dtypes.
     """
     rows = []
-    for path, (asked, dtypes) in found.items():
+    for path, (goal, dtypes) in found.items():
         if itself := rounded.get(path):
             reason = f"the function itself rounds the new parameter to {itself}"
             rows.append(
-                ReceiptRow(path, "update", "update", asked, itself, itself, itself, "XLA loop", 1, NARROWER, reason)
+                ReceiptRow(path, "update", "update", goal, itself, itself, itself, "XLA loop", 1, NARROWER, reason)
             )
         elif dtypes is None:
             rows.append(
-                ReceiptRow(path, "update", "update", asked, "", "", "", "", 1, UNKNOWN, "nothing that could be read")
+                ReceiptRow(path, "update", "update", goal, "", "", "", "", 1, UNKNOWN, "nothing that could be read")
             )
         elif dtypes:
             run = narrowest(sorted(dtypes))
-            narrower = compared([asked], [run]) == NARROWER
+            narrower = compared([goal], [run]) == NARROWER
             reason = f"the update is computed in {run}, or rounded to it" if narrower else ""
             verdict = NARROWER if narrower else AS_ASKED
-            rows.append(ReceiptRow(path, "update", "update", asked, run, run, run, "XLA loop", 1, verdict, reason))
+            rows.append(ReceiptRow(path, "update", "update", goal, run, run, run, "XLA loop", 1, verdict, reason))
     return rows
 
 
@@ -171,12 +173,14 @@ def updates_of(program: HloProgram, outputs: Sequence[int]) -> list[frozenset[st
     entry = program.computations[program.entry]
     root, several = entry.root, entry.root.opcode == "tuple"
     search = _Search(program)
-    found = []
+    last_dtypes = []
     for number in outputs:
         output = entry.instructions[root.operands[number]] if several else root
-        dtypes, own = search.last((entry,), output, 0, ()), dtype_of(output.type)
-        found.append(None if dtypes is None else frozenset(dtype for dtype, by in dtypes if by or _rounds(own, dtype)))
-    return found
+        dtypes, output_dtype = search.last((entry,), output, 0, ()), dtype_of(output.type)
+        last_dtypes.append(
+            None if dtypes is None else frozenset(dtype for dtype, by in dtypes if by or _rounds(output_dtype, dtype))
+        )
+    return last_dtypes
 
 
 def _rounds(own: str, dtype: str) -> bool:
@@ -208,9 +212,9 @@ class _Search:
         key = inside[-1].name, each.name, index
         if key not in self.found:
             self.found[key] = None
-            found = self._last(inside, each, index, callers)
-            own = each.opcode in _ROUNDS and dtype_of(each.type)
-            self.found[key] = found if found is None or not own else found | {(own, False)}
+            dtypes = self._last(inside, each, index, callers)
+            cast = each.opcode in _ROUNDS and dtype_of(each.type)
+            self.found[key] = dtypes if dtypes is None or not cast else dtypes | {(cast, False)}
         return self.found[key]
 
     def _last(
@@ -226,14 +230,14 @@ class _Search:
             case opcode if opcode in _ARITHMETIC and dtype:
                 return frozenset({(dtype, True)})
             case "reduce-precision":
-                found = of(each.operands[0])
-                return None if found is None else found | {(_of_bits(each), False)}
+                dtypes = of(each.operands[0])
+                return None if dtypes is None else dtypes | {(_of_bits(each), False)}
             case opcode if opcode in _SAME:
                 return _together([of(each.operands[number], index) for number in _SAME[opcode]])
             case "concatenate":
                 return _together([of(name) for name in each.operands])
             case "add" | "and" | "or" | "bitcast-convert":  # stochastic rounding adds random bits
-                known = [found for found in map(of, each.operands) if found]
+                known = [dtypes for dtypes in map(of, each.operands) if dtypes]
                 return frozenset().union(*known) if known else None
             case "tuple":
                 return of(each.operands[index])
@@ -242,8 +246,8 @@ class _Search:
                 return of(each.operands[0], int(number))
             case "parameter" if callers and callers[-1].opcode != "while":
                 outer = inside[:-1]
-                given = outer[-1].instructions[callers[-1].operands[int(each.operands[0])]]
-                return self.last(outer, given, index, callers[:-1])
+                operand = outer[-1].instructions[callers[-1].operands[int(each.operands[0])]]
+                return self.last(outer, operand, index, callers[:-1])
             case "parameter" | "constant":
                 return frozenset()
             case "fusion" | "call" | "while" | "async-start":
@@ -261,5 +265,5 @@ def _of_bits(each: Instruction) -> str:
 
 
 def _together(found: Sequence[Dtypes]) -> Dtypes:
-    known = [each for each in found if each is not None]
+    known = [dtypes for dtypes in found if dtypes is not None]
     return frozenset().union(*known) if len(known) == len(found) else None

@@ -92,33 +92,33 @@ def _is_apart(pair: PairedProduct, gradients: bool) -> bool:
 def _row_of_pair(
     pair: PairedProduct, wanted: Wanted, target: Target, gradients: bool, traced: bool, rounds: Collection[str]
 ) -> ReceiptRow:
-    asked, run = pair.asked, pair.run
-    about = asked or run
+    product, run = pair.asked, pair.run
+    about = product or run
     assert about is not None
     module, policy = about.module, wanted(about.module.path)
     apart = _is_apart(pair, gradients)
-    if apart or (asked is not None and asked.kept):
+    if apart or (product is not None and product.kept):
         policy = None
-    own = asked.operands if asked else ()
-    ours = own if policy is None else _asked_by_policy(policy, asked, about.operands, module.backward)
+    operands = product.operands if product else ()
+    ours = operands if policy is None else _asked_by_policy(policy, product, about.operands, module.backward)
     if run is None:
         verdict, reason, limit = MISSING if pair.note == NOWHERE else UNKNOWN, pair.note, False
-    elif asked is None and (traced or not run.named):
+    elif product is None and (traced or not run.named):
         verdict, reason, limit = UNKNOWN, NOT_TRACED if traced else NO_NAME, False
     elif not ours:
         verdict, reason, limit = UNKNOWN, NOT_ASKED, False
     elif apart and "float32" in ours and set(run.operands) == {TENSORFLOAT32}:
         verdict, reason, limit = AS_ASKED, "", False  # JAX's default precision; no policy applies here
     else:
-        verdict, reason, limit = _verdict(asked, run, ours, target)
-        early = _early(asked, ours, policy, rounds) if asked and policy else ""
-        other = _other_recipe(asked, run, ours, policy, target) if policy else None
+        verdict, reason, limit = _verdict(product, run, ours, target)
+        early = _early(product, ours, policy, rounds) if product and policy else ""
+        other = _other_recipe(product, run, ours, policy, target) if policy else None
         if early and (verdict != NARROWER or limit):
             verdict, reason, limit = NARROWER, early, False
         elif other and (verdict == AS_ASKED or limit):
             verdict, reason, limit = *other, False
     made_equal = f"XLA widens operands to {written(run.operands)}" if run and _only_made_equal(ours, run) else ""
-    notes = [pair.note if run else "", made_equal, "in a loop, counted once" if asked and asked.in_loop else ""]
+    notes = [pair.note if run else "", made_equal, "in a loop, counted once" if product and product.in_loop else ""]
     if policy and policy.unknown and policy.recipe is not None and not _is_float8(ours):
         notes.append(f"a product by {policy.recipe} would be as asked too: its module is not known")
     return ReceiptRow(
@@ -163,8 +163,8 @@ def _early(asked: Asked, ours: Sequence[str], policy: AskedDtypes, rounds: Colle
         return f"the function itself {done} {written(asked.operands)}"
 
     def fits(dtype: str) -> bool:
-        named = dtype in rounds or policy.own
-        return (named and not _is_float8([dtype])) or any(compared([own], [dtype]) != NARROWER for own in ours)
+        allowed = dtype in rounds or policy.own
+        return (allowed and not _is_float8([dtype])) or any(compared([goal], [dtype]) != NARROWER for goal in ours)
 
     before = [dtype for dtype in asked.rounded if not fits(dtype)]
     if before:
@@ -180,19 +180,19 @@ def _other_recipe(
     asked: Asked | None, run: CompiledProduct, ours: Sequence[str], policy: AskedDtypes, target: Target
 ) -> tuple[str, str] | None:
     """The verdict and reason for a product in the right dtypes with the scales of another recipe; None otherwise."""
-    wanted = policy.recipe
-    if wanted is None or policy.own or not _is_float8(ours):
+    recipe = policy.recipe
+    if recipe is None or policy.own or not _is_float8(ours):
         return None
-    if policy.applied is not None and policy.applied != wanted:
-        found, given = _FINER.index(policy.applied.scaling), _FINER.index(wanted.scaling)
-        verdict = NARROWER if found < given else WIDER
-        return verdict, f"the layer was made to multiply by {policy.applied}, and the policy asks for {wanted}"
+    if policy.applied is not None and policy.applied != recipe:
+        actual, expected = _FINER.index(policy.applied.scaling), _FINER.index(recipe.scaling)
+        verdict = NARROWER if actual < expected else WIDER
+        return verdict, f"the layer was made to multiply by {policy.applied}, and the policy asks for {recipe}"
     blocks = run.by in BLOCK_SCALED if target.platform == "gpu" else asked.blocks if asked else None
-    if blocks is None or blocks == (wanted.scaling == "block"):
+    if blocks is None or blocks == (recipe.scaling == "block"):
         return None
     if blocks:
-        return WIDER, f"its operands have a scale for each block, and the policy asks for {wanted}"
-    return NARROWER, f"its operands have no scale for each block, and the policy asks for {wanted}"
+        return WIDER, f"its operands have a scale for each block, and the policy asks for {recipe}"
+    return NARROWER, f"its operands have no scale for each block, and the policy asks for {recipe}"
 
 
 def _verdict(asked: Asked | None, run: CompiledProduct, ours: Sequence[str], target: Target) -> tuple[str, str, bool]:

@@ -52,20 +52,22 @@ class Sum:
 
 def sums_of(program: HloProgram) -> list[Sum]:
     """Lists the sums over devices of floating arrays, each instruction once."""
-    found = []
+    sums = []
     for computation in program.computations.values():
         if not computation.mentions(*(f" {name}" for name in _OVER_DEVICES)):
             continue
-        for each in computation:
-            by = each.opcode.removesuffix("-start")
-            if by not in _OVER_DEVICES or not _adds(program, each):
+        for instruction in computation:
+            by = instruction.opcode.removesuffix("-start")
+            if by not in _OVER_DEVICES or not _adds(program, instruction):
                 continue
-            arrays = tuple((dtype, dims) for text, dims in _arrays(computation, each) if (dtype := dtype_of(text)))
+            arrays = tuple(
+                (dtype, dims) for text, dims in _arrays(computation, instruction) if (dtype := dtype_of(text))
+            )
             if arrays:
-                name = name_of(each)
+                name = name_of(instruction)
                 written = all(stack.rpartition("/")[2] in _WRITTEN for stack in stacks_of(name))
-                found.append(Sum(by, module_of(each), bool(name), written, arrays))
-    return found
+                sums.append(Sum(by, module_of(instruction), bool(name), written, arrays))
+    return sums
 
 
 def _adds(program: HloProgram, each: Instruction) -> bool:
@@ -91,19 +93,23 @@ def rows_of_sums(
       least: the policy's `reduce_dtype`; None without a policy.
       parameters: the dimensions of the parameters. A sum with these dimensions that the compiler added is a gradient's.
     """
-    wanted = set(asked)
-    arrays = [(each, dtype, dims) for each in sums for dtype, dims in each.arrays]
-    explicit = [(each, dtype) for each, dtype, _ in arrays if each.written or (not each.named and dtype in wanted)]
+    requested = set(asked)
+    arrays = [(reduction, dtype, dims) for reduction in sums for dtype, dims in reduction.arrays]
+    explicit = [
+        (reduction, dtype)
+        for reduction, dtype, _ in arrays
+        if reduction.written or (not reduction.named and dtype in requested)
+    ]
     runs = {dtype for _, dtype in explicit}
-    others = runs - wanted
+    others = runs - requested
 
     def row(goal: str, run: str, verdict: str, reason: str) -> ReceiptRow:
-        doing = {(id(each), each.by) for each, dtype in explicit if dtype == run}
+        doing = {(id(reduction), reduction.by) for reduction, dtype in explicit if dtype == run}
         by = " and ".join(sorted({by for _, by in doing}))
         return ReceiptRow("", "backward", "reduction", goal, run, run, run, by, max(len(doing), 1), verdict, reason)
 
     rows = []
-    for dtype in sorted(wanted):
+    for dtype in sorted(requested):
         goal = dtype if least is None or compared([least], [dtype]) != NARROWER else least
         run = dtype if dtype in runs else narrowest(sorted(others)) if others else ""
         others -= {run}
@@ -117,7 +123,7 @@ def rows_of_sums(
     for dtype in sorted(others):
         verdict = compared([least], [dtype]) if least and not asked else UNKNOWN
         rows.append(row(least or "", dtype, verdict, "" if verdict == AS_ASKED else f"adds over devices in {dtype}"))
-    added = [entry for entry in arrays if not (entry[0].written or (not entry[0].named and entry[1] in wanted))]
+    added = [entry for entry in arrays if not (entry[0].written or (not entry[0].named and entry[1] in requested))]
     return counted([*rows, *(_added(*entry, least, parameters) for entry in added)])
 
 
@@ -172,25 +178,29 @@ def rows_of_casts(asked: Sequence[str], cast: Sequence[str], rounds: Collection[
 def rows_of_accumulations(program: HloProgram) -> list[ReceiptRow]:
     """Builds a row for each sum of many terms whose accumulator is in half precision; sums in float32 have no row."""
     return counted(
-        [_half_sum(each) for computation in program.computations.values() for each in _half_sums(program, computation)]
+        [
+            _half_sum(instruction)
+            for computation in program.computations.values()
+            for instruction in _half_sums(program, computation)
+        ]
     )
 
 
 def _half_sums(program: HloProgram, computation: Computation) -> Iterator[Instruction]:
     if not computation.mentions(*(f" {name}(" for name in _ON_DEVICE)):
         return
-    for each in computation:
-        half = each.opcode in _ON_DEVICE and dtype_of(each.type) in HALF
-        adds = (program.computations[name].root.opcode == "add" for name in each.called("to_apply"))
-        if half and any(adds) and _terms(computation, each) >= MANY:
-            yield each
+    for instruction in computation:
+        half = instruction.opcode in _ON_DEVICE and dtype_of(instruction.type) in HALF
+        adds = (program.computations[name].root.opcode == "add" for name in instruction.called("to_apply"))
+        if half and any(adds) and _terms(computation, instruction) >= MANY:
+            yield instruction
 
 
 def _terms(computation: Computation, each: Instruction) -> int:
     """The maximum number of terms of an element of the result."""
     if each.opcode == "reduce-window":
-        found = _WINDOW.search(each.attributes)
-        return math.prod(map(int, found[1].split("x"))) if found else 0
+        window = _WINDOW.search(each.attributes)
+        return math.prod(map(int, window[1].split("x"))) if window else 0
     if each.opcode == "scatter" and "unique_indices=true" in each.attributes:
         return 1
     sizes = [math.prod(dims) for name in each.operands for _, dims in _shapes(computation, name)]

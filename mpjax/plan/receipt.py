@@ -130,26 +130,26 @@ class Receipt:
         return text
 
     def _products(self) -> list[str]:
-        asked: dict[str, list[ReceiptRow]] = collections.defaultdict(list)
+        by_dtype: dict[str, list[ReceiptRow]] = collections.defaultdict(list)
         more = sum(row.count for row in self.rows if row.reason == NOT_TRACED)
         for row in self.rows:
             if row.kind in PRODUCTS and row.reason != NOT_TRACED:
-                asked[row.asked or "an unknown dtype"].append(row)
-        phrases = [_phrase(dtype, rows, self.device) for dtype, rows in asked.items()]
+                by_dtype[row.asked or "an unknown dtype"].append(row)
+        phrases = [_phrase(dtype, rows, self.device) for dtype, rows in by_dtype.items()]
         return [*phrases, *([f"{more} more products that the function does not ask for"] if more else [])]
 
     def _others(self) -> list[str]:
         """Phrases for each verdict other than as asked on sums, updates and recipes."""
         phrases = []
         for kind, plural in _OTHERS.items():
-            own = [row for row in self.rows if row.kind == kind]
-            total = sum(row.count for row in own)
+            rows = [row for row in self.rows if row.kind == kind]
+            total = sum(row.count for row in rows)
             counts: collections.Counter = collections.Counter()
-            for row in own:
+            for row in rows:
                 counts[row.verdict] += row.count
             phrases += [f"{count} of {total} {plural} {name}" for name, count in counts.items() if name != AS_ASKED]
-        asked = [row for row in self.rows if row.kind == RECIPE]
-        return [*phrases, *(f"float8 asked, {row.verdict} in all products" for row in asked)]
+        recipes = [row for row in self.rows if row.kind == RECIPE]
+        return [*phrases, *(f"float8 asked, {row.verdict} in all products" for row in recipes)]
 
     def __rich__(self):
         from rich.markup import escape
@@ -170,8 +170,8 @@ class Receipt:
         )
 
     def _title(self) -> str:
-        asked = f", asked: {self.policy}" if self.policy else ""
-        return f"{self.device}{asked}: {self.line}"
+        policy = f", asked: {self.policy}" if self.policy else ""
+        return f"{self.device}{policy}: {self.line}"
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -197,8 +197,8 @@ def _phrase(asked: str, rows: list[ReceiptRow], device: str) -> str:
     for row in rows:
         if row.verdict != AS_ASKED:
             bad["" if _is_early(row) else row.operands, row.verdict] += row.count
-    parts = [_became(operands, verdict, count, total, device) for (operands, verdict), count in bad.items()]
-    return f"{asked} asked; {', '.join(parts)}"
+    phrases = [_became(operands, verdict, count, total, device) for (operands, verdict), count in bad.items()]
+    return f"{asked} asked; {', '.join(phrases)}"
 
 
 def _became(operands: str, verdict: str, count: int, total: int, device: str) -> str:
@@ -254,10 +254,10 @@ def _cells(row: ReceiptRow) -> tuple[str, ...]:
 def _fault(row: ReceiptRow) -> str:
     where = row.path or "(outside modules)"
     runs = f"runs in {row.operands}, " if row.operands else ""
-    asked = f"asked in {row.asked}, " if row.asked else ""
+    requested = f"asked in {row.asked}, " if row.asked else ""
     times = f" ({row.count})" if row.count > 1 else ""
     reason = f": {row.reason}" if row.reason else ""
-    return f"{where}, {row.direction} {row.kind}{times}: {asked}{runs}{row.verdict}{_MEANING[row.verdict]}{reason}"
+    return f"{where}, {row.direction} {row.kind}{times}: {requested}{runs}{row.verdict}{_MEANING[row.verdict]}{reason}"
 
 
 def receipt_of(
@@ -289,44 +289,44 @@ def receipt_of(
     text, target = text or executable.as_text(), target or _target_of(executable)
     program, divided = parse(text), _PARTITIONS.search(text[: text.find("\n")])
     traced = jaxpr is not None
-    asked = asked_of(jaxpr) if traced else UNTRACED
+    requested = asked_of(jaxpr) if traced else UNTRACED
     runs, partitions = runs_of(program, target), int(divided[1]) if divided else 1
-    pairs = paired(asked.products, runs, lambda: loops_of(program), partitions=partitions)
-    wanted = asked_dtypes(policy, modules)
-    wanted.require_rules({scope for scope, _ in equations(jaxpr)} if traced else None)
-    rounds = {str(dtype) for dtype in wanted.dtypes}
-    products = rows_of_products(pairs, wanted, target, traced=traced, rounds=rounds)
+    pairs = paired(requested.products, runs, lambda: loops_of(program), partitions=partitions)
+    module_policy = asked_dtypes(policy, modules)
+    module_policy.require_rules({scope for scope, _ in equations(jaxpr)} if traced else None)
+    rounds = {str(dtype) for dtype in module_policy.dtypes}
+    products = rows_of_products(pairs, module_policy, target, traced=traced, rounds=rounds)
 
     arguments, results = executable.args_info[0], executable.out_info
     least = updates or (str(policy.param_dtype) if policy else "")
     # An array that is both argument and result need not be a parameter, unless something is differentiated.
-    differentiated = any(each.differentiated for each in asked.products) if traced else _DERIVATIVE in text
+    differentiated = any(product.differentiated for product in requested.products) if traced else _DERIVATIVE in text
     parameters = {}
     if params < len(arguments):
         parameters = parameters_of(arguments[params], results, least, narrower=traced and differentiated)
-    updated = updated_of(parameters, asked, differentiated=differentiated)
-    dtypes = updates_of(program, [each.output for each in updated.values()])
+    updated = updated_of(parameters, requested, differentiated=differentiated)
+    dtypes = updates_of(program, [parameter.output for parameter in updated.values()])
     state = {number for argument in arguments for _, number in returned_of(argument, results).values()}
     rows = [
         *products,
-        *rows_of_recipe(wanted.awaited(paths_of(pairs)) if policy else None, products, target, traced=traced),
+        *rows_of_recipe(module_policy.awaited(paths_of(pairs)) if policy else None, products, target, traced=traced),
         *rows_of_sums(
-            asked.sums,
+            requested.sums,
             sums_of(program),
             least=str(policy.reduce_dtype) if policy else None,
-            parameters=[each.dims for each in parameters.values()],
+            parameters=[parameter.dims for parameter in parameters.values()],
         ),
         *(rows_of_accumulations(program) if policy is not None and policy.reduce_dtype not in HALF else ()),
-        *rows_of_casts(asked.sums, asked.cast, rounds),
+        *rows_of_casts(requested.sums, requested.cast, rounds),
         *rows_of_updates(
-            {path: (each.asked, run) for (path, each), run in zip(updated.items(), dtypes, strict=True)},
-            rounded_of(updated, asked),
+            {path: (parameter.asked, run) for (path, parameter), run in zip(updated.items(), dtypes, strict=True)},
+            rounded_of(updated, requested),
         ),
     ]
     notes = []
-    if traced and differentiated and not any(dtypes) and not any(asked.gradients):
+    if traced and differentiated and not any(dtypes) and not any(requested.gradients):
         known = "no array of a model comes" if modules else f"argument {params} has no array that comes"
-        other = other_argument(params, arguments, results, asked)
+        other = other_argument(params, arguments, results, requested)
         notes.append(f"no update was looked at: {known} back changed{other}")
     return Receipt(
         target.name,

@@ -56,14 +56,14 @@ def receipt(
         that is already compiled is requested for another device, a rule of the policy decides nothing, or `params` is
         not the index of an argument.
     """
-    asked = None if policy is None else get_policy(policy)
+    requested = None if policy is None else get_policy(policy)
     if isinstance(fn_or_compiled, jax.stages.Compiled | jax.stages.Lowered | jax.stages.Traced):
         if args or device is not None:
             raise UsageError(
                 f"receipt takes a {type(fn_or_compiled).__name__} alone, as it has its arguments and device; "
                 "give the function to compile it for another device"
             )
-        return _of_stage(fn_or_compiled, asked, params)
+        return _of_stage(fn_or_compiled, requested, params)
     if not callable(fn_or_compiled):
         raise UsageError(
             f"receipt takes a function, a Flax NNX module or a compiled program, got {type(fn_or_compiled).__name__}"
@@ -74,8 +74,8 @@ def receipt(
         traced, modules = _traced(fn_or_compiled, args, place, params)
         lowered = traced.lower()
     executable = compiled(lowered)
-    own = 0 if modules else params  # with models taken apart, all parameters are in one argument
-    return receipt_of(executable, traced.jaxpr, asked, target=target, params=own, modules=modules)
+    index = 0 if modules else params  # with models taken apart, all parameters are in one argument
+    return receipt_of(executable, traced.jaxpr, requested, target=target, params=index, modules=modules)
 
 
 def _of_stage(stage: Any, policy: Policy | None, params: int) -> Receipt:
@@ -130,8 +130,8 @@ def _traced(fn: Callable, args: tuple, place: Any, params: int) -> tuple[Any, Ma
         inside = {name: leaf for name, leaf in variables.items() if name.startswith(roots)}
         return {"params": inside, "rest": {name: leaf for name, leaf in variables.items() if name not in inside}}
 
-    def of_inputs(given: dict[str, dict[str, Any]]) -> Any:
-        values = given["params"] | given["rest"]
+    def of_inputs(variables: dict[str, dict[str, Any]]) -> Any:
+        values = variables["params"] | variables["rest"]
         called, changed = models.join(with_inputs([values[name] for name in inputs]))
         result = called[""](*called["args"])
         after = {_name(path, places): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(changed())}

@@ -91,40 +91,40 @@ class Target:
 def runs_of(program: HloProgram, target: Target) -> list[CompiledProduct]:
     """Lists the floating products, convolutions and attentions in all computations of a program."""
     callers = _callers(program)
-    found = []
+    runs = []
     for computation in program.computations.values():
         if not computation.mentions(*(f" {opcode}(" for opcode in (*_KINDS, "custom-call"))):
             continue
-        for each in computation:
-            if kind := _KINDS.get(each.opcode):
-                by = _computed_by(each, computation, callers, target)
-            elif each.opcode == "custom-call":
-                by, kind = _library(each.target)
+        for instruction in computation:
+            if kind := _KINDS.get(instruction.opcode):
+                by = _computed_by(instruction, computation, callers, target)
+            elif instruction.opcode == "custom-call":
+                by, kind = _library(instruction.target)
             else:
                 continue
-            if kind and (run := _run(each, computation, kind, by, callers, target)):
-                found.append(run)
-    return found
+            if kind and (run := _run(instruction, computation, kind, by, callers, target)):
+                runs.append(run)
+    return runs
 
 
 def loops_of(program: HloProgram) -> list[CompiledProduct]:
     """Lists the multiplications in loop fusions that XLA wrote in place of small products and convolutions."""
-    found = []
+    products = []
     for computation in program.computations.values():
         if not computation.mentions(" multiply("):
             continue
-        for each in computation:
-            if each.opcode == "multiply" and _PRODUCT.search(each.attributes):
-                dtype = dtype_of(each.type)
+        for instruction in computation:
+            if instruction.opcode == "multiply" and _PRODUCT.search(instruction.attributes):
+                dtype = dtype_of(instruction.type)
                 if dtype:
-                    sums = _sum_of(each, computation)
-                    name = name_of(each)
+                    sums = _sum_of(instruction, computation)
+                    name = name_of(instruction)
                     kind = "convolution" if name.endswith("conv_general_dilated") else "product"
                     result = sums or dtype
-                    found.append(
+                    products.append(
                         CompiledProduct(kind, module_named(name), True, (dtype, dtype), sums, result, "XLA loop", 0, 0)
                     )
-    return found
+    return products
 
 
 def dtype_of(type: str) -> str:
@@ -143,12 +143,12 @@ def dtype_of(type: str) -> str:
 def _callers(program: HloProgram) -> dict[str, Instruction]:
     """The fusion that calls each computation."""
     return {
-        called: each
+        called: instruction
         for computation in program.computations.values()
         if computation.mentions(" fusion(")
-        for each in computation
-        if each.opcode == "fusion"
-        for called in each.called("calls")
+        for instruction in computation
+        if instruction.opcode == "fusion"
+        for called in instruction.called("calls")
     }
 
 
@@ -160,15 +160,15 @@ def _enclosing(computation: Computation, callers: dict[str, Instruction]) -> Ite
 
 def _computed_by(each: Instruction, computation: Computation, callers: dict[str, Instruction], target: Target) -> str:
     for fusion in _enclosing(computation, callers):
-        if found := _FUSION_KIND.search(fusion.attributes):
-            return next((name for word, name in _FUSIONS.items() if word in found[1]), found[1].strip("_"))
+        if match := _FUSION_KIND.search(fusion.attributes):
+            return next((name for word, name in _FUSIONS.items() if word in match[1]), match[1].strip("_"))
         if target.platform == "gpu":
             return "XLA loop"
     return "XLA:CPU" if target.platform == "cpu" else "XLA"
 
 
 def _library(target: str) -> tuple[str, str]:
-    return next((named for start, named in _LIBRARIES.items() if target.startswith(start)), ("", ""))
+    return next((library for start, library in _LIBRARIES.items() if target.startswith(start)), ("", ""))
 
 
 def _run(
@@ -179,8 +179,8 @@ def _run(
     callers: dict[str, Instruction],
     target: Target,
 ) -> CompiledProduct | None:
-    given = [computation.instructions[name] for name in each.operands if name in computation.instructions]
-    first, second = given[0].type, given[1].type
+    inputs = [computation.instructions[name] for name in each.operands if name in computation.instructions]
+    first, second = inputs[0].type, inputs[1].type
     operands, result = [dtype_of(first), dtype_of(second)], dtype_of(each.type)
     if not all(operands):
         return None
@@ -214,8 +214,8 @@ def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
 
     The libraries add narrower dtypes in float32, unless the program names an algorithm.
     """
-    if found := _ALGORITHM.search(each.attributes):
-        return DTYPES[re.findall(r"bf16|f16|f32|f64", found[1])[-1]]
+    if algorithm := _ALGORITHM.search(each.attributes):
+        return DTYPES[re.findall(r"bf16|f16|f32|f64", algorithm[1])[-1]]
     if "float64" in operands:
         return "float64"
     narrow = not {"float32", TENSORFLOAT32}.intersection(operands)
@@ -224,14 +224,14 @@ def _accumulation(each: Instruction, operands: list[str], by: str) -> str:
 
 def _rounded_to(each: Instruction, target: Target) -> str:
     """The dtype that a library rounds float32 operands to; empty if it keeps their bits."""
-    if found := _ALGORITHM.search(each.attributes):
+    if algorithm := _ALGORITHM.search(each.attributes):
         rounded = {"tf32_tf32_f32": TENSORFLOAT32, "bf16_bf16_f32": "bfloat16"}
-        return rounded.get(found[1], "")
+        return rounded.get(algorithm[1], "")
     words = _PRECISION.search(each.attributes)
-    named = words[1].split(",") if words else []
-    if not named and (library := _LIBRARY_PRECISION.search(each.attributes)):
-        named = [library[1].lower(), library[2].lower()]
-    exact = bool(named) and all(word in ("high", "highest") for word in named)
+    precisions = words[1].split(",") if words else []
+    if not precisions and (library := _LIBRARY_PRECISION.search(each.attributes)):
+        precisions = [library[1].lower(), library[2].lower()]
+    exact = bool(precisions) and all(word in ("high", "highest") for word in precisions)
     return TENSORFLOAT32 if target.tensorfloat32 and not exact else ""
 
 

@@ -84,10 +84,10 @@ def planned_fields(task: TaskName, config: schema.Data, data_dir: pathlib.Path, 
     known = KNOWN.get(_base(str(config.name)))
     if known is None or task == "own":  # the fields of an own task are all columns of the set
         return _of_the_set(task, config, data_dir)
-    wanted, has = TASKS[task].fields[0], "text" if known.image is None else "image"
+    expected, has = TASKS[task].fields[0], "text" if known.image is None else "image"
     classes = config.num_classes or known.classes
-    if wanted != has:
-        raise UsageError(f"--data.name {config.name} contains {has}s, but --task {task} needs {wanted}s")
+    if expected != has:
+        raise UsageError(f"--data.name {config.name} contains {has}s, but --task {task} needs {expected}s")
     if known.image is None:
         tokens = vocabulary or _vocabulary(config.tokenizer)
         length = config.length

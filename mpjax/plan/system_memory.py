@@ -50,13 +50,13 @@ def _left_of_groups() -> Iterator[int]:
 
 
 def _group_folders() -> set[pathlib.Path]:
-    found = set()
+    folders = set()
     for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []:
         _, kinds, path = line.split(":", 2)
         if kinds not in ("", "memory"):
             continue
         root = GROUPS / kinds
         # In a container, the path may be that of the host; what is seen of it is the root.
-        own = root / path.lstrip("/")
-        found |= {root, *(folder for folder in (own, *own.parents) if folder.is_relative_to(root))}
-    return found
+        group = root / path.lstrip("/")
+        folders |= {root, *(folder for folder in (group, *group.parents) if folder.is_relative_to(root))}
+    return folders

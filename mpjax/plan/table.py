@@ -69,8 +69,8 @@ def costliest_table(plan: Estimate):
 
 def rows(plans: Sequence[Estimate]) -> list[tuple[str, list[str]]]:
     """The label and cells of each row. Empty rows are left out."""
-    found = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
-    return [(label, cells) for label, cells in found if any(cells)]
+    lines = [(label, [text(plan) for plan in plans]) for label, text in [*_ROWS, *_collectives(plans), *_ENDS]]
+    return [(label, cells) for label, cells in lines if any(cells)]
 
 
 def size(count: float) -> str:
@@ -181,13 +181,13 @@ _ENDS: list[tuple[str, Text]] = [
 
 def _collectives(plans: Sequence[Estimate]) -> list[tuple[str, Text]]:
     """The rows for the bytes of each collective, dtype and product of axes, and for their time."""
-    found = [_exchanged(plan) for plan in plans]
+    exchanged = [_exchanged(plan) for plan in plans]
 
     def cell(key: tuple[str, str, str]) -> Text:
         return lambda plan: _optional_size(_exchanged(plan).get(key, 0))
 
     return [
-        *((f"{key[0]} {key[1]}, {key[2]}", cell(key)) for key in sorted(set().union(*found))),
+        *((f"{key[0]} {key[1]}, {key[2]}", cell(key)) for key in sorted(set().union(*exchanged))),
         ("  while kernels run", lambda plan: f"{plan.overlap:.0%}" if plan.communication.bytes else ""),
         ("time of communication", _with_communication(lambda _, timing: duration(timing.communication))),
         ("  exposed", _with_communication(lambda _, timing: duration(timing.exposed))),
@@ -228,12 +228,12 @@ def _is_without(other: Estimate, plan: Estimate) -> bool:
 
 def _compared(plan: Estimate, other: Estimate) -> str:
     ratio = plan.expected_seconds / other.expected_seconds
-    parts = {
+    differences = {
         "products": (plan.roofline.compute - other.roofline.compute) / PRODUCTS,
         "traffic": (plan.roofline.traffic - other.roofline.traffic) / COPIES,
         "launches": (plan.traffic.kernels - other.traffic.kernels) * LAUNCH,
     }
-    told = ", ".join(f"{name} {_signed(seconds)}" for name, seconds in parts.items())
+    told = ", ".join(f"{name} {_signed(seconds)}" for name, seconds in differences.items())
     verdict = "wins" if ratio <= 0.9 else "gains little" if ratio < 1 else "loses"
     memory = (plan.memory.temporary - other.memory.temporary) / 1e9
     return (

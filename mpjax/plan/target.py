@@ -144,8 +144,8 @@ def traced_for(gpu: Gpu, device: Any, implementation: str) -> Iterator[None]:
     major, minor, patch = CUDNN
     answers = {
         "check_cudnn_version": lambda: major * 10_000 + minor * 100 + patch,
-        "check_compute_capability": lambda wanted: gpu.capability >= _numbers(wanted),
-        "is_cuda_compute_capability_equal": lambda wanted: gpu.capability == _numbers(wanted),
+        "check_compute_capability": lambda capability: gpu.capability >= _numbers(capability),
+        "is_cuda_compute_capability_equal": lambda capability: gpu.capability == _numbers(capability),
     }
     before = {name: getattr(checks, name) for name in answers}
     try:

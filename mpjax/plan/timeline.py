@@ -71,19 +71,19 @@ def _events(program: HloProgram, order: tuple[Launch | WhileLoop, ...]) -> Itera
             body = list(_merged(_events(program, launch.body)))
             yield from _repeated(body, launch.trips)
             continue
-        each = launch.instruction
-        kind = each.opcode.removesuffix("-start").removesuffix("-done")
-        if each.opcode.endswith("-done"):
+        instruction = launch.instruction
+        kind = instruction.opcode.removesuffix("-start").removesuffix("-done")
+        if instruction.opcode.endswith("-done"):
             if kind in COLLECTIVES:
-                yield Wait(each.operands[0])
+                yield Wait(instruction.operands[0])
             continue
-        size = moved(program, launch.computation, each)
+        size = moved(program, launch.computation, instruction)
         if kind not in COLLECTIVES:
             yield Work(size)
             continue
-        yield Start(each.name, kind, tuple(payload(launch.computation, each)), size, each)
-        if kind == each.opcode:
-            yield Wait(each.name)
+        yield Start(instruction.name, kind, tuple(payload(launch.computation, instruction)), size, instruction)
+        if kind == instruction.opcode:
+            yield Wait(instruction.name)
 
 
 def _repeated(body: list[Event], trips: int) -> list[Event]:
@@ -173,17 +173,17 @@ class Overlap:
 
 def overlap_of(events: Iterable[Event]) -> Overlap:
     """Counts the bytes of collectives, and of those with a kernel between start and end in the order of execution."""
-    begun: dict[str, Start] = {}
+    pending: dict[str, Start] = {}
     busy: set[str] = set()
     total: dict[str, int] = {}
     hidden: dict[str, int] = {}
     for event in events:
         if isinstance(event, Work):
-            busy |= set(begun)
+            busy |= set(pending)
         elif isinstance(event, Start):
-            begun[event.name] = event
+            pending[event.name] = event
             total[event.kind] = total.get(event.kind, 0) + event.bytes
-        elif start := begun.pop(event.name, None):
+        elif start := pending.pop(event.name, None):
             hidden[start.kind] = hidden.get(start.kind, 0) + (start.bytes if start.name in busy else 0)
             busy.discard(start.name)
     return Overlap(total, hidden)

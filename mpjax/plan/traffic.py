@@ -44,20 +44,20 @@ def traffic_of(program: HloProgram) -> Traffic:
     exchanged: collections.Counter = collections.Counter()
     calls: collections.Counter = collections.Counter()
     for launch, times in counted(order_of(program)):
-        computation, each = launch.computation, launch.instruction
-        if each.opcode.endswith("-done"):
+        computation, instruction = launch.computation, launch.instruction
+        if instruction.opcode.endswith("-done"):
             continue
-        once = moved(program, computation, each)
+        once = moved(program, computation, instruction)
         size = times * once
         total += size
         small += times if once < SMALL else 0
         kernels += times
-        copies += size if only_copies(program, each) else 0
-        if each.target:
-            calls[each.target] += times
-        kind = each.opcode.removesuffix("-start")
+        copies += size if only_copies(program, instruction) else 0
+        if instruction.target:
+            calls[instruction.target] += times
+        kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            for dtype, length in payload(computation, each):
+            for dtype, length in payload(computation, instruction):
                 exchanged[kind, dtype] += times * length
     collectives: dict[str, dict[str, int]] = {}
     for (kind, dtype), length in sorted(exchanged.items()):
@@ -101,13 +101,13 @@ def costliest(text: str, program: HloProgram, most: int = 10) -> list[Cost]:
     sums: collections.Counter = collections.Counter()
     launches: collections.Counter = collections.Counter()
     for launch, times in counted(order_of(program)):
-        each = launch.instruction
-        if each.opcode.endswith("-done"):
+        instruction = launch.instruction
+        if instruction.opcode.endswith("-done"):
             continue
-        module = module_of(each)
+        module = module_of(instruction)
         path = re.sub(r"(?<![^/])\d+(?![^/])", "*", module.path)
-        key = _kind(each), path, module.backward, sources.line_of(each)
-        sums[key] += times * moved(program, launch.computation, each)
+        key = _kind(instruction), path, module.backward, sources.line_of(instruction)
+        sums[key] += times * moved(program, launch.computation, instruction)
         launches[key] += times
     return [Cost(size, launches[key], *key) for key, size in sums.most_common(most)]
 
@@ -134,8 +134,8 @@ class Sources:
 
     def line_of(self, each: Instruction) -> str:
         """The innermost line outside of libraries as `file:line`; else the innermost line; empty if XLA kept none."""
-        found = _FRAME.search(each.attributes)
-        lines = self._lines(int(found[1])) if found else []
+        match = _FRAME.search(each.attributes)
+        lines = self._lines(int(match[1])) if match else []
         if not lines:
             return ""
         outside = first_outside(lines, LIBRARIES)

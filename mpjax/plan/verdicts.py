@@ -99,8 +99,8 @@ def compared(asked: Sequence[str], runs: Sequence[str]) -> str:
     'wider'
     """
     pairs = zip(sorted(asked, key=bits_of), sorted(runs, key=bits_of), strict=True)
-    found = {_one(bits_of(first), bits_of(second)) for first, second in pairs}
-    return next(word for word in (NARROWER, WIDER, AS_ASKED) if word in found)
+    verdicts = {_one(bits_of(first), bits_of(second)) for first, second in pairs}
+    return next(word for word in (NARROWER, WIDER, AS_ASKED) if word in verdicts)
 
 
 def _one(asked: tuple[int, int], runs: tuple[int, int]) -> str:
@@ -117,10 +117,10 @@ def bits_of(dtype: str) -> tuple[int, int]:
     """
     if dtype in _BITS:
         return _BITS[dtype]
-    found = re.fullmatch(r"float\d+_e(\d+)m(\d+)\w*", dtype)
-    if not found:
+    match = re.fullmatch(r"float\d+_e(\d+)m(\d+)\w*", dtype)
+    if not match:
         raise ValueError(f"unknown floating dtype {dtype!r}")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def dtype_of_bits(exponent: int, mantissa: int) -> str:
